@@ -320,6 +320,9 @@ class ChildFailedError(ElasticError):
     rebuilt. (torch: ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``)
     """
 
+    _elastic_title = ""
+    """What the text calls the work where `name` is that of the worker's exception."""
+
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
         if not failures:
             raise SpecError("failures={} is empty: a ChildFailedError needs the failure of one rank at least")
@@ -344,7 +347,7 @@ class ChildFailedError(ElasticError):
         root_rank, _ = self.get_first_failure()
         blocks = {rank: _record(i, rank, f) for i, (rank, f) in enumerate(self.failures.items())}
         others = [blocks[rank] for rank in self.failures if rank != root_rank] or ["  <NO_OTHER_FAILURES>"]
-        title = f"{self.name} FAILED"
+        title = f"{self._elastic_title or self.name} FAILED"
         lines = [title, "Failures:", *others, "Root Cause (first observed failure):", blocks[root_rank]]
         width = min(60, max(len(line) for block in lines for line in block.split("\n")))
         border, section = boarder_delim * width, section_delim * width

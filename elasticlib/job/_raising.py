@@ -17,6 +17,7 @@ from typing import Any
 from elasticlib import _in_notebooks
 from elasticlib._stack_text import Frame, crash_frames
 from elasticlib.errors import ChildFailedError, ProcessFailure
+from elasticlib.workers.child import _results
 
 _GROUP: type[BaseException] = getattr(builtins, "BaseExceptionGroup", SyntaxError)  # of Python 3.11
 _APART = (TimeoutError, SyntaxError, StopIteration, StopAsyncIteration, _GROUP)
@@ -35,13 +36,13 @@ _both: weakref.WeakKeyDictionary[type, Callable[[], type | None]] = weakref.Weak
 
 
 class _Raised(ChildFailedError):  # noqa: N818 - it has the other's name
-    """As it is raised: with what shows it in a notebook."""
+    """As it is raised: with what shows it in a notebook. A ``name`` that the worker's exception has stays that."""
 
     item: int | None = None
     """Which of the items of `Pool.map` it is about."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ChildFailedError, (self.name, self.failures)
+        return ChildFailedError, (self._elastic_title, self.failures)
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of its own traceback."""
@@ -58,7 +59,9 @@ def raised(error: ChildFailedError, cause: BaseException | None, raise_as: str) 
     if raise_as == "both" and isinstance(cause, Exception):
         with contextlib.suppress(Exception):  # a class may forbid what is not its own
             found = _of_both_kinds(error, cause)
-    found = found or _Raised(error.name, error.failures)
+    if found is None:
+        found = _Raised(error.name, error.failures)
+        found._elastic_title = error.name
     found.__cause__ = cause
     return found
 
@@ -73,9 +76,10 @@ def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
     except TypeError:  # one that holds more than others, such as an OSError
         found = kind.__new__(kind)
     vars(found).update({name: value for name, value in vars(cause).items() if name != "__notes__"})
-    found.name, found.failures, found.args = error.name, error.failures, cause.args
-    if isinstance(cause, OSError):
-        found.errno, found.strerror, found.filename = cause.errno, cause.strerror, cause.filename
+    _results.set_members(found, _results.members(cause))
+    found._elastic_title, found.failures, found.args = error.name, error.failures, cause.args
+    if not hasattr(type(found), "name"):  # else it is part of what the worker's kind has
+        vars(found).setdefault("name", error.name)
     return found if isinstance(found, _Raised) else None
 
 

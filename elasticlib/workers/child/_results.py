@@ -14,7 +14,8 @@ import pickle
 import sys
 import types
 from collections import ChainMap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -23,6 +24,9 @@ from elasticlib.workers.child._report import qualified_name, text_of
 
 _MOST_TWICE = 1 << 20
 """Bytes of a pickled exception whose parts are pickled too."""
+_MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_OF_NOBODY = "obj"
+"""What an `AttributeError` was looked for in may be anything, however large: Python does not pickle it either."""
 
 
 def _code_of(file: str, make: Callable[..., types.CodeType], *parts: Any) -> types.CodeType:
@@ -83,15 +87,22 @@ def pack_exception(error: BaseException, shared: Collection[str] | None) -> byte
     """
     text = text_of(error)
     whole = _packed(error, shared) or b""
+    there: dict[str, Any] = {}
     try:
-        if whole and text_of(pickle.loads(whole)) != text:
-            whole = b""  # its class makes something else of its arguments, as one with an ``__init__`` of its own may
+        if whole:
+            again = pickle.loads(whole)
+            there = members(again)
+            if text_of(again) != text:
+                whole = b""  # its class makes something else of its arguments, as an ``__init__`` of its own may
     except Exception:
         whole = b""
     parts: dict[str, Any] = {"name": qualified_name(type(error)), "text": text, "whole": whole}
     if len(whole) <= _MOST_TWICE:  # its class may be missing over there
         fields = {name: _packed(value, shared) for name, value in vars(error).items()}
         parts["fields"] = {name: value for name, value in fields.items() if value is not None}
+        held = {name: value for name, value in members(error).items() if name not in there or not whole}
+        more = {name: _packed(value, shared) for name, value in held.items() if name != _OF_NOBODY}
+        parts["members"] = {name: value for name, value in more.items() if value is not None}
         parts["args"] = [_packed(value, shared) or _packed(ArgumentText(_shown(value)), shared) for value in error.args]
         kinds = [_packed(kind, shared) for kind in type(error).__mro__ if issubclass(kind, BaseException)]
         parts["kinds"] = [kind for kind in kinds if kind is not None]
@@ -121,7 +132,9 @@ def unpack_exception(payload: bytes) -> BaseException | None:
     if not isinstance(parts, dict) or "whole" not in parts:
         return None
     whole = _loaded(parts["whole"])
+    more = {name: _loaded(value) for name, value in parts.get("members", {}).items()}
     if isinstance(whole, BaseException):
+        set_members(whole, more)
         return whole
     args = tuple(_loaded(value) for value in parts.get("args", ()))
     found = {name: _loaded(value) for name, value in parts.get("fields", {}).items()}
@@ -129,7 +142,7 @@ def unpack_exception(payload: bytes) -> BaseException | None:
     for kind in map(_loaded, parts.get("kinds", ())):
         if isinstance(kind, type) and issubclass(kind, BaseException):
             with contextlib.suppress(Exception):
-                return _rebuilt(kind, args, fields, parts["name"], parts["text"])
+                return _rebuilt(kind, args, fields, parts["name"], parts["text"], more)
     return stand_in(parts["name"], parts["text"])
 
 
@@ -141,23 +154,61 @@ def stand_in(name: str, text: str) -> BaseException:
 
 
 def _rebuilt(
-    kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any], name: str, text: str
+    kind: type[BaseException],
+    args: tuple[Any, ...],
+    fields: dict[str, Any],
+    name: str,
+    text: str,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> BaseException:
     """An exception of *kind* without a call of its ``__init__``; of a class below it where *name* or *text* differ."""
     if qualified_name(kind) == name:
-        error = _filled(kind, args, fields)
+        error = _filled(kind, args, fields, more)
         if text_of(error) == text:
             return error
     module, _, plain = name.rpartition(".")
     looks = {"__module__": module or kind.__module__, "__str__": lambda self: text}
-    return _filled(type(plain, (kind,), looks), args, fields)
+    return _filled(type(plain, (kind,), looks), args, fields, more)
 
 
-def _filled(kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> BaseException:
+def _filled(
+    kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any], more: Mapping[str, Any]
+) -> BaseException:
     error = kind.__new__(kind, *args)
     error.args = args
     vars(error).update(fields)
+    set_members(error, more)
     return error
+
+
+def members(error: BaseException) -> dict[str, Any]:
+    """What *error* holds outside its ``__dict__``, such as `ImportError.name` and slots; not what all of them have."""
+    found = {}
+    for name, member in _members_of(type(error)).items():
+        with contextlib.suppress(Exception):  # it was not set
+            value = member.__get__(error, type(error))
+            if value is not None:
+                found[name] = value
+    return found
+
+
+def set_members(error: BaseException, values: Mapping[str, Any]) -> None:
+    """Have *error* hold what `members` has told of another one, as far as its class has a place for it."""
+    places = _members_of(type(error))
+    for name, value in values.items():
+        if name in places and value is not _MISSING:
+            with contextlib.suppress(Exception):  # it can only be read
+                places[name].__set__(error, value)
+
+
+def _members_of(kind: type) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in kind.__mro__:
+        if each not in BaseException.__mro__:
+            for name, value in vars(each).items():
+                if isinstance(value, _MEMBERS) and not name.startswith("__"):
+                    found.setdefault(name, value)
+    return found
 
 
 class ArgumentText(str):

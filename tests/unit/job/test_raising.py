@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import linecache
 import pickle
 import sys
@@ -38,6 +39,30 @@ class SlottedError(Exception):
     __slots__ = ("code",)
 
 
+class NamedError(Exception):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class NamedByClassError(Exception):
+    name = "of the class"
+
+
+class NamedByPropertyError(Exception):
+    @property
+    def name(self) -> str:
+        return str(self.args[0])
+
+
+class NamedBySlotError(Exception):
+    __slots__ = ("code", "name")
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name, self.code = name, 7
+
+
 class SilentError(ValueError):
     def __str__(self) -> str:
         raise RuntimeError("it has no text")
@@ -67,6 +92,10 @@ BOTH = [
     StrictError(3),
     SlottedError("x"),
     SilentError("x"),
+    NamedError("x"),
+    NamedByClassError("x"),
+    NamedByPropertyError("x"),
+    NamedBySlotError("x"),
 ]
 
 
@@ -78,7 +107,7 @@ def test_it_is_of_the_workers_kind_and_a_failed_launch(cause: Exception) -> None
         raise found
     assert isinstance(found, ChildFailedError)
     assert (type(found).__name__, type(found).__module__) == ("ChildFailedError", "elasticlib.errors")
-    assert (found.name, list(found.failures), found.__cause__) == ("train", [0], cause)
+    assert (found.name, list(found.failures), found.__cause__) == (getattr(cause, "name", "train"), [0], cause)
     assert str(found) == str(error())
     assert found.args == cause.args
 
@@ -135,11 +164,41 @@ def test_what_the_workers_exception_held_is_there() -> None:
     assert (found.errno, found.filename) == (2, "data.csv")
 
 
-@pytest.mark.parametrize("again", [copy.copy, lambda value: pickle.loads(pickle.dumps(value))])
-def test_a_copy_is_a_failed_launch(again: Any) -> None:
-    found = again(raised(error(), WithArgumentsError(7, why="x"), "both"))
+def failed(function: Any) -> Exception:
+    with pytest.raises(Exception) as caught:
+        function()
+    return caught.value
 
-    assert type(found) is ChildFailedError
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        failed(lambda: __import__("flash_attention_of_nobody")),
+        ImportError("x", name="m", path="p"),
+        failed(b"\xff".decode),
+        OSError(2, "no", "first", None, "second"),
+        BlockingIOError(11, "no", 3),
+        NamedError("x"),
+        NamedBySlotError("x"),
+        json.JSONDecodeError("no", "{", 1),
+    ],
+    ids=lambda cause: type(cause).__name__,
+)
+def test_it_has_each_field_of_the_workers_exception(cause: Exception) -> None:
+    found: Any = raised(error(), cause, "both")
+    names = [name for name in dir(cause) if not name.startswith("_") and not callable(getattr(cause, name, len))]
+
+    assert len(names) > 1
+    for name in names:
+        assert getattr(found, name) == getattr(cause, name), name
+
+
+@pytest.mark.parametrize("again", [copy.copy, lambda value: pickle.loads(pickle.dumps(value))])
+@pytest.mark.parametrize("cause", [None, WithArgumentsError(7, why="x"), ImportError("x", name="m")], ids=repr)
+def test_a_copy_is_a_failed_launch(cause: Exception | None, again: Any) -> None:
+    found = again(raised(error(), cause, "both"))
+
+    assert (type(found), found.name) == (ChildFailedError, "train")
     assert str(found) == str(error())
 
 

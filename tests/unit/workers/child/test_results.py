@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -131,6 +132,68 @@ def test_an_exception_comes_back_as_it_is(error: BaseException) -> None:
     found = there(error)
 
     assert (type(error), error.args, vars(error)) == (type(found), found.args, vars(found))
+
+
+class Slotted(Exception):  # noqa: N818
+    """Holds what is not in its ``__dict__``, nor in what it is made of."""
+
+    __slots__ = ("code", "unset")
+    code: object
+
+
+class NotFound(ImportError):  # noqa: N818
+    """Cannot be made of its ``args``, and holds what an `ImportError` does."""
+
+    def __init__(self, module: str, needed_by: str) -> None:
+        super().__init__(f"{needed_by} needs {module}", name=module)
+
+
+def with_code(code: object) -> Slotted:
+    error = Slotted("bad")
+    error.code = code
+    return error
+
+
+def raised(function: Callable[[], object]) -> BaseException:
+    with pytest.raises(Exception) as caught:
+        function()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "held"),
+    [
+        (raised(lambda: nothing), {"name": "nothing"}),  # type: ignore[name-defined]  # noqa: F821
+        (raised(lambda: threading.nothing), {"name": "nothing"}),  # type: ignore[attr-defined]
+        (raised(lambda: __import__("nothing")), {"name": "nothing"}),
+        (NotFound("flash", "train"), {"name": "flash", "msg": "train needs flash"}),
+        (with_code(7), {"code": 7}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_an_exception_holds_outside_its_dictionary_travels(error: BaseException, held: dict[str, object]) -> None:
+    found = there(error)
+
+    assert type(error) is type(found)
+    assert held == {name: getattr(found, name) for name in held}
+
+
+def test_what_an_attribute_was_looked_for_in_does_not_travel() -> None:
+    error = raised(lambda: Big.nothing)  # type: ignore[attr-defined]
+
+    assert (Big, None) == (getattr(error, "obj", None), getattr(there(error), "obj", None))
+    assert b"Big" not in pack_exception(error, ()).replace(str(error).encode(), b"")
+
+
+class Big:
+    """Stands for a model."""
+
+
+def test_of_slots_what_cannot_travel_or_was_not_set_is_left_out() -> None:
+    found = there(with_code(threading.Lock()))
+
+    assert Slotted is type(found)
+    assert not hasattr(found, "code") and not hasattr(found, "unset")
 
 
 def test_a_field_that_cannot_travel_is_left_out_and_the_others_come() -> None:
