@@ -223,10 +223,12 @@ class Job:
         Raises what that call would: `ChildFailedError` when workers failed, `SignalException` when the job was stopped.
         A handled signal (``LaunchConfig.signals_to_handle``) that comes while the main thread waits here stops the job,
         SIGINT (Ctrl-C) as `LaunchInterrupted`, a ``KeyboardInterrupt``; another one kills it. After *timeout* seconds
-        it raises a `TimeoutError`, and the job goes on.
+        it raises a `TimeoutError`, and the job goes on, unless such a signal came: then that is raised.
         """
-        self._wait(timeout)
+        came = self._wait(timeout)
         if not self._over:
+            for signum in came:
+                raise _signals.interruption(signum, f"job {self.name!r} was waited for, which is being stopped")
             raise TimeoutError(f"{self.status().__str__().splitlines()[0]}; it goes on, and is to be waited for again")
         return self._outcome()
 

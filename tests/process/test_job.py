@@ -453,6 +453,29 @@ def test_a_second_interrupt_kills(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         assert {-signal.SIGKILL} == {each.exitcode for each in job.status().ranks}
 
 
+@pytest.mark.parametrize(
+    ("signum", "kind"), [(signal.SIGINT, LaunchInterrupted), (signal.SIGTERM, SignalException)], ids=["int", "term"]
+)
+def test_a_signal_is_not_lost_where_the_time_is_over_before_the_workers_are(
+    signum: signal.Signals, kind: type[SignalException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    still = iter([signum])
+
+    def comes_now() -> bool:
+        for each in still:
+            os.kill(os.getpid(), each)
+        return False
+
+    with started(minds_no_signal, tmp_path, settings(shutdown_timeout=3600)) as job:
+        with monkeypatch.context() as patch:
+            patch.setattr(job, "done", comes_now)  # what the wait asks again and again
+            with pytest.raises(SignalException, match="which is being stopped") as caught:
+                job.result(0.01)
+
+        assert (kind, signum) == (type(caught.value), caught.value.sigval)
+        assert not job.done()
+
+
 def test_a_job_can_be_awaited(tmp_path: Path) -> None:
     async def both() -> tuple[object, object]:
         with started(counts, tmp_path) as job:
