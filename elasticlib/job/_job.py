@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import logging
 import os
-import shutil
 import signal
 import threading
 import weakref
@@ -26,11 +25,10 @@ from elasticlib import records
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib.errors import ConfigError, ElasticError, SignalException
-from elasticlib.job import _front_end, _output, _raising, _register
-from elasticlib.job._results import Place, Results
-from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks, state_of
+from elasticlib.job import _front_end, _output, _raising, _register, _workers
+from elasticlib.job._results import Results
+from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks
 from elasticlib.job._work import Work
-from elasticlib.rendezvous._names import host_name
 from elasticlib.workers import _signals
 
 if TYPE_CHECKING:
@@ -67,6 +65,7 @@ class Job:
         """The notebook's cell that started it."""
         self._work: Work | None = work
         self._signums, self._grace = work.signums, work.grace
+        self._owner = os.getpid()
         self._inbox = _signals.Inbox()
         self._began, self._ended = monotonic(), 0.0
         self._course = Course()
@@ -119,12 +118,12 @@ class Job:
         assert work is not None
         try:
             with lifted:
-                self._value = self._placed(work(self))
+                self._value = _workers.placed(work(self), self._course)
         except BaseException as error:
             self._error, self._trace = error, error.__traceback__
         finally:
             if self._error is None and work.folder:
-                weakref.finalize(self, shutil.rmtree, work.folder, ignore_errors=True)
+                weakref.finalize(self, _workers.remove_output, work.folder, self._owner)
             self._note_ranks()
             self._agent = None
             self._inbox.close()
@@ -138,12 +137,6 @@ class Job:
             for callback in done:
                 # An interrupt of the program's was put off: what comes here is the callback's own.
                 self._call(callback, BaseException)
-
-    def _placed(self, values: dict[int, Any]) -> Results:
-        """*values* by rank, with where they come from."""
-        course = self._course
-        place = Place(course.node, host_name(), course.round, course.restarts)
-        return Results(values, dict.fromkeys(values, place))
 
     def attach(self, agent: LocalElasticAgent) -> None:
         """What carries it out by now."""
@@ -200,6 +193,8 @@ class Job:
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Have *callback* called at the end, by the job's thread, or now if that was; what it raises is logged."""
+        if self._is_let_go():
+            return
         with self._changed:
             if not self._over:
                 self._done.append(callback)
@@ -234,6 +229,7 @@ class Job:
 
     def _wait(self, timeout: float | None) -> list[signal.Signals]:
         """The signals that came meanwhile."""
+        self._refuse_in_child()
         is_own = threading.current_thread() is self._thread
         if is_own and not self._over:
             raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as by a sink of records")
@@ -269,27 +265,8 @@ class Job:
 
     def _ranks(self) -> tuple[RankStatus, ...]:
         agent, course = self._agent, self._course
-        found = []
-        for each in [] if agent is None or not course.ranks else agent.workers_now():
-            told = each.progress
-            found.append(
-                RankStatus(
-                    rank=self._rank(each.local_rank),
-                    local_rank=each.local_rank,
-                    node=course.node,
-                    host=host_name(),
-                    state=state_of(each.pid, each.exitcode, was_told=each.was_told),
-                    pid=each.pid,
-                    exitcode=each.exitcode,
-                    restarts=course.restarts,
-                    step=None if told is None else told.step,
-                    total=None if told is None else told.total,
-                    metrics={} if told is None else told.metrics,
-                    age=None if told is None else told.age,
-                    last_line=_output.last_line([each.stdout, each.stderr]),
-                )
-            )
-        return tuple(found)
+        workers = [] if agent is None or not course.ranks else agent.workers_now()
+        return tuple(_workers.status(each, self._rank(each.local_rank), course) for each in workers)
 
     @overload
     def logs(self, rank: int = 0, *, follow: Literal[False] = False) -> str: ...
@@ -326,6 +303,7 @@ class Job:
     def _follow(self, rank: int) -> Iterator[str]:
         from elasticlib.logs._follow import Follower  # only here: most jobs are not followed
 
+        self._refuse_in_child()
         self.files(rank)
         follower = Follower(lambda: self._files.get(rank, []), self.done)
         with self._changed:
@@ -340,6 +318,7 @@ class Job:
         too. In brackets stands why nothing can be seen of a worker. {} where none runs. Raises `TimeoutError` after
         *timeout* seconds without an answer, such as while workers are being started.
         """
+        self._refuse_in_child()
         with self._changed:
             if self._over:
                 return Stacks()
@@ -362,6 +341,8 @@ class Job:
         """
         if grace is not None and not grace >= 0:
             raise ConfigError(f"grace={grace!r} must be 0 or more seconds until SIGKILL")
+        if self._is_let_go():
+            return
         self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
         if wait and threading.current_thread() is not self._thread:
             for signum in self._wait(None):
@@ -381,7 +362,20 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        if os.getpid() == self._owner:  # a forked child leaves the block as well
+            self.stop()
+
+    def _refuse_in_child(self) -> None:
+        """Raises `ConfigError` in a forked child, where nobody will hear of the end of a job that ran."""
+        if not self._over:
+            _register.refuse_in_child(self.name, self._owner)
+
+    def _is_let_go(self) -> bool:
+        """Whether a forked child's copy of its owner lets go of it, where nothing is to be done; others are refused."""
+        is_copy = self.is_owned and os.getpid() != self._owner
+        if not is_copy:
+            self._refuse_in_child()
+        return is_copy
 
     def __await__(self) -> Generator[Any, None, Results]:
         """
@@ -390,6 +384,7 @@ class Job:
         """
         from elasticlib.job import _awaiting  # only here: whoever awaits has asyncio
 
+        self._refuse_in_child()
         yield from _awaiting.end(self.name, self.when_done, self._forget)
         return self._outcome()
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from elasticlib.errors import JobRunsError
+from elasticlib.errors import ConfigError, JobRunsError
 from elasticlib.job import _gpus
 from elasticlib.workers import _machine
 
@@ -105,6 +105,15 @@ def _is_rerun(former: Job, job: Job) -> bool:
     if former.cell is None or job.cell is None or not former.started:
         return False
     return former.cell.identity == job.cell.identity and former.cell.execution != job.cell.execution
+
+
+def refuse_in_child(name: str, owner: int) -> None:
+    """Raises `ConfigError` in a process that was forked from *owner*, which has the job *name* that runs."""
+    if os.getpid() != owner:
+        raise ConfigError(
+            f"job {name!r} runs in process {owner}, from which this one, {os.getpid()}, was forked: only that one can "
+            "wait for it, ask it for anything and stop it"
+        )
 
 
 JOBS = Register()

@@ -715,6 +715,63 @@ def test_a_process_that_the_program_forks_has_no_jobs(tmp_path: Path) -> None:
     assert ("0 1 2\n", "") == (done.stdout, done.stderr)
 
 
+def test_a_forked_process_is_refused_what_it_would_wait_for_in_vain(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import asyncio
+        from elasticlib import ConfigError
+
+        async def awaits():
+            await job
+
+        def follows():
+            return job.logs(0, follow=True)
+
+        def is_told():
+            job.when_done(print)
+
+        child = os.fork()
+        if child == 0:
+            with job:
+                for ask in (job.result, job.stop, job.stacks, follows, is_told, lambda: asyncio.run(awaits())):
+                    try:
+                        ask()
+                    except ConfigError as error:
+                        assert f"job 'waits' runs in process {os.getppid()}, from which" in str(error)
+                        print(ask.__name__, flush=True)
+            sys.exit(0)
+        print(os.waitpid(child, 0)[1], len(job.stacks()), job.done())
+        job.stop()
+        """,
+    )
+
+    assert ("result stop stacks follows is_told <lambda> 0 2 False", "") == (" ".join(done.stdout.split()), done.stderr)
+
+
+def test_the_end_of_a_forked_process_takes_nothing_from_the_program(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import elasticlib
+
+        job.stop()
+        talk = elastic_launch(LaunchConfig(nproc_per_node=1, preload=(), show=()), print).start("kept")
+        talk.result()
+        pool = elasticlib.pool(1, group=None, preload=())
+        child = os.fork()
+        if child == 0:
+            with talk:
+                print(talk.result(), talk.logs(0), end="", flush=True)
+            sys.exit(0)
+        print(os.waitpid(child, 0)[1], talk.logs(0), pool.run(abs, -3))
+        pool.close()
+        """,
+    )
+
+    assert ("{0: None} kept 0 kept {0: 3}", "") == (" ".join(done.stdout.split()), done.stderr)
+
+
 def test_a_script_tells_its_progress_and_what_it_starts_does_not(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
