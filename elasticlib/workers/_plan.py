@@ -7,6 +7,7 @@ what cannot work, and collects what a worker must find as it is here: environmen
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import os
@@ -45,6 +46,7 @@ _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
 _MODULE = re.compile(r"[^/.]+(\.[^/.]+)*")
 """What `python -m` looks for: also names that no import statement could hold."""
 _LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_CACHED = type(functools.lru_cache(abs))
 _OPENMP_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # Python ignores these two for itself, whatever its parent did.
 _INHERITED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
@@ -231,13 +233,15 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
 
 def check_function(entry: Callable[..., Any]) -> Callable[..., Any]:
     """What a call of *entry* runs, without its bound arguments. Raises `EntrypointError` where that does nothing."""
-    target: Callable[..., Any] = getattr(entry, "func", entry)  # of a partial
-    if any(kind(target) for kind in _LAZY):
+    target: Any = entry
+    while isinstance(target, (functools.partial, _CACHED)):
+        target = target.func if isinstance(target, functools.partial) else target.__wrapped__
+    if any(kind(each) for kind in _LAZY for each in (target, type(target).__call__)):
         raise EntrypointError(
             f"{entry!r} only makes a coroutine or generator when it is called: give a function that runs it, "
             "such as one that calls asyncio.run(...)"
         )
-    return target
+    return target  # type: ignore[no-any-return]
 
 
 def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:

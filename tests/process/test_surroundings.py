@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import pty
 import subprocess
@@ -204,10 +206,43 @@ def generator() -> object:
     yield
 
 
-@pytest.mark.parametrize("function", [coroutine, generator])
+class Makes:
+    """Calls make what would have to be run."""
+
+    async def __call__(self) -> None:
+        """Would only be made, not run."""
+
+
+class Works:
+    """Has a coroutine function, and runs it."""
+
+    func = staticmethod(coroutine)
+
+    def __call__(self) -> str:
+        asyncio.run(self.func())
+        return "done"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        coroutine,
+        generator,
+        Makes(),
+        Makes().__call__,
+        functools.partial(Makes()),
+        functools.partial(functools.lru_cache(coroutine)),
+        functools.lru_cache(functools.partial(generator)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_function_that_only_makes_a_coroutine_or_generator_is_refused(function: object) -> None:
     with pytest.raises(EntrypointError, match="only makes a coroutine or generator"):
         elastic_launch(LaunchConfig(nproc_per_node=1), function)()  # type: ignore[arg-type]
+
+
+def test_an_object_that_runs_a_coroutine_when_it_is_called_is_not_refused() -> None:
+    assert {0: "done"} == elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), Works())()
 
 
 def test_a_nul_character_is_refused_before_anything_starts(script: Path) -> None:
