@@ -230,6 +230,20 @@ def test_a_server_dies_with_the_program_that_started_it() -> None:
     subprocess.run(["rm", "-r", folder], check=True)
 
 
+def test_the_end_of_a_process_that_its_program_forks_leaves_a_server_and_its_data() -> None:
+    code = (
+        "from elasticlib.rendezvous.stores.etcd._server import EtcdServer; import os, sys\n"
+        "with EtcdServer() as server:\n"
+        "    child = os.fork()\n"
+        "    if child == 0: sys.exit(0)\n"
+        "    print(os.waitpid(child, 0)[1], os.path.isdir(server._dir), server._answers(), flush=True)\n"
+        "print(os.path.isdir(server._dir))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+
+    assert ("0 True True False", "") == (" ".join(done.stdout.split()), done.stderr)
+
+
 def test_a_server_dies_with_its_keeper(server: EtcdServer) -> None:
     assert server._process is not None
     etcd = child_of(server._process.pid)

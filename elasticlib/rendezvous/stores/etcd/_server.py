@@ -71,6 +71,7 @@ class EtcdServer:
         self._port = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._dir = ""
+        self._owner = os.getpid()
 
     def __enter__(self) -> EtcdServer:
         self.start()
@@ -88,6 +89,7 @@ class EtcdServer:
             _log.warning("this etcd server was started already: start() has no effect until it is stopped")
             return
         program = find_etcd()
+        self._owner = os.getpid()
         deadline = time.monotonic() + timeout
         why = ""
         for _ in range(num_retries + 1):
@@ -101,7 +103,9 @@ class EtcdServer:
         raise StartError(f"{program} did not start: {why}")
 
     def stop(self) -> None:
-        """End the server and delete its temporary folder; may come twice."""
+        """End the server and delete its temporary folder; may come twice. A forked child leaves it be."""
+        if os.getpid() != self._owner:
+            return
         process, self._process = self._process, None
         if process is not None:
             process.communicate()  # which ends its leash first
