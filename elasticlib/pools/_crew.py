@@ -24,6 +24,7 @@ from elasticlib.job import Job
 from elasticlib.job._raising import raised, trace_of
 from elasticlib.launch import CheckedLaunch
 from elasticlib.logs._shortening import shorten
+from elasticlib.pools._death import death
 from elasticlib.spec import LaunchConfig
 from elasticlib.workers import _environment, _failure, _packing
 from elasticlib.workers._fork_server_key import import_path
@@ -110,6 +111,10 @@ class Crew:
         self._asked = 0
         self._calls: dict[int, int] = {}
         """By rank, the number of the call that has not been answered."""
+        self._processes: dict[int, int] = {}
+        """By rank, the pidfd of the worker. Copies of its end of the channel live on: that tells no death."""
+        self._silent: set[int] = set()
+        """Ranks from which nothing can come any more."""
         self._files: dict[str, int] = {}
         """Those of the user's project that a worker has imported, each with its time."""
         self.spoilt = ""
@@ -196,26 +201,31 @@ class Crew:
         """
         Wait until some of the ranks that were asked have answered; [] when *limit*, in seconds, is over.
 
-        Raises what ended the job: `ChildFailedError` where a worker died.
+        Raises what ended the job: `ChildFailedError` where a worker died, with whatever exit status.
         """
-        waiting = {self._channels[rank].fileno(): rank for rank in self._calls}
-        ready = wait_readable([*waiting, self._ended], limit)
+        waiting = {self._channels[rank].fileno(): rank for rank in self._calls if rank not in self._silent}
+        processes = {self._processes[rank]: rank for rank in self._calls.keys() & self._processes.keys()}
+        ready = wait_readable([*waiting, *processes, self._ended], limit)
+        heard = ready & waiting.keys()
         found = []
-        for descriptor in ready & waiting.keys():
+        for descriptor in heard:
             with PutOff() as put_off:
                 found += self._answer(waiting[descriptor], put_off)
-        if not found and self._ended in ready:
-            self.job.result()
-            raise RuntimeError("the workers of a pool ended before they were told to")
-        return found
+        if heard or not ready:
+            return found
+        gone = [*self._calls] if self._ended in ready else [processes[each] for each in ready]
+        raise death(self.job, gone, lambda limit: wait_readable([self._ended], limit))
 
     def _answer(self, rank: int, put_off: PutOff) -> list[Answer]:
         """What that rank has sent; [] where it is no answer to its call."""
         received = self._channels[rank].receive()
         if received is None:
-            return []  # its end is told by the job
+            self._silent.add(rank)
+            return []
         message, descriptors = received
         try:
+            if message["op"] == "ready":
+                self._processes[rank] = descriptors.pop()
             if message["op"] == "ask":
                 with put_off.lifted:
                     self._channels[rank].send(*self.on_ask(rank, message))
@@ -291,7 +301,9 @@ class Crew:
 
     def is_fit(self) -> bool:
         """Whether it can serve another call."""
-        return not self.spoilt and not self._calls and not self.job.done()
+        if self.spoilt or self._calls or self.job.done():
+            return False
+        return not wait_readable([*self._processes.values()], 0)
 
     def end(self, limit: float) -> None:
         """Have the workers end as programs do, with their exit handlers; they are stopped after *limit* seconds."""
@@ -325,6 +337,8 @@ class Crew:
     def _close(self) -> None:
         for channel in self._channels:
             channel.close()
+        while self._processes:
+            os.close(self._processes.popitem()[1])
         ended, self._ended = self._ended, -1
         if ended >= 0:
             os.close(ended)

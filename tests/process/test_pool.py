@@ -317,6 +317,58 @@ def test_a_rank_that_dies_is_named_and_replaced(grouped: Pool, how: str) -> None
     assert grouped.run(total) == dict.fromkeys(range(3), 3.0)
 
 
+@pytest.mark.parametrize("leaving", [(1,), (0, 1)])
+def test_a_rank_that_ends_with_success_in_the_midst_of_a_call_has_died(two: Pool, leaving: tuple[int, ...]) -> None:
+    def leaves() -> None:
+        if rank() in leaving:
+            print("the last words", flush=True)
+            os._exit(0)
+        time.sleep(LIMIT)
+
+    with pytest.raises(ChildFailedError, match="ended with exit status 0 in the midst of a call") as caught:
+        two.run(leaves)
+
+    assert caught.value.name == "leaves"
+    assert set(caught.value.failures) <= set(leaving)
+    failure = caught.value.get_first_failure()[1]
+    assert (failure.exitcode, failure.log_tail) == (0, ("the last words",))
+    assert two.run(scaled, 1) == {0: 0, 1: 1}
+
+
+def test_a_rank_that_ends_with_success_at_an_item_fails_that_item_alone(two: Pool) -> None:
+    with pytest.raises(ChildFailedError, match="ended with exit status 0"):
+        two.map(leaves_at_three, range(8))
+
+    found = two.map(leaves_at_three, range(8), return_exceptions=True)
+
+    assert isinstance(found[3], ChildFailedError)
+    assert [each for each in found if not isinstance(each, ChildFailedError)] == [0, 1, 4, 16, 25, 36, 49]
+
+
+def leaves_at_three(item: int) -> int:
+    if item == 3:
+        os._exit(0)
+    return item * item
+
+
+def test_a_rank_that_ended_with_success_between_calls_costs_nobody_a_call(two: Pool, tmp_path: Path) -> None:
+    def leaves_later(word: Path) -> int:
+        def leave() -> None:
+            while not word.exists():
+                time.sleep(0.01)
+            os._exit(0)
+
+        if rank() == 1:
+            threading.Thread(target=leave, daemon=True).start()
+        return os.getpid()
+
+    processes = two.run(leaves_later, tmp_path / "word")
+    (tmp_path / "word").touch()
+    wait_until(lambda: not Path(f"/proc/{processes[1]}").exists())
+
+    assert set(two.run(pid).values()).isdisjoint(processes.values())
+
+
 def test_a_rank_that_died_between_calls_costs_nobody_a_call(two: Pool) -> None:
     job, processes = two.job, two.run(pid)
     os.kill(processes[1], signal.SIGKILL)

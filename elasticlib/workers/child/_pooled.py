@@ -226,7 +226,9 @@ class _Server:
         os.register_at_fork(after_in_child=channel.close)
 
     def serve(self) -> None:
-        self._channel.send({"op": "ready"})
+        process = os.pidfd_open(self._me)
+        self._channel.send({"op": "ready"}, (process,))
+        os.close(process)
         while (received := self._channel.receive()) is not None:
             message, descriptors = received
             if message["op"] == "end":
