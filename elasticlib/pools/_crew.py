@@ -151,6 +151,11 @@ class Crew:
 
     # One call.
 
+    def turn_here(self) -> None:
+        """From now on, up to `show`, what the workers write is for this caller, however often it asks."""
+        if self._console is not None:
+            self._console.turn_here()
+
     def ask(
         self,
         ranks: Collection[int],
@@ -168,8 +173,6 @@ class Crew:
         the crew's own, over torch's default).
         """
         packed = _packing.pack(function, args, kwargs)
-        if self._console is not None:
-            self._console.turn_here()
         memories = packed.memories()
         variables = _environment.without_secrets(os.environ)
         message: Message = {

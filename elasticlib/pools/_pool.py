@@ -197,6 +197,7 @@ class Pool:
                 self._crew.look_for_edits()
                 if not self._crew.is_fit():
                     self._replace()
+                self._crew.turn_here()
                 try:
                     with put_off.lifted:
                         return call(self._crew)
@@ -217,6 +218,7 @@ class Pool:
         """New workers, in the midst of a call."""
         self._crew.stop()
         self._replace()
+        self._crew.turn_here()
         return self._crew
 
     def _replace(self) -> None:

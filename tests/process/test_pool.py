@@ -814,6 +814,40 @@ def test_a_stream_that_fails_silences_its_own_call_only(two: Pool, caplog: pytes
     assert 2 == sum("this stream takes nothing" in record.getMessage() for record in caplog.records)
 
 
+class Telling(io.StringIO):
+    """Makes a file once something has come."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def write(self, text: str) -> int:
+        self.file.touch()
+        return super().write(text)
+
+
+def writes_half_a_character(folder: Path, item: int) -> None:
+    def wait_for(name: str) -> None:
+        while not (folder / name).exists():
+            time.sleep(0.01)
+
+    if item == 0:
+        os.write(1, b"a\xe2\x82")
+        wait_for("2")
+        os.write(1, b"\xac\n")
+    elif item == 1:
+        wait_for("heard")
+    else:
+        (folder / f"{item}").touch()
+
+
+def test_the_output_of_a_map_goes_on_while_other_items_begin(two: Pool, tmp_path: Path) -> None:
+    with redirect_stdout(Telling(tmp_path / "heard")) as heard:
+        two.map(functools.partial(writes_half_a_character, tmp_path), range(3))
+
+    assert heard.getvalue() == "a\N{EURO SIGN}\n"
+
+
 def says(count: int) -> None:
     for number in range(count):
         print(f"{number:07} {'x' * 1000}")
