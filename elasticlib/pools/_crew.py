@@ -245,8 +245,12 @@ class Crew:
             for each in descriptors:
                 os.close(each)
 
-    def abandoned(self, failed: Collection[int]) -> tuple[list[Answer], dict[int, ProcessFailure]]:
-        """The answers that still come in a second, once *failed* have failed, and the workers that died meanwhile."""
+    def abandoned(self, failed: Collection[int] = ()) -> tuple[list[Answer], dict[int, ProcessFailure]]:
+        """
+        The answers that still come in a second, once the call has failed, and the workers that died meanwhile.
+
+        *failed*: the ranks that have failed; none where it was not they.
+        """
         found: list[Answer] = []
         died: dict[int, ProcessFailure] = {}
         until = time.monotonic() + _AFTER_FAILURE
@@ -256,7 +260,7 @@ class Crew:
         except ChildFailedError as error:
             died = error.failures
         if self._calls:
-            ranks, causes = _listed(self._calls), _listed(failed)
+            ranks, causes = _listed(self._calls), _listed(failed) if failed else "the call"
             self.spoilt = self.spoilt or f"{ranks} did not end after {causes} had failed"
         return found, died
 

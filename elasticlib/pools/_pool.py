@@ -18,12 +18,13 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from attrs import evolve, fields
 from typing_extensions import Self
 
-from elasticlib.errors import ChildFailedError, ConfigError, PoolError, SignalException
+from elasticlib.errors import ChildFailedError, ConfigError, PicklingError, PoolError, SignalException
 from elasticlib.job import Job, Place, Results
 from elasticlib.launch import title_of
 from elasticlib.pools._crew import Answer, Crew
 from elasticlib.rendezvous._names import host_name
 from elasticlib.spec import LaunchConfig
+from elasticlib.workers._packing import pack
 from elasticlib.workers._plan import check_function
 from elasticlib.workers._signals import PutOff
 
@@ -120,7 +121,8 @@ class Pool:
 
         What it returned, in the order of *items*. Raises `ChildFailedError` at the first that fails, which names the
         item; with *return_exceptions* its exception stands in its place, and all others are done: where a worker dies,
-        new ones take the place of all, and items that the others were at begin anew. No collective may be used in
+        new ones take the place of all, and items that the others were at begin anew. An item or a result that cannot be
+        sent fails with a `PicklingError`. No collective may be used in
         *function*: other ranks are at other items.
         """
         check_function(function)
@@ -128,15 +130,30 @@ class Pool:
         left = collections.deque(range(len(every)))
         results: list[Any] = [None] * len(every)
 
+        def refuse(crew: Crew, index: int, error: PicklingError) -> None:
+            """That item, or what came of it, cannot travel."""
+            results[index] = error
+            if not return_exceptions:
+                with self._told_of(function, crew):
+                    crew.abandoned()
+                raise error
+
         def call(crew: Crew) -> list[Any]:
             free, at = list(range(len(crew)))[::-1], dict[int, int]()
             while left or at:
                 if not free and not at:  # what the calls left in the workers makes them unfit for more
                     crew, free = self._replaced(), list(range(len(crew)))[::-1]
                 while free and left:
-                    index, rank = left.popleft(), free.pop()
-                    crew.ask([rank], function, (every[index],), {}, by_all=False)
-                    at[rank] = index
+                    index, rank = left.popleft(), free[-1]
+                    try:
+                        crew.ask([rank], function, (every[index],), {}, by_all=False)
+                    except PicklingError as error:
+                        refuse(crew, index, error)
+                        pack(function, (), {})  # nor can any other item be sent where the function cannot
+                        continue
+                    at[free.pop()] = index
+                if not at:
+                    continue
                 try:
                     with self._told_of(function, crew):
                         answers = crew.answers()
@@ -156,7 +173,10 @@ class Pool:
                     if not answer.dirt:
                         free.append(answer.rank)
                     if not answer.failed():
-                        results[index] = answer.value()
+                        try:
+                            results[index] = answer.value()
+                        except PicklingError as error:
+                            refuse(crew, index, error)
                         continue
                     failure = crew.error(f"{title_of(function)} (item {index})", [answer], item=index)
                     if not return_exceptions:

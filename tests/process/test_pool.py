@@ -1011,6 +1011,47 @@ def test_an_item_whose_worker_dies_costs_no_other_item_its_result(two: Pool) -> 
     assert two.map(scaled_item, [1, 2]) == [10, 20]
 
 
+class NotRebuilt:
+    """Can be pickled, and not be unpickled outside of a worker."""
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return int, ("no number",)
+
+
+def not_rebuilt_at_three(item: int) -> object:
+    return NotRebuilt() if item == 3 else item * item
+
+
+def test_an_item_that_cannot_be_sent_costs_no_other_item_its_result(two: Pool) -> None:
+    processes = two.run(pid)
+    lock = threading.Lock()
+    found = two.map(repr, [lock, 1, lock, 3, lock], return_exceptions=True)
+
+    assert [found[1], found[3]] == ["1", "3"]
+    assert all(isinstance(found[each], PicklingError) for each in (0, 2, 4))
+    assert two.map(repr, [lock], return_exceptions=True)[0].__class__ is PicklingError
+    with pytest.raises(PicklingError, match="argument 0"):
+        two.map(repr, [1, 2, 3, lock, 5])
+    assert two.run(pid) == processes
+
+
+def test_a_result_that_cannot_be_rebuilt_costs_no_other_item_its_result(two: Pool) -> None:
+    processes = two.run(pid)
+    found = two.map(not_rebuilt_at_three, range(6), return_exceptions=True)
+
+    assert isinstance(found[3], PicklingError)
+    assert [*found[:3], *found[4:]] == [0, 1, 4, 16, 25]
+    with pytest.raises(PicklingError, match="cannot be rebuilt here"):
+        two.map(not_rebuilt_at_three, range(6))
+    assert two.run(pid) == processes
+
+
+def test_a_function_that_cannot_be_sent_is_refused_and_is_no_result(two: Pool) -> None:
+    lock = threading.Lock()
+    with pytest.raises(PicklingError, match="'lock'"):
+        two.map(lambda item: (lock, item), range(3), return_exceptions=True)
+
+
 def scaled_item(item: int) -> int:
     return 10 * item
 
