@@ -115,8 +115,8 @@ class Crew:
         """By rank, the pidfd of the worker. Copies of its end of the channel live on: that tells no death."""
         self._silent: set[int] = set()
         """Ranks from which nothing can come any more."""
-        self._files: dict[str, int] = {}
-        """Those of the user's project that a worker has imported, each with its time."""
+        self._files: dict[str, dict[int, int]] = {}
+        """Those of the user's project that workers have imported, each with its time then, by rank."""
         self.spoilt = ""
         """Why it can serve no more calls."""
         self.on_ask: Callable[[int, Message], tuple[Message, tuple[int, ...]]] = lambda *_: ({}, ())
@@ -140,7 +140,7 @@ class Crew:
 
     def look_for_edits(self) -> None:
         """Be spoilt where a module of the user's was edited since a worker imported it."""
-        edited = [file for file, time in self._files.items() if _changed(file, time)]
+        edited = [file for file, times in self._files.items() if _changed(file, times.values())]
         if edited and self.is_fit():
             self.spoilt = f"{', '.join(sorted(edited))} changed on disk"
             logger.warning(
@@ -238,7 +238,8 @@ class Crew:
                 return []
             report = _report.read(descriptors[0])
             del self._calls[rank]
-            self._files = {**message["files"], **self._files}
+            for file, time_then in message["files"].items():
+                self._files.setdefault(file, {})[rank] = time_then
             self.spoilt = self.spoilt or (message["dirt"] and f"rank {rank}: {message['dirt']}")
             return [Answer(rank, report or _lost(), message["dirt"])]
         finally:
@@ -357,9 +358,9 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str
     return gone | {name: value for name, value in now.items() if before.get(name) != value}
 
 
-def _changed(file: str, time: int) -> bool:
+def _changed(file: str, times: Collection[int]) -> bool:
     try:
-        return os.stat(file).st_mtime_ns != time
+        return {os.stat(file).st_mtime_ns} != {*times}
     except OSError:
         return False  # it may be between two versions
 

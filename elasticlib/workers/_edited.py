@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 import sys
 import threading
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import MAGIC_NUMBER
 from types import ModuleType
 
 from elasticlib._stack_text import is_library
 
 _log = logging.getLogger("elasticlib")
+_BYTECODE = struct.Struct("<4sIII")
+"""Begins a file of bytecode: what tells the version, flags, then time and size of the source (PEP 552)."""
 
 
 class Edits:
@@ -51,12 +56,32 @@ class Edits:
             self._others.add(file)
             return False
         try:
-            time = os.stat(file).st_mtime_ns
+            found = os.stat(file)
         except OSError:
             return False
         former = self._known.get(name)
-        self._known[name] = spec, time
-        return former is not None and former[0] is spec and former[1] != time
+        self._known[name] = spec, found.st_mtime_ns
+        if former is None:
+            return _was_edited(spec, found)
+        return former[0] is spec and former[1] != found.st_mtime_ns
+
+
+def _was_edited(spec: ModuleSpec, found: os.stat_result) -> bool:
+    """
+    Whether the module of *spec*, of which nothing is known, was imported from another state of the file than *found*.
+
+    Its bytecode tells: whoever imports a file that has another time or size than that says writes it anew.
+    """
+    if type(spec.loader) is not SourceFileLoader or spec.cached is None or sys.dont_write_bytecode:
+        return False
+    try:
+        with open(spec.cached, "rb") as file:
+            magic, flags, seconds, size = _BYTECODE.unpack(file.read(_BYTECODE.size))
+    except (OSError, struct.error):
+        return False
+    if magic != MAGIC_NUMBER or flags or not os.access(os.path.dirname(spec.cached), os.W_OK):
+        return False
+    return bool((seconds, size) != (int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF))
 
 
 EDITS = Edits()

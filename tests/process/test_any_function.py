@@ -365,7 +365,7 @@ def test_launches_with_large_arguments_leave_no_descriptor() -> None:
 # What was edited.
 
 
-def test_an_edited_module_is_the_new_one_in_the_workers_and_that_is_said_once(tmp_path: Path) -> None:
+def test_an_edited_module_is_the_new_one_in_the_workers_and_that_is_said_once_an_edit(tmp_path: Path) -> None:
     program = """
         import logging, os, sys
         logging.basicConfig(stream=sys.stdout, format="%(message)s")
@@ -393,7 +393,7 @@ def test_an_edited_module_is_the_new_one_in_the_workers_and_that_is_said_once(tm
     (tmp_path / "program.py").write_text(textwrap.dedent(program))
     done = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""},
     )  # fmt: skip
 
     lines = done.stdout.splitlines()
@@ -402,7 +402,10 @@ def test_an_edited_module_is_the_new_one_in_the_workers_and_that_is_said_once(tm
         "RESULT 2000 2000 0",
         "RESULT 3000 3000",
     ]
-    assert [line for line in lines if "changed on disk" in line] == [
+    told = [index for index, line in enumerate(lines) if "changed on disk" in line]
+    assert [lines[index] for index in told] == 2 * [
         "project changed on disk since this program imported it: the workers have what is in the file now, this "
         "program what it imported; importlib.reload(...) makes them the same"
     ]
+    results = [index for index, line in enumerate(lines) if "RESULT" in line]
+    assert told[0] < results[0] < told[1] < results[1]  # also what was edited before the first launch

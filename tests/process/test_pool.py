@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import io
 import os
 import re
@@ -991,6 +992,81 @@ def test_a_module_that_is_edited_is_the_new_one_in_the_next_call(
     assert 1 == sum(
         "edited_by_the_user.py changed on disk since the pool" in each.getMessage() for each in caplog.records
     )
+
+
+def imports_and_waits(name: str, folder: Path) -> tuple[str, int]:
+    found = importlib.import_module(name).value()
+    (folder / f"imported{rank()}").touch()
+    while not (folder / "edited").exists():
+        time.sleep(0.01)
+    return found, os.getpid()
+
+
+def test_a_module_that_is_edited_during_the_call_that_imports_it_is_the_new_one_in_the_next(
+    two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "edited_in_the_call.py"
+    module.write_text("def value():\n    return 'old'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def edit() -> None:
+        wait_until(lambda: (tmp_path / "imported0").exists() and (tmp_path / "imported1").exists())
+        module.write_text("def value():\n    return 'the new one'\n")
+        (tmp_path / "edited").touch()
+
+    editor = threading.Thread(target=edit)
+    editor.start()
+    during, after, again = (two.run(imports_and_waits, module.stem, tmp_path) for _ in range(3))
+    editor.join(LIMIT)
+
+    assert {value for value, _ in during.values()} == {"old"}
+    assert {value for value, _ in after.values()} == {"the new one"}
+    assert after == again
+
+
+def test_a_module_that_one_rank_has_from_before_an_edit_is_the_new_one_in_the_next_call(
+    two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "edited_between_ranks.py"
+    module.write_text("def value():\n    return 'old'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def edits(first: bool) -> str:
+        if not first:
+            return str(importlib.import_module("edited_between_ranks").value())
+        if rank() == 1:  # the answer of rank 0 comes first
+            while not (tmp_path / "edited").exists():
+                time.sleep(0.01)
+            return "late"
+        found = importlib.import_module("edited_between_ranks").value()
+        module.write_text("def value():\n    return 'the new one'\n")
+        (tmp_path / "edited").touch()
+        return str(found)
+
+    first, second = two.run(edits, True), two.run(edits, False)
+
+    assert first == {0: "old", 1: "late"}
+    assert second == dict.fromkeys(range(2), "the new one")
+
+
+def test_a_module_that_a_call_has_reloaded_costs_no_worker(
+    two: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "reloaded_in_the_call.py"
+    module.write_text("def value():\n    return 'old'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def reloads() -> int:
+        found = importlib.import_module("reloaded_in_the_call")
+        if rank() == 0:
+            module.write_text("def value():\n    return 'the new one'\n")
+            (tmp_path / "edited").touch()
+        while not (tmp_path / "edited").exists():
+            time.sleep(0.01)
+        importlib.reload(found)
+        return os.getpid()
+
+    assert two.run(reloads) == two.run(pid)
 
 
 # Items whose workers die, or are not fit for more.

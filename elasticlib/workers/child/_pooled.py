@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from elasticlib._stack_text import is_library
@@ -198,18 +199,36 @@ class _Imports:
     def __init__(self) -> None:
         self._modules = 0
         self._seen: set[str | None] = set()
+        self._read: dict[str, int] = {}
+        """Files that were read since they were told, each with the time that it had then."""
+        self._has_read = False
+
+    def watch(self) -> None:
+        """Note from here on what time a file has when it is read: at the end of the call it may be another one."""
+        plain = SourceFileLoader.path_stats
+
+        @functools.wraps(plain)
+        def path_stats(loader: SourceFileLoader, path: str) -> Mapping[str, Any]:
+            with contextlib.suppress(OSError, ValueError):
+                self._read[path] = os.stat(path).st_mtime_ns
+                self._has_read = True
+            return plain(loader, path)
+
+        SourceFileLoader.path_stats = path_stats  # type: ignore[assignment, method-assign]
 
     def new(self) -> dict[str, int]:
         """Those since the last call, each with its time."""
-        if len(sys.modules) == self._modules:
+        if len(sys.modules) == self._modules and not self._has_read:
             return {}
-        self._modules = len(sys.modules)
+        self._modules, self._has_read = len(sys.modules), False
         files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         found = {}
-        for file in files - self._seen:
+        for file in (files - self._seen) | (files & self._read.keys()):
             if isinstance(file, str) and not is_library(file):
-                with contextlib.suppress(OSError):
-                    found[file] = os.stat(file).st_mtime_ns
+                with contextlib.suppress(OSError):  # of what another importer has read
+                    found[file] = self._read[file] if file in self._read else os.stat(file).st_mtime_ns
+            if isinstance(file, str):
+                self._read.pop(file, None)
         self._seen |= files
         return found
 
@@ -222,6 +241,7 @@ class _Server:
         self._path: list[str] = []
         self._definitions = -1
         self._imports = _Imports()
+        self._imports.watch()
         self._sending = threading.Lock()
         os.register_at_fork(after_in_child=channel.close)
 
