@@ -22,9 +22,9 @@ from attrs import evolve, fields
 from elasticlib import _in_notebooks, events, metrics, records
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
-from elasticlib.errors import ChildFailedError, ConfigError
+from elasticlib.errors import ChildFailedError, ConfigError, SignalException
 from elasticlib.job import Job
-from elasticlib.job._output import CallersStream, JobLogs, is_replaced, own_logs, shown_ranks, warn_of_ranks
+from elasticlib.job._output import CallersStream, JobLogs, is_replaced, own_logs, put_away, shown_ranks, warn_of_ranks
 from elasticlib.job._raising import raised
 from elasticlib.job._register import SHARES
 from elasticlib.job._results import Results
@@ -138,6 +138,7 @@ class CheckedLaunch:
             self._config = config = as_launch_config(config)
             goes_here = follows_callers or (is_replaced() and config.logs_specs is None)
             self.console = CallersStream() if goes_here else None
+            self._follows_callers = follows_callers
             self._asked = own_logs(config, is_started or self.console is not None)
             self._logs = self._asked.for_launch() if isinstance(self._asked, DefaultLogsSpecs) else self._asked
             self._metric_handler = _check(config, self._logs)
@@ -171,7 +172,7 @@ class CheckedLaunch:
 
     @property
     def folder(self) -> str:
-        """Where the output of a job is after its success, which goes with the job's object."""
+        """Where the output is after success, or of a pool that was stopped: it goes with the job's object."""
         if self.console is not None and self.console.is_full:
             return ""  # what the cell did not show is there
         return self._logs.root_log_dir if isinstance(self._logs, JobLogs) else ""
@@ -213,7 +214,7 @@ class CheckedLaunch:
 
     def _run(self, job: Job, until_run: contextlib.ExitStack) -> dict[int, Any]:
         config, spec, logs, asked = self._config, self._spec, self._logs, self._asked
-        succeeded = False
+        succeeded, is_kept = False, True
         try:
             plan = self._prepared.job
             warming = fork_servers.warming(plan.fork_server, plan.common.env, plan.search_path)
@@ -244,13 +245,11 @@ class CheckedLaunch:
                 cause = agent.original_exception(error.get_first_failure()[0])
                 raise raised(error, cause, config.raise_as) from cause
             succeeded = True
+        except SignalException:
+            is_kept = not self._follows_callers  # who stops the workers of a pool looks at no failure of theirs
+            raise
         finally:
-            if isinstance(logs, DefaultLogsSpecs) and isinstance(asked, DefaultLogsSpecs):
-                logs.forget_unused()
-                logs.remove_if_temporary(only_if_empty=not succeeded)
-                asked.tell(logs)
-                if not succeeded and logs.root_log_dir:
-                    records.log(records.LogsKept(logs.root_log_dir))
+            put_away(logs, asked, succeeded=succeeded, is_kept=is_kept)
         return result.return_values
 
 

@@ -2,7 +2,8 @@
 The output of a job that runs beside its program: one file for each worker, read while it grows.
 
 Rules of this file: stdout and stderr of a worker go to one file, in their order; of rank 0 they go to the console too.
-The files stay as long as the job's object; after a failure they stay for a look.
+The files stay as long as the job's object; after a failure they stay for a look. Workers that their pool has stopped
+have not failed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from elasticlib import _in_notebooks
+from elasticlib import _in_notebooks, records
 from elasticlib._clock import monotonic
 from elasticlib._marks import Bar, Mark, Reader, without, written_bar
 from elasticlib.errors import ConfigError
@@ -282,6 +283,21 @@ def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:
     if not keeps_all and config.show is None:
         return DefaultLogsSpecs()
     return JobLogs(shown_ranks(config))
+
+
+def put_away(logs: LogsSpecs, asked: LogsSpecs, *, succeeded: bool, is_kept: bool) -> None:
+    """
+    Let go of the files of workers that are gone, and tell what the caller *asked* for where they are.
+
+    *is_kept*: unless they have *succeeded*, people are told of files that stay for a look.
+    """
+    if isinstance(logs, DefaultLogsSpecs) and isinstance(asked, DefaultLogsSpecs):
+        logs.forget_unused()
+        logs.remove_if_temporary(only_if_empty=not succeeded)
+        asked.tell(logs)
+        stays = is_kept or not isinstance(logs, JobLogs)
+        if stays and not succeeded and logs.root_log_dir:
+            records.log(records.LogsKept(logs.root_log_dir))
 
 
 def shown_ranks(config: LaunchConfig) -> Sequence[int] | None:

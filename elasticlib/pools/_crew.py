@@ -8,9 +8,14 @@ interrupted, and what is received is put where it belongs before that.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
+import shutil
+import threading
 import time
+import traceback
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +24,14 @@ from attrs import frozen
 
 from elasticlib._folders import current
 from elasticlib._wire import Channel, Message, wait_readable
-from elasticlib.errors import ChildFailedError, ConfigError, LaunchInterrupted, PicklingError, ProcessFailure
+from elasticlib.errors import (
+    ChildFailedError,
+    ConfigError,
+    LaunchInterrupted,
+    PicklingError,
+    ProcessFailure,
+    SignalException,
+)
 from elasticlib.job import Job
 from elasticlib.job._raising import raised, trace_of
 from elasticlib.launch import CheckedLaunch
@@ -129,9 +141,14 @@ class Crew:
         except BaseException:
             self._close()
             raise
-        self.job.when_done(self._job_is_done)
+        self.job.when_done(functools.partial(self._job_is_done, launch))
 
-    def _job_is_done(self) -> None:
+    def _job_is_done(self, launch: CheckedLaunch) -> None:
+        folder = launch.folder if isinstance(self.job.exception(), SignalException) else ""
+        if folder and threading.main_thread().is_alive():
+            weakref.finalize(self.job, shutil.rmtree, folder, ignore_errors=True)
+        elif folder:  # the program ends, and calls no finalizers any more
+            shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # nobody listens any more
             os.eventfd_write(self._ended, 1)
 
@@ -192,7 +209,7 @@ class Crew:
             try:
                 for rank in ranks:
                     self._calls[rank] = self._asked
-                    changed = _changes(self._variables[rank], variables)
+                    changed = _environment.changes(self._variables[rank], variables)
                     self._variables[rank] = variables
                     self._channels[rank].send({**message, "variables": changed}, tuple(descriptors))
             finally:
@@ -343,6 +360,8 @@ class Crew:
             self._close()
 
     def _close(self) -> None:
+        if (error := self.job.exception()) is not None:
+            traceback.clear_frames(error.__traceback__)  # they have the job, which would stay, with its files
         for channel in self._channels:
             channel.close()
         while self._processes:
@@ -350,12 +369,6 @@ class Crew:
         ended, self._ended = self._ended, -1
         if ended >= 0:
             os.close(ended)
-
-
-def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables that have another value *now*; None for those that are gone."""
-    gone: dict[str, str | None] = {name: None for name in before if name not in now}
-    return gone | {name: value for name, value in now.items() if before.get(name) != value}
 
 
 def _changed(file: str, times: Collection[int]) -> bool:

@@ -104,3 +104,9 @@ def threads_per_worker(environment: Mapping[str, str], cpus: float, workers: int
     if first.isdecimal() and int(first) > 0:
         return int(first)
     return max(1, int(cpus // workers))
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables that have another value *now*; None for those that are gone."""
+    gone: dict[str, str | None] = {name: None for name in before if name not in now}
+    return gone | {name: value for name, value in now.items() if before.get(name) != value}

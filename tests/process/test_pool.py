@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
@@ -12,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -535,12 +537,22 @@ def test_a_program_may_end_without_closing_its_pool(tmp_path: Path) -> None:
             if __name__ == "__main__":
                 pool = elasticlib.pool(2, group=None, preload=())
                 print(*pool.run(os.getpid).values(), flush=True)
+                try:
+                    elasticlib.pool(2, preload=(), show=()).run(open, "/of/no/file")
+                except FileNotFoundError:
+                    pass
             """
         )
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=ROOT, timeout=LIMIT, check=True)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, cwd=ROOT, timeout=LIMIT, check=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
 
     assert done.stderr == ""
+    assert [*folder.iterdir()] == []
     assert not any(Path(f"/proc/{each}").exists() for each in done.stdout.split())
 
 
@@ -874,6 +886,36 @@ def test_the_files_of_a_pool_that_lives_long_do_not_grow(monkeypatch: pytest.Mon
         assert all(re.fullmatch(r"\d{7} x{1000}", line) for line in lines)
     assert heard.getvalue() == "".join(f"{number:07} {'x' * 1000}\n" for number in range(1500)) * 8 + "last\n"
     assert following[0].startswith("[... ") and all(line[8:] == "x" * 1000 for line in following[1:])
+
+
+def says_and_fails() -> None:
+    print("said")
+    raise ValueError
+
+
+def test_workers_that_were_replaced_leave_their_output_where_they_died_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def folders() -> int:
+        gc.collect()
+        return sum(each.name.startswith("torchelastic") for each in tmp_path.iterdir())
+
+    with pool(2) as made:
+        for _ in range(3):
+            with contextlib.suppress(ChildFailedError):
+                made.run(says_and_fails)
+        assert "said\n" in made.job.logs(1)  # until new ones take their place
+        made.run(rank)
+        stopped = folders()
+        with contextlib.suppress(ChildFailedError):
+            made.run(os._exit, 3)
+        made.run(rank)
+        died = folders()
+    del made
+
+    assert (stopped, died, folders()) == (1, 2, 1)
 
 
 # Interrupts of its end.
