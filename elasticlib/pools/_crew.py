@@ -27,7 +27,6 @@ from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
-    LaunchInterrupted,
     PicklingError,
     ProcessFailure,
     SignalException,
@@ -332,11 +331,11 @@ class Crew:
 
     def end(self, limit: float) -> None:
         """Have the workers end as programs do, with their exit handlers; they are stopped after *limit* seconds."""
-        for channel in self._channels:
-            channel.send({"op": "end"})
         try:
+            for channel in self._channels:
+                channel.send({"op": "end"})
             self.job.result(limit)
-        except LaunchInterrupted:  # the caller's: nobody waits for exit handlers any more
+        except KeyboardInterrupt:  # the caller's: nobody waits for exit handlers any more
             self.wait()
             raise
         except Exception:

@@ -36,6 +36,7 @@ from elasticlib import (
     jobs,
     pool,
 )
+from elasticlib._wire import Channel, Message
 from elasticlib.logs import _shortening
 from elasticlib.pools._crew import Crew
 from elasticlib.workers import _machine
@@ -959,6 +960,24 @@ def test_an_interrupt_while_a_pool_closes_is_raised_and_leaves_nothing(tmp_path:
     sender.join()
     assert not any(Path(f"/proc/{each}").exists() for each in workers)
     assert jobs() == []
+
+
+def test_an_interrupt_before_workers_are_told_to_end_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pool(2, group=None, preload=())
+    workers = made.run(pid).values()
+    send, told = Channel.send, list[object]()
+
+    def interrupted(channel: Channel, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+        if message["op"] == "end" and not told:
+            told.append(message)
+            raise KeyboardInterrupt
+        return send(channel, message, descriptors)
+
+    monkeypatch.setattr(Channel, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.close()
+    assert told
+    assert not any(Path(f"/proc/{each}").exists() for each in workers)
 
 
 def test_an_interrupt_while_a_job_is_stopped_is_raised(tmp_path: Path) -> None:
