@@ -687,6 +687,30 @@ def test_a_pool_shows_itself_as_one_job(two: Pool) -> None:
     assert len(two.job.status().ranks) == 2
 
 
+def test_the_progress_of_a_call_is_not_that_of_the_next(two: Pool, tmp_path: Path) -> None:
+    def steps() -> None:
+        elasticlib.progress(9, total=10, loss=1.0)
+
+    def tells_late() -> None:
+        (tmp_path / f"there{rank()}").touch()
+        while not (tmp_path / "word").exists():
+            time.sleep(0.01)
+        elasticlib.progress(1, loss=2.0)
+
+    two.run(steps)
+    former = [(each.step, each.total, each.metrics) for each in two.job.status().ranks]
+    caller = threading.Thread(target=two.run, args=(tells_late,))
+    caller.start()
+    wait_until(lambda: all((tmp_path / f"there{each}").exists() for each in range(2)))
+    during = [(each.step, each.total, each.metrics) for each in two.job.status().ranks]
+    (tmp_path / "word").touch()
+    caller.join(LIMIT)
+
+    assert former == [(9, 10, {"loss": 1.0})] * 2
+    assert during == [(None, None, {})] * 2
+    assert [(each.step, each.total, each.metrics) for each in two.job.status().ranks] == [(1, None, {"loss": 2.0})] * 2
+
+
 # What calls leave each other.
 
 

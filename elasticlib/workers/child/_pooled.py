@@ -22,7 +22,7 @@ from typing import Any
 
 from elasticlib._stack_text import is_library
 from elasticlib._wire import Channel, Message
-from elasticlib.workers.child import _function, _report, _results, _showing
+from elasticlib.workers.child import _function, _progress, _report, _results, _showing
 
 NAME = "calls of local rank "
 _ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
@@ -269,6 +269,7 @@ class _Server:
             self._channel.send({**message, "op": "tell"})
 
     def _answer(self, message: Message, memories: dict[str, int]) -> None:
+        _progress.clear()
         self.group.begin(message["call"], *message["group"], by_all=message["by_all"])
         report = self._report(message, memories)
         if os.getpid() != self._me:

@@ -112,6 +112,10 @@ class _Slot:
                 f"numbers, each metric a number ({error}); convert them, such as by int() or float()"
             ) from None
 
+    def clear(self) -> None:
+        self._names, self._length = (), 0
+        _HEAD.pack_into(self._memory, self._start, 0, -1, 0.0, 0, 0)
+
     def _rename(self, names: tuple[str, ...]) -> None:
         text = json.dumps(names).encode()
         if len(names) > _MOST or len(text) > _ROOM:
@@ -135,6 +139,12 @@ def attach(descriptor: int | None, local_rank: int) -> None:
         _slot = _Slot(descriptor, local_rank)
         os.close(descriptor)
         os.register_at_fork(after_in_child=_detach)
+
+
+def clear() -> None:
+    """Forget what was told: other work begins."""
+    if _slot is not None:
+        _slot.clear()
 
 
 def _detach() -> None:
