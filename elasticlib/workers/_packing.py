@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import inspect
 import io
 import linecache
 import logging
@@ -26,9 +25,9 @@ from typing import Any
 import cloudpickle
 from attrs import frozen
 
-from elasticlib._in_notebooks import label
 from elasticlib.errors import PicklingError
-from elasticlib.spec import entrypoint_name
+from elasticlib.workers.captures._parts import Call, is_owner, parts_of
+from elasticlib.workers.captures._refused import refusal
 from elasticlib.workers.child import _buffers, _function, _results
 from elasticlib.workers.child._buffers import Memory, sealed
 
@@ -69,12 +68,14 @@ class Packed:
 class _Pickler(_results.Pickler):
     """Notes what of ``__main__`` is sent by value, and sends what cannot be imported so as well."""
 
-    def __init__(self, file: io.BytesIO, apart: bool = False) -> None:
+    def __init__(self, file: io.BytesIO | _Counter, apart: bool = False) -> None:
         self.large: list[pickle.PickleBuffer] = []
         # No method of ours: that would keep all that was pickled until the garbage collector comes.
         callback = functools.partial(_is_small, self.large) if apart else None
         super().__init__(file, protocol=5, buffer_callback=callback)
         self.definitions: dict[str, Any] = {}
+        self.by_value: list[Any] = []
+        """Functions and classes that are sent with what they take along."""
         self.files: set[str] = set()
         self.shared: list[Memory] = []
         self._apart = apart
@@ -123,7 +124,10 @@ class _Pickler(_results.Pickler):
                 self.definitions[name] = obj
         if isinstance(obj, types.CodeType):
             self.files.add(obj.co_filename)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, (types.FunctionType, type)) and isinstance(reduced, tuple):
+            self.by_value.append(obj)
+        return reduced
 
 
 def _is_small(large: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
@@ -135,6 +139,18 @@ def _is_small(large: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> 
 
 
 _CACHED = type(functools.lru_cache(len))
+_WITH_PARTS = (
+    types.ModuleType,
+    type,
+    types.FunctionType,
+    types.MethodType,
+    functools.partial,
+    staticmethod,
+    classmethod,
+    property,
+    _CACHED,
+)
+"""Kinds of what is warned of by its parts."""
 
 
 class _Storage:
@@ -162,18 +178,19 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     A function of a module that the workers could not import is sent by value, with its module's globals
     that it uses.
     """
+    call = Call(function, args, kwargs)
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, apart=True)
-    try:
-        with _sent_by_value(_unimportable_module(function)):
-            pickler.dump((function, tuple(args), dict(kwargs)))
+    with _sent_by_value(_unimportable_module(function)):
+        try:
+            pickler.dump(call.sent)
             pickler.dump(pickler.definitions)  # of one pickler, so that both speak of the same objects
             definitions = _dump(pickler.definitions) if pickler.definitions else b""
-    except Exception as error:
-        raise PicklingError(_complaint(function, args, kwargs, error)) from error
-    large = [part.raw() for part in pickler.large]
-    if len(buffer.getbuffer()) + sum(part.nbytes for part in large) >= _WORTH_A_WARNING:
-        _warn_of_captures(function)
+        except Exception as error:
+            raise PicklingError(refusal(call, error, _Pickler(io.BytesIO(), apart=True), _dump)) from error
+        large = [part.raw() for part in pickler.large]
+        if len(buffer.getbuffer()) + sum(part.nbytes for part in large) >= _WORTH_A_WARNING:
+            _warn_of_captures(call, pickler)
     names, sources = frozenset(pickler.definitions), _sources(pickler.files)
     apart = sealed(large) if large else None
     return Packed(buffer.getvalue(), definitions, names, sources, apart, tuple(pickler.shared))
@@ -242,81 +259,55 @@ def _sources(files: set[str]) -> dict[str, list[str]]:
     return lines
 
 
-def _named(function: Callable[..., Any]) -> str:
-    """What to call *function*, with its cell where it is a notebook's."""
-    code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
-    cell = label(code.co_filename) if code is not None else ""
-    return f"{entrypoint_name(function)} ({cell})" if cell else entrypoint_name(function)
+class _Counter:
+    """A file that only counts."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def write(self, data: bytes) -> int:
+        self.bytes += len(data)
+        return len(data)
 
 
-def _attributes(owner: object) -> dict[str, Any]:
-    """What *owner* has in its dictionary and its slots."""
-    found: dict[str, Any] = {}
-    for kind in type(owner).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            with contextlib.suppress(AttributeError):  # not set yet
-                found[name] = object.__getattribute__(owner, name)
-    return {**found, **getattr(owner, "__dict__", {})}
+class _Scales(_Pickler):
+    """Weighs a value, without what functions and classes take along: that has names of its own."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        is_by_value = isinstance(obj, (type, types.FunctionType)) and isinstance(reduced, tuple)
+        return (str, ()) if is_by_value else reduced
 
 
-def _captures(function: Callable[..., Any]) -> dict[str, Any]:
-    """What *function* takes along beside its arguments, by what to call it."""
-    name = _named(function)
-    inner = inspect.unwrap(getattr(function, "func", function))  # of a partial
-    code = getattr(inner, "__code__", None)
-    found: dict[str, Any] = {}
-    if isinstance(function, functools.partial):
-        found |= {f"bound argument {index} of {name}": value for index, value in enumerate(function.args)}
-        found |= {f"bound argument {key}= of {name}": value for key, value in function.keywords.items()}
-    owner = getattr(inner, "__self__", None)
-    if owner is not None and not isinstance(owner, (type, types.ModuleType)):
-        kind = type(owner).__qualname__
-        found |= {
-            f"attribute {key!r} of the {kind} that {name} is of": each for key, each in _attributes(owner).items()
-        }
-    if code is None:
-        return found
-    cells = getattr(inner, "__closure__", None) or ()
-    for variable, cell in zip(code.co_freevars, cells, strict=True):
-        with contextlib.suppress(ValueError):  # not bound yet
-            found[f"variable {variable!r} that {name} captures"] = cell.cell_contents
-    for variable in code.co_names:
-        if variable in inner.__globals__:
-            found[f"global variable {variable!r} that {name} uses"] = inner.__globals__[variable]
-    return found
+def _weight(value: object) -> int:
+    """Bytes that are copied for *value*; 0 where it cannot be sent by itself."""
+    counter = _Counter()
+    scales = _Scales(counter, apart=True)
+    with contextlib.suppress(Exception):
+        scales.dump(value)
+        return counter.bytes + sum(part.raw().nbytes for part in scales.large)
+    return 0
 
 
-def _warn_of_captures(function: Callable[..., Any]) -> None:
-    """Name what *function* captures that is large: few know that it travels with each call."""
-    for part, value in _captures(function).items():
-        if isinstance(value, (types.ModuleType, type, types.FunctionType)):
+_told: set[str] = set()
+"""What this program has been warned of."""
+
+
+def _warn_of_captures(call: Call, pickler: _Pickler) -> None:
+    """Name what the function of *call* takes along that is large: few know that it travels with each call."""
+    owners = [each for each in (call.function, *pickler.by_value) if is_owner(each)]
+    parts = dict(
+        [*call.attributes(), *(part for owner in owners for part in parts_of(owner, pickler.reducer_override))]
+    )
+    for part, value in parts.items():
+        if isinstance(value, _WITH_PARTS) or part in _told:
             continue
-        size = getattr(value, "nbytes", None)
-        if not isinstance(size, int):
-            with contextlib.suppress(Exception):
-                size = len(_dump(value))
-        if isinstance(size, int) and size >= _WORTH_A_WARNING:
+        if (size := _weight(value)) >= _WORTH_A_WARNING:
+            _told.add(part)
             _log.warning(
-                "%s, a %s, has %.0f MB and is sent to the workers at every call: make it in the function, or keep the "
-                "workers (elasticlib.pool)",
+                "%s, a %s, has %.0f MB and is sent to the workers at every call: make it in the function, or once in "
+                "a module, which the workers of a pool keep",
                 part,
                 type(value).__qualname__,
                 size / 1e6,
             )
-
-
-def _complaint(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
-    name = _named(function)
-    parts: dict[str, Any] = {f"argument {index} of {name}": value for index, value in enumerate(args)}
-    parts |= {f"argument {key}= of {name}": value for key, value in kwargs.items()}
-    parts |= _captures(function)
-    for part, value in parts.items():
-        try:
-            _dump(value)
-        except Exception as cause:
-            return (
-                f"{part}, a {type(value).__qualname__}, cannot be sent to the workers: {cause}; "
-                "make it inside the function instead"
-            )
-    return f"{name} cannot be sent to the workers: {type(error).__name__}: {error}"

@@ -16,6 +16,7 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 from elasticlib import LaunchConfig, PicklingError, elastic_launch, pool
+from elasticlib.workers import _packing
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
@@ -108,6 +109,41 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "def fn2(x):\n    pass\nfn = functools.partial(fn2, threading.Lock())",
         "",
         "bound argument 0.* a lock, ",
+    ),
+    "lock of a helper": (
+        "guard = threading.Lock()\ndef helper():\n    return guard\ndef fn():\n    return helper()",
+        "",
+        "global variable 'guard' that helper .*uses, a lock, .* with fn",
+    ),
+    "lock in a comprehension": (
+        "def fn():\n    return [guard for _ in range(2)]",
+        "",
+        "global variable 'guard' that fn .*uses, a lock, ",
+    ),
+    "lock as a default": ("def fn(x=guard):\n    pass", "", "default of argument 'x' of fn.*, a lock, "),
+    "lock of a class": (
+        "class Guarded:\n    guard = threading.Lock()\ndef fn():\n    return Guarded()",
+        "",
+        "attribute 'guard' of the class Guarded.*, a lock, .* with fn",
+    ),
+    "lock of a callable object": (
+        "class Guard:\n    def __init__(self):\n        self.held = threading.Lock()\n"
+        "    def __call__(self):\n        pass\n"
+        "fn = Guard()",
+        "",
+        "attribute 'held' of the Guard .*that is called, a lock, ",
+    ),
+    "lock of a decorator": (
+        "def guarded(f):\n    mine = threading.Lock()\n    @functools.wraps(f)\n    def inner():\n"
+        "        with mine:\n            return f()\n    return inner\n"
+        "@guarded\ndef fn():\n    pass",
+        "",
+        "variable 'mine' that inner.*, which a decorator put around fn, captures, a lock, ",
+    ),
+    "name of an attribute": (
+        "model = threading.Lock()\nheld_lock = {'a': [guard]}\ndef fn(x):\n    return x.model, held_lock",
+        "1",
+        r"global variable 'held_lock' that fn .*uses, a dict, .* at \['a'\]\[0\], ",
     ),
     "async def": ("async def fn():\n    pass", "", "only makes a coroutine"),
     "generator function": ("def fn():\n    yield 1", "", "only makes a coroutine or generator"),
@@ -335,7 +371,10 @@ def test_a_restart_finds_the_argument_as_it_was(tmp_path: Path) -> None:
     assert elastic_launch(LaunchConfig(nproc_per_node=1, max_restarts=1), fails_once)(numpy.zeros(1 << 18)) == {0: 0.0}
 
 
-def test_large_captures_are_named_with_their_size(caplog: pytest.LogCaptureFixture) -> None:
+def test_large_captures_are_named_with_their_size(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_packing, "_told", set())
     numpy = pytest.importorskip("numpy")
     data = numpy.zeros(13_000_000)
 

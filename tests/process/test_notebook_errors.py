@@ -288,11 +288,15 @@ def test_a_crash_shows_the_line_that_called_native_code(tmp_path: Path) -> None:
         ("import threading\nlock = threading.Lock()\n\ndef holds():\n    return lock\n\n"
          "elastic_launch(settings(1), holds)()",
          r"PicklingError: global variable 'lock' that holds \(Cell In\[2\]\) uses, a lock, cannot be sent"),
+        ("import threading\nlock = threading.Lock()\n\ndef helper():\n    return lock\n\ndef holds(x):\n"
+         "    return x.train, helper()\n\nelastic_launch(settings(1), holds)(1)",
+         r"PicklingError: global variable 'lock' that helper \(Cell In\[2\]\) uses, a lock, cannot be sent to the "
+         r"workers with holds \(Cell In\[2\]\): cannot pickle .*; make it inside the function instead"),
         ("elastic_launch(settings(0), train)(1)", "SpecError: nproc_per_node=0"),
         ("async def later():\n    pass\n\nelastic_launch(settings(1), later)()", "EntrypointError: .*coroutine"),
         ("with pool(1, group=None, preload=()) as p:\n    pass\np.run(train, 1)", "PoolError: the pool was closed"),
     ],
-    ids=["function", "setting", "coroutine", "pool"],
+    ids=["function", "helper", "setting", "coroutine", "pool"],
 )  # fmt: skip
 def test_what_is_refused_shows_the_cell_and_the_reason(tmp_path: Path, call: str, said: str) -> None:
     (outputs,) = shown(call, folder=tmp_path)

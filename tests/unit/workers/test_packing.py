@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import linecache
@@ -248,6 +249,213 @@ def test_a_variable_that_is_not_bound_yet_does_not_hide_the_complaint() -> None:
     with pytest.raises(PicklingError, match="global variable 'LOCK'"):
         pack(train, (), {})
     later = None
+
+
+NAMES = """
+import functools, threading
+
+lock = threading.Lock()
+model = threading.Lock()
+held = [lock]
+
+def helper():
+    return lock
+
+def decorator(function):
+    guard = threading.Lock()
+
+    @functools.wraps(function)
+    def wrapper():
+        with guard:
+            return function()
+
+    return wrapper
+
+class Guarded:
+    guard = lock
+
+class Guard:
+    def __init__(self, guard):
+        self.guard = guard
+
+    def __call__(self):
+        return 1
+
+class Slotted:
+    __slots__ = ("guard",)
+
+    def __init__(self, guard):
+        self.guard = guard
+
+settings = {"model": [1, Guard(threading.Lock())]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("definition", "said"),
+    [
+        ("train = lambda: (lambda: lock)()", "global variable 'lock' that <lambda> (Cell) uses, a lock,"),
+        ("def train():\n    def inner():\n        return lock\n    return inner",
+         "global variable 'lock' that train (Cell) uses, a lock,"),
+        ("def train():\n    return [lock for _ in range(2)]", "global variable 'lock' that train (Cell) uses, a lock,"),
+        ("def train(a, guard=lock):\n    pass", "default of argument 'guard' of train (Cell), a lock,"),
+        ("def train(*, guard=lock):\n    pass", "default of argument 'guard' of train (Cell), a lock,"),
+        ("def train(x):\n    return x.model, held", "global variable 'held' that train (Cell) uses, a list,"),
+        ("def train():\n    return helper()", "global variable 'lock' that helper (Cell) uses, a lock,"),
+        ("def train():\n    return train(), helper()", "global variable 'lock' that helper (Cell) uses, a lock,"),
+        ("def train():\n    return Guarded", "attribute 'guard' of the class Guarded, a lock,"),
+        ("train = Guard(threading.Lock())", "attribute 'guard' of the Guard (Cell) that is called, a lock,"),
+        ("train = Guard(threading.Lock()).__call__",
+         "attribute 'guard' of the Guard that Guard.__call__ (Cell) is of, a lock,"),
+        ("train = functools.partial(len, lock)", "bound argument 0 of len, a lock,"),
+        ("train = functools.partial(functools.partial(len), obj=lock)", "bound argument obj= of len, a lock,"),
+        ("@decorator\ndef train():\n    pass",
+         "variable 'guard' that wrapper (Cell), which a decorator put around train, captures, a lock,"),
+        ("@functools.lru_cache\ndef train():\n    return lock",
+         "global variable 'lock' that train (Cell) uses, a lock,"),
+        ("def train():\n    pass\ntrain.guard = lock", "attribute 'guard' of train (Cell), a lock,"),
+        ("def train():\n    return settings", "global variable 'settings' that train (Cell) uses, a dict,"),
+    ],
+    ids=["lambda", "inner", "comprehension", "default", "keyword default", "attribute's name", "helper", "recursion",
+         "class", "callable", "method", "partial", "two partials", "wrapper", "cached", "attribute", "deep"],
+)  # fmt: skip
+def test_what_cannot_be_sent_is_named_wherever_the_function_has_it_from(
+    definition: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elasticlib.workers.captures._parts.label", lambda file: file)
+    train = main_function(f"{NAMES}\n{definition}", "train", monkeypatch, filename="Cell")
+
+    with pytest.raises(PicklingError) as caught:
+        pack(train, (), {})
+
+    text = str(caught.value)
+    assert text.startswith(f"{said} cannot be sent to the workers")
+    assert text.endswith("cannot pickle '_thread.lock' object; make it inside the function instead")
+
+
+def test_a_helper_that_cannot_be_sent_is_told_with_the_way_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def first():\n    return helper()\ndef train():\n    return first()"
+    train = main_function(f"{NAMES}\n{source}", "train", monkeypatch)
+
+    with pytest.raises(PicklingError, match=r"that helper uses, a lock, .* with train \(by way of first\): cannot"):
+        pack(train, (), {})
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({"a": [1, {"b": LOCK}]}, "['a'][1]['b']"),
+        ({"a": Locked()}, "['a'].lock"),
+        (Locked(), ".lock"),
+        (LOCK, ""),
+        ({1: {LOCK}}, "[1]"),
+    ],
+    ids=["containers", "object in one", "object", "itself", "set"],
+)
+def test_the_place_within_a_part_is_told(value: object, place: str) -> None:
+    with pytest.raises(PicklingError) as caught:
+        pack(double, (value,), {})
+
+    at = f"at {place}, " if place else ""
+    assert f"cannot be sent to the workers: {at}cannot pickle '_thread.lock' object; make it" in str(caught.value)
+
+
+def nested(value: object, depth: int) -> object:
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("depth", [400, 100_000], ids=["pickled", "too deep"])
+def test_what_lies_too_deep_for_a_look_is_named_by_its_variable(depth: int) -> None:
+    deep = nested(LOCK, depth)
+
+    with pytest.raises(PicklingError, match=r"^argument 1 of double, a list, cannot be sent"):
+        pack(double, (nested(1, 400), deep), {})
+    with pytest.raises(PicklingError, match=r"^variable 'value' that captures.<locals>.train captures, a list, cannot"):
+        pack(captures(deep), (), {})
+
+
+def test_a_long_cause_leaves_the_last_line_to_what_to_do() -> None:
+    class Wordy:
+        def __reduce__(self) -> str:
+            raise ValueError("long\n" * 1000)
+
+    with pytest.raises(PicklingError, match=r"\Aargument 0 of double, a .*Wordy, .*\.\.\.; make it inside") as caught:
+        pack(double, (Wordy(),), {})
+
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 500
+
+
+def test_a_function_of_a_module_that_travels_by_value_is_named_by_its_helper(made_up: types.ModuleType) -> None:
+    exec("import threading\nlock = threading.Lock()\ndef helper(): return lock", made_up.__dict__)
+    exec("def train(): return helper()", made_up.__dict__)
+
+    with pytest.raises(PicklingError, match="global variable 'lock' that helper uses"):
+        pack(made_up.train, (), {})
+
+
+def test_what_could_not_be_packed_is_let_go_of_with_the_error() -> None:
+    held = Held()
+    seen = weakref.ref(held)
+    gc.disable()
+    try:
+        with contextlib.suppress(PicklingError):
+            pack(double, (held, LOCK), {})
+        del held
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+# What is warned of.
+
+LARGE = """
+import functools, threading
+
+data = bytearray(5_000)
+model = bytearray(5_000)
+
+def helper():
+    return data
+
+class Holds:
+    data = bytearray(5_000)
+
+    def run(self):
+        return helper()
+
+holds = Holds()
+"""
+
+
+@pytest.mark.parametrize(
+    ("definition", "told"),
+    [
+        ("def train():\n    return data", {"global variable 'data' that train uses, a bytearray"}),
+        ("def train():\n    return helper()", {"global variable 'data' that helper uses, a bytearray"}),
+        ("def train():\n    return (lambda: data)()", {"global variable 'data' that train uses, a bytearray"}),
+        ("def train(x=data):\n    pass", {"default of argument 'x' of train, a bytearray"}),
+        ("def train(x):\n    return x.model, data", {"global variable 'data' that train uses, a bytearray"}),
+        ("train = functools.partial(helper, data)",
+         {"global variable 'data' that helper uses, a bytearray", "bound argument 0 of helper, a bytearray"}),
+        ("def train():\n    return holds",
+         {"attribute 'data' of the class Holds, a bytearray", "global variable 'data' that helper uses, a bytearray"}),
+    ],
+    ids=["global", "helper", "lambda", "default", "attribute's name", "partial", "class"],
+)  # fmt: skip
+def test_what_is_large_is_named_once_wherever_the_function_has_it_from(
+    definition: str, told: set[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_packing, "_WORTH_A_WARNING", 5_000)
+    monkeypatch.setattr(_packing, "_told", set())
+    train = main_function(f"{LARGE}\n{definition}", "train", monkeypatch)
+
+    for _ in range(3):  # as `Pool.map` does, for each item
+        pack(train, (bytearray(5_000),), {})
+
+    assert sorted(record.message.partition(", has ")[0] for record in caplog.records) == sorted(told)
 
 
 # Between two programs, each with a ``__main__`` of its own.
