@@ -157,8 +157,7 @@ PURE_PARTS_OF_OS = frozenset({"os.devnull", "os.fspath", "os.path.basename", "os
 UNPICKLING = frozenset({"load", "loads", "Unpickler"})
 UNPICKLERS = frozenset({"pickle", "cloudpickle", "marshal", "torch", "shelve", "dill"})
 MAY_UNPICKLE = {
-    "workers/child/_function.py": "the function that the launcher sends to its own worker",
-    "workers/child/_main_definitions.py": "the caller's definitions, sent beside that function",
+    "workers/child/_function.py": "the function that the launcher sends to its own worker, with definitions",
     "workers/child/_results.py": "an exception of this very process, or that our own worker left in its memory file",
     "testing/ranks/_ranks.py": "what the functions of tests returned in our own workers",
     "testing/ranks/_coverage.py": "settings that pytest's process sends to its own workers",

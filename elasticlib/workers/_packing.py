@@ -3,6 +3,8 @@ How a function travels to the workers: by value where they could not import it, 
 
 Functions and classes of ``__main__`` (a script's or a notebook's) travel with their definitions, which
 the worker puts into its own ``__main__``, and with the source lines of cells for tracebacks.
+
+Rules of this file: nothing is sent twice; the definitions come first, so that they can be had without the call.
 """
 
 from __future__ import annotations
@@ -43,26 +45,22 @@ class Packed:
     """A function with its arguments, ready to be sent."""
 
     function: bytes
-    """Pickle of (function, args, kwargs), and behind it of the definitions by name."""
+    """Pickle of (function, args, kwargs), which goes on behind that of the definitions."""
     definitions: bytes
-    """Pickle of the definitions alone; empty when there are none."""
+    """Pickle of the definitions by name; empty when there are none."""
     names: frozenset[str]
     """Names of the definitions."""
     sources: dict[str, list[str]]
     """Lines of files that only exist in this process, by file name."""
-    large: Memory | None = None
-    """What is large of the call."""
-    shared: tuple[Memory, ...] = ()
-    """Storages that this program shares, and will share with the workers."""
+    memories_apart: dict[str, Memory]
+    """What is large, and storages that this program shares and will share with the workers, by name."""
 
     def memories(self) -> dict[str, bytes | Memory]:
         """What the workers get, by name."""
         found: dict[str, bytes | Memory] = {"function": self.function}
         if self.definitions:
             found["definitions"] = self.definitions
-        if self.large is not None:
-            found[_function.BUFFERS] = self.large
-        return found | {f"{_function.SHARED}{number:08}": each for number, each in enumerate(self.shared)}
+        return found | self.memories_apart
 
 
 class _Pickler(_results.Pickler):
@@ -179,21 +177,39 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     that it uses.
     """
     call = Call(function, args, kwargs)
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer, apart=True)
     with _sent_by_value(_unimportable_module(function)):
         try:
-            pickler.dump(call.sent)
-            pickler.dump(pickler.definitions)  # of one pickler, so that both speak of the same objects
-            definitions = _dump(pickler.definitions) if pickler.definitions else b""
+            known = _definitions(function)
+            while True:
+                buffer = io.BytesIO()
+                pickler = _Pickler(buffer, apart=True)  # of one, so that both speak of the same objects
+                if known:
+                    pickler.dump(known)
+                length, large, shared = buffer.tell(), len(pickler.large), len(pickler.shared)
+                pickler.dump(call.sent)
+                if pickler.definitions.keys() <= known.keys():
+                    break
+                known = pickler.definitions  # those of the arguments are among them
         except Exception as error:
             raise PicklingError(refusal(call, error, _Pickler(io.BytesIO(), apart=True), _dump)) from error
-        large = [part.raw() for part in pickler.large]
-        if len(buffer.getbuffer()) + sum(part.nbytes for part in large) >= _WORTH_A_WARNING:
+        if buffer.tell() + sum(part.raw().nbytes for part in pickler.large) >= _WORTH_A_WARNING:
             _warn_of_captures(call, pickler)
-    names, sources = frozenset(pickler.definitions), _sources(pickler.files)
-    apart = sealed(large) if large else None
-    return Packed(buffer.getvalue(), definitions, names, sources, apart, tuple(pickler.shared))
+    apart = _apart(pickler.large[:large], pickler.shared[:shared], _function.OF_DEFINITIONS)
+    apart |= _apart(pickler.large[large:], pickler.shared[shared:], "")
+    pickled = buffer.getbuffer()
+    return Packed(bytes(pickled[length:]), bytes(pickled[:length]), frozenset(known), _sources(pickler.files), apart)
+
+
+def _definitions(function: Callable[..., Any]) -> dict[str, Any]:
+    """What of ``__main__`` goes along with *function*, by name."""
+    pickler = _Pickler(_Counter(), apart=True)
+    pickler.dump(function)
+    return pickler.definitions
+
+
+def _apart(large: Sequence[pickle.PickleBuffer], shared: Sequence[Memory], of: str) -> dict[str, Memory]:
+    found = {of + _function.BUFFERS: sealed([part.raw() for part in large])} if large else {}
+    return found | {f"{of}{_function.SHARED}{number:08}": each for number, each in enumerate(shared)}
 
 
 _registry_lock = threading.Lock()

@@ -156,7 +156,7 @@ LIMIT = 3
 """
 CALL = """
 try:
-    config = LaunchConfig(nproc_per_node=1, max_restarts=0, preload=(), start_method={method!r})
+    config = LaunchConfig(nproc_per_node=1, max_restarts=0, preload=())
     got = elastic_launch(config, fn)({args})[0]
     print("RESULT", json.dumps([{name!r}, repr(got), {expected}]))
 except (ConfigError, ChildFailedError) as error:
@@ -386,6 +386,80 @@ def test_large_captures_are_named_with_their_size(
     caplog.clear()
     assert elastic_launch(settings(1), len)(data) == {0: 13_000_000}
     assert "MB" not in caplog.text
+
+
+GLOBALS = """
+import json, multiprocessing, os
+import numpy, torch
+from elasticlib import LaunchConfig, elastic_launch, pool
+
+large, other, blob = numpy.zeros(1 << 18), numpy.ones(1 << 18), bytes(range(256)) * (1 << 12)
+shared = torch.zeros(8).share_memory_()
+more = torch.zeros(8).share_memory_()
+
+class Held:
+    def sum(self):
+        return float(large.sum() + other.sum() + len(blob))
+
+def spawned(index, held, queue):
+    large[0] += 1                                         # its own
+    shared[index] += 1                                    # everybody's
+    queue.put((held.sum(), shared.is_shared()))
+
+def by_spawn(index, argument, argument_shared):
+    context = multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    process = context.Process(target=spawned, args=(index, Held(), queue))
+    process.start()
+    found = queue.get()
+    process.join()
+    argument_shared[index] += argument.sum()
+    return [*map(float, (*found, large.sum(), argument.sum()))]
+
+def opened():
+    return len(large), len(shared), len(os.listdir("/proc/self/fd"))
+
+def writes(index):
+    large[:] += index
+    shared[index] += 1
+    return float(large[0])
+
+if __name__ == "__main__":
+    config = LaunchConfig(nproc_per_node=1, max_restarts=0, preload=())
+    print("RESULT", json.dumps(["launch", elastic_launch(config, by_spawn)(0, numpy.ones(1 << 18), more)[0]]))
+    with pool(1, group=None, preload=()) as made:
+        large += 1
+        made.run(writes, 1)
+        made.run(len, numpy.ones(1 << 18))                # which has no definitions
+        print("RESULT", json.dumps(["pool", made.run(by_spawn, 2, numpy.ones(1 << 18), more)[0]]))
+        print("RESULT", json.dumps(["opened", len({made.run(opened)[0] for _ in range(4)})]))
+        print("RESULT", json.dumps(["map", made.map(writes, [4, 5])]))
+    print("RESULT", json.dumps(["shared", shared.tolist()]))
+    print("RESULT", json.dumps(["more", more.tolist()]))
+"""
+
+
+def test_large_and_shared_globals_are_what_arguments_are_in_workers_and_what_they_spawn(tmp_path: Path) -> None:
+    """A copy of its own of what is large, and one memory of what is shared."""
+    pytest.importorskip("numpy")
+    pytest.importorskip("torch")
+    (tmp_path / "program.py").write_text(GLOBALS)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    size = float(1 << 18)
+    of_all = size + (256 << 12)
+    assert results(done.stdout) == {
+        "launch": [[of_all + 1, 1.0, 0.0, size]],
+        "pool": [[of_all + size + 1, 1.0, size, size]],
+        "opened": [1],
+        "map": [[5.0, 6.0]],
+        "shared": [[1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]],
+        "more": [[size, 0.0, size, 0.0, 0.0, 0.0, 0.0, 0.0]],
+    }
 
 
 def test_launches_with_large_arguments_leave_no_descriptor() -> None:

@@ -6,6 +6,7 @@ Rules of this file: only what the launcher handed over itself, in memory, is unp
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.machinery
 import io
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from elasticlib.workers.child import _buffers
+from elasticlib.workers.child import _buffers, _report
 
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
 """Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
@@ -26,8 +27,14 @@ BUFFERS = "buffers"
 """The memory with what is large."""
 SHARED = "shared "
 """Begins the names of storages that the caller's program shares, which end with their number in eight digits."""
+OF_DEFINITIONS = "main "
+"""Begins the names of such memories where the definitions speak of them: what is spawned later needs them, too."""
 OWN_FILES: set[str] = set()
 """Whose frames say nothing to the user."""
+_offered = -1
+"""The descriptor of the memory with the definitions."""
+_kept: Mapping[str, int] = {}
+"""Descriptors of memories that those speak of, by name."""
 
 
 def unpacked(
@@ -36,22 +43,39 @@ def unpacked(
     """
     The function of *content*, its arguments and keyword arguments; ``__main__`` has its definitions.
 
-    What is large lies in *memories*, whose descriptors for that are closed.
+    What is large lies in *memories*, whose descriptors for that are closed, or kept for `offer_definitions`.
     """
     for name, lines in sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
-    own = [memories[name] for name in sorted(memories) if name.startswith((BUFFERS, SHARED))]
-    _buffers.shared = [memories[name] for name in sorted(memories) if name.startswith(SHARED)]
-    parts = _buffers.mapped(memories[BUFFERS]) if BUFFERS in memories else []
+    own = {name: each for name, each in memories.items() if name.startswith((BUFFERS, SHARED))}
+    try:
+        before = b""
+        if "definitions" in memories:
+            before = _report.read_exactly(memories["definitions"], os.fstat(memories["definitions"]).st_size)
+            _keep({name: each for name, each in memories.items() if name.startswith(OF_DEFINITIONS)})
+        *definitions, (function, args, kwargs) = _loaded(before + content, 1 + bool(before), memories)
+    finally:
+        for descriptor in own.values():
+            os.close(descriptor)
+    for each in definitions:
+        sys.modules["__main__"].__dict__.update(each)
+    return function, args, kwargs
+
+
+def _loaded(content: bytes, count: int, memories: Mapping[str, int]) -> list[Any]:
+    """The first *count* objects of *content*, which speaks of *memories*: of those of the definitions first."""
+    parts: list[memoryview] = []
+    shared: list[int] = []
+    for of in (OF_DEFINITIONS, ""):
+        if of + BUFFERS in memories:
+            parts += _buffers.mapped(memories[of + BUFFERS])
+        shared += [memories[name] for name in sorted(memories) if name.startswith(of + SHARED)]
+    _buffers.shared = shared
     try:
         unpickler = pickle.Unpickler(io.BytesIO(content), buffers=parts)
-        (function, args, kwargs), definitions = unpickler.load(), unpickler.load()
+        return [unpickler.load() for _ in range(count)]
     finally:
         _buffers.shared = ()
-        for descriptor in own:
-            os.close(descriptor)
-    sys.modules["__main__"].__dict__.update(definitions)
-    return function, args, kwargs
 
 
 def cached(maxsize: int | None, typed: bool) -> Callable[..., Any]:
@@ -70,9 +94,47 @@ def wrap(call: Callable[..., Any], wrapped: Callable[..., Any]) -> None:
 
 
 def offer_definitions(descriptor: int) -> None:
-    """Have processes that multiprocessing spawns from here import what is in that memory as their ``__main__``."""
-    os.environ[DEFINITIONS_VARIABLE] = f"/proc/{os.getpid()}/fd/{descriptor}"
+    """
+    Have processes that multiprocessing spawns from here import what is in that memory as their ``__main__``.
+
+    What is large of it lies in the memories that `unpacked` has kept.
+    """
+    global _offered
+    _offered = descriptor
+    _tell()
     sys.modules["__main__"].__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
+
+
+def _keep(memories: Mapping[str, int]) -> None:
+    """Have the definitions speak of *memories*, and no longer of those of the call before."""
+    global _kept
+    former, _kept = _kept, memories
+    _tell()
+    for descriptor in former.values():
+        os.close(descriptor)
+
+
+def _tell() -> None:
+    if _offered >= 0:
+        large = _kept.get(OF_DEFINITIONS + BUFFERS, "")
+        shared = [each for name, each in sorted(_kept.items()) if name.startswith(OF_DEFINITIONS + SHARED)]
+        os.environ[DEFINITIONS_VARIABLE] = ":".join(map(str, (f"/proc/{os.getpid()}/fd/{_offered}", large, *shared)))
+
+
+def offered() -> dict[str, Any]:
+    """The definitions that the worker offers which has spawned this process."""
+    path, large, *shared = os.environ[DEFINITIONS_VARIABLE].split(":")
+    folder = os.path.dirname(path)
+    with contextlib.ExitStack() as stack:
+        content = stack.enter_context(open(path, "rb")).read()
+        memories = {}
+        if large:
+            memories[OF_DEFINITIONS + BUFFERS] = stack.enter_context(open(f"{folder}/{large}", "rb")).fileno()
+        for number, each in enumerate(shared):
+            file = stack.enter_context(open(f"{folder}/{each}", "r+b", buffering=0))
+            memories[f"{OF_DEFINITIONS}{SHARED}{number:08}"] = file.fileno()
+        (definitions,) = _loaded(content, 1, memories)
+    return dict(definitions)
 
 
 def user_part(error: BaseException) -> TracebackType | None:

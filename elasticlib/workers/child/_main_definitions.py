@@ -5,9 +5,6 @@ Such a process (a DataLoader worker, say) cannot import a notebook's cells: it g
 functions from the memory of the worker that spawned it.
 """
 
-import os
+from elasticlib.workers.child import _function
 
-import cloudpickle
-
-with open(os.environ["ELASTICLIB_MAIN"], "rb") as _file:
-    globals().update(cloudpickle.load(_file))
+globals().update(_function.offered())

@@ -38,9 +38,9 @@ def unpack(packed: Packed) -> tuple[Any, ...]:
 
 def definitions_beside(packed: Packed) -> tuple[Any, dict[str, Any]]:
     """The function and the definitions as a worker gets them: by one unpickler."""
-    unpickler = pickle.Unpickler(io.BytesIO(packed.function))
-    call, definitions = unpickler.load(), unpickler.load()
-    return call[0], definitions
+    unpickler = pickle.Unpickler(io.BytesIO(packed.definitions + packed.function))
+    definitions = unpickler.load() if packed.definitions else {}
+    return unpickler.load()[0], definitions
 
 
 def double(number: int) -> int:
@@ -191,6 +191,55 @@ def test_a_module_that_the_user_sends_by_value_stays_so(made_up: types.ModuleTyp
             cloudpickle.unregister_pickle_by_value(made_up)
 
     assert kept
+
+
+def test_a_class_that_only_the_arguments_are_of_is_a_definition_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = main_function("def train(point): pass\nclass Point: pass\npoint = Point()", "train", monkeypatch)
+
+    packed = pack(train, (sys.modules["__main__"].__dict__["point"],), {})
+
+    assert packed.names == set(pickle.loads(packed.definitions)) == {"Point", "train"}
+
+
+def sizes(packed: Packed) -> dict[str, int]:
+    """Bytes of what is sent, by name, without what is small."""
+    found = {
+        name: len(each) if isinstance(each, bytes) else os.fstat(each.fileno()).st_size
+        for name, each in packed.memories().items()
+    }
+    return {name: size for name, size in found.items() if size >= 1 << 20}
+
+
+@pytest.mark.parametrize("name", ["uses", "calls", "inner", "default"])
+@pytest.mark.parametrize("kind", ["array", "bytes"])
+def test_a_large_global_of_main_is_sent_once(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy = pytest.importorskip("numpy")
+    monkeypatch.setattr(sys.modules["__main__"], "data", None, raising=False)
+    source = """
+        data = None
+        def uses(): return data
+        def calls(): return uses()
+        def inner(): return (lambda: data)()
+        def default(x=data): return x
+    """
+    train = main_function(source, name, monkeypatch)
+    data = numpy.zeros(1 << 21, numpy.uint8) if kind == "array" else bytes(1 << 21)
+    train.__globals__["data"] = data
+    train.__defaults__ = (data,) if name == "default" else None
+
+    assert sum(sizes(pack(train, (), {})).values()) < 2.1 * (1 << 20)
+    assert sum(sizes(pack(train, (data,), {})).values()) < 2.1 * (1 << 20)
+
+
+def test_a_shared_tensor_that_is_a_global_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    train = main_function("data = None\ndef train(): return data", "train", monkeypatch)
+    train.__globals__["data"] = torch.zeros(1 << 20).share_memory_()
+
+    packed = pack(train, (), {})
+
+    assert len(packed.function) + len(packed.definitions) < 1 << 20
+    assert list(packed.memories_apart) == ["main shared 00000000"]
 
 
 # What is complained of.
@@ -477,21 +526,23 @@ def train(point):
 
 if __name__ == "__main__":
     packed = _packing.pack(train, (Point(1),), {})
-    done = subprocess.run([sys.executable, "-c", sys.argv[1], *sorted(packed.names)], input=packed.function,
+    sent = pickle.dumps((packed.function, packed.definitions))
+    done = subprocess.run([sys.executable, "-c", sys.argv[1], *sorted(packed.names)], input=sent,
                           stdout=subprocess.PIPE, check=True)
     same, point, kind, trouble = pickle.loads(done.stdout)
     print(same, type(point) is Point, point.x, kind is Point, type(trouble) is Trouble)
 """
 
 WORKER = """
-import os, sys
+import os, pickle, sys
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.child import _child, _results
-memory = os.memfd_create("function")
-os.write(memory, sys.stdin.buffer.read())
+memories = {"function": os.memfd_create("function"), "definitions": os.memfd_create("definitions")}
+for memory, content in zip(memories.values(), pickle.loads(sys.stdin.buffer.read())):
+    os.write(memory, content)
 handed = Handed(
     environment={}, streams=(), report=0, identity=(0, 0), faults=0, tail=0, notices=0, notices_identity=(0, 0),
-    spawner=0, memories={"function": memory},
+    spawner=0, memories=memories,
 )
 result = _child._loaded(StartSpec(), handed)()
 os.write(1, _results.pack_result(result, sys.argv[1:]))
