@@ -38,7 +38,7 @@ _both: weakref.WeakKeyDictionary[type, Callable[[], type | None]] = weakref.Weak
 class _Raised(ChildFailedError):  # noqa: N818 - it has the other's name
     """As it is raised: with what shows it in a notebook. A ``name`` that the worker's exception has stays that."""
 
-    item: int | None = None
+    _elastic_item: int | None = None
     """Which of the items of `Pool.map` it is about."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ def rendered(error: ChildFailedError) -> list[str]:
     kind = failure.exception_type or "ChildFailedError"
     lines = [_in_notebooks.heading(kind), *_in_notebooks.stack(_in_notebooks.users_frames(error.__traceback__))]
     frames = failure.frames or crash_frames(failure.traceback)
-    item = getattr(error, "item", None)
+    item = getattr(error, "_elastic_item", None)
     where = "" if item is None else f", at item {item}"
     lines += [f"in the worker of rank {rank}{where}:", *_in_notebooks.stack(frames)]
     lines += _message(failure)

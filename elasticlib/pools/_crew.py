@@ -301,7 +301,7 @@ class Crew:
         error = ChildFailedError(title, dict(sorted(failures.items())))
         cause = causes.get(error.get_first_failure()[0])
         found = raised(error, cause, self._raise_as)
-        found.item = item
+        found._elastic_item = item
         return found.with_traceback(trace_of(found, None))
 
     def show(self) -> None:

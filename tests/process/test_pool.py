@@ -1228,6 +1228,26 @@ def leaves_a_group(item: int) -> tuple[int, int]:
     return item, os.getpid()
 
 
+class WithItemError(Exception):
+    """Of a user's own, with a field that others have, too."""
+
+    def __init__(self, item: str) -> None:
+        super().__init__(item)
+        self.item = item
+
+
+def raises_with_item(number: int) -> None:
+    raise WithItemError("mine")
+
+
+def test_a_field_of_the_workers_exception_is_not_taken_for_the_item_of_a_map() -> None:
+    with elasticlib.pool(1, group=None) as pool:
+        for call in (lambda: pool.run(raises_with_item, 1), lambda: pool.map(raises_with_item, [1])):
+            with pytest.raises(WithItemError) as raised:
+                call()
+            assert "mine" == raised.value.item
+
+
 def test_a_worker_that_an_item_left_unfit_gets_no_more_items(two: Pool) -> None:
     found = two.map(leaves_a_group, range(5))
 
