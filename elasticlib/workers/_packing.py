@@ -176,7 +176,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     A function of a module that the workers could not import is sent by value, with its module's globals
     that it uses.
     """
-    call = Call(function, args, kwargs)
+    sent = function, tuple(args), dict(kwargs)
     with _sent_by_value(_unimportable_module(function)):
         try:
             known = _definitions(function)
@@ -186,14 +186,14 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
                 if known:
                     pickler.dump(known)
                 length, large, shared = buffer.tell(), len(pickler.large), len(pickler.shared)
-                pickler.dump(call.sent)
+                pickler.dump(sent)
                 if pickler.definitions.keys() <= known.keys():
                     break
                 known = pickler.definitions  # those of the arguments are among them
         except Exception as error:
-            raise PicklingError(refusal(call, error, _Pickler(io.BytesIO(), apart=True), _dump)) from error
+            raise PicklingError(refusal(Call(*sent), error, _Pickler(io.BytesIO(), apart=True), _dump)) from error
         if buffer.tell() + sum(part.raw().nbytes for part in pickler.large) >= _WORTH_A_WARNING:
-            _warn_of_captures(call, pickler)
+            _warn_of_captures(Call(*sent), pickler)
     apart = _apart(pickler.large[:large], pickler.shared[:shared], _function.OF_DEFINITIONS)
     apart |= _apart(pickler.large[large:], pickler.shared[shared:], "")
     pickled = buffer.getbuffer()

@@ -23,7 +23,8 @@ def run(program: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # Without torch's C++, which says that no name server answers.
+    assert (done.returncode, re.sub(r"\[W\d+ .*\n", "", done.stderr)) == (0, "")
     return done.stdout
 
 
