@@ -331,16 +331,14 @@ class Crew:
 
     def end(self, limit: float) -> None:
         """Have the workers end as programs do, with their exit handlers; they are stopped after *limit* seconds."""
+        over = threading.Event()
+        self.job.when_done(over.set)
         try:
             for channel in self._channels:
                 channel.send({"op": "end"})
-            self.job.result(limit)
-        except KeyboardInterrupt:  # the caller's: nobody waits for exit handlers any more
+            over.wait(limit)  # not `Job.result`, which would take the program's signals for ones to the job
+        finally:  # after an interrupt, too: nobody waits for exit handlers any more
             self.wait()
-            raise
-        except Exception:
-            pass  # how they ended matters no more
-        self.wait()
 
     def stop(self) -> None:
         """Stop the workers, and return at once."""

@@ -160,7 +160,7 @@ def patches() -> tuple[Patch, ...]:
     found: list[Patch] = []
     for each in _patches:
         for owner, name, _ in each._setattr:
-            if isinstance(owner, (pytest.Item, pytest.Config)):  # pytest's own, or a plugin's
+            if isinstance(owner, (pytest.Item, pytest.Config)) or _is_of_pytest(owner):
                 continue
             found.append(_of_attribute("monkeypatch.setattr", owner, name))
         for mapping, key, _ in each._setitem:
@@ -174,6 +174,12 @@ def patches() -> tuple[Patch, ...]:
         else:
             found.append(_of_attribute("mock.patch.object", each.target, each.attribute))
     return tuple(found)
+
+
+def _is_of_pytest(owner: Any) -> bool:
+    """Whether it is pytest's own, whose plugins patch it for the whole session."""
+    name = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", None) or ""
+    return str(name).partition(".")[0] == "_pytest"
 
 
 def _of_attribute(how: str, owner: Any, name: str) -> Patch:
@@ -242,7 +248,12 @@ def _short(value: object) -> str:
 
 def filters() -> tuple[Any, ...]:
     """The filters of warnings, as far as ranks can have them."""
-    return tuple(each for each in warnings.filters if not why_not(each))
+    return tuple(each for each in warnings.filters if _travels(each))
+
+
+@functools.lru_cache(maxsize=256)
+def _travels(warning_filter: tuple[Any, ...]) -> bool:
+    return not why_not(warning_filter)
 
 
 def levels(caplog: Any) -> dict[str, int]:

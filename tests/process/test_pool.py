@@ -964,10 +964,10 @@ def leaves_on_word(folder: str) -> None:
     atexit.register(leave)
 
 
-def interrupt_once(is_time: Callable[[], bool]) -> threading.Thread:
+def interrupt_once(is_time: Callable[[], bool], signum: int = signal.SIGINT) -> threading.Thread:
     def send() -> None:
         wait_until(is_time)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signum)
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -981,6 +981,26 @@ def test_an_interrupt_while_a_pool_closes_is_raised_and_leaves_nothing(tmp_path:
     sender = interrupt_once((tmp_path / "leaving0").exists)
     with pytest.raises(KeyboardInterrupt):
         made.close()
+    sender.join()
+    assert not any(Path(f"/proc/{each}").exists() for each in workers)
+    assert jobs() == []
+
+
+def test_a_signal_while_a_pool_closes_is_the_programs(tmp_path: Path) -> None:
+    made = pool(2, group=None, preload=())
+    workers = made.run(pid).values()
+    made.run(leaves_slowly, str(tmp_path))
+
+    def handle(*_: object) -> None:
+        raise SystemExit(3)
+
+    former = signal.signal(signal.SIGTERM, handle)
+    sender = interrupt_once((tmp_path / "leaving0").exists, signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match="3"):
+            made.close()
+    finally:
+        signal.signal(signal.SIGTERM, former)
     sender.join()
     assert not any(Path(f"/proc/{each}").exists() for each in workers)
     assert jobs() == []

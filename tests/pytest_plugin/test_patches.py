@@ -109,6 +109,10 @@ def test_context(elastic, monkeypatch):
             assert elastic(module.use) == {0: "two", 1: "two"}
         assert elastic(module.use) == {0: "real", 1: "real"}
 
+def test_of_pytest_itself(elastic, monkeypatch):
+    monkeypatch.setattr(pytest.Config, "rootdir", threading.Lock())  # as pytest's own plugins, for the whole session
+    elastic(clean)
+
 @on_ranks
 def test_in_the_body(patched, monkeypatch, rank):
     check()
@@ -241,4 +245,4 @@ def test_patches_are_those_of_pytests_process(run: Run, pytester: pytest.Pyteste
     # Looking for the dictionary among all modules must not warn, either.
     result = run(CODE, "-W", "error", module=MODULE)
 
-    result.assert_outcomes(passed=22)
+    result.assert_outcomes(passed=23)

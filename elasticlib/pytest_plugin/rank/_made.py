@@ -123,19 +123,29 @@ def logs_of(call: Call, item: Item) -> Iterator[None]:
     former = {name: logging.getLogger(name or None).level for name in call.levels}
     disabled = logging.root.manager.disable
     _set_levels(call.levels)
-    logging.disable(call.log_disabled)
+    _disable(call.log_disabled)
     logging.root.addHandler(item.handler)
     try:
         yield
     finally:
         logging.root.removeHandler(item.handler)
-        logging.disable(disabled)
+        _disable(disabled)
         _set_levels(former)
+
+
+# Either has all loggers forget what they know: only where there is something new to know.
 
 
 def _set_levels(levels: Mapping[str, int]) -> None:
     for name, level in levels.items():
-        logging.getLogger(name or None).setLevel(level)
+        logger = logging.getLogger(name or None)
+        if logger.level != level:
+            logger.setLevel(level)
+
+
+def _disable(level: int) -> None:
+    if logging.root.manager.disable != level:
+        logging.disable(level)
 
 
 def portable(record: logging.LogRecord) -> dict[str, Any]:

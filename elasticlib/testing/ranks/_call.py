@@ -148,7 +148,7 @@ class Outcome:
     properties: tuple[tuple[str, object], ...] = ()
     """Of the fixture ``record_property``."""
     last: int = 0
-    """The number of its last collective in a process group that tests share."""
+    """How many collectives it has called in a process group that tests share."""
     dirt: tuple[str, ...] = ()
     """What the test has left behind in this worker."""
     coverage: bytes = b""

@@ -100,7 +100,7 @@ def _end_groups(before: _state.State) -> _state.State:
             if (id(group), str(name)) not in known:
                 with contextlib.suppress(Exception):  # one that the test has broken; what is left of it is told
                     dist.destroy_process_group(group)
-    there = _state.look().get("process groups", {})
+    there = _state.groups()
     known = {key: name for key, name in before.get("process groups", {}).items() if key in there}
     return {**before, "process groups": known} if "process groups" in before else before
 

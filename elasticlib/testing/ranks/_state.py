@@ -145,7 +145,7 @@ def _of_torch(torch: Any) -> State:
         "torch's inference mode": lambda: torch.is_inference_mode_enabled(),
         "torch's number of threads": lambda: torch.get_num_threads(),
         "autocast": lambda: (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
-        "process groups": lambda: _groups(torch),
+        "process groups": groups,
     }
     found = _torch_modes.now()
     for name, ask in asked.items():
@@ -154,9 +154,10 @@ def _of_torch(torch: Any) -> State:
     return found
 
 
-def _groups(torch: Any) -> dict[tuple[int, str], str]:
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is None or not torch.distributed.is_available():
+def groups() -> dict[tuple[int, str], str]:
+    """The process groups that there are, by their identities and names, each with its name."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not sys.modules["torch.distributed"].is_available():
         return {}
     return {(id(group), str(name)): str(name) for group, name in c10d._world.pg_names.items()}
 

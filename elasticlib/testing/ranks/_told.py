@@ -70,7 +70,7 @@ class Told:
 
 def left_at(last: int) -> str:
     """What a test has left in a shared group whose ranks are at different collectives."""
-    where = f"after its collective {last}" if last else "without a collective"
+    where = f"after {last} collective{'s' * (last != 1)}" if last else "without a collective"
     return f"left the shared process group {where}, and another rank elsewhere"
 
 
