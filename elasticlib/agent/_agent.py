@@ -27,6 +27,7 @@ from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy, _requests
 from elasticlib.agent._outcome import agreed, error_of, notes
 from elasticlib.agent._telemetry import Telemetry
+from elasticlib.agent._trace_text import trace_of
 from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousError, StartError, root_cause
 from elasticlib.rendezvous._membership import Membership, Word
 from elasticlib.rendezvous._open import Rendezvous
@@ -192,7 +193,7 @@ class SimpleElasticAgent(ElasticAgent):
         if error is None:
             self._sink(records.AgentSucceeded())
         else:
-            self._sink(records.AgentFailed("".join(traceback.format_exception(error))))
+            self._sink(records.AgentFailed(trace_of(error)))
 
     def get_event_succeeded(self) -> events.Event:
         """The event of an agent that did its work, for the caller to record. (torch's method)"""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from elasticlib import events, metrics, records
 from elasticlib._clock import Clock
+from elasticlib.agent._trace_text import trace_of
 from elasticlib.errors import ProcessFailure
 from elasticlib.metrics._streams import MEASURED
 from elasticlib.rendezvous._names import host_name
@@ -182,7 +182,7 @@ class Telemetry:
         self.stopped({})  # of workers that are not told to have ended, the agent's end was the end
         if self._seeking is not None:
             why = "the job ended without this node" if error is None else str(error) or type(error).__name__
-            trace = "" if error is None else "".join(traceback.format_exception(error))
+            trace = "" if error is None else trace_of(error)
             self._sink(records.RanksMissed(why, self._since(self._seeking), trace))
             self._seeking = None
         if self._beginning is not None:
