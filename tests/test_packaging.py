@@ -113,10 +113,14 @@ def test_ci_runs_the_readmes_test_command_and_no_other() -> None:
 
     assert """test_command=$(grep -m1 'bin/python -m pytest' README.md)""" in script
     assert 1 == len(re.findall(r"\bpytest\b", script))
-    # Its set-up once, and its tests in two halves, which together are all.
+    # Its set-up once, and its tests in three parts, which together are all.
     assert """set_up=${test_command% && *}\n""" in script and 'eval "$set_up"' in script
     assert "tests=${test_command##* && }\n" in script
-    assert 'eval "nice -n 15 $tests ${beside[*]}"' in script and 'eval "$tests ${beside[*]/#/--ignore=}"' in script
+    parts = re.findall(r'^in_background \w+ \d+ "\$\{(\w+)\[@\]\}"$', script, re.MULTILINE)
+    assert parts == ["pure", "company"]
+    assert 'others=("${pure[@]}" "${company[@]}")\n' in script
+    assert 'eval "$tests ${others[*]/#/--ignore=}"' in script
+    assert 'eval "nice -n $level $tests $*"' in script
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

@@ -5,7 +5,7 @@ How often what a caller gives, and gets, is handed from one module of the packag
 else; it returns another one. `sys.setprofile` in every process and thread of the job sees each call. One counts when
 the function lies in another module of the package than its caller, and the text is in what it is given besides
 ``self``: as it is, pickled, or in something that holds it. What one function calls again and again, such as a poll,
-counts once.
+counts once; what is waited for by its descriptor is not handed over, whatever it holds.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ FLOWS = {"arguments down": DOWN, "results back": BACK}
 _FOLDER = "ELASTICLIB_CROSSINGS"
 _MODULES = ("elasticlib", "tests.benchmarks.crossings")
 """The package, and the job."""
+_WAIT = "elasticlib._wire.wait_readable"
 _DEEP = 6
 """Objects that hold one another on the way to the text."""
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +88,9 @@ class _Profiler:
         while caller is not None and not _module(caller).startswith(_MODULES):
             caller = caller.f_back  # through the standard library and attrs
         name = frame.f_code.co_name
-        if _module(caller) == callee or name.startswith("<") or not frame.f_code.co_filename.endswith(".py"):
+        if _module(caller) == callee or name.startswith("<") or f"{callee}.{name}" == _WAIT:
+            return
+        if not frame.f_code.co_filename.endswith(".py"):  # made by attrs
             return
         self._busy.now = True
         try:
