@@ -343,7 +343,8 @@ class Job:
             raise ConfigError(f"grace={grace!r} must be 0 or more seconds until SIGKILL")
         if self._is_let_go():
             return
-        self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
+        with _signals.PutOff():  # else an interrupt could come when the wish is there and nobody knows of it
+            self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
         if wait and threading.current_thread() is not self._thread:
             for signum in self._wait(None):
                 raise _signals.interruption(signum, f"job {self.name!r} was being stopped: that was hurried")

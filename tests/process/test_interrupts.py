@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import elasticlib
-from elasticlib import ChildFailedError, LaunchConfig, Pool, elastic_launch, jobs, pool
+from elasticlib import ChildFailedError, Job, LaunchConfig, Pool, elastic_launch, jobs, pool
 from tests.process.launches import wait_until
 
 pytestmark = [
@@ -150,10 +151,32 @@ def test_a_start_that_is_interrupted_leaves_no_job() -> None:
     launch.start(0).result()
     before = open_files()
 
+    started: list[Job] = []
+
     def start() -> None:
-        launch.start(3600).stop(0)
+        started.append(launch.start(3600))
 
-    for at in places_of(start):
+    def stop() -> None:
+        while started:
+            started.pop().stop(0)
+
+    for at in [*places_of(start), sys.maxsize]:
+        stop()
         Interrupt(at).during(start)
+        stop()
 
+        wait_until(lambda: jobs() == [] and open_files() == before, LIMIT)
+
+
+def test_a_stop_that_is_interrupted_can_be_asked_for_again() -> None:
+    launch = elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), time.sleep)
+    launch.start(0).result()
+    before = open_files()
+    for at in places_of(functools.partial(launch.start(3600).stop, 0)):
+        job = launch.start(3600)
+        Interrupt(at).during(functools.partial(job.stop, 0))
+        job.stop(0)
+
+        assert job.done(), at
+        del job
         wait_until(lambda: jobs() == [] and open_files() == before, LIMIT)
