@@ -172,7 +172,7 @@ def test_a_stop_that_is_interrupted_can_be_asked_for_again() -> None:
     launch = elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), time.sleep)
     launch.start(0).result()
     before = open_files()
-    for at in places_of(functools.partial(launch.start(3600).stop, 0)):
+    for at in places_of(functools.partial(launch.start(3600).stop, 0), PLACES // 4):
         job = launch.start(3600)
         Interrupt(at).during(functools.partial(job.stop, 0))
         job.stop(0)

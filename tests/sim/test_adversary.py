@@ -476,6 +476,7 @@ def test_one_who_was_given_the_memory_of_an_empty_job_seats_nobody_beside_those_
         assert 1 == sum(isinstance(record, Started) for record in cluster.history)
 
 
+@pytest.mark.sampled
 @BOTH
 @pytest.mark.parametrize("token", [TOKEN, ""], ids=["signed", "open"])
 def test_wishes_of_nodes_that_are_forgotten_start_no_round_when_he_writes_them_again(
@@ -574,6 +575,7 @@ def check_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "CheckedCluster", SimulatedCluster)
 
 
+@pytest.mark.sampled
 @BOTH
 def test_a_node_that_never_says_again_that_it_waits_is_caught(
     coordinator: str, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ FULL = Rules(1, 1, 3, last_call=0.0, heartbeat=1.0)
 """Whoever comes besides the first node is a spare, and changes no round."""
 CYCLE = 5.0
 """Seconds in which one node comes, works and goes."""
+pytestmark = pytest.mark.sampled(0.5)
 BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
 
 

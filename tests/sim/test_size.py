@@ -23,6 +23,7 @@ from tests.sim.checks import CheckedCluster
 SMALL, LARGE = 8, 48
 GROWTH = 1.25
 """By which a figure of a node may grow from the small job to the large one."""
+pytestmark = pytest.mark.sampled(0.7)
 BOTH = pytest.mark.parametrize("coordinator", COORDINATORS)
 
 
