@@ -45,7 +45,7 @@ added to it: 100,000 lines held its page up for 0.3 s with this limit, for minut
 """
 _MOST_DISPLAYED = 50_000_000
 """Bytes of objects that a notebook's cell shows."""
-_GATHER = 0.09
+_GATHER = 0.095
 """Seconds between two messages to a notebook's front end: each costs the kernel more than a hundred lines do."""
 _NEWLINE = b"\n"
 _TAIL = 8192

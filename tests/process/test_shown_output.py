@@ -153,7 +153,7 @@ def test_a_kernel_is_not_kept_busy_by_its_workers_lines(tmp_path: Path) -> None:
     """A message to the front end costs more than a hundred lines: there are about ten in a second at most."""
     talked, told = printed(
         f"{COUNTS}elastic_launch(settings(show='all'), talks)(300, 0.005)",
-        "del sys.stdout.flush\nprint(len(flushes) <= 5 + (time.monotonic() - began) / 0.09, len(flushes))",
+        "del sys.stdout.flush\nprint(len(flushes) <= 5 + (time.monotonic() - began) / 0.095, len(flushes))",
         folder=tmp_path,
     )
 
