@@ -343,8 +343,7 @@ class Job:
             raise ConfigError(f"grace={grace!r} must be 0 or more seconds until SIGKILL")
         if self._is_let_go():
             return
-        with _signals.PutOff():  # else an interrupt could come when the wish is there and nobody knows of it
-            self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
+        self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
         if wait and threading.current_thread() is not self._thread:
             for signum in self._wait(None):
                 raise _signals.interruption(signum, f"job {self.name!r} was being stopped: that was hurried")
@@ -356,8 +355,9 @@ class Job:
             self._thread.join(self._grace + _EXIT_LIMIT)
 
     def _ask_to_stop(self, why: str, grace: float | None) -> None:
-        if not self._over:
-            self._inbox.put(_signals.StopAsked(why, grace))
+        with _signals.PutOff():  # else an interrupt could come when the wish is there and nobody knows of it
+            if not self._over:
+                self._inbox.put(_signals.StopAsked(why, grace))
 
     def __enter__(self) -> Self:
         return self

@@ -160,7 +160,7 @@ def patches() -> tuple[Patch, ...]:
     found: list[Patch] = []
     for each in _patches:
         for owner, name, _ in each._setattr:
-            if isinstance(owner, (pytest.Item, pytest.Config)) or _is_of_pytest(owner):
+            if _is_of_pytest(owner):
                 continue
             found.append(_of_attribute("monkeypatch.setattr", owner, name))
         for mapping, key, _ in each._setitem:
@@ -177,9 +177,11 @@ def patches() -> tuple[Patch, ...]:
 
 
 def _is_of_pytest(owner: Any) -> bool:
-    """Whether it is pytest's own, whose plugins patch it for the whole session."""
-    name = owner.__name__ if isinstance(owner, ModuleType) else getattr(owner, "__module__", None) or ""
-    return str(name).partition(".")[0] == "_pytest"
+    """Whether pytest's own plugins patch such for the whole session: of no other object of its is that known."""
+    if isinstance(owner, (pytest.Item, pytest.Config)):
+        return True
+    name = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__ if isinstance(owner, type) else ""
+    return name.partition(".")[0] == "_pytest"
 
 
 def _of_attribute(how: str, owner: Any, name: str) -> Patch:

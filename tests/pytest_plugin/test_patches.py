@@ -225,6 +225,10 @@ def test_refused_instance(elastic, monkeypatch):
     monkeypatch.setattr(module.instance, "who", 1)
     refused(elastic, "'who', ...): the ranks have no such Thing, for an object of pytest's process is another one")
 
+def test_refused_instance_of_pytest(elastic, monkeypatch, tmp_path_factory):
+    monkeypatch.setattr(tmp_path_factory, "who", 1, raising=False)
+    refused(elastic, "'who', ...): the ranks have no such TempPathFactory, for an object of pytest's")
+
 def test_refused_mock(elastic):
     with mock.patch("module.call", threading.Lock()):
         refused(elastic, "mock.patch.object(module, 'call', ...): its value, a lock, cannot travel to the ranks")
@@ -245,4 +249,4 @@ def test_patches_are_those_of_pytests_process(run: Run, pytester: pytest.Pyteste
     # Looking for the dictionary among all modules must not warn, either.
     result = run(CODE, "-W", "error", module=MODULE)
 
-    result.assert_outcomes(passed=23)
+    result.assert_outcomes(passed=24)

@@ -147,7 +147,7 @@ class Outcome:
     """As pytest shows them."""
     properties: tuple[tuple[str, object], ...] = ()
     """Of the fixture ``record_property``."""
-    last: int = 0
+    collectives: int = 0
     """How many collectives it has called in a process group that tests share."""
     dirt: tuple[str, ...] = ()
     """What the test has left behind in this worker."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import evolve
 
-from elasticlib.testing.ranks import _coverage, _isolation, _outcomes, _recorder
+from elasticlib.testing.ranks import _coverage, _isolation, _outcomes, _recorder, _state
 from elasticlib.testing.ranks._call import Call, Failure, Outcome
 from elasticlib.workers.child import _function, _results
 
@@ -52,14 +52,14 @@ def _import(modules: Sequence[str]) -> None:
 def watched(call: Call, outcomes: Callable[[], list[Outcome]]) -> list[Outcome]:
     """*outcomes* of a call, with what it left behind in this process, and what was measured."""
     seed = call.seed + int(os.environ["RANK"])
-    before = _recorder.calls() if call.shares_group else 0
+    before = _state.collectives() if call.shares_group else 0
     with _isolation.isolated(seed, checks=call.checks, has_own_group=call.has_own_group) as changes:
         with _coverage.measured(call) as measured, _recorder.until(call.until):
             first, *others = outcomes()
     is_left = any(each.kind == "late" for each in (first, *others))  # this process serves no other test
     dirt = () if is_left else changes()
-    last = _recorder.calls() - before if call.shares_group else 0
-    return [evolve(first, last=last, dirt=dirt, coverage=measured()), *others]
+    called = _state.collectives() - before if call.shares_group else 0
+    return [evolve(first, collectives=called, dirt=dirt, coverage=measured()), *others]
 
 
 def _called(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:

@@ -196,9 +196,9 @@ class Ranks:
                 self._meeting.close()
                 self._threads = {}
             dirt = {rank: each.dirt for rank, each in progress.outcomes.items() if each.dirt}
-            lasts = {rank: each.last for rank, each in progress.outcomes.items() if each.kind == "passed"}
-            if len(lasts) == len(crew) and len({*lasts.values()}) > 1:
-                dirt |= {rank: (*dirt.get(rank, ()), _told.left_at(last)) for rank, last in lasts.items()}
+            called = {rank: each.collectives for rank, each in progress.outcomes.items() if each.kind == "passed"}
+            if len(called) == len(crew) and len({*called.values()}) > 1:
+                dirt |= {rank: (*dirt.get(rank, ()), _told.left_after(count)) for rank, count in called.items()}
             unfit = "a test left something behind" if dirt else ""
             if progress.told and is_shared:
                 unfit = "a test has failed in the shared group"

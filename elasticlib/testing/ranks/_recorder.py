@@ -129,12 +129,4 @@ def until(limit: float) -> Iterator[None]:
         _teller.arm(None)
 
 
-def calls() -> int:
-    """How many collectives this rank has called in its default process group; 0 where that is not known."""
-    dist: Any = sys.modules.get("torch.distributed")
-    with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # of another version, or of no group
-        return int(dist.group.WORLD._get_sequence_number_for_group())
-    return 0
-
-
 _function.OWN_FILES.add(__file__)

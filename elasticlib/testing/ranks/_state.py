@@ -162,6 +162,14 @@ def groups() -> dict[tuple[int, str], str]:
     return {(id(group), str(name)): str(name) for group, name in c10d._world.pg_names.items()}
 
 
+def collectives() -> int:
+    """How many this rank has called in its default process group; 0 where that is not known."""
+    dist: Any = sys.modules.get("torch.distributed")
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # of another version, or of no group
+        return int(dist.group.WORLD._get_sequence_number_for_group())
+    return 0
+
+
 def taken_over(before: State, earlier: State, later: State) -> State:
     """*before*, as if what differs between *earlier* and *later* had been so then."""
     found = dict(before)

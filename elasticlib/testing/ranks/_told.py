@@ -68,9 +68,9 @@ class Told:
         warnings.warn_explicit(_failed.DirtyWorkerWarning(message), None, call.file, call.line)
 
 
-def left_at(last: int) -> str:
+def left_after(collectives: int) -> str:
     """What a test has left in a shared group whose ranks are at different collectives."""
-    where = f"after {last} collective{'s' * (last != 1)}" if last else "without a collective"
+    where = f"after {collectives} collective{'s' * (collectives != 1)}" if collectives else "without a collective"
     return f"left the shared process group {where}, and another rank elsewhere"
 
 
