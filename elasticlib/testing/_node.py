@@ -301,9 +301,9 @@ class Node:
         self._watch = self._watch.gone()
         self._tell(report)
 
-    def _tell_left(self, why: str, number: int | None) -> None:
+    def _tell_left(self, why: str, number: int | None, *, lost: bool = False) -> None:
         if not self.cluster.leaves(self, why):
-            self._tell(Leave(self.name, why, number))
+            self._tell(Leave(self.name, why, number, lost))
 
     def _guard(self, group: Group) -> None:
         self._guarded, self._looks_at = group, math.inf
@@ -383,7 +383,7 @@ class Node:
         self.timeline.after(2 * END, self.rendezvous, self._bear_witness)
 
     def _bear_witness(self) -> None:
-        self._tell_left("its agent died", None)
+        self._tell_left("its agent died", None, lost=True)
         self.close(1.0)
 
     def close(self, linger: float) -> None:
@@ -392,6 +392,6 @@ class Node:
             return
         self.closes = True
         if not self.member.is_over and self.outcome is not None and self.outcome.kind == "lost":
-            self._tell_left("its agent ended without leaving the job", None)
+            self._tell_left("its agent ended without leaving the job", None, lost=True)
         self.member.hear(session_events.Close())
         self.cluster.part(self, linger)

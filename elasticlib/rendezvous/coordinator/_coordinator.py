@@ -23,7 +23,6 @@ from elasticlib.rendezvous.coordinator._finalizing import gather, status
 from elasticlib.rendezvous.coordinator._liveness import given_up, mailboxes, next_loss, read
 from elasticlib.rendezvous.coordinator._past import heard_of, remembering
 from elasticlib.rendezvous.coordinator._state import (
-    AGENT_GONE,
     Action,
     Cause,
     Entry,
@@ -205,7 +204,7 @@ def _leave(state: State, report: messages.Leave, now: float) -> Outcome:
     if entry is None and current is not None and assigned and (node not in current.left or node in current.lost):
         entry = current.entries[node]
     still_runs = current is not None and assigned and report.round == current.number
-    by_itself = not report.why.startswith(AGENT_GONE)
+    by_itself = not report.lost
     if entry is not None:
         disturbs = by_itself and _disturbs(current, node)
         state = _places.left(state, entry, report.why, now) if disturbs else _places.gone(state, (entry,))

@@ -21,8 +21,6 @@ from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
 
 FIRST_JOIN_LIMIT = 600.0
 """Seconds that nodes wait for others where a `join_timeout` of 0 forbids to wait for replacements only."""
-AGENT_GONE = "its agent"
-"""A `Leave` whose reason begins so was posted for an agent that can speak no more: it counts as a loss."""
 MOST_NAMES = 16
 
 

@@ -112,7 +112,7 @@ class NodeRuntime:
         """The agent is dead: say so in its place."""
         self._witnessed = True
         with contextlib.suppress(RendezvousError):
-            self.member.post(Leave(self.job.node, why, None if workers_gone else self.member.round))
+            self.member.post(Leave(self.job.node, why, None if workers_gone else self.member.round, lost=True))
 
     def close(self, linger: float) -> None:
         """
@@ -127,7 +127,7 @@ class NodeRuntime:
         # Said once: a second word, which knows of no workers, would have others take their ranks.
         if not self.member.is_over() and not self._witnessed:
             with contextlib.suppress(RendezvousError):
-                self.member.post(Leave(self.job.node, "its agent ended without leaving the job"))
+                self.member.post(Leave(self.job.node, "its agent ended without leaving the job", lost=True))
         self.member.close()
         if self._host is not None:
             self._host.close(linger)

@@ -135,6 +135,8 @@ class Leave:
     why: str
     round: int | None = None
     """Round whose workers still run here, and whose `Stopped` will follow; None when none runs."""
+    lost: bool = False
+    """True where another process says it for an agent that died: that counts as a loss, not as the node's own wish."""
 
 
 @frozen

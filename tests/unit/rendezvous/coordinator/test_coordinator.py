@@ -147,7 +147,7 @@ def placed(*nodes: str) -> Desk:
     return desk
 
 
-def crash_loop(times: int, *, min_nodes: int = 2, why: str = "its agent died") -> Desk:
+def crash_loop(times: int, *, min_nodes: int = 2, lost: bool = True) -> Desk:
     """Agents of one host went *times* times, a new one came each time; the last one runs beside node a."""
     desk = Desk(Rules(min_nodes, 3, 1, heartbeat=10.0, wait_for="min"))
     desk.node_heartbeat()
@@ -157,7 +157,7 @@ def crash_loop(times: int, *, min_nodes: int = 2, why: str = "its agent died") -
         if min_nodes == 1:  # who came first runs already
             desk.join("a")
         if number <= times:
-            desk.hear(Leave(f"host/{number}", why))
+            desk.hear(Leave(f"host/{number}", "its agent died", lost=lost))
             desk.join("a")
     assert desk.state.round is not None and desk.state.round.end is None
     return desk
@@ -1138,7 +1138,7 @@ def test_a_lost_node_that_leaves_is_answered() -> None:
 
 def test_a_host_lost_in_three_rounds_running_spends_a_restart() -> None:
     desk = crash_loop(2)
-    desk.hear(Leave("host/3", "its agent died"))
+    desk.hear(Leave("host/3", "its agent died", lost=True))
 
     why = (
         "node host/3 is lost: its agent died; "
@@ -1149,7 +1149,7 @@ def test_a_host_lost_in_three_rounds_running_spends_a_restart() -> None:
 
 def test_a_host_that_goes_on_being_lost_ends_the_job() -> None:
     desk = crash_loop(3)
-    desk.hear(Leave("host/4", "its agent died"), Stopped("a", 3, ()))
+    desk.hear(Leave("host/4", "its agent died", lost=True), Stopped("a", 3, ()))
 
     why = (
         "node host/4 is lost: its agent died; "
@@ -1168,20 +1168,20 @@ def test_silence_counts_like_a_dead_agent() -> None:
 def test_a_host_that_holds_for_a_round_begins_anew() -> None:
     desk = crash_loop(2)
     desk.join("a", "host/3")
-    desk.hear(Leave("host/3", "its agent died"))
+    desk.hear(Leave("host/3", "its agent died", lost=True))
 
     assert 0 == desk.state.restarts
 
 
 def test_a_host_that_stays_away_for_a_round_does_not_begin_anew() -> None:
     desk = crash_loop(2, min_nodes=1)
-    desk.hear(Leave("host/3", "its agent died"))
+    desk.hear(Leave("host/3", "its agent died", lost=True))
 
     assert 1 == desk.state.restarts
 
 
 def test_leaving_by_ones_own_will_spends_no_restart() -> None:
-    desk = crash_loop(1, why="SIGTERM")
+    desk = crash_loop(1, lost=False)
 
     assert 0 == desk.state.restarts
     assert {} == desk.state.losses
@@ -1189,14 +1189,14 @@ def test_leaving_by_ones_own_will_spends_no_restart() -> None:
 
 def test_losses_count_only_while_no_worker_has_succeeded() -> None:
     desk = crash_loop(2)
-    desk.hear(Succeeded("a", 2), Leave("host/3", "its agent died"))
+    desk.hear(Succeeded("a", 2), Leave("host/3", "its agent died", lost=True))
 
     assert 0 == desk.state.restarts
 
 
 def test_a_dead_agent_does_not_end_a_job_that_nobody_else_is_in() -> None:
     desk = running("a")
-    desk.hear(Leave("a", "its agent died"))
+    desk.hear(Leave("a", "its agent died", lost=True))
 
     assert desk.state.final is None
     desk.join("b")
@@ -1209,7 +1209,7 @@ def test_the_witness_of_a_leaving_node_vouches_that_its_workers_are_gone() -> No
     desk.join("a")
 
     assert not desk.sent()
-    desk.hear(Leave("b", "its agent died"))
+    desk.hear(Leave("b", "its agent died", lost=True))
     assert {"a"} == desk.sent().keys()
 
 
@@ -1412,7 +1412,7 @@ def test_a_connection_that_breaks_before_its_nodes_death_is_known_does_not_end_t
     assert not cast("RoundEnd", desk.sent()["a"]).restart
     desk.hear(Stopped("a", 0, (cut,)))
     assert desk.state.final is None
-    desk.hear(Leave("b", "its agent died"))
+    desk.hear(Leave("b", "its agent died", lost=True))
 
     assert desk.state.final is None
     assert RoundEnd(0, "node b is lost: its agent died", True) == desk.sent()["a"]
@@ -1436,7 +1436,7 @@ def test_a_failure_of_another_kind_ends_the_job_though_a_node_dies_then() -> Non
     desk = running("a", "b", min_nodes=1, max_restarts=0)
     desk.hear(Failed("a", 0, (note(0, secondary=True), note(1))), Stopped("a", 0, (note(1),)))
 
-    desk.hear(Leave("b", "its agent died"))
+    desk.hear(Leave("b", "its agent died", lost=True))
 
     assert desk.state.final is not None and not desk.state.final.succeeded
 

@@ -48,8 +48,8 @@ class Job:
         self.offers[node] = Descriptor(1, "trainer", (address,), 4000, index)
         return self.hear(Join(node, self.offers[node]))
 
-    def leave(self, node: str, why: str = FULL, round: int | None = None) -> list[Notice]:
-        return self.hear(Leave(node, why, round))
+    def leave(self, node: str, why: str = FULL, round: int | None = None, lost: bool = False) -> list[Notice]:
+        return self.hear(Leave(node, why, round, lost))
 
     def hear(self, report: Report) -> list[Notice]:
         self.envelopes[report.node] += 1
@@ -308,7 +308,7 @@ def test_a_node_that_dies_in_between_makes_nothing_of_its_place_undone(pauses: b
     made.come_and_go(3)
     made.join("n2/8-z")
     made.wait(0.0 if pauses else PAUSES[2] * HEARTBEAT)
-    made.leave("n2/8-z", "its agent died")
+    made.leave("n2/8-z", "its agent died", lost=True)
 
     assert [3] == [its.times for its in made.state.exits["n2 (10.0.0.1)"]]
 
@@ -334,7 +334,7 @@ def test_a_spare_that_comes_and_goes_disturbs_nobody_and_costs_its_place_nothing
 def test_a_dead_agent_is_a_loss_and_no_exit() -> None:
     made = job()
     made.join("n2/2-b")
-    made.leave("n2/2-b", "its agent died")
+    made.leave("n2/2-b", "its agent died", lost=True)
 
     assert ({}, frozenset()) == (made.state.exits, frozenset(made.state.waiting))
 

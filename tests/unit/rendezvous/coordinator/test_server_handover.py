@@ -563,7 +563,7 @@ def replaced(shell: Shell, count: int) -> None:
         shell.say(Stopped("a", shell.server.state.round.number, ()))
         shell.join("a", round=shell.server.state.round.number, pulse=pulse_of(shell))
         shell.join(f"b{number}", pulse=pulse_of(shell))
-        shell.say(Leave(f"b{number}", "its agent died"))
+        shell.say(Leave(f"b{number}", "its agent died", lost=True))
         shell.later(3.0, mailbox_name("a", shell.seqs["a"]))
 
 
@@ -576,7 +576,7 @@ def forgetful(key: bytes | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Shell
     old = Posted(10**6, encode(Envelope(1, join), key, report_place("job", "nonce", "old", 1)))
     shell.tell(Arrived([old]))
     shell.seqs["old"] = 1
-    shell.say(Leave("old", "its agent died"))
+    shell.say(Leave("old", "its agent died", lost=True))
     replaced(shell, 16)
     assert "old" not in shell.server.state.heard
     shell.join("a", round=shell.server.state.round.number, pulse=pulse_of(shell))

@@ -68,7 +68,7 @@ def reports(draw: st.DrawFn, state: State) -> Report:
         Stopped(node, number, ()),
         Succeeded(node, number),
         Leave(node, "SIGTERM", draw(st.sampled_from([None, number]))),
-        Leave(node, "its agent died"),
+        Leave(node, "its agent died", lost=True),
         Close(node, "enough"),
     ]
     return draw(st.sampled_from(choices))

@@ -35,7 +35,7 @@ class Desk:
         self.asked: list[tuple[Any, ...]] = []
 
     def post(self, report: Leave) -> None:
-        self.asked.append((report.why, report.round))
+        self.asked.append((report.why, report.round, report.lost))
 
     def is_over(self) -> bool:
         return False
@@ -57,7 +57,7 @@ def test_a_dead_agent_is_spoken_for_once() -> None:
 
     made.close(0.0)
 
-    assert [("its agent died", 3)] == member.asked
+    assert [("its agent died", 3, True)] == member.asked
 
 
 def test_an_agent_that_goes_without_a_word_is_spoken_for() -> None:
@@ -65,7 +65,7 @@ def test_an_agent_that_goes_without_a_word_is_spoken_for() -> None:
 
     made.close(0.0)
 
-    assert [("its agent ended without leaving the job", None)] == member.asked
+    assert [("its agent ended without leaving the job", None, True)] == member.asked
 
 
 def test_a_store_host_that_goes_after_the_end_is_not_waited_for() -> None:
