@@ -12,8 +12,7 @@ import importlib
 import logging
 import os
 import sys
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +29,10 @@ from elasticlib.job._register import SHARES
 from elasticlib.job._results import Results
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._streams import Duplicates, make_ready
-from elasticlib.rendezvous import _choice
-from elasticlib.rendezvous._choice import Choice, PlugIn, Private
-from elasticlib.rendezvous._job import Job as RendezvousJob
-from elasticlib.rendezvous._names import host_name, node_name
-from elasticlib.rendezvous._options import ETCD
-from elasticlib.spec import TOKEN_VARIABLE, Entrypoint, LaunchConfig, LogsDest, LogsSpecs, WorkerSpec, entrypoint_name
+from elasticlib.rendezvous._choice import PlugIn
+from elasticlib.rendezvous._command import command_line
+from elasticlib.rendezvous._meeting import choose, opened
+from elasticlib.spec import Entrypoint, LaunchConfig, LogsDest, LogsSpecs, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices, _signals
 from elasticlib.workers._fork_servers import flags_here, fork_servers
@@ -147,8 +144,7 @@ class CheckedLaunch:
                 self.console.files = lambda: getattr(self._logs, "root_log_dir", "")
                 self.console.watch(self.title, shown_ranks(config), is_pool=bool(title), is_started=is_started)
                 until_end.callback(self.console.close)
-            choice = _choose(config)
-            self._choice = evolve(choice, work=self.title) if isinstance(choice, RendezvousJob) else choice
+            self._choice = choose(config, work=self.title, command=_command_of(self.title, entrypoint, args))
             flags = flags_here() if callable(entrypoint) else ()
             gpus = SHARES.of(f"job {self.title!r}", config.devices, config.nproc_per_node, is_started=is_started)
             shown = until_end.enter_context(gpus)
@@ -218,7 +214,7 @@ class CheckedLaunch:
         try:
             plan = self._prepared.job
             warming = fork_servers.warming(plan.fork_server, plan.common.env, plan.search_path)
-            with warming as there, _opened(self._choice, config) as spec.rdzv_handler:
+            with warming as there, opened(self._choice, config) as spec.rdzv_handler:
                 self._say_that_it_starts(there)
                 from elasticlib.agent import LocalElasticAgent
 
@@ -281,6 +277,14 @@ def title_of(entrypoint: Entrypoint, args: Sequence[Any] = ()) -> str:
     return str(getattr(entrypoint, "__name__", None) or entrypoint_name(entrypoint))
 
 
+def _command_of(title: str, entrypoint: Entrypoint, args: Sequence[Any]) -> str:
+    """What nodes of one job are compared by; empty where the arguments are not known."""
+    if isinstance(entrypoint, (str, os.PathLike)):
+        return command_line(title, [str(arg) for arg in args])
+    # A function's arguments are objects, which cannot be compared: those of its program mostly tell two of them apart.
+    return "" if _in_notebooks.shell() is not None else command_line(title, sys.argv[1:])
+
+
 def _worker_spec(
     config: LaunchConfig, workers: int, entrypoint: Entrypoint, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> WorkerSpec:
@@ -295,67 +299,6 @@ def _worker_spec(
         args=tuple(args),
         kwargs=dict(kwargs),
     )
-
-
-def _choose(config: LaunchConfig) -> Choice:
-    """Which rendezvous *config* means on this machine; what its user should know is logged."""
-    choice, warnings = _choice.choose(
-        config,
-        node=node_name(config.local_addr),
-        fresh_id=uuid.uuid4().hex,
-        token=config.token or os.environ.get(TOKEN_VARIABLE) or None,
-        index=_choice.scheduler_index(os.environ),
-    )
-    if isinstance(choice, RendezvousJob) and choice.backend in ETCD and not config.rdzv_endpoint.strip():
-        _find_local_etcd(choice)
-    for warning in warnings:
-        _log.warning(warning)
-    return choice
-
-
-def _find_local_etcd(job: RendezvousJob) -> None:
-    """Raise `ConfigError` unless somebody listens at the endpoint that none means: nobody would wait for that one."""
-    import socket  # only here: most launches need none
-
-    host, _, port = job.endpoint.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError as error:
-        raise ConfigError(
-            f"rdzv_endpoint='': rdzv_backend={job.backend!r} needs the address of an etcd server, such as "
-            f"node0:2379, and none answers at {job.endpoint} ({error})"
-        ) from error
-
-
-@contextlib.contextmanager
-def _opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
-    """What the agent meets the other nodes through, for the length of the block."""
-    # Imported only now, while the fork server is at its own imports.
-    from elasticlib.rendezvous import Rules, open_local, open_remote
-
-    match choice:
-        case Private(run_id, backend, port):
-            rules = Rules(1, 1, config.max_restarts)
-            with open_local(run_id, rules, backend=backend, node=host_name(config.local_addr), port=port) as rendezvous:
-                yield rendezvous
-        case RendezvousJob():
-            with open_remote(choice) as rendezvous:
-                yield rendezvous
-        case PlugIn(run_id, backend):
-            from elasticlib.rendezvous.handlers._base import RendezvousParameters
-            from elasticlib.rendezvous.handlers._registry import get_rendezvous_handler
-
-            yield get_rendezvous_handler(
-                RendezvousParameters(
-                    backend,
-                    config.rdzv_endpoint,
-                    run_id,
-                    config.min_nodes,
-                    config.max_nodes,
-                    config.local_addr or None,
-                    **config.rdzv_configs,
-                )
-            )
 
 
 def _summary(config: LaunchConfig) -> dict[str, object]:

@@ -32,6 +32,8 @@ class Job(JobOptions):
     max_restarts: int = 3
     work: str = ""
     """What the workers run: nodes of one role that run something else belong to another job."""
+    command: str = ""
+    """`work` with its arguments, for people, equal for equal ones; empty: unknown."""
     token: str | None = field(default=None, repr=False)
     node_rank: int | None = None
     """Fixed place of this node (static)."""

@@ -38,14 +38,16 @@ def wait_until(condition: Callable[[], object], limit: float = 90.0) -> None:
 class Launch:
     """``elasticrun`` of a node of a job of one or two nodes, with one worker, which works until it is told to end."""
 
-    def __init__(self, port: int, run_id: str, options: Sequence[str] = (), **conf: object) -> None:
+    def __init__(
+        self, port: int, run_id: str, options: Sequence[str] = (), args: Sequence[str] = (), **conf: object
+    ) -> None:
         conf = {"wait_for": "min", "heartbeat_timeout": 10, "reconnect_timeout": 10, **conf}
         self.popen = subprocess.Popen(
             [
                 *(sys.executable, "-m", "elasticlib.run", "--nnodes", "1:2", "--rdzv-backend", "c10d"),
                 *("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", run_id, "--max-restarts", "0"),
                 *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in conf.items())),
-                *(*options, "--no-python", sys.executable, "-c", WORK),
+                *(*options, "--no-python", sys.executable, "-c", WORK, *args),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

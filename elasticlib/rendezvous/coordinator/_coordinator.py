@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from attrs import evolve
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous.coordinator import _ending, _liveness, _places
+from elasticlib.rendezvous.coordinator import _commands, _ending, _liveness, _places
 from elasticlib.rendezvous.coordinator._ending import tell_end
 from elasticlib.rendezvous.coordinator._finalizing import gather, status
 from elasticlib.rendezvous.coordinator._liveness import given_up, mailboxes, next_loss, read
@@ -108,7 +108,7 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
 
 
 def _join(state: State, report: messages.Join, seq: int, now: float) -> Outcome:
-    node, current = report.node, state.round
+    node = report.node
     entry = Entry(node, mailbox_name(node, seq), seq, report.descriptor, came=now, arrived=now)
     state = _liveness.asks_anew(state, node)
     if state.final is not None:
@@ -116,12 +116,24 @@ def _join(state: State, report: messages.Join, seq: int, now: float) -> Outcome:
     known = _known(state, node)
     if known is not None:
         entry = evolve(entry, arrived=known.arrived, exits=known.exits, free_at=known.free_at)
-    refusal = _refusal(state, report) or (None if known is not None else _places.refusal(state, entry, now))
+        entry = evolve(entry, is_other=known.is_other)
+    refusal = _refusal(state, report)
+    if known is None:
+        refusal = refusal or _places.refusal(state, entry, now) or _commands.refusal(state, entry)
     if refusal:
         state, actions = _part(state, node, refusal)
         return state, (Send(entry.mailbox, node, messages.Final(False, refusal, kind="refused")), *actions)
+    cautions: tuple[Action, ...] = ()
     if known is None:
         state, entry = _places.arrived(state, entry, now)
+        entry, cautions = _commands.compared(state, entry, had_ranks=report.round >= 0)
+    state, actions = _let_wait(state, entry, now)
+    return state, (*cautions, *actions)
+
+
+def _let_wait(state: State, entry: Entry, now: float) -> Outcome:
+    """A node waits for ranks; if there is room for it, the round that runs ends."""
+    node, current = entry.node, state.round
     waiting = dict(state.waiting)
     waiting.pop(node, None)  # whoever asks again waits at the end
     waiting[node] = entry

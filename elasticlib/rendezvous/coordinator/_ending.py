@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
+from elasticlib.rendezvous.coordinator._commands import final_for
 from elasticlib.rendezvous.coordinator._state import MOST_NAMES, Cause, Outcome, Round, Send, State, host_of
 from elasticlib.rendezvous.protocol._messages import Elaborate, Final, RoundEnd
 from elasticlib.rendezvous.protocol._shortening import brief, line, place, short
@@ -84,7 +85,7 @@ def finish(state: State, final: Final) -> Outcome:
         present = (entry for entry in state.round.entries.values() if entry.node not in state.round.left)
         for entry in present:
             audience.setdefault(entry.node, entry)
-    actions = tuple(Send(entry.mailbox, entry.node, final) for entry in audience.values())
+    actions = tuple(Send(entry.mailbox, entry.node, final_for(entry, final)) for entry in audience.values())
     return evolve(state, final=final), actions
 
 

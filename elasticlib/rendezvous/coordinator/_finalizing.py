@@ -86,7 +86,7 @@ def finalize(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
     nodes = order(chosen, last)
     number = current.number + 1 if current is not None else 0
     assignments = assign([chosen[node] for node in nodes], number, state.restarts, rules.max_restarts, why)
-    entries = {node: _rested(state.waiting[node]) for node in nodes}
+    entries = {node: _chosen(state.waiting[node]) for node in nodes}
     heard_last = (last_count(state, entry) for entry in entries.values())
     assignments = tuple(evolve(each, heard=last) for each, last in zip(assignments, heard_last, strict=True))
     rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
@@ -98,8 +98,8 @@ def finalize(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
     return state, first + tuple(Send(entry.mailbox, entry.node, assignment) for entry, assignment in sends)
 
 
-def _rested(entry: Entry) -> Entry:
-    return evolve(entry, free_at=0.0) if entry.free_at else entry
+def _chosen(entry: Entry) -> Entry:
+    return evolve(entry, free_at=0.0, is_other=False) if entry.free_at or entry.is_other else entry
 
 
 def status(state: State, now: float) -> str:

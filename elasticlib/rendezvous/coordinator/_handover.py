@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, ItemsView, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from attrs import asdict, evolve, fields, frozen
@@ -135,17 +135,21 @@ def _signature(text: bytes, run_id: str, key: bytes) -> bytes:
 
 def encode_state(state: State, now: float) -> bytes:
     """The state as ASCII JSON; *now* is the time of the clock that it was made with."""
+    commands: dict[str, int] = {}
+    """Each that is known, once, and its number."""
     body = {
         "v": VERSION,
         "rules": asdict(state.rules),
         "heard": dict(state.heard),
         "past": _past(state),
-        "waiting": [_entry(entry) for entry in state.waiting.values()],
-        "round": None if state.round is None else _round(state.round, now),
+        "waiting": [_entry(entry, commands) for entry in state.waiting.values()],
+        "round": None if state.round is None else _round(state.round, now, commands),
         "restarts": state.restarts,
         "losses": dict(state.losses),
         "exits": {place: [_exits(its, now) for its in agents] for place, agents in state.exits.items()},
         "after": {entry.mailbox: _exits(entry.exits, now) for entry in _entries(state) if entry.exits is not None},
+        "commands": list(commands),
+        "others": [node for node, entry in state.waiting.items() if entry.is_other],
         "pauses": {node: entry.free_at - now for node, entry in state.waiting.items() if entry.free_at},
         "gathering": None if state.gathering_since is None else now - state.gathering_since,
         "last_join": now - state.last_join,
@@ -169,15 +173,20 @@ def decode_state(data: bytes, now: float) -> State:
 def _state(body: Any, now: float) -> State:
     rules = Rules(**{name: read(body["rules"][name]) for name, read in _RULES.items()})
     after = {_untrusted.name(mailbox): _read_exits(its, now) for mailbox, its in _members(body["after"])}
-    waiting = [_read_entry(entry, now, after) for entry in _untrusted.exactly(body["waiting"], list)]
+    commands = [_untrusted.line(text) for text in body.get("commands", [])]
+    waiting = [_read_entry(entry, now, after, commands) for entry in _untrusted.exactly(body["waiting"], list)]
+    others = {_untrusted.name(node) for node in body.get("others", [])}
     free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
     heard = _counts(body["heard"])
     return State(
         rules,
         heard=heard,
         past=_read_past(body.get("past", [0, 0, []]), list(heard)),
-        waiting={entry.node: evolve(entry, free_at=free_at.get(entry.node, 0.0)) for entry in waiting},
-        round=None if body["round"] is None else _read_round(body["round"], now, after),
+        waiting={
+            entry.node: evolve(entry, free_at=free_at.get(entry.node, 0.0), is_other=entry.node in others)
+            for entry in waiting
+        },
+        round=None if body["round"] is None else _read_round(body["round"], now, after, commands),
         restarts=_untrusted.whole(body["restarts"], 0),
         losses=_counts(body["losses"], _untrusted.line),
         exits={
@@ -201,9 +210,10 @@ def _read_past(value: Any, heard: list[str]) -> Past:
     return Past(_at(heard, elders), _untrusted.whole(heartbeats, 0), _untrusted.whole(horizon, 0))
 
 
-def _entry(entry: Entry) -> list[Any]:
+def _entry(entry: Entry, commands: dict[str, int]) -> list[Any]:
     its = entry.descriptor
-    return [entry.node, entry.seq, its.slots, its.role, its.addresses, its.store_port, its.index, its.hosts, its.work]
+    row = [entry.node, entry.seq, its.slots, its.role, its.addresses, its.store_port, its.index, its.hosts, its.work]
+    return [*row, commands.setdefault(its.command, len(commands))]
 
 
 def _entries(state: State) -> Iterator[Entry]:
@@ -221,8 +231,8 @@ def _read_exits(value: Any, now: float) -> Exits:
     return Exits(_untrusted.whole(times, 1), now - _age(age), _untrusted.line(why))
 
 
-def _read_entry(value: Any, now: float, after: Mapping[str, Exits]) -> Entry:
-    node, seq, slots, role, addresses, port, index, hosts, work = value
+def _read_entry(value: Any, now: float, after: Mapping[str, Exits], commands: Sequence[str]) -> Entry:
+    node, seq, slots, role, addresses, port, index, hosts, work, *command = value
     descriptor = messages.Descriptor(
         _untrusted.whole(slots),
         _untrusted.line(role),
@@ -231,17 +241,18 @@ def _read_entry(value: Any, now: float, after: Mapping[str, Exits]) -> Entry:
         None if index is None else _untrusted.whole(index),
         _untrusted.exactly(hosts, bool),
         _untrusted.line(work),
+        commands[_untrusted.whole(command[0], 0)] if command else "",
     )
     # How long it has been there is not known: what it does next is judged as a newcomer's.
     mailbox = mailbox_name(_untrusted.name(node), _untrusted.whole(seq, 1))
     return Entry(node, mailbox, seq, descriptor, arrived=now, exits=after.get(mailbox))
 
 
-def _round(current: Round, now: float) -> dict[str, Any]:
+def _round(current: Round, now: float, commands: dict[str, int]) -> dict[str, Any]:
     place = {node: index for index, node in enumerate(current.entries)}
     return {
         "number": current.number,
-        "entries": [_entry(entry) for entry in current.entries.values()],
+        "entries": [_entry(entry, commands) for entry in current.entries.values()],
         "seats": {name: getattr(current.assignments[0], name) for name in _SHARED},
         "own": [[getattr(assignment, name) for name in _OWN] for assignment in current.assignments],
         "succeeded": sorted(place[node] for node in current.succeeded),
@@ -255,8 +266,8 @@ def _round(current: Round, now: float) -> dict[str, Any]:
     }
 
 
-def _read_round(value: Any, now: float, after: Mapping[str, Exits]) -> Round:
-    entries = [_read_entry(entry, now, after) for entry in _untrusted.exactly(value["entries"], list)]
+def _read_round(value: Any, now: float, after: Mapping[str, Exits], commands: Sequence[str]) -> Round:
+    entries = [_read_entry(entry, now, after, commands) for entry in _untrusted.exactly(value["entries"], list)]
     nodes = [entry.node for entry in entries]
     assignments = _read_assignments(value["seats"], _untrusted.exactly(value["own"], list))
     if not len(set(nodes)) == len(nodes) == len(assignments) > 0:

@@ -176,6 +176,8 @@ class Entry:
     """When it asked for the first time."""
     exits: Exits | None = None
     """What those who had its place before it did; None: nothing that counts."""
+    is_other: bool = False
+    """Whether it was told to run other arguments than the job's first node, and never had ranks."""
     free_at: float = 0.0
     """When it may have ranks at the earliest: a node that comes and goes pauses."""
 

@@ -38,6 +38,8 @@ class BoundNodeInfo:
     """Whether the job's store lives here."""
     work: str = ""
     """What the workers run."""
+    command: str = ""
+    """The same with its arguments."""
     _listener: socket.socket | None = None
 
     def describe(self, slots: int, role: str) -> Descriptor:
@@ -48,7 +50,8 @@ class BoundNodeInfo:
             first = self.address()
             self._listener, others = _listen(first, self.port)
         port = self._listener.getsockname()[1]
-        return Descriptor(slots, role, (first, *others), port, self.index, self.hosts(), self.work)
+        addresses = (first, *others)
+        return Descriptor(slots, role, addresses, port, self.index, self.hosts(), self.work, self.command)
 
     def listener(self) -> socket.socket | None:
         """The socket that was bound last, once."""
@@ -65,10 +68,12 @@ class FixedNodeInfo:
     index: int | None
     hosts: Callable[[], bool]
     work: str = ""
+    command: str = ""
 
     def describe(self, slots: int, role: str) -> Descriptor:
         """The same for each round."""
-        return Descriptor(slots, role, (self.address,), self.port(), self.index, self.hosts(), self.work)
+        addresses, port = (self.address,), self.port()
+        return Descriptor(slots, role, addresses, port, self.index, self.hosts(), self.work, self.command)
 
     def listener(self) -> socket.socket | None:
         """Nothing."""

@@ -29,6 +29,29 @@ LOOK_AGAIN = 0.1
 
 
 @frozen
+class Doubt:
+    """A greeting that cannot be ours."""
+
+    since: float
+    at: float
+    """When it was read last."""
+
+    @property
+    def look_at(self) -> float:
+        """When to read it again."""
+        return self.at + LOOK_AGAIN
+
+    def is_over(self) -> bool:
+        """Whether it stood there for too long to be someone's scribble."""
+        return self.at > self.since + DOUBT
+
+
+def doubted(doubt: Doubt | None, now: float) -> Doubt:
+    """The doubt after one more look."""
+    return Doubt(now if doubt is None else doubt.since, now)
+
+
+@frozen
 class Belief:
     """By what a node tells its own job and coordinator from others, and how it makes itself known to them."""
 

@@ -155,8 +155,11 @@ class NodeRuntime:
         job = self.job
         if job.backend == "static":
             host, port = self._backend.host_and_port()
-            return FixedNodeInfo(host, lambda: int(port), job.node_rank, lambda: job.node_rank == 0, job.work)
-        return BoundNodeInfo(self._address, index=job.node_rank, hosts=lambda: self.hosts_store, work=job.work)
+            is_first = job.node_rank == 0
+            return FixedNodeInfo(host, lambda: int(port), job.node_rank, lambda: is_first, job.work, job.command)
+        return BoundNodeInfo(
+            self._address, index=job.node_rank, hosts=lambda: self.hosts_store, work=job.work, command=job.command
+        )
 
     def _address(self) -> str:
         if self.job.local_addr:

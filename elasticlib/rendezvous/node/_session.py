@@ -22,7 +22,7 @@ from elasticlib._times import soonest
 from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events, _session_liveness, _session_memory as memory
-from elasticlib.rendezvous.node._belief import DOUBT, LOOK_AGAIN, Belief
+from elasticlib.rendezvous.node._belief import Belief, Doubt, doubted
 from elasticlib.rendezvous.node._outbox import Outbox, Written
 from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
 from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, Tick
@@ -59,8 +59,7 @@ class Session:
     _connected: bool = False
     _greeted: bool = False
     _lanes: Lanes = field(factory=Lanes)
-    _greet_at: float | None = None
-    _doubted: float | None = None
+    _doubt: Doubt | None = None  # of the greeting that was read last
     _ending: messages.Final | None = None  # while its whole root cause is being read
     _refusals: Refusals = field(factory=Refusals)
 
@@ -98,7 +97,7 @@ class Session:
         if not self._lanes.is_free(events.Lane.SPEAK) or not self._connected or self.parted:
             return None
         if not self._greeted:
-            return self._greet_at
+            return None if self._doubt is None else self._doubt.look_at
         return self._heartbeats.due_at() if self._may_send_heartbeat() else None
 
     def kill_at(self) -> float | None:
@@ -182,7 +181,7 @@ class Session:
 
     def _disconnected(self) -> None:
         self._connected = self._greeted = False
-        self._greet_at, self._doubted, self._lanes = None, None, self._lanes.cleared()
+        self._doubt, self._lanes = None, self._lanes.cleared()
         self._heartbeats, self._mailbox = evolve(self._heartbeats, send_at=0.0), self._mailbox.awaits(None)
 
     def _fail(self, error: events.Permanent, out: list[events.Action]) -> None:
@@ -231,9 +230,8 @@ class Session:
         except errors.RendezvousClosedError as error:
             self._fail(error, out)
         except errors.RendezvousStateError as error:
-            self._doubted = now if self._doubted is None else self._doubted
-            self.status, self._greet_at = str(error), now + LOOK_AGAIN
-            if now > self._doubted + DOUBT:
+            self.status, self._doubt = str(error), doubted(self._doubt, now)
+            if self._doubt.is_over():
                 self._fail(error, out)
         else:
             self.belief = evolve(self.belief, nonce=announcement.nonce, period=announcement.heartbeat)
@@ -288,6 +286,8 @@ class Session:
             self._stop(f"the job counts this node as lost: {notice.why}")
         elif isinstance(notice, messages.Elaborate):
             self._outbox = self._outbox.elaborate(notice.round, self.belief.node)
+        elif isinstance(notice, messages.Caution):
+            out.append(Log("warning", notice.text))
         elif isinstance(notice, messages.RankAssignment):
             self._unsure, self._waiting = True, None
             self._heartbeats, read = self._heartbeats.assigned(notice, self._outbox.join_sent)
@@ -338,7 +338,7 @@ class Session:
 
     def _speak(self, now: float, out: list[events.Action]) -> None:
         if not self._greeted:
-            if self._greet_at is None or now >= self._greet_at:
+            if self._doubt is None or now >= self._doubt.look_at:
                 self._ask(Task.FIND, Wait(exchange.ANNOUNCEMENT, memory.GREETING), now, out)
         elif (envelope := self._outbox.next) is not None:
             self._send(envelope, now, out)

@@ -49,6 +49,8 @@ class Descriptor:
     """Whether the job's store lives on this node: without fixed places it comes first."""
     work: str = ""
     """What its workers run, for telling two jobs of one name apart."""
+    command: str = ""
+    """`work` with its arguments, equal for equal ones; empty: unknown."""
 
 
 @frozen
@@ -195,6 +197,13 @@ class Elaborate:
 
 
 @frozen
+class Caution:
+    """To a node, for its people: something about the job that may be a mistake, and what to do then."""
+
+    text: str
+
+
+@frozen
 class Final:
     """To a node: the job is over for it. `root` is the failure that came first anywhere, if one decided."""
 
@@ -309,7 +318,7 @@ Report: TypeAlias = Join | WorkerReport | Acknowledgement | Close
 Notice: TypeAlias = RankAssignment | RoundEnd | Final
 """What the coordinator tells nodes."""
 
-Told: TypeAlias = Notice | GivenUp | Elaborate
+Told: TypeAlias = Notice | GivenUp | Elaborate | Caution
 """Besides, what is meant for a node's session, and not for its agent."""
 
 Message: TypeAlias = Report | Told | Envelope | Announcement | CoordinatorHeartbeat | NodeHeartbeat
@@ -330,6 +339,7 @@ _CLASSES: dict[str, type[Any]] = {
     "end": RoundEnd,
     "given up": GivenUp,
     "elaborate": Elaborate,
+    "caution": Caution,
     "final": Final,
 }
 _REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "bye", "close")

@@ -12,6 +12,7 @@ from elasticlib.rendezvous.protocol._messages import (
     LAST_EPOCH,
     Acknowledgement,
     Announcement,
+    Caution,
     Close,
     CoordinatorHeartbeat,
     Descriptor,
@@ -42,6 +43,8 @@ descriptors = st.builds(
     addresses=st.lists(text, min_size=1, max_size=3).map(tuple),
     store_port=st.integers(0, 65535),
     index=st.none() | count,
+    work=text,
+    command=text,
 )
 notes = st.builds(
     FailureNote,
@@ -93,5 +96,6 @@ BUILDERS: dict[type, st.SearchStrategy[Any]] = REPORTS | {
     RoundEnd: st.builds(RoundEnd, count, text, st.booleans()),
     GivenUp: st.builds(GivenUp, text),
     Elaborate: st.builds(Elaborate, count),
+    Caution: st.builds(Caution, text),
     Final: st.builds(Final, st.booleans(), text, st.none() | node, st.none() | notes, text),
 }

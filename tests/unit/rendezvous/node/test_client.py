@@ -22,7 +22,7 @@ from elasticlib.errors import (
     RendezvousTimeoutError,
 )
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous.node import _session, _session_events as events, _session_memory
+from elasticlib.rendezvous.node import _belief, _session_events as events, _session_memory
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._exchange import (
@@ -74,7 +74,7 @@ HELLO_OF_JOB = Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.0)
 
 @pytest.fixture(autouse=True)
 def quick_to_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_session, "DOUBT", 0.3)
+    monkeypatch.setattr(_belief, "DOUBT", 0.3)
 
 
 class Wares:

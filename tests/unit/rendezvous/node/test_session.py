@@ -42,6 +42,7 @@ from elasticlib.rendezvous.protocol._messages import (
     EPOCH_BITS,
     Acknowledgement,
     Announcement,
+    Caution,
     Close as CloseJob,
     ContactLost,
     CoordinatorHeartbeat,
@@ -389,6 +390,14 @@ def test_who_has_the_root_cause_says_all_of_it_when_asked_and_the_agent_hears_no
 
     assert (0, 2 * len(LONG)) in failures(shell)
     assert isinstance(shell.envelope().report, Failed)
+    assert () == shell.words()
+
+
+def test_caution_is_logged_here_and_the_agent_hears_nothing_of_it() -> None:
+    shell = Shell().greeted().joined()
+    shell.reads(Caution("node c runs something else"))
+
+    assert [Log("warning", "node c runs something else")] == [it for it in shell.done if isinstance(it, Log)]
     assert () == shell.words()
 
 

@@ -1,0 +1,48 @@
+"""
+What a launch runs, with its arguments: a line by which nodes of one job are compared, and that their people read. Pure.
+
+Rules of this file: equal commands give equal lines, others different ones. What stands there is seen by both nodes'
+users, so values of options that name a secret are left out; a digest of all arguments then tells them apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Sequence
+
+LONGEST = 300
+"""Characters of the line, without its digest."""
+_SECRET = re.compile(r"(?i)token(?!iz|s)|secret|passw|api.?key|access.?key|credential|authorization")
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_HIDDEN = "..."
+_ASSIGNMENT = re.compile(r"([^=\s]+)=(.+)", re.DOTALL)
+_DIGITS = 8
+
+
+def command_line(work: str, args: Sequence[str]) -> str:
+    """*work* with *args*, shortened, and without what may be secret."""
+    whole = shlex.join([work, *args])
+    line = shlex.join([work, *_without_secrets(args)])
+    line = line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+    return line if line == whole else f"{line} (arguments {_digest(args)})"
+
+
+def _without_secrets(args: Sequence[str]) -> list[str]:
+    shown = []
+    hides_next = False
+    for arg in args:
+        assigned = _ASSIGNMENT.fullmatch(arg)
+        if hides_next and not arg.startswith("-"):
+            arg = _HIDDEN
+        elif assigned and _SECRET.search(assigned[1]):
+            arg = f"{assigned[1]}={_HIDDEN}"
+        hides_next = arg.startswith("-") and not assigned and bool(_SECRET.search(arg))
+        shown.append(_LOGIN.sub(_HIDDEN, arg))
+    return shown
+
+
+def _digest(args: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(list(args)).encode()).hexdigest()[:_DIGITS]

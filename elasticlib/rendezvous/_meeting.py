@@ -1,0 +1,88 @@
+"""
+Where a launch meets the other nodes of its job: what its configuration means on this machine, opened for its length.
+
+Rules of this file: the environment and the machine are looked at here, so that `_choice` need not; what is opened is
+imported only when it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+
+from attrs import evolve
+
+from elasticlib.errors import ConfigError
+from elasticlib.rendezvous import _choice
+from elasticlib.rendezvous._choice import Choice, PlugIn, Private
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._names import host_name, node_name
+from elasticlib.rendezvous._options import ETCD
+from elasticlib.spec import TOKEN_VARIABLE, LaunchConfig
+
+_log = logging.getLogger("elasticlib")
+
+
+def choose(config: LaunchConfig, *, work: str, command: str) -> Choice:
+    """Which rendezvous *config* means on this machine; what its user should know is logged."""
+    choice, warnings = _choice.choose(
+        config,
+        node=node_name(config.local_addr),
+        fresh_id=uuid.uuid4().hex,
+        token=config.token or os.environ.get(TOKEN_VARIABLE) or None,
+        index=_choice.scheduler_index(os.environ),
+    )
+    if isinstance(choice, Job) and choice.backend in ETCD and not config.rdzv_endpoint.strip():
+        _find_local_etcd(choice)
+    for warning in warnings:
+        _log.warning(warning)
+    return evolve(choice, work=work, command=command) if isinstance(choice, Job) else choice
+
+
+def _find_local_etcd(job: Job) -> None:
+    """Raise `ConfigError` unless somebody listens at the endpoint that none means: nobody would wait for that one."""
+    import socket  # only here: most launches need none
+
+    host, _, port = job.endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(
+            f"rdzv_endpoint='': rdzv_backend={job.backend!r} needs the address of an etcd server, such as "
+            f"node0:2379, and none answers at {job.endpoint} ({error})"
+        ) from error
+
+
+@contextlib.contextmanager
+def opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
+    """What the agent meets the other nodes through, for the length of the block."""
+    # Imported only now, while the fork server is at its own imports.
+    from elasticlib.rendezvous._open import open_local, open_remote
+    from elasticlib.rendezvous.coordinator._state import Rules
+
+    match choice:
+        case Private(run_id, backend, port):
+            rules = Rules(1, 1, config.max_restarts)
+            with open_local(run_id, rules, backend=backend, node=host_name(config.local_addr), port=port) as rendezvous:
+                yield rendezvous
+        case Job():
+            with open_remote(choice) as rendezvous:
+                yield rendezvous
+        case PlugIn(run_id, backend):
+            from elasticlib.rendezvous.handlers._base import RendezvousParameters
+            from elasticlib.rendezvous.handlers._registry import get_rendezvous_handler
+
+            yield get_rendezvous_handler(
+                RendezvousParameters(
+                    backend,
+                    config.rdzv_endpoint,
+                    run_id,
+                    config.min_nodes,
+                    config.max_nodes,
+                    config.local_addr or None,
+                    **config.rdzv_configs,
+                )
+            )

@@ -1,0 +1,75 @@
+"""
+Nodes that were told to run the same work with other arguments. Pure.
+
+A sweep starts one script many times, and jobs with the same id and endpoint are one job: the second launch would wait
+as a spare of the first, end well, and have trained nothing. Arguments may also differ by node on purpose.
+
+Rules of this file: a newcomer is compared with the first node of its role whose command is known; an unknown command
+differs from none. Only who never had ranks is refused its success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import evolve
+
+from elasticlib.rendezvous.coordinator._state import Action, Entry, Send, State
+from elasticlib.rendezvous.protocol._messages import Caution, Final
+
+_OWN_ID = "give each job an id of its own (--rdzv-id)"
+
+
+def refusal(state: State, entry: Entry) -> str | None:
+    """Why the newcomer *entry* may not be a spare of this job; None where it may."""
+    first = _first(state, entry)
+    if first is None or not _differ(first, entry) or state.rules.max_nodes > 1:
+        return None
+    return f"{_difference(first, entry)}, and this job has one node: {_OWN_ID}"
+
+
+def compared(state: State, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tuple[Action, ...]]:
+    """The newcomer as it is remembered, and what people of both nodes must know."""
+    first = _first(state, entry)
+    if first is None or not _differ(first, entry):
+        return entry, ()
+    caution = Caution(f"{_difference(first, entry)}: if these are two jobs, {_OWN_ID}")
+    # Where each node has arguments of its own, the first node need not hear so of each.
+    is_only = not any(_differ(first, each) for each in _present(state) if _is_of_role(each, entry))
+    warned = (state.waiting.get(first.node, first), entry) if is_only else (entry,)
+    return evolve(entry, is_other=not had_ranks), tuple(Send(each.mailbox, each.node, caution) for each in warned)
+
+
+def final_for(entry: Entry, final: Final) -> Final:
+    """How the job ended for the node of *entry*: who ran nothing of what it was asked for did not succeed."""
+    if not (final.succeeded and entry.is_other):
+        return final
+    why = f"{final.why}, without node {entry.node}, which has other arguments and ran nothing: {_OWN_ID}"
+    return Final(False, why, kind="refused")
+
+
+def _present(state: State) -> Iterator[Entry]:
+    """Those with ranks first: they are the job, whoever waits beside it."""
+    if state.round is not None:
+        yield from (entry for node, entry in state.round.entries.items() if node not in state.round.left)
+    yield from state.waiting.values()
+
+
+def _first(state: State, entry: Entry) -> Entry | None:
+    if not entry.descriptor.command:
+        return None
+    return next((each for each in _present(state) if each.descriptor.command and _is_of_role(each, entry)), None)
+
+
+def _is_of_role(each: Entry, entry: Entry) -> bool:
+    return each.descriptor.role == entry.descriptor.role and each.node != entry.node
+
+
+def _differ(one: Entry, other: Entry) -> bool:
+    here, there = one.descriptor.command, other.descriptor.command
+    return bool(here and there) and here != there
+
+
+def _difference(first: Entry, entry: Entry) -> str:
+    ours, its = first.descriptor.command, entry.descriptor.command
+    return f"node {entry.node} runs `{its}`, but node {first.node} of this job runs `{ours}`"

@@ -1,0 +1,65 @@
+"""A sweep on one endpoint: the second launch of a script with other arguments must not be a silent spare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.process.launches import Launch, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+
+Start = Callable[..., Launch]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts nodes of one job, each with its own learning rate."""
+    port = free_port()
+    launches: list[Launch] = []
+
+    def new(rate: str, nodes: str) -> Launch:
+        launches.append(Launch(port, "none", ("--nnodes", nodes), (f"--lr={rate}", "--token=s3cret")))
+        return launches[-1]
+
+    yield new
+    for launch in launches:
+        launch.close()
+
+
+def test_second_launch_of_a_job_of_one_node_fails_with_both_commands(start: Start) -> None:
+    first = start("0.1", "1").at_work()
+    second = start("0.2", "1")
+
+    status, said = second.ends()
+    assert 1 == status
+    assert "--lr=0.1" in said and "--lr=0.2" in said and "(--rdzv-id)" in said, said
+    assert "s3cret" not in said
+    first.finish()
+    assert 0 == first.ends()[0]
+
+
+def test_spare_with_other_arguments_warns_both_and_ends_with_a_failure(start: Start) -> None:
+    first = start("0.1", "1:2").at_work()
+    second = start("0.1", "1:2").at_work()
+    spare = start("0.2", "1:2")
+    warnings = [node.says("--lr=0.2") for node in (first, spare)]
+    for node in (first, second):
+        node.finish()
+
+    assert [0, 0] == [node.ends()[0] for node in (first, second)]
+    status, said = spare.ends()
+    assert (1, True) == (status, "has other arguments and ran nothing" in said), said
+    assert all("--lr=0.1" in line and "if these are two jobs" in line for line in warnings), warnings
+
+
+def test_spare_with_equal_arguments_ends_with_success(start: Start) -> None:
+    first = start("0.1", "1").at_work()
+    spare = start("0.1", "1")
+    spare.says("is a spare")
+    first.finish()
+
+    status, said = spare.ends()
+    assert (0, True) == (status, "was not needed" in said), said
+    assert 0 == first.ends()[0]
