@@ -26,7 +26,7 @@ from elasticlib.rendezvous._options import HEARTBEAT
 from elasticlib.rendezvous.coordinator import _coordinator
 from elasticlib.rendezvous.coordinator._server_events import Abandon
 from elasticlib.rendezvous.coordinator._state import Rules, State
-from elasticlib.rendezvous.protocol._messages import key_of
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.testing._adversary import Adversary
 from elasticlib.testing._candidate import Candidate
 from elasticlib.testing._faults import Fault, FaultPlan, Replay, SetBack, Skew, Tamper

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._messages import (
     LAST_EPOCH,
     Acknowledgement,
@@ -34,7 +35,6 @@ from elasticlib.rendezvous.protocol._messages import (
     Succeeded,
     Terms,
     encode,
-    key_of,
 )
 
 _SCALARS: tuple[Any, ...] = (

@@ -14,8 +14,9 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._runtime import NodeRuntime
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT, key_place
-from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHeartbeat, Terms, encode, key_of
+from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHeartbeat, Terms, encode
 from elasticlib.rendezvous.protocol._reading import greeting_of
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores._election import LeadershipLost

@@ -16,8 +16,9 @@ from attrs import evolve
 
 from elasticlib.errors import StartError
 from elasticlib.rendezvous.node import _session_events as events
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import CAUSE
-from elasticlib.rendezvous.protocol._messages import Descriptor, Failed, FailureNote, Succeeded, encode, key_of
+from elasticlib.rendezvous.protocol._messages import Descriptor, Failed, FailureNote, Succeeded, encode
 from elasticlib.testing import (
     Break,
     Cut,

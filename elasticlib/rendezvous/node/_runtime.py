@@ -22,8 +22,9 @@ from elasticlib.rendezvous.net._node_info import LOOPBACK, BoundNodeInfo, FixedN
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._session_liveness import Limits
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import Exchange
-from elasticlib.rendezvous.protocol._messages import Leave, key_of
+from elasticlib.rendezvous.protocol._messages import Leave
 from elasticlib.rendezvous.protocol._shortening import SHORT, cut
 from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
 

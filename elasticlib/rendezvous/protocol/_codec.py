@@ -109,6 +109,11 @@ def write(body: Any) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
+def key_of(token: str) -> bytes:
+    """The key that a job's token stands for."""
+    return hashlib.sha256(b"elasticlib job token\0" + token.encode()).digest()
+
+
 def mac(data: bytes, key: bytes, place: str) -> str:
     """The signature for a place of what plain data look like."""
     return hmac.new(key, place.encode() + b"\0" + data, hashlib.sha256).hexdigest()

@@ -11,7 +11,6 @@ coordinator's nonce and the one spot where this message belongs, so that a copy 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -344,11 +343,6 @@ _CLASSES: dict[str, type[Any]] = {
 }
 _REPORTS = ("join", "failed", "stopped", "succeeded", "leave", "bye", "close")
 _CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms, HeartbeatsRead), _REPORTS)
-
-
-def key_of(token: str) -> bytes:
-    """The key that a job's token stands for."""
-    return hashlib.sha256(b"elasticlib job token\0" + token.encode()).digest()
 
 
 def encode(message: Message, key: bytes | None = None, place: str = "") -> bytes:

@@ -37,8 +37,8 @@ from elasticlib.rendezvous.net._binding import (
 from elasticlib.rendezvous.net._dial import Limited, probe
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint, spell
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS, Address, resolve
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
-from elasticlib.rendezvous.protocol._messages import key_of
 from elasticlib.rendezvous.protocol._reading import greeting_of
 from elasticlib.rendezvous.stores._file_store import PolledFileStore, is_stale, sign
 from elasticlib.rendezvous.stores._guests import Claim, Guests, forget, wait_for_guests

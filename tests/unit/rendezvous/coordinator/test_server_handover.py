@@ -18,6 +18,7 @@ from elasticlib.rendezvous.coordinator._outbox import Outbox
 from elasticlib.rendezvous.coordinator._server import Server
 from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Close, Event, Heard, Load, Loaded, Save
 from elasticlib.rendezvous.coordinator._state import Received, Rules, State, Tick, WakeAt
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     COORDINATOR_HEARTBEAT,
@@ -45,7 +46,6 @@ from elasticlib.rendezvous.protocol._messages import (
     Stopped,
     decode,
     encode,
-    key_of,
 )
 from elasticlib.rendezvous.protocol._operations import Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen

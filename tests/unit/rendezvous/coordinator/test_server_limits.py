@@ -26,6 +26,7 @@ from elasticlib.rendezvous.coordinator._server_events import (
 )
 from elasticlib.rendezvous.coordinator._state import Rules, State
 from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import CAUSE, Posted, heartbeat_key, key_place, mailbox_key, report_place
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
@@ -45,7 +46,6 @@ from elasticlib.rendezvous.protocol._messages import (
     Told,
     decode,
     encode,
-    key_of,
 )
 from elasticlib.rendezvous.protocol._operations import Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._shortening import EARLY, ENVELOPE, SHORT, WHOLE, early, fitting

@@ -21,6 +21,7 @@ from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_events import Answer, Ask, Connect, Connected, Describe, Event, Seek
 from elasticlib.rendezvous.node._session_liveness import Limits, Tick
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     COORDINATOR_HEARTBEAT,
@@ -42,7 +43,6 @@ from elasticlib.rendezvous.protocol._messages import (
     Stopped,
     Terms,
     encode,
-    key_of,
 )
 from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, Take, Update, Wait, Write
 from tests.unit.rendezvous.messages import BUILDERS, REPORTS

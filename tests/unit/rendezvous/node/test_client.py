@@ -25,6 +25,7 @@ from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _belief, _session_events as events, _session_memory
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._session_liveness import Limits
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     COORDINATOR_HEARTBEAT,
@@ -59,7 +60,6 @@ from elasticlib.rendezvous.protocol._messages import (
     Terms,
     decode,
     encode,
-    key_of,
 )
 from elasticlib.rendezvous.protocol._operations import Wait
 from elasticlib.rendezvous.stores._memory import MemoryExchange

@@ -12,6 +12,7 @@ import pytest
 from elasticlib.rendezvous.coordinator import _coordinator
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     COORDINATOR_HEARTBEAT,
@@ -39,7 +40,6 @@ from elasticlib.rendezvous.protocol._messages import (
     Succeeded,
     decode,
     encode,
-    key_of,
 )
 from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._memory import MemoryExchange

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.protocol._codec import mac, write
+from elasticlib.rendezvous.protocol._codec import key_of, mac, write
 from elasticlib.rendezvous.protocol._messages import (
     Acknowledgement,
     Announcement,
@@ -27,7 +27,6 @@ from elasticlib.rendezvous.protocol._messages import (
     Terms,
     decode,
     encode,
-    key_of,
 )
 from tests.unit.rendezvous.messages import BUILDERS, text
 from tests.unit.untrusted import spoiled, strange

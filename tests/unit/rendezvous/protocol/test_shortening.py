@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, strategies as st
 
+from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     Envelope,
@@ -16,7 +17,6 @@ from elasticlib.rendezvous.protocol._messages import (
     Report,
     Stopped,
     encode,
-    key_of,
 )
 from elasticlib.rendezvous.protocol._shortening import (
     EARLY,
