@@ -13,6 +13,8 @@ import math
 import os
 import struct
 
+from elasticlib import processes
+
 CUT_OFF = (
     "contact with the job was lost for so long that other nodes may have the ranks of these workers: they were killed"
 )
@@ -23,7 +25,7 @@ class Lease:
     """A lease in the memory *descriptor*, which is this object's from now on; a new one, without an end, in its own."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self._descriptor = os.memfd_create("lease") if descriptor is None else descriptor
+        self._descriptor = processes.anonymous_file("lease") if descriptor is None else descriptor
         self._known = math.inf
         if descriptor is None:
             os.pwrite(self._descriptor, _MOMENT.pack(math.inf), 0)

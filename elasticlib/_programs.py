@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from elasticlib import processes
 from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import StartError
 
@@ -81,26 +82,31 @@ os.register_at_fork(after_in_child=_drop_in_child)
 
 
 class Process:
-    """A process, held by a pidfd: nothing that is done to it ever happens to another one of the same number."""
+    """A process, by its handle: nothing that is done to it ever happens to another one of the same number."""
 
-    def __init__(self, pid: int, handle: int) -> None:
+    def __init__(self, pid: int, handle: processes.Handle | None = None) -> None:
         self.pid = pid
         self._handle = handle
         own(self)
 
+    @classmethod
+    def sent(cls, pid: int, descriptors: Sequence[int]) -> Process:
+        """The one that sent *descriptors* to be held by; none where there was no room for them."""
+        return cls(pid, processes.received_handle(descriptors) if descriptors else None)
+
     def fileno(self) -> int:
-        """The pidfd, readable when the process has ended; -1 once it was let go of."""
-        return self._handle
+        """A descriptor, readable when the process has ended; -1 once it was let go of."""
+        return -1 if self._handle is None else self._handle.fileno()
 
     def send(self, signum: int) -> None:
         """Signal it; one that is gone, or that was let go of, is no error."""
-        if self._handle >= 0:
+        if self._handle is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(self._handle, signum)
+                self._handle.send(signum)
 
     def ends(self, limit: float) -> bool:
         """Whether it has ended, *limit* seconds from now at most; also true once it was let go of."""
-        return self._handle < 0 or bool(wait_readable([self], limit))
+        return self._handle is None or bool(wait_readable([self], limit))
 
     def kill(self, limit: float = KILLED) -> bool:
         """SIGKILL it; whether it is gone. What even that does not end is in uninterruptible sleep."""
@@ -120,24 +126,23 @@ class Process:
 
     def close(self) -> None:
         """Let go of it."""
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            os.close(handle)
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.close()
 
 
 class Child(Process):
     """A child of this process, from its start on; `wait` reaps it."""
 
     def __init__(self, pid: int) -> None:
-        handle = -1
+        handle = None
         with contextlib.suppress(ProcessLookupError):  # the program reaps children that it did not start
-            handle = os.pidfd_open(pid)
+            handle = processes.handle_of(pid)
         super().__init__(pid, handle)
 
     def _reap(self) -> None:
-        if self._handle >= 0:
-            with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOHANG)
+        if self._handle is not None:
+            self._handle.reap()
 
 
 def close_all_but(keep: Collection[int]) -> None:

@@ -21,6 +21,7 @@ LAYERS = [
     "_in_notebooks",
     "_marks",
     "errors",
+    "processes",
     "_times",
     "_folders",
     "_clock",
@@ -333,6 +334,19 @@ def test_bytes_are_unpickled_only_where_they_come_from_our_own_processes() -> No
 
     assert set(MAY_UNPICKLE) == found
     assert set() == by_name
+
+
+def test_one_package_alone_asks_which_calls_the_kernel_has() -> None:
+    """Old kernels and strict containers lack them; all others take what `elasticlib.processes` offers."""
+    calls_of_new_kernels = {"pidfd_open", "pidfd_send_signal", "memfd_create", "P_PIDFD"}
+    found = {
+        file
+        for file in FILES
+        for node in ast.walk(tree(HOUSE / file))
+        if isinstance(node, ast.Attribute) and node.attr in calls_of_new_kernels
+    }
+
+    assert set() == {file for file in found if layer(file) != "processes"}
 
 
 def test_nothing_waits_by_what_counts_to_1023_descriptors_only() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from attrs import frozen
 
+from elasticlib import processes
 from elasticlib._folders import current
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import (
@@ -122,8 +123,8 @@ class Crew:
         self._asked = 0
         self._calls: dict[int, int] = {}
         """By rank, the number of the call that has not been answered."""
-        self._processes: dict[int, int] = {}
-        """By rank, the pidfd of the worker. Copies of its end of the channel live on: that tells no death."""
+        self._processes: dict[int, processes.Handle] = {}
+        """By rank, the worker. Copies of its end of the channel live on: that tells no death."""
         self._silent: set[int] = set()
         """Ranks from which nothing can come any more."""
         self._files: dict[str, dict[int, int]] = {}
@@ -223,8 +224,8 @@ class Crew:
         Raises what ended the job: `ChildFailedError` where a worker died, with whatever exit status.
         """
         waiting = {self._channels[rank].fileno(): rank for rank in self._calls if rank not in self._silent}
-        processes = {self._processes[rank]: rank for rank in self._calls.keys() & self._processes.keys()}
-        ready = wait_readable([*waiting, *processes, self._ended], limit)
+        workers = {self._processes[rank].fileno(): rank for rank in self._calls.keys() & self._processes.keys()}
+        ready = wait_readable([*waiting, *workers, self._ended], limit)
         heard = ready & waiting.keys()
         found = []
         for descriptor in heard:
@@ -232,7 +233,7 @@ class Crew:
                 found += self._answer(waiting[descriptor], put_off)
         if heard or not ready:
             return found
-        gone = [*self._calls] if self._ended in ready else [processes[each] for each in ready]
+        gone = [*self._calls] if self._ended in ready else [workers[each] for each in ready]
         raise death(self.job, gone, lambda limit: wait_readable([self._ended], limit))
 
     def _answer(self, rank: int, put_off: PutOff) -> list[Answer]:
@@ -244,7 +245,8 @@ class Crew:
         message, descriptors = received
         try:
             if message["op"] == "ready":
-                self._processes[rank] = descriptors.pop()
+                self._processes[rank] = processes.received_handle(descriptors)
+                descriptors = []
             if message["op"] == "ask":
                 with put_off.lifted:
                     self._channels[rank].send(*self.on_ask(rank, message))
@@ -327,7 +329,7 @@ class Crew:
         """Whether it can serve another call."""
         if self.spoilt or self._calls or self.job.done():
             return False
-        return not wait_readable([*self._processes.values()], 0)
+        return not any(process.has_ended() for process in self._processes.values())
 
     def end(self, limit: float) -> None:
         """Have the workers end as programs do, with their exit handlers; they are stopped after *limit* seconds."""
@@ -362,7 +364,7 @@ class Crew:
         for channel in self._channels:
             channel.close()
         while self._processes:
-            os.close(self._processes.popitem()[1])
+            self._processes.popitem()[1].close()
         ended, self._ended = self._ended, -1
         if ended >= 0:
             os.close(ended)

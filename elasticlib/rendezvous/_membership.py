@@ -36,7 +36,7 @@ class Membership(Protocol):
 
     def guard(self, handle: int) -> Term | None:
         """
-        Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost.
+        Give a handle, still the caller's, of the process whose death ends all workers: killed if contact is lost.
 
         Whoever can end the workers does so when the lease is over that is returned; None where contact is never lost.
         """

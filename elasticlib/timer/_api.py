@@ -27,6 +27,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
+from elasticlib import processes
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib._untrusted import Refusals, shown
@@ -226,8 +227,8 @@ class ProcessTimers(Generic[R]):
 
     def __init__(self) -> None:
         self._timer_table: TimerTable[R] = TimerTable()
-        self._handles: dict[int, int | None] = {}
-        """Process descriptors; None where the kernel gave none, and the process was there: it cannot be signalled."""
+        self._handles: dict[int, processes.Handle | None] = {}
+        """By process id; None where the kernel gave none, and the process was there: it cannot be signalled."""
         self._refused: set[int] = set()
         """Processes that could not be signalled, which has been said."""
 
@@ -255,14 +256,14 @@ class ProcessTimers(Generic[R]):
             return
         try:
             with room_for(1):
-                self._handles[pid] = os.pidfd_open(pid)
+                self._handles[pid] = processes.handle_of(pid)
         except OSError as error:
             if error.errno != errno.ESRCH:
                 self._handles[pid] = None
 
     def _has_ended(self, pid: int) -> bool:
         if (handle := self._handles.get(pid)) is not None:
-            return bool(wait_readable([handle], 0))
+            return handle.has_ended()
         return pid not in self._handles or not is_running(pid)
 
     def _kill(self, pid: int, signum: int) -> bool:
@@ -275,7 +276,7 @@ class ProcessTimers(Generic[R]):
                 raise ProcessLookupError
             if (handle := self._handles[pid]) is None:  # its number may be another's by now
                 raise OSError(errno.EBADF, "no descriptor could be had of it when its timer began")
-            signal.pidfd_send_signal(handle, signum)
+            handle.send(signum)
         except ProcessLookupError:
             _log.info("process %d, whose timer expired, had ended", pid)
         except OSError as error:
@@ -291,7 +292,7 @@ class ProcessTimers(Generic[R]):
             handle = self._handles.pop(pid)
             if handle is not None:
                 with contextlib.suppress(OSError):
-                    os.close(handle)
+                    handle.close()
 
 
 def checked_interval(value: float) -> float:

@@ -132,7 +132,7 @@ def _answer(
                     raise StartError(answer["why"])
                 if not descriptors:
                     return answer
-                child = Process(0, descriptors.pop())  # of no number, but a handle
+                child = Process.sent(0, descriptors)  # of no number, but a handle
                 stack.callback(child.close)
                 stack.callback(child.send, signal.SIGKILL)
                 channel.send({"env": dict(environment)})

@@ -21,6 +21,7 @@ from typing import Any
 
 from attrs import evolve
 
+from elasticlib import processes
 from elasticlib._programs import BOOT, KILLED, Link, Process, spawn
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import EntrypointError, PreloadError, StartError
@@ -95,7 +96,7 @@ class ForkServer:
         self._failure: Exception | None = None
         self._stamps = stamps(key, search_path)
         self._search_path = tuple(search_path)
-        self._said = os.memfd_create("fork server-stderr")
+        self._said = processes.anonymous_file("fork server-stderr")
         ours, theirs = Channel.pair()
         ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
@@ -145,7 +146,8 @@ class ForkServer:
             "own": list(own),
             "paced": paced,
         }
-        memory = os.memfd_create("order")  # which the fork server, while it is at its imports, need not take in
+        # In memory, which the fork server, while it is at its imports, need not take in.
+        memory = processes.anonymous_file("order")
         try:
             _report.write_exactly(memory, json.dumps(content).encode())
             with self._ordering:
@@ -217,7 +219,7 @@ class ForkServer:
                     self._reads = Reads.told(received[0], self.key.preload)
                     self._found = frozenset(received[0].get("found", ())) or None
                     self._missing = frozenset(received[0].get("missing", ()))
-                    self._process = Process(received[0]["pid"], received[1].pop() if received[1] else -1)
+                    self._process = Process.sent(received[0]["pid"], received[1])
                     if warnings := self._words():
                         print(warnings, file=sys.stderr)
             return self._failure

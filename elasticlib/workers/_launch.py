@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from elasticlib import processes
 from elasticlib._programs import Child, Link, Process, above_standard, close_all_but, not_started
 from elasticlib._times import Term
 from elasticlib._wire import Channel, Message, wait_readable
@@ -225,7 +226,8 @@ class SpawnerClient:
         try:
             if message["op"] == "spawning":
                 self._copy = message["copy"]
-                self._spawner = Process(message["spawner"], descriptors.pop() if descriptors else -1)
+                self._spawner = Process.sent(message["spawner"], descriptors)
+                descriptors = []
                 return []
             if message["op"] == "broken":
                 return [Lost(message["why"], StartError(message["why"]))]
@@ -332,7 +334,7 @@ def handed_over(memories: Iterable[bytes | Memory]) -> list[int]:
             if isinstance(content, Memory):
                 descriptors.extend(map(os.dup, (content.fileno(),)))  # in one step: no interrupt falls between
             else:
-                descriptors.extend(map(os.memfd_create, ("function",)))
+                descriptors.extend(map(processes.anonymous_file, ("function",)))
                 _report.write_exactly(descriptors[-1], content)
     except BaseException:
         for descriptor in descriptors:

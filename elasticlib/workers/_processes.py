@@ -102,7 +102,7 @@ class Processes:
 
         Each worker is started with one of *specs*; its streams come from *dest*. *prefixes* stand before the
         console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets a
-        pidfd of the process with which all workers will die, before there are any, and may give a lease: all are
+        handle of the process with which all workers will die, before there are any, and may give a lease: all are
         killed when it is over. Raises `StartError` or `PreloadError`; no process is left then.
         """
         with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):

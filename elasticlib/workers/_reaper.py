@@ -6,9 +6,9 @@ launcher and the fork server and watches both; when either is gone it kills ever
 ForkServer and spawner use the same three steps, so that any one of the chain may be killed, and the kernel wakes
 whoever of them was stopped when the one above it dies.
 
-Rules of this file: nobody is signalled by a number that may be another's by now; standard library only and no
-import of the package, since the reaper must start in milliseconds and stay small. Linux only (pidfd,
-sub-reaper, parent-death signal).
+Rules of this file: nobody is signalled by a number that may be another's by now; standard library only, and of the
+package what is named below, since the reaper must start in milliseconds and stay small. Linux only (sub-reaper,
+parent-death signal).
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING or __name__ != "__main__":
+    from elasticlib import processes
+else:  # run by its path, by an interpreter that does not find the package
+    sys.path[0] = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "processes")
+    import _handles as processes
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -127,7 +133,7 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
 def _kill_below(root: int, pid: int) -> None:
     """SIGKILL *pid* if it still is a descendant of *root*."""
     try:
-        handle = os.pidfd_open(pid)
+        handle = processes.handle_of(pid)
     except OSError:
         return  # gone; or no descriptor is free, and the next turn of the sweep comes back to it
     try:
@@ -135,7 +141,7 @@ def _kill_below(root: int, pid: int) -> None:
         if _is_below(root, pid):
             send(handle, signal.SIGKILL)
     finally:
-        os.close(handle)
+        handle.close()
 
 
 def _is_below(root: int, pid: int) -> bool:
@@ -169,15 +175,15 @@ def _reap(pid: int) -> bool:
         return True
 
 
-def send(handle: int, signum: int) -> None:
-    """Signal the process of the pidfd *handle*; one that is already gone is no error."""
+def send(handle: processes.Handle, signum: int) -> None:
+    """Signal the process of *handle*; one that is already gone is no error."""
     try:
-        signal.pidfd_send_signal(handle, signum)
+        handle.send(signum)
     except (ProcessLookupError, PermissionError):
         pass
 
 
-def send_group(leader: int, handle: int, signum: int) -> None:
+def send_group(leader: int, handle: processes.Handle, signum: int) -> None:
     """Signal the group of *leader*, a child that was not reaped: so its number, and the group's, is nobody else's."""
     try:
         os.killpg(leader, signum)
@@ -189,30 +195,23 @@ def send_group(leader: int, handle: int, signum: int) -> None:
 
 def wait_for_ends(pids: Iterable[int], limit: float) -> None:
     """Return when those who now have these numbers have ended, after *limit* s at most; nobody is signalled."""
-    poll = select.poll()
     handles = []
     for pid in pids:
         try:
-            handles.append(os.pidfd_open(pid))
+            handles.append(processes.handle_of(pid))
         except OSError:
             continue
-        poll.register(handles[-1], select.POLLIN)
     try:
-        deadline = time.monotonic() + limit
-        waiting = len(handles)
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for handle, _ in poll.poll(left * 1000):
-                poll.unregister(handle)
-                waiting -= 1
+        processes.wait_for_ends(handles, limit)
     finally:
         for handle in handles:
-            os.close(handle)
+            handle.close()
 
 
-def watch(parent: int) -> int:
-    """A pidfd of *parent* that becomes readable at its end; ends this process if that was before."""
+def watch(parent: int) -> processes.Handle:
+    """A handle of *parent*; ends this process if that has ended already."""
     try:
-        handle = os.pidfd_open(parent)
+        handle = processes.handle_of_parent(parent)
     except OSError:
         os._exit(1)
     if os.getppid() != parent:
@@ -224,7 +223,7 @@ def guard(parent: int, child: int) -> NoReturn:
     """Wait until *parent* or *child* ends, kill every descendant, and end."""
     poll = select.poll()
     poll.register(watch(parent), select.POLLIN)
-    poll.register(os.pidfd_open(child), select.POLLIN)
+    poll.register(processes.handle_of(child), select.POLLIN)
     while not poll.poll():
         pass
     sweep()
@@ -262,14 +261,14 @@ def _main(argv: Sequence[str]) -> NoReturn:
     if child == 0:
         os.setsid()
         die_with_parent(me)
-        os.close(handle)
+        handle.close()
         os.set_inheritable(FORK_SERVER_FD, True)
         try:
             os.execv(argv[2], list(argv[2:]))
         except OSError as error:
             os.write(2, f"cannot run {argv[2]}: {error}\n".encode())
             os._exit(127)
-    os.close(handle)
+    handle.close()
     # The fork server alone may hold the control socket: its end of file must mean that a peer is gone.
     os.close(FORK_SERVER_FD)
     guard(launcher, child)

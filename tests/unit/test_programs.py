@@ -94,7 +94,7 @@ def test_whoever_has_the_number_of_a_process_that_is_gone_is_not_signalled(monke
     child.send(signal.SIGKILL)
 
     assert gone
-    assert Process(os.getpid(), -1).kill(0.0)
+    assert Process(os.getpid()).kill(0.0)
 
 
 def said_by(script: str) -> str:

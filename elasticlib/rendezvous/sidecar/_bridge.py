@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from attrs import define, field
 
+from elasticlib import processes
 from elasticlib._clock import Clock, monotonic
 from elasticlib._lease import Lease
 from elasticlib._programs import CHANNEL_FD, Process, wake_with_parent
@@ -93,7 +94,7 @@ class Bridge:
     heartbeat: float
     lines: LogLines
     launcher: int
-    """pidfd; a child of the launcher's may hold a copy of the channel after its death."""
+    """Readable at its end; a child of the launcher's may hold a copy of the channel after its death."""
     lease: Lease
     """For others who can end the workers, in case this process is stopped."""
     clock: Clock = monotonic
@@ -172,7 +173,7 @@ class Bridge:
             case "guard":
                 if self.guarded is not None:
                     self.guarded.close()
-                self.guarded = Process(-1, *descriptors)
+                self.guarded = Process.sent(-1, descriptors)
             case "report":
                 report = from_plain(message["report"])
                 assert isinstance(report, Failed | Stopped | Succeeded | Leave | Close)
@@ -245,8 +246,8 @@ def told(error: Exception) -> Message:
     return {"op": "error", "kind": "", "text": f"the sidecar failed: {type(error).__name__}: {error}"}
 
 
-def follow(parent: int) -> int:
-    """Have this process, a program of ours, live as long as its *parent*; the parent's pidfd."""
+def follow(parent: int) -> processes.Handle:
+    """Have this process, a program of ours, live as long as its *parent*, which is returned."""
     # What a scheduler sends to every process of the job is for the launcher, which then parts in order.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
@@ -254,7 +255,7 @@ def follow(parent: int) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.set_inheritable(CHANNEL_FD, False)
     wake_with_parent()
-    handle = os.pidfd_open(parent)
+    handle = processes.handle_of_parent(parent)
     if os.getppid() != parent:
         os._exit(1)
     return handle
@@ -277,8 +278,8 @@ def main() -> NoReturn:
     serve(Channel.adopt(CHANNEL_FD), launcher)
 
 
-def serve(channel: Channel, launcher: int) -> NoReturn:
-    """Be the sidecar of the *launcher*, a pidfd, which speaks through the *channel*."""
+def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
+    """Be the sidecar of the *launcher*, which speaks through the *channel*."""
     try:
         first = channel.receive()
         if first is None or wait_readable([launcher], 0):
@@ -298,7 +299,7 @@ def serve(channel: Channel, launcher: int) -> NoReturn:
         # process that has not begun more time than one that falls silent.
         share.prepare()
         share.start()
-        bridge = Bridge(channel, share, job.heartbeat, lines, launcher, Lease(*first[1]))
+        bridge = Bridge(channel, share, job.heartbeat, lines, launcher.fileno(), Lease(*first[1]))
         if (stall := first[0]["stillness"]) is not None:
             bridge.stall = stall
         if bridge.run():

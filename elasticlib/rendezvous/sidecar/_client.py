@@ -148,7 +148,7 @@ class SidecarClient:
         self._say({"op": "report", "report": body})
 
     def guard(self, handle: int) -> Lease | None:
-        """Give a pidfd, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
+        """Give a handle, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
         with room_for(1):
             self._say({"op": "guard"}, os.dup(handle))
         return self._lease if self._job.heartbeat else None
@@ -298,7 +298,7 @@ class SidecarClient:
             case "waiting":
                 self._waiting = message["count"]
             case "born":
-                self._child = Process(message["pid"], *descriptors)
+                self._child = Process.sent(message["pid"], descriptors)
             case "lost":
                 return [ContactLost(message["why"], message["grace"])]
             case "gone":

@@ -13,6 +13,7 @@ import os
 import signal
 from typing import NoReturn
 
+from elasticlib import processes
 from elasticlib._programs import CHANNEL_FD, close_all_but, not_started, wake_with_parent
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.rendezvous.sidecar import _bridge
@@ -25,7 +26,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for what is forked
     control = Channel.adopt(CHANNEL_FD)
     while True:
-        if launcher in wait_readable([control, launcher], None):
+        if launcher.fileno() in wait_readable([control, launcher], None):
             os._exit(0)
         received = control.receive()
         if received is None:
@@ -46,7 +47,7 @@ def _imported(backend: str) -> Message | None:
     return None
 
 
-def _fork(descriptor: int, control: Channel, launcher: int, failure: Message | None) -> None:
+def _fork(descriptor: int, control: Channel, launcher: processes.Handle, failure: Message | None) -> None:
     try:
         pid = os.fork() if failure is None else -1
     except OSError as error:
@@ -59,14 +60,13 @@ def _fork(descriptor: int, control: Channel, launcher: int, failure: Message | N
     channel.close()
 
 
-def _be_sidecar(descriptor: int, control: Channel, launcher: int) -> NoReturn:
+def _be_sidecar(descriptor: int, control: Channel, launcher: processes.Handle) -> NoReturn:
     wake_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     control.close()
-    close_all_but({0, 1, 2, descriptor, launcher})
+    close_all_but({0, 1, 2, descriptor, launcher.fileno()})
     channel = Channel.adopt(descriptor)
-    itself = os.pidfd_open(os.getpid())
-    channel.send({"op": "born", "pid": os.getpid()}, (itself,))
-    os.close(itself)
+    with processes.own_descriptors() as descriptors:
+        channel.send({"op": "born", "pid": os.getpid()}, descriptors)
     _bridge.serve(channel, launcher)

@@ -113,7 +113,7 @@ class SharedSidecar(SidecarClient):
 
     def _begin(self, program: str, theirs: Channel) -> Process:
         self._host.fork(self._backend, theirs)
-        return Process(0, -1)  # its handle comes with its first word
+        return Process(0)  # its handle comes with its first word
 
     def close(self) -> None:
         """As that of `SidecarClient`; the process that it came from ends with the last one of this program."""

@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from elasticlib import processes
 from elasticlib.workers.child._mapping import mapped_bytes
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
@@ -45,7 +46,7 @@ class Memory:
 
 def sealed(parts: Sequence[memoryview]) -> Memory:
     """A copy of *parts*, which `mapped` finds again. Raises OSError where there is no memory left."""
-    found = Memory(os.memfd_create, "buffers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    found = Memory(processes.sealable_file, "buffers")
     descriptor = found.fileno()
     parts_at = places([part.nbytes for part in parts])
     for part, (offset, _) in zip(parts, parts_at, strict=True):

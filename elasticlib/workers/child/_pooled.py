@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
+from elasticlib import processes
 from elasticlib._stack_text import is_library
 from elasticlib._wire import Channel, Message
 from elasticlib.workers.child import _function, _progress, _report, _results, _showing
@@ -246,9 +247,8 @@ class _Server:
         os.register_at_fork(after_in_child=channel.close)
 
     def serve(self) -> None:
-        process = os.pidfd_open(self._me)
-        self._channel.send({"op": "ready"}, (process,))
-        os.close(process)
+        with processes.own_descriptors() as itself:
+            self._channel.send({"op": "ready"}, itself)
         while (received := self._channel.receive()) is not None:
             message, descriptors = received
             if message["op"] == "end":
@@ -279,7 +279,7 @@ class _Server:
                 file=sys.stderr,
             )
             os._exit(1)
-        answer = os.memfd_create("answer")
+        answer = processes.anonymous_file("answer")
         try:
             _report.write(answer, report)
             dirt = self.group.end() if report.kind == "result" else ""

@@ -17,6 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
+from elasticlib import processes
 from elasticlib._untrusted import parse_shallow
 from elasticlib.errors import ConfigError
 from elasticlib.workers.child._mapping import mapped_bytes
@@ -49,7 +50,7 @@ class Board:
     """The memory of the *count* workers of a spawner, which outlives their rounds; `close` once they have it."""
 
     def __init__(self, count: int) -> None:
-        self._fd = os.memfd_create("progress")
+        self._fd = processes.anonymous_file("progress")
         os.ftruncate(self._fd, count * _SLOT)
         self._memory = mapped_bytes(self._fd)
 

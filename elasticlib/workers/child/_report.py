@@ -1,7 +1,7 @@
 """
 What a worker leaves behind: its return value or its exception, and its last lines, in memory that outlives it.
 
-Each worker gets an anonymous file (memfd). It writes one report there; the head comes last, so a report
+Each worker gets an anonymous file. It writes one report there; the head comes last, so a report
 is whole or absent even when a SIGKILL falls in the middle. Its launcher reads it after the worker's
 end: no pipe that fills, no reader to wait for, any size.
 
@@ -86,7 +86,7 @@ def identity(descriptor: int) -> tuple[int, int]:
 
 def reopened(descriptor: int, expected: tuple[int, int], owner: int) -> int:
     """
-    *descriptor* if it still is the memfd *expected*, else the same memory opened through process *owner*.
+    *descriptor* if it still is the file *expected*, else the same memory opened through process *owner*.
 
     User code may close every descriptor it finds, and open files of its own under their numbers. Raises
     OSError when the memory is out of reach.
@@ -101,7 +101,7 @@ def reopened(descriptor: int, expected: tuple[int, int], owner: int) -> int:
 
 
 def write(descriptor: int, report: Report) -> None:
-    """Put *report* into the memfd *descriptor*; it can be read once this returns, whatever happens then."""
+    """Put *report* into the file *descriptor*; it can be read once this returns, whatever happens then."""
     facts = json.dumps({name: getattr(report, name) for name in _FACTS}).encode()
     write_exactly(descriptor, facts, _HEAD.size)
     write_exactly(descriptor, report.payload, _HEAD.size + len(facts))
@@ -109,7 +109,7 @@ def write(descriptor: int, report: Report) -> None:
 
 
 def write_exactly(descriptor: int, data: bytes, offset: int = 0) -> None:
-    """All of *data* into a memfd from *offset*."""
+    """All of *data* into a file from *offset*."""
     view = memoryview(data)
     while view:
         count = os.pwrite(descriptor, view, offset)
@@ -117,7 +117,7 @@ def write_exactly(descriptor: int, data: bytes, offset: int = 0) -> None:
 
 
 def read(descriptor: int) -> Report | None:
-    """The report in the memfd *descriptor*; None when the worker left none, not a whole one, or wrote over it."""
+    """The report in the file *descriptor*; None when the worker left none, not a whole one, or wrote over it."""
     head = os.pread(descriptor, _HEAD.size, 0)
     if len(head) < _HEAD.size:
         return None
@@ -135,7 +135,7 @@ def read(descriptor: int) -> Report | None:
 
 
 def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
-    """*size* bytes of a memfd from *offset*."""
+    """*size* bytes of a file from *offset*."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
@@ -147,7 +147,7 @@ def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
 
 
 def read_text(descriptor: int) -> str:
-    """The text in a memfd; of one that somebody made larger than any text of ours, the beginning."""
+    """The text in a file; of one that somebody made larger than any text of ours, the beginning."""
     size = min(os.fstat(descriptor).st_size, _MOST_READ)
     return read_exactly(descriptor, size).decode(errors="replace")
 
@@ -233,7 +233,7 @@ def write_json(path: str, content: Any) -> None:
 
 class NotedFile(io.FileIO):
     """
-    Descriptor 2, with a copy of what Python writes to it in a memfd.
+    Descriptor 2, with a copy of what Python writes to it in a file.
 
     The stream itself goes where it always went, so that a terminal stays a terminal and the order of lines
     stays what it was. Native code that writes to descriptor 2 by itself is not noted: it can be read on the console,
@@ -264,7 +264,7 @@ class NotedFile(io.FileIO):
 
 
 def note_stderr(note: int) -> None:
-    """Have ``sys.stderr`` noted in the memfd *note*; it looks as it did before."""
+    """Have ``sys.stderr`` noted in the file *note*; it looks as it did before."""
     former = sys.stderr
     if former is None:
         return

@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from elasticlib import processes
 from elasticlib.workers.child import _held, _threads
 from elasticlib.workers.spawner._observer import Observer
 
@@ -253,7 +254,7 @@ class Output:
 
     def __enter__(self) -> Output:
         self._flush()
-        self._memory = os.memfd_create("output of imports")
+        self._memory = processes.anonymous_file("output of imports")
         self._saved = [os.dup(number) for number in (1, 2)]
         for number in (1, 2):
             os.dup2(self._memory, number)

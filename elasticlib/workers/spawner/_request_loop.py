@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from elasticlib import processes
 from elasticlib._programs import not_started
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _reaper
@@ -48,8 +49,7 @@ class _Copy:
         self.trying = ""
         """What it imports now."""
         self.channel, self.theirs = Channel.pair()
-        self.handle = -1
-        """pidfd"""
+        self.handle: processes.Handle | None = None
 
 
 class RequestLoop:
@@ -65,8 +65,8 @@ class RequestLoop:
         self._keep = keep
         self._changed = changed
         self._selector = selectors.DefaultSelector()
-        self._children: dict[int, int] = {}
-        """By pidfd, the number of each child that is not the newest copy."""
+        self._children: dict[processes.Handle, int] = {}
+        """The number of each child that was forked here."""
         self._copy: _Copy | None = None
         """The newest one; requests go there once it is ready."""
         self._waiting: deque[tuple[Message, list[int]]] = deque()
@@ -82,9 +82,8 @@ class RequestLoop:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         me = os.getpid()
-        itself = os.pidfd_open(me)
-        self._control.send({**ready, "pid": me}, (itself,))
-        os.close(itself)
+        with processes.own_descriptors() as itself:
+            self._control.send({**ready, "pid": me}, itself)
         while not (self._retires and not self._children):
             found = self._selector.select(self._patience())
             if not found and self._copy is not None:
@@ -161,19 +160,19 @@ class RequestLoop:
         for descriptor in own:
             os.close(descriptor)
 
-    def _watch(self, pid: int) -> int:
-        handle = os.pidfd_open(pid)
+    def _watch(self, pid: int) -> processes.Handle:
+        handle = processes.handle_of(pid)
         self._children[handle] = pid
         self._selector.register(handle, selectors.EVENT_READ, lambda: self._ended(handle))
         return handle
 
-    def _ended(self, handle: int) -> None:
+    def _ended(self, handle: processes.Handle) -> None:
         self._selector.unregister(handle)
-        os.close(handle)
+        handle.close()
         os.waitpid(self._children.pop(handle), 0)
         copy = self._copy
-        if copy is not None and copy.handle == handle:
-            copy.handle = -1
+        if copy is not None and copy.handle is handle:
+            copy.handle = None
             self._listen(copy)
             if self._copy is copy:
                 self._copy_ended(copy)
@@ -259,9 +258,9 @@ class RequestLoop:
         copy.channel.send({"op": "retire"})
         self._selector.unregister(copy.channel)
         copy.channel.close()
-        if not copy.ready and copy.handle >= 0:
+        if not copy.ready and copy.handle is not None:
             _reaper.send(copy.handle, signal.SIGKILL)
-        copy.handle = -1
+        copy.handle = None
 
     def _tell(self, copy: _Copy, names: list[str] | None = None, files: Sequence[str] = ()) -> None:
         told = {
@@ -340,9 +339,8 @@ def _answer(question: str, asker: Channel, changed: Mapping[str, str | None]) ->
     _held.give_all()
     try:
         # The launcher gets a handle to end this process by, should a driver hang.
-        handle = os.pidfd_open(os.getpid())
-        told = asker.send({"op": "asking"}, (handle,))
-        os.close(handle)
+        with processes.own_descriptors() as itself:
+            told = asker.send({"op": "asking"}, itself)
         received = asker.receive() if told else None
         if received is None:
             os._exit(0)  # nobody waits any more

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from attrs import evolve
 
+from elasticlib import processes
 from elasticlib._lease import CUT_OFF, Lease
 from elasticlib._programs import FEW_PROCESSES, KILLED
 from elasticlib._wire import Channel, Message
@@ -55,8 +56,7 @@ class _Live:
     round: int
     local_rank: int
     pid: int
-    handle: int
-    """pidfd"""
+    handle: processes.Handle
     left: tuple[int, int, int]
     """What it leaves behind, as descriptors: report, fault handler's stacks, last lines of stderr."""
     course: _exiting.Course
@@ -160,9 +160,8 @@ class Spawner:
                     _ahead.hold_torch()
                 self._memories = dict(zip(message["memories"], descriptors, strict=True))
                 me = os.getpid()
-                handle = os.pidfd_open(me)  # who holds one of this process can never hit another one
-                self._launcher.send({"op": "spawning", "spawner": me, "copy": self._copy}, (handle,))
-                os.close(handle)
+                with processes.own_descriptors() as itself:
+                    self._launcher.send({"op": "spawning", "spawner": me, "copy": self._copy}, itself)
             case "start":
                 self._start(message, descriptors)
             case "signal":
@@ -202,7 +201,7 @@ class Spawner:
         self._launcher.send({"op": "started", "round": self._round, "pids": {n: w.pid for n, w in self._live.items()}})
 
     def _start_worker(self, spec: StartSpec, streams: list[int]) -> None:
-        report, faults, tail = [os.memfd_create(name) for name in ("report", "faults", "tail")]
+        report, faults, tail = [processes.anonymous_file(name) for name in ("report", "faults", "tail")]
         opened = {
             name: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             for name, path in (("stdout", spec.stdout), ("stderr", spec.stderr))
@@ -226,7 +225,7 @@ class Spawner:
             for descriptor in opened.values():
                 os.close(descriptor)
         course = _exiting.Course(*spec.exit_timeout)
-        live = _Live(self._round, spec.local_rank, pid, os.pidfd_open(pid), handed.left(), course)
+        live = _Live(self._round, spec.local_rank, pid, processes.handle_of(pid), handed.left(), course)
         self._live[live.local_rank] = live
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
@@ -235,7 +234,7 @@ class Spawner:
         keep = {*left, *self._keep, *self._memories.values()}
         memory = -1
         if spec.fresh:  # a new interpreter finds what it is to do in memory that it inherits
-            memory = os.memfd_create("start spec")
+            memory = processes.anonymous_file("start spec")
             handed = evolve(handed, inherit=[*left, *self._memories.values(), memory])
             _report.write_exactly(memory, json.dumps(both(spec, handed)).encode())
             keep.add(memory)
@@ -267,7 +266,7 @@ class Spawner:
     def _ended(self, worker: _Live) -> None:
         self._hear()
         # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
-        os.waitid(os.P_PIDFD, worker.handle, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
         _, status = os.waitpid(worker.pid, 0)
         code = worker.course.exitcode(os.waitstatus_to_exitcode(status))
@@ -283,7 +282,8 @@ class Spawner:
     def _forget(self, worker: _Live) -> None:
         self._selector.unregister(worker.handle)
         self._stacks.end(worker.local_rank)
-        for descriptor in (worker.handle, *worker.left):
+        worker.handle.close()
+        for descriptor in worker.left:
             os.close(descriptor)
         del self._live[worker.local_rank]
         if not self._live:
@@ -372,7 +372,7 @@ class Spawner:
 
     def _tell_stacks(self, found: dict[int, str] | None) -> None:
         if found is not None:
-            memory = os.memfd_create("stacks")
+            memory = processes.anonymous_file("stacks")
             _report.write_exactly(memory, json.dumps(found).encode())
             self._launcher.send({"op": "stacks", "round": self._round}, (memory,))
             os.close(memory)

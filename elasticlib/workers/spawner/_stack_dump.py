@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from attrs import define
 
+from elasticlib import processes
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
 
@@ -31,8 +32,7 @@ _STATES = {
 @define
 class _Worker:
     pid: int
-    handle: int
-    """pidfd"""
+    handle: processes.Handle
     faults: int
     """Where its fault handler writes."""
     asked: bool = False
@@ -51,8 +51,8 @@ class StackDump:
         self._until = 0.0
         self._workers: dict[int, _Worker] = {}
 
-    def begin(self, workers: Iterable[tuple[int, int, int, int]], signum: int, now: float) -> None:
-        """Look at these: local rank, pid, pidfd, and the memory of the fault handler. A look under way goes on."""
+    def begin(self, workers: Iterable[tuple[int, int, processes.Handle, int]], signum: int, now: float) -> None:
+        """Look at these: local rank, pid, handle, and the memory of the fault handler. A look under way goes on."""
         if self.next_look is None:
             self._workers = {rank: _Worker(pid, handle, faults) for rank, pid, handle, faults in workers}
             self._signum, self.next_look, self._until = signum, now, now + LIMIT

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
+from elasticlib import processes
 from elasticlib._programs import FEW_PROCESSES, close_all_but
 from elasticlib.errors import name_of_signal
 from elasticlib.workers import _reaper
@@ -34,8 +35,7 @@ class StoreHost:
         self._told = told
         self._listener: int | None = None
         self._pid = 0
-        self._handle: int | None = None
-        """pidfd"""
+        self._handle: processes.Handle | None = None
         self._words = -1
         """Memory for what the process has to say of its end."""
 
@@ -53,11 +53,11 @@ class StoreHost:
         self._listener = None
         me, pid, words = os.getpid(), 0, -1
         try:
-            words = os.memfd_create("store")
+            words = processes.anonymous_file("store")
             pid = os.fork()
             if pid == 0:
                 _host(listener, me, words, self._keep)
-            self._handle = os.pidfd_open(pid)
+            self._handle = processes.handle_of(pid)
         except OSError as error:
             if pid:
                 os.kill(pid, signal.SIGKILL)  # a child that was not reaped: it is nobody else
@@ -73,11 +73,11 @@ class StoreHost:
             os.close(listener)
 
     def _ended(self) -> None:
-        handle, words = self._handle, self._words
-        if handle is None:
+        words = self._words
+        if self._handle is None:
             return  # the round ended in the very moment
         said = _report.read_text(words)
-        os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOWAIT)
+        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         pid, code = self._pid, self._let_go()
         how = f"was ended by {name_of_signal(-code)}" if code < 0 else f"ended with status {code}"
         self._told(f"{_NAME} (pid {pid}) {how}{': ' if said else ''}{said}", pid, code)
@@ -97,7 +97,7 @@ class StoreHost:
         assert self._handle is not None
         _, status = os.waitpid(self._pid, 0)
         self._selector.unregister(self._handle)
-        os.close(self._handle)
+        self._handle.close()
         os.close(self._words)
         self._handle = None
         return os.waitstatus_to_exitcode(status)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from elasticlib import records
+from elasticlib import processes, records
 from elasticlib._programs import Process
 from elasticlib.agent import LocalElasticAgent, SimpleElasticAgent
 from elasticlib.errors import (
@@ -273,7 +273,7 @@ class Starter:
         return {0: 70, 1: 71}
 
     def spawner(self, interrupt: int | None = None) -> Process | None:
-        return Process(SPAWNER, HANDLE)
+        return Process(SPAWNER, processes.Handle(HANDLE))
 
     def fileno(self) -> int:
         return -1

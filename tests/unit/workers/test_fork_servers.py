@@ -254,7 +254,7 @@ def fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_fork_servers
 
     def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None) -> Process:
         ends.append(Channel.adopt(os.dup(descriptor)))
-        return Process(0, -1)
+        return Process(0)
 
     monkeypatch.setattr(_fork_servers, "spawn", spawn)
     monkeypatch.setattr(_fork_servers, "_TALK_LIMIT", 0.05)

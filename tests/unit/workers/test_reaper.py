@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticlib import processes
 from elasticlib.workers import _reaper
 
 LIMIT = 60.0
@@ -74,12 +75,12 @@ def test_a_process_without_children_has_no_family(sleeper: Sleeper) -> None:
 
 def test_a_signal_to_nobody_is_no_error() -> None:
     gone = os.posix_spawn("/bin/true", ["true"], {})
-    handle = os.pidfd_open(gone)
+    handle = processes.handle_of(gone)
     os.waitpid(gone, 0)
 
     _reaper.send(handle, signal.SIGTERM)
 
-    os.close(handle)
+    handle.close()
     with pytest.raises(ProcessLookupError):
         os.kill(gone, 0)
 
@@ -94,7 +95,7 @@ def test_a_number_that_a_stranger_has_by_now_is_not_swept() -> None:
         "listed = _reaper.family(os.getpid())\n"
         "_reaper.family = lambda root, spare=(): [(os.getppid(), child.pid, 'S'), *listed]\n"
         "signalled = []\n"
-        "_reaper.send = lambda handle, signum: signalled.append(open(f'/proc/self/fdinfo/{handle}').read())\n"
+        "_reaper.send = lambda handle, signum: signalled.append(open(f'/proc/self/fdinfo/{handle.fileno()}').read())\n"
         "_reaper.sweep(limit=0.0)\n"
         "print([f'Pid:\\t{child.pid}\\n' in each for each in signalled])\n"
         "child.kill()\n"

@@ -27,8 +27,9 @@ def main(descriptor: int, command: list[str]) -> int:
     def die_with_parent() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    child = subprocess.Popen(command, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL)
-    ended = os.pidfd_open(child.pid)
+    ended, held = os.pipe()  # of which the command alone holds the other end, to its own end
+    child = subprocess.Popen(command, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL, pass_fds=(held,))
+    os.close(held)
     poll = select.poll()  # and not select, which can count to 1023 only
     for each in (descriptor, ended):
         poll.register(each, select.POLLIN)

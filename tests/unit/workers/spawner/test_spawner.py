@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from elasticlib import processes
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
@@ -49,7 +50,7 @@ class Yard:
     def worker(self, rank: int) -> _spawner._Live:
         pid = self.process()
         left = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
-        live = _spawner._Live(self.spawner._round, rank, pid, os.pidfd_open(pid), left, Course())
+        live = _spawner._Live(self.spawner._round, rank, pid, processes.handle_of(pid), left, Course())
         self.spawner._live[rank] = live
         self.spawner._selector.register(live.handle, selectors.EVENT_READ, lambda: self.spawner._ended(live))
         return live
@@ -90,7 +91,8 @@ class Yard:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         for live in self.spawner._live.values():
-            for descriptor in (live.handle, *live.left):
+            live.handle.close()
+            for descriptor in live.left:
                 os.close(descriptor)
         for descriptor in self.spawner._notices:
             os.close(descriptor)

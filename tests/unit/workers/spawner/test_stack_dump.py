@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from elasticlib import processes
 from elasticlib.workers.spawner._stack_dump import StackDump
 
 SIGNUM = signal.SIGRTMAX - 1
@@ -23,22 +24,22 @@ def sits_here():
 sits_here()
 """
 SILENT = "import sys, threading; print('ready', flush=True); threading.Event().wait()"
-Start = Callable[[str], tuple[int, int, int]]
+Start = Callable[[str], tuple[int, processes.Handle, int]]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a program; its pid, pidfd, and the memory in which it may write."""
+    """Starts a program; its pid, handle, and the memory in which it may write."""
     programs, descriptors = list[subprocess.Popen[str]](), list[int]()
 
-    def begin(code: str) -> tuple[int, int, int]:
+    def begin(code: str) -> tuple[int, processes.Handle, int]:
         memory = os.memfd_create("faults")
         program = subprocess.Popen(
             [sys.executable, "-c", code, str(memory)], pass_fds=(memory,), stdout=subprocess.PIPE, text=True
         )
         programs.append(program)
-        handle = os.pidfd_open(program.pid)
-        descriptors.extend((memory, handle))
+        handle = processes.handle_of(program.pid)
+        descriptors.extend((memory, handle.fileno()))
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
         return program.pid, handle, memory
@@ -91,13 +92,13 @@ def test_a_process_that_would_die_of_the_signal_is_not_sent_it(start: Start) -> 
 
     assert "no Python that could tell" in found[0]
     assert "in sits_here" in found[1]
-    assert os.waitid(os.P_PIDFD, silent[1], os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    assert not silent[1].has_ended()
 
 
 def test_a_stopped_process_is_told_of_and_holds_nobody_up(start: Start) -> None:
     worker = start(TELLS)
-    signal.pidfd_send_signal(worker[1], signal.SIGSTOP)
-    os.waitid(os.P_PIDFD, worker[1], os.WSTOPPED)
+    worker[1].send(signal.SIGSTOP)
+    os.waitid(os.P_PID, worker[0], os.WSTOPPED)
 
     dump = StackDump()
     dump.begin([(0, *worker)], SIGNUM, time.monotonic())
