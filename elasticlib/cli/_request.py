@@ -93,7 +93,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         duplicate_stdout_filters=values["duplicate_stdout_filters"] or None,
         duplicate_stderr_filters=values["duplicate_stderr_filters"] or None,
         numa_options=_numa_options(values["numa_binding"]),
-        **_rendezvous(values, given),
+        **_rendezvous(values, given, environ),
         **{name: values[name] for name in _AS_GIVEN},
     )
     if "preload" in given and config.preload and (config.start_method == "spawn" or config.no_python):
@@ -187,7 +187,7 @@ _OF_SEVERAL_NODES = (
 )
 
 
-def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
     """Which nodes meet where, as fields of the configuration. Raises `ConfigError` for a contradiction."""
     if values["standalone"]:
         least, most = values["nnodes"]
@@ -202,6 +202,8 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
         if idle:
             log.warning("no effect with %s, which runs on this node only: %s", standalone, ", ".join(idle))
         return {"run_id": str(uuid.uuid4())}
+    if not given.keys() & {"nnodes", *_OF_SEVERAL_NODES}:
+        _warn_of_separate_jobs(environ)
     backend, endpoint = values["rdzv_backend"], values["rdzv_endpoint"].strip()
     fields = {"rdzv_backend": backend, "rdzv_configs": values["rdzv_conf"], "run_id": values["rdzv_id"]}
     if backend != "static":
@@ -216,6 +218,20 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
     if "rdzv_id" not in given:
         fields["run_id"] = str(uuid.uuid4())
     return {**fields, "rdzv_backend": "c10d"}
+
+
+def _warn_of_separate_jobs(environ: Mapping[str, str]) -> None:
+    """Tell who has srun start this command on several nodes, and gave no options for them, what comes of it: once."""
+    nodes = environ.get("SLURM_STEP_NUM_NODES", "")
+    one_each = nodes.isdecimal() and int(nodes) > 1 and nodes == environ.get("SLURM_STEP_NUM_TASKS")
+    if one_each and environ.get("SLURM_PROCID") == "0":
+        log.warning(
+            "srun started this command on %s nodes: without --nnodes and --rdzv-endpoint these are %s separate jobs; "
+            "for one job give --nnodes %s --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint HEAD:29400, "
+            'HEAD being $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1); '
+            "give --standalone for separate jobs",
+            *(nodes, nodes, nodes),
+        )
 
 
 def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) -> str:

@@ -625,6 +625,42 @@ def test_standalone_names_what_has_no_effect_beside_it(launches: Launches, caplo
     assert ["no effect with --standalone, which runs on this node only: --rdzv-id, --node-rank"] == caplog.messages
 
 
+STEP = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "warned"),
+    [
+        (STEP, [], True),
+        ({**STEP, "SLURM_PROCID": "1"}, [], False),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, [], False),
+        ({**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, [], False),
+        (STEP, ["--standalone"], False),
+        (STEP, ["--nnodes=1"], False),
+        (STEP, ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400"], False),
+        ({}, [], False),
+    ],
+)
+def test_srun_on_several_nodes_without_rendezvous_options_warns_once(
+    launches: Launches,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    step: dict[str, str],
+    options: list[str],
+    warned: bool,
+) -> None:
+    for name in STEP:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+
+    main([*options, "train.py"])
+
+    said = [line for line in caplog.messages if "these are 2 separate jobs" in line]
+    assert warned == bool(said)
+    assert not said or "--nnodes 2 --rdzv-backend c10d" in said[0]
+
+
 def test_a_master_that_agrees_with_the_endpoint_as_far_as_it_is_given_is_taken(launches: Launches) -> None:
     main(["--nnodes", "2", "--rdzv-endpoint", "node0:29511", "--master-port", "29511", "train.py"])
 

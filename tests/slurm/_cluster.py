@@ -1,0 +1,191 @@
+"""
+A real Slurm on machines of its own: munged and slurmctld on the last one, a slurmd on each of the others.
+
+Rules of this file: nothing of it outlives this process, as the machines do not (`tests.hosts._netns`). Root, iproute2
+and Debian's packages slurmctld, slurmd, slurm-client and munge are needed; `missing` says what is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from attrs import frozen
+
+from tests.hosts import _netns
+from tests.hosts._netns import Host, machines
+
+PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
+LIMIT = 60.0
+_PATH = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+_CONF = """\
+ClusterName=tests
+SlurmctldHost={head}({head_address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1,bf_interval=1
+SlurmdParameters=config_overrides
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldPidFile={folder}/slurmctld.pid
+ReturnToService=2
+SlurmdTimeout=20
+MessageTimeout=10
+InactiveLimit=0
+KillWait=30
+MinJobAge=3600
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> str:
+    """Why there can be no Slurm here; empty when there can."""
+    lacking = [package for program, package in PROGRAMS.items() if shutil.which(program, path=_PATH) is None]
+    return f"not installed: {', '.join(lacking)}" if lacking else _netns.missing()
+
+
+@frozen
+class Cluster:
+    """Slurm, and the machine on which its commands run."""
+
+    head: Host
+    folder: Path
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """What *command* prints, on the machine of slurmctld."""
+        done = subprocess.run(self.head.entered(*command), env=self.environment(), capture_output=True, text=True)
+        assert not check or done.returncode == 0, f"{command}: {done.returncode} {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def environment(self) -> dict[str, str]:
+        """For commands of Slurm: as a user's, with the programs of this Python first."""
+        own = {"SLURM_CONF": f"{self.folder}/slurm.conf", "PATH": _PATH}
+        return {**os.environ, **own}
+
+    def submit(self, script: Path, *options: str) -> Job:
+        """Run *script* by sbatch in its folder; what its tasks say goes to the file ``said``."""
+        out = script.with_name("said")
+        places = (f"--chdir={script.parent}", f"--output={out}")
+        number = self.run("sbatch", "--parsable", *places, *options, str(script))
+        return Job(self, number.strip(), out)
+
+
+@frozen
+class Job:
+    """One job of the cluster."""
+
+    cluster: Cluster
+    number: str
+    _out: Path
+
+    @property
+    def said(self) -> str:
+        """What its tasks have written so far."""
+        return self._out.read_text(errors="replace") if self._out.exists() else ""
+
+    def says(self, text: str, times: int = 1) -> None:
+        """Return once its tasks have written *text* so often."""
+        wait_until(lambda: self.said.count(text) >= times or self.is_over(), lambda: f"{text!r} in: {self.said}")
+        assert self.said.count(text) >= times, self.said
+
+    def cancel(self, *options: str) -> None:
+        """Call scancel for it."""
+        self.cluster.run("scancel", *options, self.number, check=False)  # it fails for a job that has just ended
+
+    def facts(self) -> dict[str, str]:
+        """What ``scontrol show job`` says."""
+        words = self.cluster.run("scontrol", "show", "job", "-o", self.number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def is_over(self) -> bool:
+        """Whether no process of it is left, as Slurm sees it."""
+        return self.facts()["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING")
+
+    def ends(self, limit: float = LIMIT) -> str:
+        """Its last state, once it has one."""
+        wait_until(self.is_over, lambda: self.said, limit)
+        return self.facts()["JobState"]
+
+
+def wait_until(condition: Callable[[], bool], what: Callable[[], str], limit: float = LIMIT) -> None:
+    """Return once *condition* holds; *what* explains an error."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come within {limit:g} s: {what()}"
+        time.sleep(0.1)
+
+
+@contextmanager
+def cluster(nodes: int, cpus: int = 4) -> Iterator[Cluster]:
+    """*nodes* nodes ``m1``, ``m2``, ... that are idle."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eslurm-")))
+        *workers, head = stack.enter_context(machines(nodes + 1))
+        found = Cluster(head, folder)
+        _configure(found, workers, cpus)
+        _start(stack, found, head, "munged", "--force", "--foreground", *_munge(folder))
+        wait_until((folder / "munge/socket").exists, lambda: _logs(folder))
+        _start(stack, found, head, "slurmctld", "-D")
+        for host in workers:
+            _start(stack, found, host, "slurmd", "-D", "-N", host.name)
+        wait_until(lambda: _idle(found) == nodes, lambda: _logs(folder))
+        try:
+            yield found
+        finally:
+            found.run("scancel", "--signal=KILL", "--user=root", check=False)
+
+
+def _configure(found: Cluster, workers: Sequence[Host], cpus: int) -> None:
+    rows = [f"NodeName={host.name} NodeAddr={host.address} CPUs={cpus} RealMemory=1000" for host in workers]
+    facts = {"head": found.head.name, "head_address": found.head.address, "folder": found.folder}
+    (found.folder / "slurm.conf").write_text(_CONF.format(**facts, nodes="\n".join(rows)))
+    (found.folder / "state").mkdir()
+    for host in workers:
+        (found.folder / f"spool.{host.name}").mkdir()
+    found.folder.chmod(0o755)
+
+
+def _munge(folder: Path) -> list[str]:
+    (folder / "munge").mkdir(mode=0o711)
+    key = folder / "munge/key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(128))
+    places = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
+    return [f"--{option}={folder}/munge/{name}" for option, name in places.items()]
+
+
+def _start(stack: ExitStack, found: Cluster, host: Host, *command: str) -> None:
+    log = stack.enter_context(open(found.folder / f"{command[0]}.{host.name}.log", "w"))
+    process = host.popen(command, env=found.environment(), stdout=log, stderr=log, cwd="/", start_new_session=True)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+
+
+def _idle(found: Cluster) -> int:
+    states = found.run("sinfo", "-h", "-N", "-o", "%T", check=False).split()
+    return states.count("idle")
+
+
+def _logs(folder: Path) -> str:
+    return "\n".join(f"{path.name}: {path.read_text()[-1000:]}" for path in folder.glob("*.log"))

@@ -1,0 +1,51 @@
+"""The script of the page *Many nodes* is pasted as it stands, and works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import elasticlib
+from tests.slurm._cluster import Cluster
+
+pytestmark = pytest.mark.slow
+
+PAGE = Path(elasticlib.__file__).parent / "docs" / "many_nodes.md"
+TRAIN = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(f"node {os.environ['GROUP_RANK']} of {os.environ['SLURM_PROCID']} trained with {total.item():g} of "
+      f"{os.environ['WORLD_SIZE']} ranks\\n", end="", flush=True)
+"""
+
+
+def script_of_page() -> str:
+    section = PAGE.read_text(encoding="utf-8").partition("\n## Slurm\n")[2]
+    [script] = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    return str(script)
+
+
+def test_script_of_the_page_trains_on_four_nodes(slurm: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    script = tmp_path / "job.sh"
+    script.write_text(script_of_page())
+
+    job = slurm.submit(script)
+
+    assert "COMPLETED" == job.ends(), job.said
+    for node in range(4):
+        assert re.search(rf"node {node} of {node} trained with (\d+) of \1 ranks", job.said), job.said
+
+
+def test_srun_without_rendezvous_options_says_that_it_starts_two_jobs(slurm: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text("import os; print('world', os.environ['WORLD_SIZE'], flush=True)")
+
+    said = slurm.run("srun", "-N2", "--ntasks-per-node=1", "elasticrun", "--nproc-per-node=1", str(script))
+
+    assert 2 == said.count("world 1"), said
+    assert 1 == said.count("these are 2 separate jobs"), said
