@@ -199,7 +199,7 @@ class CheckedLaunch:
             # From the first process on a signal ends the job; while a handler of others is made, which may take any
             # time, it does what it did before.
             is_ours = not isinstance(self._choice, PlugIn)
-            own = _signals.Handled(self.signums, job.inbox) if is_ours else contextlib.nullcontext()
+            own = _signals.Handled(self.signums if is_ours else (), job.inbox, takes_notices=True)
             with own:
                 return self._run(job, until_run)
 

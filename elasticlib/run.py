@@ -22,6 +22,7 @@ from elasticlib.cli._request import Request, by_source, request_of
 from elasticlib.errors import ChildFailedError, ConfigError, ElasticError, RendezvousGracefulExitError, SignalException
 from elasticlib.spec import Entrypoint, LaunchConfig
 from elasticlib.utils.log_level import VARIABLE, level_of
+from elasticlib.workers._signals import survive_notices
 
 log = logging.getLogger("elasticlib.run")
 
@@ -183,6 +184,8 @@ def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
     with contextlib.suppress(OSError):  # without /dev/null: whoever needs that says so
         while whole_program and os.open(os.devnull, os.O_RDWR) < 3:
             pass  # a stream that was closed at our start: no other file may get its number
+    if whole_program:
+        survive_notices()
     try:
         with _console_log(os.environ.get(VARIABLE) or "WARNING"):
             try:

@@ -104,7 +104,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._worker_group = WorkerGroup(spec)
         self._telemetry = Telemetry(self._worker_group, self._run_id, sink, clock, metric_handler)
         self._sink = self._telemetry.sink
-        self._signals = _signals.Signals(_signals.parse(signals_to_handle), inbox)
+        self._signals = _signals.Signals(_signals.parse(signals_to_handle), inbox, takes_notices=True)
         self._events: deque[_policy.Event] = deque()
         self._result = RunResult(WorkerState.INIT)
         self._listener: socket.socket | None = None
@@ -148,6 +148,9 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _dump_stacks(self) -> None:
         """Have workers that run write down the stacks of their threads; those come as `records.StacksTold`."""
+
+    def _pass_on(self, signum: signal.Signals) -> None:
+        """Send *signum* to the workers that handle it, and to nobody else."""
 
     def _failures(self) -> dict[int, ProcessFailure]:
         """By global rank, the workers that failed in this round; asked again when all are gone."""
@@ -254,7 +257,7 @@ class SimpleElasticAgent(ElasticAgent):
         return [*events, *self._words(), *seen]
 
     def _requests(self) -> list[_policy.StopRequested]:
-        return _requests.drain(self._signals.inbox, self._dump_stacks)
+        return _requests.drain(self._signals.inbox, self._dump_stacks, self._pass_on)
 
     def _look(self) -> list[_policy.Event]:
         group = self._worker_group
@@ -325,8 +328,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._listener = self._member.listener() if assignment.group_rank == 0 else None
         places, group.master_port = assignment.master_addresses, assignment.master_port
         group.master_addr = places[0] if assignment.group_rank == 0 else first_reachable(places, assignment.master_port)
-        wanted = group.spec.master_addr, group.spec.master_port
-        _checks.warn_of_another_master(wanted, group.master_addr, group.master_port)
+        _checks.warn_of_another_master(group.spec, group.master_addr, group.master_port)
         sizes = assignment.world_size, assignment.role_world_size
         group.workers = [
             Worker(rank, assignment.rank_base + rank, assignment.role_rank_base + rank, *sizes)

@@ -11,6 +11,7 @@ import math
 import warnings
 
 from elasticlib.errors import ConfigError
+from elasticlib.spec import WorkerSpec
 
 _log = logging.getLogger("elasticlib")
 
@@ -66,12 +67,13 @@ def warn_of_uncalled_methods(cls: type, agent: type) -> None:
         )
 
 
-def warn_of_another_master(wanted: tuple[str | None, int | None], addr: str, port: int) -> None:
+def warn_of_another_master(spec: WorkerSpec, addr: str, port: int) -> None:
     """
-    Say that the master *wanted* by a WorkerSpec has no effect, where the round has another one, at *addr* and *port*.
+    Say that the master of *spec* has no effect, where the round has another one, at *addr* and *port*.
 
     torch's agent gives its workers the one of the specification; its launcher names the rendezvous' own there.
     """
+    wanted = spec.master_addr, spec.master_port
     if (wanted[0] or addr, wanted[1] or port) != (addr, port):
         _log.warning(
             "master_addr=%r, master_port=%r have no effect: the store of this round is at %s, port %s; "

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from elasticlib import _rules, metrics, records
 from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
-from elasticlib.agent import _checks
+from elasticlib.agent import _checks, _requests
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._gpu_memory import GpuMemory
 from elasticlib.agent._health import HealthCheckServer
@@ -250,6 +250,9 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _dump_stacks(self) -> None:
         self._processes.ask_for_stacks()
 
+    def _pass_on(self, signum: signal.Signals) -> None:
+        self._processes.pass_on(signum)
+
     def _failures(self) -> dict[int, ProcessFailure]:
         # Killed because contact was lost, workers have not failed.
         found = self._processes.failures(self._worker_group.workers[0].global_rank, by_loss=not self._state.lost)
@@ -265,7 +268,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _bring_down(
         self, signum: signal.Signals, grace: float, *, spare_failed: bool = False, somebody_waits: bool = False
     ) -> None:
-        """Stop the workers; another signal meanwhile means SIGKILL now, lost contact less time."""
+        """Stop the workers; another SIGINT meanwhile means SIGKILL now, lost contact less time."""
         self._watch.rest()
         self._processes.stop(
             signum,
@@ -283,10 +286,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         wait_readable(watched, soonest(limit, self._member.poll_timeout() if hears else None))
         for stop in self._requests():
             self._events.append(stop)
-            if not stop.asked:
+            if _requests.hastens(stop):
                 self._processes.hasten(signal.SIGKILL, 0.0)
             elif stop.grace is not None:
                 self._processes.hasten(signum, stop.grace)
+            else:
+                self._sink(records.StopRepeated(stop.why, self._processes.grace_left()))
         with contextlib.suppress(RendezvousError):
             if self._listen():
                 grace = min(event.grace for event in self._events if isinstance(event, ContactLost))

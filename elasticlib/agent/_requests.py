@@ -6,11 +6,13 @@ import signal
 from collections.abc import Callable
 
 from elasticlib.agent._policy import StopRequested
-from elasticlib.workers._signals import Inbox, StacksAsked, StopAsked
+from elasticlib.workers._signals import Inbox, NoticeCame, StacksAsked, StopAsked
 
 
-def drain(inbox: Inbox, dump_stacks: Callable[[], None]) -> list[StopRequested]:
-    """The stops that are wanted by now, oldest first; stacks are asked for here."""
+def drain(
+    inbox: Inbox, dump_stacks: Callable[[], None], pass_on: Callable[[signal.Signals], None]
+) -> list[StopRequested]:
+    """The stops that are wanted by now, oldest first; *dump_stacks* and *pass_on* are called for the rest."""
     stops = []
     for item in inbox.drain():
         match item:
@@ -20,4 +22,11 @@ def drain(inbox: Inbox, dump_stacks: Callable[[], None]) -> list[StopRequested]:
                 stops.append(StopRequested(signal.SIGTERM, why, grace))
             case StacksAsked():
                 dump_stacks()
+            case NoticeCame(signum):
+                pass_on(signal.Signals(signum))
     return stops
+
+
+def hastens(stop: StopRequested) -> bool:
+    """True if *stop* means SIGKILL now where one is under way: a person repeats SIGINT, a scheduler other signals."""
+    return not stop.asked and stop.signum == signal.SIGINT

@@ -217,8 +217,8 @@ class Job:
 
         Raises what that call would: `ChildFailedError` when workers failed, `SignalException` when the job was stopped.
         A handled signal (``LaunchConfig.signals_to_handle``) that comes while the main thread waits here stops the job,
-        SIGINT (Ctrl-C) as `LaunchInterrupted`, a ``KeyboardInterrupt``; another one kills it. After *timeout* seconds
-        it raises a `TimeoutError`, and the job goes on, unless such a signal came: then that is raised.
+        SIGINT (Ctrl-C) as `LaunchInterrupted`, a ``KeyboardInterrupt``; another SIGINT kills it. After *timeout*
+        seconds it raises a `TimeoutError`, and the job goes on, unless such a signal came: then that is raised.
         """
         came = self._wait(timeout)
         if not self._over:
@@ -233,7 +233,7 @@ class Job:
         is_own = threading.current_thread() is self._thread
         if is_own and not self._over:
             raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as by a sink of records")
-        with _signals.Handled(self._signums, self._inbox) as handled, self._changed:
+        with _signals.Handled(self._signums, self._inbox, takes_notices=True) as handled, self._changed:
             self._changed.wait_for(self.done, timeout)
         if self._over and self._thread is not None and not is_own:
             self._thread.join()  # it has nothing left to do
@@ -335,8 +335,8 @@ class Job:
         Stop the workers: SIGTERM, and SIGKILL after *grace* seconds (None: ``shutdown_timeout``).
 
         It returns when nothing is left of the job, or, without *wait*, at once; a job that has ended is left as it is.
-        `result` raises `SignalException` then. A handled signal that comes while the main thread waits here kills what
-        is left, and is raised at the end, SIGINT (Ctrl-C) as `LaunchInterrupted`.
+        `result` raises `SignalException` then. A handled signal that comes while the main thread waits here is raised
+        at the end; SIGINT (Ctrl-C) kills what is left, and is raised as `LaunchInterrupted`.
         Of a job of many nodes this node leaves, as after a signal.
         """
         if grace is not None and not grace >= 0:

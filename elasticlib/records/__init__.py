@@ -39,6 +39,7 @@ from elasticlib.records._of_jobs import (
     RoundStarted as RoundStarted,
     SpawnerKilled as SpawnerKilled,
     StopAwaited as StopAwaited,
+    StopRepeated as StopRepeated,
     ThreadsChosen as ThreadsChosen,
     VariableIgnored as VariableIgnored,
     WatchdogReported as WatchdogReported,

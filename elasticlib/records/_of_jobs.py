@@ -106,8 +106,20 @@ class StopAwaited(Record, level=logging.WARNING):
         who = f"rank{several} {_few(self.pids)} (process{'es' if several else ''} {_few(self.pids.values())})"
         return (
             f"waiting for {who} to end by {name_of_signal(self.signum)}: SIGKILL follows in {self.left:.1f} s, "
-            "or at once with another Ctrl-C or signal"
+            "or at once with another Ctrl-C"
         )
+
+
+@frozen
+class StopRepeated(Record, level=logging.INFO):
+    """A stop was asked for again: schedulers do so, and workers that save a checkpoint must not pay for it."""
+
+    why: str
+    left: float
+    """Seconds until SIGKILL."""
+
+    def __str__(self) -> str:
+        return f"{self.why} came while the workers are being stopped: they keep the {self.left:.1f} s that they have"
 
 
 @frozen

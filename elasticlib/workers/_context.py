@@ -230,8 +230,9 @@ class PContext(abc.ABC):
 
         When it returns no process is left, nor any that these have started. It may come in any state, twice,
         and while another thread waits; a `wait` after it tells which processes were cut short. A handled signal
-        that comes meanwhile means SIGKILL now, and goes to the program's own handler afterwards. After a `wait` that
-        told of success it removes the set's log files where `DefaultLogsSpecs` keeps them in a temporary folder.
+        that comes meanwhile goes to the program's own handler afterwards; SIGINT (Ctrl-C) means SIGKILL now. After
+        a `wait` that told of success it removes the set's log files where `DefaultLogsSpecs` keeps them in a temporary
+        folder.
         """
         number, grace = _call.death_signal(death_sig), _call.seconds("timeout", timeout)
         late: list[int] = []
@@ -241,7 +242,8 @@ class PContext(abc.ABC):
                 wait_readable([came, self._processes], limit)
                 for signum in came.drain():
                     late.append(signum)
-                    self._processes.hasten(signal.SIGKILL, 0.0)
+                    if signum == signal.SIGINT:
+                        self._processes.hasten(signal.SIGKILL, 0.0)
 
             try:
                 if self._started:

@@ -1,6 +1,6 @@
 """
 What the workers of a round left behind: from an end to a `ProcessFailure` that says whose fault it is and what the
-signal means, or to a result.
+signal means, or to a result; and what is said of workers that live or are being stopped.
 
 Rules of this file: a report that the worker wrote beats its error file, which beats the exit status; of a failure
 what cannot be read is left out, never raised. Who was stopped by us has failed only where it says so itself. Ranks are
@@ -17,10 +17,11 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+from elasticlib import records
 from elasticlib._programs import FEW_DESCRIPTORS
 from elasticlib._untrusted import exactly, parse, whole
 from elasticlib.errors import Frame, PicklingError, ProcessFailure, read_error_file
-from elasticlib.workers._launch_events import Exit, StoreGone
+from elasticlib.workers._launch_events import Event, Exit, Lingers, Stacks, Stopped, StoreGone, Stuck
 from elasticlib.workers.child import _results
 
 _TAIL_BYTES = 8192
@@ -86,6 +87,11 @@ def failure_of(
     return failure
 
 
+def lost(rank: int, rank_base: int, pids: Mapping[int, int], why: str) -> ProcessFailure:
+    """The failure of a worker that ended with the process which started it."""
+    return ProcessFailure(rank, pids.get(rank, 0), -signal.SIGKILL, "", message=why, rank=rank_base + rank)
+
+
 def _frames(text: str) -> tuple[Frame, ...]:
     """The frames that a worker wrote; none where it wrote over them."""
     try:
@@ -107,6 +113,25 @@ def _written(error_file: str) -> float | None:
         return os.stat(error_file).st_mtime if isinstance(data, dict) and data.get("message") else None
     except (OSError, ValueError):
         return None
+
+
+def record_of(event: Event, rank_base: int, signum: int) -> records.Record | None:
+    """
+    The record of *event*; None for one that says nothing to people by itself.
+
+    The ranks of this node begin at *rank_base*; *signum* is what its workers are being stopped with.
+    """
+    match event:
+        case Lingers():
+            stacks = user_part(event.stacks)
+            return records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks)
+        case Stacks(texts):
+            return records.StacksTold({rank: user_part(text) for rank, text in texts.items()})
+        case Stuck(rank, pid, waited):
+            return records.WorkerStuck(rank_base + rank, pid, signum, waited)
+        case Stopped(survivors) if survivors:
+            return records.WorkersSurvived(tuple(survivors))
+    return None
 
 
 _AT_ITS_END = {

@@ -281,6 +281,12 @@ class SpawnerClient:
         if self._channel is not None:
             self._channel.send({"op": "signal", "round": self._round, "local_rank": local_rank, "signal": signum})
 
+    def pass_on(self, signum: int) -> None:
+        """Send *signum* to every worker that handles it."""
+        self._wake()
+        if self._channel is not None:
+            self._channel.send({"op": "pass on", "signal": signum})
+
     def ask_for_stacks(self) -> None:
         """Have the threads of all workers written down; `Stacks` follows."""
         if self._channel is not None and self._spawner is not None:

@@ -48,8 +48,8 @@ _MODULE = re.compile(r"[^/.]+(\.[^/.]+)*")
 _LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _CACHED = type(functools.lru_cache(abs))
 _OPENMP_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-# Python ignores these two for itself, whatever its parent did.
-_INHERITED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
+# Python ignores the first two for itself, whatever its parent did, and a shell the others for its background jobs.
+_INHERITED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT}
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
 
@@ -277,6 +277,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
         command = [python, "-u", entry]
     else:
         command = [_program(entry, environment)]
+        job = _saying(job, signals_group=True)
     if start_method == "spawn" or len(command) == 1:
         _refuse_preload(spec)
     if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -194,22 +193,14 @@ class Processes:
                 case heard.Failed(end):
                     self._failed[end.local_rank] = end
                     self._noticed[end.local_rank] = time.time()
-                case heard.Lingers():
-                    stacks = _failure.user_part(event.stacks)
-                    self._sink(records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks))
-                case heard.Stacks(texts):
-                    parts = {rank: _failure.user_part(text) for rank, text in texts.items()}
-                    self._sink(records.StacksTold(parts))
-                case heard.Stuck(rank, pid, waited):
-                    self._sink(records.WorkerStuck(self._rank_base + rank, pid, self._signum, waited))
-                case heard.Stopped(survivors):
+                case heard.Stopped():
                     self._stopped = True
-                    if survivors:
-                        self._sink(records.WorkersSurvived(tuple(survivors)))
                 case heard.StoreGone():
                     self._store, self._store_gone_at = self._store or event, time.time()
                 case heard.Lost():
                     self.lost = self.lost or event  # the first one knows why
+            if (record := _failure.record_of(event, self._rank_base, self._signum)) is not None:
+                self._sink(record)
         if time.monotonic() >= self._latest():
             self._end_deaf(self._spawner)
 
@@ -334,6 +325,15 @@ class Processes:
         if self._spawner is not None:
             self._spawner.signal(local_rank, signum)
 
+    def pass_on(self, signum: int) -> None:
+        """Send *signum* to each worker that handles it; others would die of it."""
+        if self._spawner is not None and self._spawner.started:
+            self._spawner.pass_on(signum)
+
+    def grace_left(self) -> float:
+        """Seconds that workers which are being stopped have until SIGKILL."""
+        return max(0.0, self._deadline - time.monotonic())
+
     def drain(self) -> None:
         """Bring the last lines of this round's workers, which must be gone, to the console."""
         for folder in _streams.full_folders(self._dest):
@@ -372,10 +372,8 @@ class Processes:
                         end, rank_base + rank, error_file, stderr, kills, self._noticed[rank]
                     )
         if not found and self.lost is not None and by_loss:
-            for rank in range(self._count):
-                found[rank_base + rank] = ProcessFailure(
-                    rank, self.pids.get(rank, 0), -signal.SIGKILL, "", message=self.lost.why, rank=rank_base + rank
-                )
+            ranks = range(self._count)
+            found = {rank_base + rank: _failure.lost(rank, rank_base, self.pids, self.lost.why) for rank in ranks}
         if self._store is not None and (rank_left := _failure.blamed(self._ends(), self._count)) is not None:
             found[rank_base + rank_left] = _failure.lost_store(
                 self._store, rank_left, rank_base, kills, self._store_gone_at

@@ -120,7 +120,7 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
         # Also those that look like zombies: so does a process whose first thread alone has ended.
         alive = [pid for pid, parent, _ in members if not (parent == me and _reap(pid))]
         for pid in alive:
-            _kill_below(me, pid)
+            send_below(me, pid, signal.SIGKILL)
         if not members:
             return []
         left = deadline - time.monotonic()
@@ -130,8 +130,8 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
     return []
 
 
-def _kill_below(root: int, pid: int) -> None:
-    """SIGKILL *pid* if it still is a descendant of *root*."""
+def send_below(root: int, pid: int, signum: int) -> None:
+    """Signal *pid* if it still is a descendant of *root*."""
     try:
         handle = processes.handle_of(pid)
     except OSError:
@@ -139,7 +139,7 @@ def _kill_below(root: int, pid: int) -> None:
     try:
         # It may have ended since it was listed, and its number be a stranger's: whom the handle holds is looked at.
         if _is_below(root, pid):
-            send(handle, signal.SIGKILL)
+            send(handle, signum)
     finally:
         handle.close()
 

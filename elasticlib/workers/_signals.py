@@ -26,7 +26,8 @@ from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
 _log = logging.getLogger("elasticlib")
 
 _Former: TypeAlias = dict[signal.Signals, Any]
-_OF_TERMINALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which schedulers announce a time limit: they end nothing, and go to the workers that handle them."""
 
 
 def parse(names: str) -> tuple[signal.Signals, ...]:
@@ -48,11 +49,32 @@ def _install(signums: tuple[signal.Signals, ...], handler: Callable[[int, FrameT
     """Set *handler* for *signums*; the former handlers."""
     former: _Former = {}
     for signum in signums:
-        if signum in _OF_TERMINALS and signal.getsignal(signum) == signal.SIG_IGN:
-            continue  # nohup, or a shell's background job: its user wants it to go on
+        # A shell ignores SIGINT and SIGQUIT for every background job, which nobody asked for: `kill -INT` must work.
+        if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
+            continue  # nohup: its user wants it to go on
         before = signal.signal(signum, handler)
         former[signum] = before if before is not None else signal.SIG_DFL
     return former
+
+
+def _install_for_notices(
+    without: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
+) -> _Former:
+    """Set *handler* for `NOTICES` that would end this program; one that the program handles or ignores is its own."""
+    deadly = (signal.SIG_DFL, _drop)
+    return _install(
+        tuple(each for each in NOTICES if each not in without and signal.getsignal(each) in deadly), handler
+    )
+
+
+def _drop(signum: int, frame: FrameType | None) -> None:
+    """Handle a notice while no launch runs."""
+
+
+def survive_notices() -> None:
+    """In a program that only launches: have `NOTICES` not end it, before, between and after its launches."""
+    if threading.current_thread() is threading.main_thread():
+        _install_for_notices((), _drop)
 
 
 def _in_force(signum: signal.Signals, handler: Any) -> Any:
@@ -124,6 +146,13 @@ class StacksAsked:
     """The program wants to know where the threads of its workers are."""
 
 
+@frozen
+class NoticeCame:
+    """A signal came that is not for this program, but for its workers."""
+
+    signum: int
+
+
 class Inbox:
     """What one thread is to hear while it waits for anything; any thread or signal handler may `put` something in."""
 
@@ -182,11 +211,16 @@ class Inbox:
 
 
 class Handled:
-    """While entered, *signums* are put into *inbox* instead of acted on, if this is the main thread."""
+    """
+    While entered, *signums* are put into *inbox* instead of acted on, if this is the main thread.
 
-    def __init__(self, signums: tuple[signal.Signals, ...], inbox: Inbox) -> None:
+    With *takes_notices* so are `NOTICES`, as `NoticeCame`.
+    """
+
+    def __init__(self, signums: tuple[signal.Signals, ...], inbox: Inbox, *, takes_notices: bool = False) -> None:
         self._signums = signums
         self._inbox = inbox
+        self._takes_notices = takes_notices
         self._former: _Former = {}
         self.came: list[signal.Signals] = []
         """Those that came, oldest first."""
@@ -194,6 +228,8 @@ class Handled:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._former = _install(self._signums, self._on_signal)
+            if self._takes_notices:
+                self._former |= _install_for_notices(self._signums, self._on_notice)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -204,6 +240,9 @@ class Handled:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.came.append(signal.Signals(signum))
         self._inbox.put(signum)
+
+    def _on_notice(self, signum: int, frame: FrameType | None) -> None:
+        self._inbox.put(NoticeCame(signum), may_wait=True)
 
 
 class PutOff:
@@ -264,15 +303,19 @@ class Signals:
     While entered, *signums* are collected instead of acted on; `fileno` is readable when one waits.
 
     With an *inbox* of the caller's they lie there, beside what others put into it, and what nobody took stays there.
+    *takes_notices* is that of `Handled`.
     """
 
-    def __init__(self, signums: tuple[signal.Signals, ...], inbox: Inbox | None = None) -> None:
+    def __init__(
+        self, signums: tuple[signal.Signals, ...], inbox: Inbox | None = None, *, takes_notices: bool = False
+    ) -> None:
         self._signums = signums
         self._given = inbox
+        self._takes_notices = takes_notices
 
     def __enter__(self) -> Self:
         self.inbox = Inbox() if self._given is None else self._given
-        self._handled = Handled(self._signums, self.inbox).__enter__()
+        self._handled = Handled(self._signums, self.inbox, takes_notices=self._takes_notices).__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -159,6 +159,42 @@ def note_signals(folder: Path, *, ignores: bool = False, cleans_up_for: float = 
         time.sleep(60)  # stands for work; a signal that is only noted does not end it
 
 
+def saves_until(go: Path, folder: Path) -> None:
+    """Ends by a stop signal, after a checkpoint that is written when *go* is there; a second signal spoils it."""
+
+    def come(signum: int, frame: object) -> None:
+        if (folder / f"saving{os.environ['RANK']}").exists():
+            os._exit(5)
+        say(folder / f"saving{os.environ['RANK']}", "")
+        wait_for(go.exists, 60.0)
+        say(folder / f"saved{os.environ['RANK']}", "")
+        sys.exit(0)
+
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, come)
+    at_work(folder)
+    time.sleep(60)  # stands for work; the signal ends it
+
+
+def works_and_notes(folder: Path, signum: signal.Signals, *, handles: bool) -> None:
+    """Works on until the file ``go`` is there; where it *handles* the signal, notes that it came, once."""
+    if handles:
+        signal.signal(signum, lambda *_: os.mkfifo(folder / f"rank{os.environ['RANK']}.{signum.name}"))
+    pid = os.fork()
+    if pid == 0:
+        wait_for((folder / "go").exists, 60.0)
+        os._exit(0)
+    at_work(folder)
+    wait_for((folder / "go").exists, 60.0)
+    if os.waitpid(pid, 0)[1] != 0:
+        raise RuntimeError("the child heard of the signal, too")
+
+
+def sends_its_launcher(launcher: int, signum: int) -> None:
+    """Signals the program that launched it."""
+    os.kill(launcher, signum)
+
+
 def sits_in_native_code(folder: Path) -> None:
     """Waits where no signal brings Python back: for a lock of the C library that nobody gives up."""
     mutex = ctypes.create_string_buffer(64)

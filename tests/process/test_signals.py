@@ -35,15 +35,15 @@ class Job:
         self.folder = folder
         self.launcher: subprocess.Popen[str] | None = None
 
-    def start(self, duty: str, *options: str, **environment: str) -> None:
-        """Launch a script that runs *duty*, a call with the name ``here`` for the job's folder."""
+    def start(self, duty: str, *options: str, command: list[str] | None = None, **environment: str) -> None:
+        """Launch a script, or run *command*, that runs *duty*, a call with ``here`` for the job's folder."""
         script = self.folder / "script.py"
         script.write_text(
             f"from pathlib import Path\nfrom tests.process.duties import *\nhere = Path({str(self.folder)!r})\n{duty}\n"
         )
-        command = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options]
+        launch = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options]
         self.launcher = subprocess.Popen(
-            [*command, str(script)],
+            [*launch, str(script)] if command is None else command,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -63,6 +63,11 @@ class Job:
     def send(self, signum: int) -> None:
         assert self.launcher is not None
         self.launcher.send_signal(signum)
+
+    def read_until(self, text: str) -> str:
+        """The next line of the launcher's stderr that has *text*."""
+        assert self.launcher is not None and self.launcher.stderr is not None
+        return next(line for line in self.launcher.stderr if text in line)
 
     def end(self, limit: float = AT_ONCE) -> tuple[int, str]:
         """The launcher's exit status and stderr, at most *limit* seconds from now."""
@@ -222,34 +227,127 @@ def test_a_shutdown_timeout_that_is_no_whole_number_is_refused(value: str, tmp_p
     assert f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={value!r} must be whole seconds" in done.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_three_rapid_signals_end_the_job_at_once(signum: signal.Signals, job: Job) -> None:
+def test_three_rapid_interrupts_end_the_job_at_once(job: Job) -> None:
     """Row 110: the second means SIGKILL now; the third may find the launcher on its way out."""
     job.start("note_signals(here, ignores=True)", "--shutdown-timeout", NEVER)
     job.wait_for(*ALL_AT_WORK)
     for _ in range(3):
-        job.send(signum)
+        job.send(signal.SIGINT)
         time.sleep(0.02)  # three fingers on Ctrl-C
 
     status, _ = job.end()
 
-    assert status in (1, -signum)
+    assert status in (1, -signal.SIGINT)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_the_job_at_once(signum: signal.Signals, job: Job) -> None:
-    """The first one is passed on and ignored; the second, of whatever kind, means SIGKILL now."""
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_job_at_once_if_it_is_an_interrupt(first: signal.Signals, job: Job) -> None:
+    """The first one is passed on and ignored; Ctrl-C after it means SIGKILL now."""
     job.start("note_signals(here, ignores=True)", "--shutdown-timeout", NEVER)
     job.wait_for(*ALL_AT_WORK)
-    job.send(signal.SIGTERM)
-    job.wait_for("rank0.SIGTERM", "rank1.SIGTERM")
-    job.send(signum)
+    job.send(first)
+    job.wait_for(f"rank0.{first.name}", f"rank1.{first.name}")
+    job.send(signal.SIGINT)
 
     status, stderr = job.end()
 
     assert 1 == status
-    assert "got SIGTERM: its workers were stopped" in stderr
-    assert ["rank0.SIGTERM", "rank1.SIGTERM"] == job.noted()
+    assert f"got {first.name}: its workers were stopped" in stderr
+    assert [f"rank0.{first.name}", f"rank1.{first.name}"] == job.noted()
+
+
+@pytest.mark.parametrize("repeated", [signal.SIGTERM, signal.SIGHUP])
+def test_a_scheduler_that_repeats_its_signal_costs_no_checkpoint(repeated: signal.Signals, job: Job) -> None:
+    """The first one's deadline holds: workers that save go on, and hear of no second signal."""
+    job.start("saves_until(here / 'go', here)", "--shutdown-timeout", NEVER, LOGLEVEL="INFO")
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGTERM)
+    job.wait_for("saving0", "saving1")
+    job.send(repeated)
+    seen = job.read_until(f"signal {int(repeated)} came while the workers are being stopped")
+    (job.folder / "go").touch()
+
+    status, _ = job.end()
+
+    assert 1 == status
+    assert "they keep the" in seen
+    assert ["saved0", "saved1"] == sorted(path.name for path in job.folder.glob("saved*"))
+
+
+# Signals that announce the end of the time, and end nothing.
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_a_notice_goes_to_the_worker_that_handles_it_and_ends_nothing(name: str, method: str, job: Job) -> None:
+    """Rank 0 has a handler, which its forked child inherits; rank 1 has none, and would die of it."""
+    duty = f"works_and_notes(here, signal.{name}, handles=os.environ['RANK'] == '0')"
+    job.start(duty, "--start-method", method)
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.Signals[name])
+    job.wait_for(f"rank0.{name}")
+    (job.folder / "go").touch()
+
+    status, stderr = job.end()
+
+    assert (0, [f"rank0.{name}"]) == (status, job.noted()), stderr
+
+
+def test_a_notice_goes_to_the_program_that_a_shell_script_runs(job: Job) -> None:
+    """The shell has no handler, and must not die of it."""
+    code = (
+        f"from tests.process.duties import *; works_and_notes(Path({str(job.folder)!r}), signal.SIGUSR1, handles=True)"
+    )
+    program = job.folder / "program"
+    program.write_text(f'#!/bin/sh\n{sys.executable} -c "{code}"\necho done\n')
+    program.chmod(0o755)
+    job.start("", "--no-python", str(program))
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGUSR1)
+    job.wait_for("rank0.SIGUSR1", "rank1.SIGUSR1")
+    (job.folder / "go").touch()
+
+    status, stderr = job.end()
+
+    assert 0 == status, stderr
+
+
+BACKGROUND = """
+{command} --nproc-per-node 1 {script} &
+echo $! > {folder}/draft
+mv {folder}/draft {folder}/launcher
+wait $!
+"""
+
+
+def test_a_background_job_of_a_shell_script_obeys_an_interrupt(job: Job) -> None:
+    """The shell starts it with SIGINT ignored."""
+    shell = job.folder / "job.sh"
+    command = f"{sys.executable} -m elasticlib.run --preload ''"
+    shell.write_text(BACKGROUND.format(command=command, script=job.folder / "script.py", folder=job.folder))
+    job.start("note_signals(here)", command=["sh", str(shell)])
+    job.wait_for("launcher", "round0.rank0")
+    os.kill(int((job.folder / "launcher").read_text()), signal.SIGINT)
+
+    status, _ = job.end()
+
+    assert (1, ["rank0.SIGINT"]) == (status, job.noted())
+
+
+@pytest.mark.parametrize("handler", ["lambda *_: came.append(1)", "signal.SIG_IGN"])
+def test_what_a_program_does_about_a_notice_stays_its_own_during_a_launch(handler: str, tmp_path: Path) -> None:
+    code = (
+        "import signal, os\nfrom elasticlib import LaunchConfig, elastic_launch\nfrom tests.process import duties\n"
+        f"came = []\nsignal.signal(signal.SIGUSR1, {handler})\nbefore = signal.getsignal(signal.SIGUSR1)\n"
+        "job = elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), duties.sends_its_launcher)\n"
+        "print(job(os.getpid(), int(signal.SIGUSR1)), signal.getsignal(signal.SIGUSR1) is before, came)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True, check=False, timeout=60)  # fmt: skip
+
+    expected = "[1]" if "came" in handler else "[]"
+    assert (0, f"{{0: None}} True {expected}\n") == (done.returncode, done.stdout), done.stderr
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.02])

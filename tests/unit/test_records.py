@@ -28,6 +28,7 @@ from elasticlib.records import (
     StateTimed,
     StepDone,
     StopAwaited,
+    StopRepeated,
     ThreadsChosen,
     WatchdogReported,
     WorkerEnded,
@@ -62,12 +63,16 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         (
             StopAwaited({4: 1004}, 15, 2.04),
             "waiting for rank 4 (process 1004) to end by SIGTERM: SIGKILL follows in 2.0 s, or at once with another "
-            "Ctrl-C or signal",
+            "Ctrl-C",
         ),
         (
             StopAwaited({rank: 1000 + rank for rank in range(10)}, 99, 29.5),
             "waiting for ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more (processes 1000, 1001, 1002, 1003, 1004, 1005, 1006, "
-            "1007 and 2 more) to end by signal 99: SIGKILL follows in 29.5 s, or at once with another Ctrl-C or signal",
+            "1007 and 2 more) to end by signal 99: SIGKILL follows in 29.5 s, or at once with another Ctrl-C",
+        ),
+        (
+            StopRepeated("signal 15", 12.34),
+            "signal 15 came while the workers are being stopped: they keep the 12.3 s that they have",
         ),
         (
             WorkerStuck(3, 1001, 2, 2.04),

@@ -56,6 +56,8 @@ class StartSpec:
     """Whether its imports are noted."""
     holds_torch: bool = False
     """Whether torch, where it was imported ahead, is not there until it is imported."""
+    signals_group: bool = False
+    """Whether a stop signal is for the worker's whole group at once: its entry point is no Python program."""
     fresh: bool = False
     """Whether the worker is a new interpreter (``spawn``)."""
     python: Sequence[str] = ()

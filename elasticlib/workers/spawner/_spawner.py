@@ -35,7 +35,7 @@ from elasticlib._wire import Channel, Message
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _exiting, _held, _import_notes, _report
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
-from elasticlib.workers.spawner import _ahead, _stuck
+from elasticlib.workers.spawner import _ahead, _kernel_facts, _stuck
 from elasticlib.workers.spawner._import_watch import ImportWatch
 from elasticlib.workers.spawner._stack_dump import StackDump
 from elasticlib.workers.spawner._store_host import StoreHost
@@ -60,6 +60,8 @@ class _Live:
     left: tuple[int, int, int]
     """What it leaves behind, as descriptors: report, fault handler's stacks, last lines of stderr."""
     course: _exiting.Course
+    signals_group: bool = False
+    """Whether a signal is for its whole group at once: it is no Python program."""
     told: bool = False
     """Whether it was sent the stop signal while it lived."""
     dumped: int = -1
@@ -168,6 +170,8 @@ class Spawner:
                 worker = self._live.get(message["local_rank"])
                 if worker is not None and message["round"] == self._round:
                     _reaper.send_group(worker.pid, worker.handle, message["signal"])
+            case "pass on":
+                self._pass_on(message["signal"])
             case "stacks":
                 workers = [(each.local_rank, each.pid, each.handle, each.left[1]) for each in self._live.values()]
                 self._stacks.begin(workers, _child.STACKS_SIGNAL, time.monotonic())
@@ -225,7 +229,9 @@ class Spawner:
             for descriptor in opened.values():
                 os.close(descriptor)
         course = _exiting.Course(*spec.exit_timeout)
-        live = _Live(self._round, spec.local_rank, pid, processes.handle_of(pid), handed.left(), course)
+        live = _Live(
+            self._round, spec.local_rank, pid, processes.handle_of(pid), handed.left(), course, spec.signals_group
+        )
         self._live[live.local_rank] = live
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
@@ -329,6 +335,18 @@ class Spawner:
         worker.told = worker.told or not (worker.course.overdue or _reaper.ends(worker.pid))
         _reaper.send_group(worker.pid, worker.handle, signum)
         _reaper.send_group(worker.pid, worker.handle, signal.SIGCONT)  # a stopped process does not see the signal
+
+    def _pass_on(self, signum: int) -> None:
+        """Send *signum* to every worker that handles it: it would end the others."""
+        for worker in self._live.values():
+            if not worker.signals_group:
+                # Its children have its handler too, if they were forked after it was set, and nothing to save.
+                if _kernel_facts.catches(worker.pid, signum):
+                    _reaper.send(worker.handle, signum)
+                continue
+            for pid in _kernel_facts.group(worker.pid):
+                if _kernel_facts.catches(pid, signum):
+                    _reaper.send_below(os.getpid(), pid, signum)
 
     def _hear(self) -> None:
         """Take in what workers announce of their programs."""

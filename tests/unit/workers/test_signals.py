@@ -13,7 +13,17 @@ import pytest
 
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
-from elasticlib.workers._signals import Inbox, PutOff, Raising, Signals, interruption, parse
+from elasticlib.workers._signals import (
+    NOTICES,
+    Handled,
+    Inbox,
+    NoticeCame,
+    PutOff,
+    Raising,
+    Signals,
+    interruption,
+    parse,
+)
 
 LIMIT = 30.0
 
@@ -404,3 +414,69 @@ def test_another_thread_puts_nothing_off() -> None:
     thread.start()
     thread.join(LIMIT)
     assert seen == [signal.default_int_handler]
+
+
+# Signals that are the workers' alone.
+
+
+@pytest.fixture
+def by_default() -> Iterator[None]:
+    """SIGUSR1 and SIGUSR2 would end this process."""
+    former = [signal.signal(signum, signal.SIG_DFL) for signum in NOTICES]
+    yield
+    for signum, handler in zip(NOTICES, former, strict=True):
+        signal.signal(signum, handler)
+
+
+@pytest.mark.parametrize("signum", NOTICES)
+def test_a_notice_that_would_end_the_program_is_collected_for_the_workers(
+    signum: signal.Signals, by_default: None
+) -> None:
+    inbox = Inbox()
+
+    with Handled((signal.SIGTERM,), inbox, takes_notices=True):
+        signal.raise_signal(signum)
+
+    assert [NoticeCame(signum)] == inbox.drain()
+    assert signal.SIG_DFL == signal.getsignal(signum)
+
+
+def test_a_notice_interrupts_no_start(by_default: None) -> None:
+    inbox = Inbox()
+
+    with Handled((), inbox, takes_notices=True):
+        signal.raise_signal(signal.SIGUSR1)
+
+    assert (set(), {inbox.fileno()}) == (wait_readable([inbox.hurry()], 0), wait_readable([inbox], 0))
+
+
+def test_a_notice_that_the_program_handles_itself_is_its_own(seen: list[int]) -> None:
+    inbox = Inbox()
+
+    with Handled((), inbox, takes_notices=True):
+        signal.raise_signal(signal.SIGUSR1)
+
+    assert ([signal.SIGUSR1], []) == (seen, inbox.drain())
+
+
+def test_a_notice_that_is_listed_stops_the_job(by_default: None) -> None:
+    inbox = Inbox()
+
+    with Handled((signal.SIGUSR1,), inbox, takes_notices=True):
+        signal.raise_signal(signal.SIGUSR1)
+
+    assert [signal.SIGUSR1] == inbox.drain()
+
+
+@pytest.mark.parametrize(("signum", "handled"), [(signal.SIGINT, True), (signal.SIGQUIT, True), (signal.SIGHUP, False)])
+def test_of_what_was_ignored_only_a_hangup_stays_so(signum: signal.Signals, handled: bool) -> None:
+    """A shell ignores SIGINT and SIGQUIT for its background jobs; SIGHUP is ignored by whoever types nohup."""
+    former = signal.signal(signum, signal.SIG_IGN)
+    try:
+        with Handled((signum,), Inbox()) as collected:
+            signal.raise_signal(signum)
+        ignored_again = signal.getsignal(signum) == signal.SIG_IGN
+    finally:
+        signal.signal(signum, former)
+
+    assert ([signum] if handled else [], True) == (collected.came, ignored_again)
