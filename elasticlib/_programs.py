@@ -43,6 +43,7 @@ BEGIN = (
 """First words of a program whose argument is the `search_path`."""
 
 FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
+NOT_THIS_USERS = "; the user of this program may not execute it: let all users read it and the folders above it"
 FEW_DESCRIPTORS = "; raise the limit of open files (ulimit -n)"
 _PR_SET_PDEATHSIG = 1
 _LOW = 256
@@ -103,6 +104,17 @@ class Process:
         if self._handle is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 self._handle.send(signum)
+
+    def may_be_signalled(self) -> bool:
+        """Whether this program has the right to; it may have dropped that, with its privileges."""
+        try:
+            if self._handle is not None:
+                self._handle.send(0)
+        except PermissionError:
+            return False
+        except ProcessLookupError:
+            pass  # it has ended, which others find out
+        return True
 
     def ends(self, limit: float) -> bool:
         """Whether it has ended, *limit* seconds from now at most; also true once it was let go of."""
@@ -209,7 +221,8 @@ def not_started(what: str, error: OSError | RuntimeError) -> StartError:
     """The error for *what* the system refused to start, with what helps."""
     # Of threads Python says only that there can be no more.
     number = errno.EAGAIN if isinstance(error, RuntimeError) else error.errno
-    fix = {errno.EAGAIN: FEW_PROCESSES, errno.EMFILE: FEW_DESCRIPTORS}.get(number or 0, "")
+    fixes = {errno.EAGAIN: FEW_PROCESSES, errno.EMFILE: FEW_DESCRIPTORS, errno.EACCES: NOT_THIS_USERS}
+    fix = fixes.get(number or 0, "")
     return StartError(f"cannot start {what}: {getattr(error, 'strerror', None) or error}{fix}")
 
 

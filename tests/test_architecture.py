@@ -29,6 +29,7 @@ LAYERS = [
     "utils",
     "numa",
     "_wire",
+    "_caller",
     "_programs",
     "_rules",
     "spec",

@@ -23,6 +23,7 @@ from typing import Any
 from attrs import frozen
 
 from elasticlib import processes
+from elasticlib._caller import CallerIdentity
 from elasticlib._folders import current
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import (
@@ -114,6 +115,7 @@ class Crew:
         launch.hand({f"{_pooled.NAME}{rank}": end.fileno() for rank, end in enumerate(theirs)})
         for end in theirs:
             end.close()
+        self._identity = CallerIdentity.now()
         self._raise_as = config.raise_as
         self._group = group
         self._has_own_files = config.logs_specs is None
@@ -155,16 +157,15 @@ class Crew:
     def __len__(self) -> int:
         return len(self._channels)
 
-    def look_for_edits(self) -> None:
-        """Be spoilt where a module of the user's was edited since a worker imported it."""
+    def look_for_changes(self) -> None:
+        """Be spoilt where a module that a worker imported was edited, or the workers have what the program gave up."""
         edited = [file for file, times in self._files.items() if _changed(file, times.values())]
-        if edited and self.is_fit():
-            self.spoilt = f"{', '.join(sorted(edited))} changed on disk"
-            logger.warning(
-                "%s changed on disk since the pool's workers imported it: new ones take their place, and what calls "
-                "had left in them is gone",
-                ", ".join(sorted(edited)),
-            )
+        change = f"{', '.join(sorted(edited))} changed on disk since the pool's workers imported it" if edited else ""
+        if self._identity != CallerIdentity.now():
+            change = "this program changed its privileges, namespaces or cgroup since the pool's workers were started"
+        if change and self.is_fit():
+            self.spoilt = change
+            logger.warning("%s: new ones take their place, and what calls had left in them is gone", change)
 
     # One call.
 

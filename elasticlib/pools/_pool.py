@@ -214,7 +214,7 @@ class Pool:
             try:
                 self._caller = threading.current_thread()  # before the look at what `close` has set
                 self._refuse_if_closed()
-                self._crew.look_for_edits()
+                self._crew.look_for_changes()
                 if not self._crew.is_fit():
                     self._replace()
                 self._crew.turn_here()

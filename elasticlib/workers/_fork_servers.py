@@ -22,6 +22,7 @@ from typing import Any
 from attrs import evolve
 
 from elasticlib import processes
+from elasticlib._caller import Caller
 from elasticlib._programs import BOOT, KILLED, Link, Process, spawn
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import EntrypointError, PreloadError, StartError
@@ -66,6 +67,7 @@ class ForkServer:
 
     def __init__(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
         self.key = key
+        self._caller = Caller.now()
         self.spawners = 0
         self._given = dict(environment)
         self._reads: Reads | None = None
@@ -112,11 +114,12 @@ class ForkServer:
         )
         theirs.close()
 
-    def serves(self, key: ForkServerKey, environment: Mapping[str, str]) -> bool:
-        """Whether a launch of that *key* may fork its workers, which get the *environment*, from this fork server."""
+    def serves(self, key: ForkServerKey, environment: Mapping[str, str], caller: Caller) -> bool:
+        """Whether a launch of that *key* by *caller* may fork its workers, which get the *environment*, from this."""
         self.listen()
         return (
-            evolve(self.key, path=key.path) == key
+            self._caller.can_serve(caller)
+            and evolve(self.key, path=key.path) == key
             and finds_the_same(self.key.path, key.path, self._found, self._missing)
             and serves(self._reads, self._given, environment)
         )
@@ -133,6 +136,10 @@ class ForkServer:
     def outdated(self) -> bool:
         """Whether the file of a preloaded module, or an archive on its path, changed since the fork server was made."""
         return self._stamps != stamps(self.key, self._search_path)
+
+    def is_out_of_reach(self) -> bool:
+        """Whether this program has dropped the privileges that the fork server was started with."""
+        return not self._reaper.may_be_signalled()
 
     def learn(self, wanted: Sequence[Import], environment: Mapping[str, str], own: Sequence[str], paced: bool) -> None:
         """
@@ -307,10 +314,11 @@ class _ForkServers:
         self._kept: list[ForkServer] = []
 
     def take(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> ForkServer:
+        caller = Caller.now()
         with self._lock:
-            done = [t for t in self._kept if not t.alive() or (t.spawners == 0 and t.outdated())]
+            done = [t for t in self._kept if not t.alive() or (t.spawners == 0 and self._is_past(t))]
             self._kept = [t for t in self._kept if t not in done]
-            fitting = [t for t in reversed(self._kept) if t.serves(key, environment) and not t.outdated()]
+            fitting = [t for t in reversed(self._kept) if t.serves(key, environment, caller) and not t.outdated()]
             found = next((t for t in fitting if t.ready()), fitting[0] if fitting else None)
             if found is None:
                 found = ForkServer(key, environment, search_path)
@@ -321,6 +329,11 @@ class _ForkServers:
             done += self._surplus()
         _end(done)
         return found
+
+    @staticmethod
+    def _is_past(fork_server: ForkServer) -> bool:
+        """Whether no launch will want that one again. A program never regains what it has dropped."""
+        return fork_server.outdated() or fork_server.is_out_of_reach()
 
     @contextlib.contextmanager
     def warming(

@@ -13,7 +13,6 @@ import logging
 import os
 import pkgutil
 import re
-import resource
 import shutil
 import signal
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from elasticlib import _rules
+from elasticlib._caller import Surroundings
 from elasticlib._folders import current
 from elasticlib._programs import need_system
 from elasticlib.errors import ConfigError, EntrypointError
@@ -50,7 +50,6 @@ _CACHED = type(functools.lru_cache(abs))
 _OPENMP_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # Python ignores the first two for itself, whatever its parent did, and a shell the others for its background jobs.
 _INHERITED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT}
-_LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
 
 @frozen
@@ -169,8 +168,7 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
     common = StartSpec(
         env=dict(environment),
         cwd=current(),
-        umask=_umask(),
-        limits=[(number, resource.getrlimit(number)) for number in _LIMITS],
+        surroundings=Surroundings.now().plain(),
         affinity=sorted(os.sched_getaffinity(0)),
         threads=threads,
         ignored=[signum for signum in _INHERITED if signal.getsignal(signum) == signal.SIG_IGN],
@@ -198,14 +196,6 @@ def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
             allowed = frozenset(job.common.affinity)
             found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
     return found
-
-
-def _umask() -> int:
-    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022
 
 
 def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_method: str) -> Job:

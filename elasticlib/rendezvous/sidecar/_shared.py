@@ -2,7 +2,7 @@
 Sidecars of a program that is in many jobs: all are forked from one process, which has done the imports.
 
 Rules of this file: the process is started with the first of them, and ends with the last. Programs that change their
-environment or search path in between get another one.
+environment, search path or privileges in between get another one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 
 from attrs import define, field
 
+from elasticlib._caller import CallerIdentity
 from elasticlib._programs import BEGIN, Link, Process, search_path, spawn
 from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import StartError
@@ -28,8 +29,8 @@ _END_LIMIT = 2.0
 class _Host:
     """The process that sidecars are forked from."""
 
-    given: tuple[dict[str, str], str]
-    """Its environment and search path."""
+    given: tuple[dict[str, str], str, CallerIdentity]
+    """Its environment and search path, and who started it."""
     child: Process
     link: Link
     users: int = 0
@@ -58,7 +59,7 @@ class _Hosts:
 
     def take(self) -> _Host:
         """One that a sidecar may be forked from; give it back when that has ended. Raises `StartError`."""
-        given = environment(), search_path()
+        given = environment(), search_path(), CallerIdentity.now()
         with self._lock:
             found = next((host for host in self._kept if host.given == given and host.is_alive()), None)
             if found is None:
@@ -81,7 +82,7 @@ class _Hosts:
         self._lock, self._kept = threading.Lock(), []
 
 
-def _start(variables: dict[str, str], path: str) -> _Host:
+def _start(variables: dict[str, str], path: str, identity: CallerIdentity) -> _Host:
     ours, theirs = Channel.pair()
     ours.limit(_SEND_LIMIT)
     link = Link(ours)
@@ -92,7 +93,7 @@ def _start(variables: dict[str, str], path: str) -> _Host:
         raise
     finally:
         theirs.close()
-    return _Host((variables, path), child, link)
+    return _Host((variables, path, identity), child, link)
 
 
 _hosts = _Hosts()

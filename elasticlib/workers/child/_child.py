@@ -20,7 +20,6 @@ import json
 import logging
 import multiprocessing.util
 import os
-import resource
 import runpy
 import signal
 import sys
@@ -34,6 +33,7 @@ from typing import Any, NoReturn
 
 from attrs import evolve
 
+from elasticlib._caller import Surroundings
 from elasticlib._programs import close_all_but
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import (
@@ -88,12 +88,7 @@ def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], d
     for name, value in environment.items():
         if os.environ.get(name) != value:  # most are as the fork server has them
             os.environ[name] = value
-    os.umask(spec.umask)
-    for number, (soft, hard) in spec.limits:
-        try:
-            resource.setrlimit(number, (soft, hard))
-        except (OSError, ValueError):
-            continue  # a limit that the fork server may not raise again
+    Surroundings.of(spec.surroundings).take_over()
     try:
         os.sched_setaffinity(0, spec.affinity)
     except OSError:  # the allowed CPUs shrank since the launch began
@@ -235,6 +230,7 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     if call is None:
         module = [spec.entry] if kind == "module" else []
         _show_as([sys.executable, "-u", *spec.argv[:1], *module, *spec.argv[1:]])
+    Surroundings.of(spec.surroundings).keep_memory_private()
     if kind in ("script", "package", "module"):
         sys.path[:] = [spec.path0, *base_path]
         sys.argv[:] = spec.argv

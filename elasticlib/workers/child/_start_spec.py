@@ -41,9 +41,8 @@ class StartSpec:
     variables: Mapping[str, str] = field(factory=dict)
     """This worker's own, which beat them."""
     cwd: str = "/"
-    umask: int = 0o022
-    limits: Sequence[tuple[int, tuple[int, int]]] = ()
-    """Number, soft and hard value of each resource limit."""
+    surroundings: Mapping[str, Any] = field(factory=dict)
+    """What a child of the caller would have (`Surroundings.plain`)."""
     affinity: Sequence[int] = ()
     """CPUs."""
     bound: bool = False

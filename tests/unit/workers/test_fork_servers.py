@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from elasticlib._caller import Caller
 from elasticlib._programs import Process
 from elasticlib._wire import Channel
 from elasticlib.errors import EntrypointError, StartError
@@ -50,17 +51,21 @@ class Fake:
         self.spawners = 0
         self.given = environment
         self.lives, self.changed, self.imported = True, False, True
+        self.has_other_owner = False
         self.closed = self.dropped = False
         Fake.made.append(self)
 
     def alive(self) -> bool:
         return self.lives
 
-    def serves(self, key: ForkServerKey, environment: Mapping[str, str]) -> bool:
+    def serves(self, key: ForkServerKey, environment: Mapping[str, str], caller: Caller) -> bool:
         return (self.key, self.given) == (key, environment)
 
     def outdated(self) -> bool:
         return self.changed
+
+    def is_out_of_reach(self) -> bool:
+        return self.has_other_owner
 
     def ready(self) -> bool:
         return self.imported
@@ -153,6 +158,16 @@ def test_a_fork_server_whose_modules_changed_is_replaced(shelf: Shelf) -> None:
     new = shelf.use("a")
 
     assert new is not old
+    assert old.closed
+
+
+def test_a_fork_server_that_this_program_may_not_signal_any_more_is_ended(shelf: Shelf) -> None:
+    """It has privileges that the program dropped, and nobody will want them again."""
+    old = shelf.use("a")
+    old.has_other_owner = True
+
+    shelf.use("b")
+
     assert old.closed
 
 
@@ -274,12 +289,12 @@ def test_a_fork_server_serves_by_what_it_read_once_it_has_told(
     """Before, any variable may be among that."""
     made, end = fork_server
     others = [{"READ": "1", "OTHER": "2"}, {"READ": "2", "OTHER": "1"}]
-    before = [made.serves(key(), other) for other in others]
+    before = [made.serves(key(), other, Caller.now()) for other in others]
     end.send(READY)
 
     assert [False, False] == before
-    assert [True, False] == [made.serves(key(), other) for other in others]
-    assert not made.serves(key(preload=()), others[0])
+    assert [True, False] == [made.serves(key(), other, Caller.now()) for other in others]
+    assert not made.serves(key(preload=()), others[0], Caller.now())
 
 
 def test_a_fork_server_that_stops_in_the_middle_of_a_message_has_failed(

@@ -215,7 +215,7 @@ def test_a_worker_finds_the_place_that_the_call_was_made_in(script: str, tmp_pat
 
     assert job.common.env == {"A": "1"}
     assert job.common.cwd == str(tmp_path)
-    assert job.common.umask == 0o027
+    assert job.common.surroundings["umask"] == 0o027
     assert job.common.affinity == sorted(os.sched_getaffinity(0))
     assert job.common.threads == 3
 
