@@ -21,6 +21,7 @@ from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import host_name, node_name
 from elasticlib.rendezvous._options import ETCD
+from elasticlib.rendezvous._own_token import token_of
 from elasticlib.spec import TOKEN_VARIABLE, LaunchConfig
 
 _log = logging.getLogger("elasticlib")
@@ -39,7 +40,9 @@ def choose(config: LaunchConfig, *, work: str, command: str) -> Choice:
         _find_local_etcd(choice)
     for warning in warnings:
         _log.warning(warning)
-    return evolve(choice, work=work, command=command) if isinstance(choice, Job) else choice
+    if not isinstance(choice, Job):
+        return choice
+    return evolve(choice, work=work, command=command, token=token_of(choice, os.environ))
 
 
 def _find_local_etcd(job: Job) -> None:
@@ -60,8 +63,7 @@ def _find_local_etcd(job: Job) -> None:
 def opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
     """What the agent meets the other nodes through, for the length of the block."""
     # Imported only now, while the fork server is at its own imports.
-    from elasticlib.rendezvous._open import open_local, open_remote
-    from elasticlib.rendezvous.coordinator._state import Rules
+    from elasticlib.rendezvous import Rules, open_local, open_remote
 
     match choice:
         case Private(run_id, backend, port):

@@ -14,6 +14,7 @@ from pathlib import Path
 LIMIT = 60.0
 WORK = "import sys; print('at work', flush=True); sys.stdin.read(); print('done', flush=True)"
 """A worker that works until its standard input ends."""
+WORKER = (sys.executable, "-c", WORK)
 
 
 def free_port() -> int:
@@ -39,15 +40,16 @@ class Launch:
     """``elasticrun`` of a node of a job of one or two nodes, with one worker, which works until it is told to end."""
 
     def __init__(
-        self, port: int, run_id: str, options: Sequence[str] = (), args: Sequence[str] = (), **conf: object
+        self, port: int, run_id: str, options: Sequence[str] = (), program: Sequence[str] = WORKER, **conf: object
     ) -> None:
+        self.port = port
         conf = {"wait_for": "min", "heartbeat_timeout": 10, "reconnect_timeout": 10, **conf}
         self.popen = subprocess.Popen(
             [
                 *(sys.executable, "-m", "elasticlib.run", "--nnodes", "1:2", "--rdzv-backend", "c10d"),
                 *("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", run_id, "--max-restarts", "0"),
                 *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in conf.items())),
-                *(*options, "--no-python", sys.executable, "-c", WORK, *args),
+                *(*options, "--no-python", *program),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.process.launches import Launch, free_port
+from tests.process.launches import WORKER, Launch, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
@@ -20,7 +20,7 @@ def start() -> Iterator[Start]:
     launches: list[Launch] = []
 
     def new(rate: str, nodes: str) -> Launch:
-        launches.append(Launch(port, "none", ("--nnodes", nodes), (f"--lr={rate}", "--token=s3cret")))
+        launches.append(Launch(port, "none", ("--nnodes", nodes), (*WORKER, f"--lr={rate}", "--token=s3cret")))
         return launches[-1]
 
     yield new

@@ -69,7 +69,7 @@ class Cluster:
 
     def start(self, nnodes: str = "2") -> subprocess.Popen[str]:
         environment = {name: value for name, value in os.environ.items() if name not in ("LOGLEVEL", "PET_RDZV_ID")}
-        environment |= {"PYTHONPATH": str(ROOT), **({"ELASTICLIB_TOKEN": self.token} if self.token else {})}
+        environment |= {"PYTHONPATH": str(ROOT), "ELASTICLIB_TOKEN": self.token or ""}
         options = ["--nnodes", nnodes, "--rdzv-id", "job7", "--rdzv-backend", self.backend, "--preload", ""]
         self.nodes.append(
             subprocess.Popen(

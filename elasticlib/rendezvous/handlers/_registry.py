@@ -17,16 +17,18 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
+from attrs import evolve
+
 from elasticlib._rules import is_unicode
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _options
 from elasticlib.rendezvous._choice import scheduler_index
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import node_name
+from elasticlib.rendezvous._own_token import token_of
 from elasticlib.rendezvous.handlers._base import RendezvousHandler, RendezvousParameters
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
 from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint, spell
-from elasticlib.spec import TOKEN_VARIABLE
 
 RendezvousHandlerCreator: TypeAlias = Callable[[RendezvousParameters], RendezvousHandler]
 
@@ -37,7 +39,7 @@ BUILT_IN = ("c10d", "static", "etcd", "etcd-v2", "etcd-v3")
 _log = logging.getLogger("elasticlib")
 
 
-def job_of(params: RendezvousParameters, backend: str, *, token: str | None = None, index: int | None = None) -> Job:
+def job_of(params: RendezvousParameters, backend: str, *, index: int | None = None) -> Job:
     """What *params* ask for with that *backend*; options without effect are named in a warning."""
     options = _options.read(backend, params.config)
     for why in options.idle:
@@ -52,7 +54,6 @@ def job_of(params: RendezvousParameters, backend: str, *, token: str | None = No
         max_nodes=params.max_nodes,
         wait_for=options.wait_for or "quiet",
         node_rank=options.rank if backend == "static" else index,
-        token=token,
         local_addr=params.local_addr,
     )
 
@@ -63,8 +64,8 @@ def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
 
     Raises `ConfigError` for whatever breaks a rule; options without effect are named in a warning.
     """
-    token, index = os.environ.get(TOKEN_VARIABLE) or None, scheduler_index(os.environ)
-    job = job_of(params, params.backend, token=token, index=index)
+    job = job_of(params, params.backend, index=scheduler_index(os.environ))
+    job = evolve(job, token=token_of(job, os.environ))
     if job.backend == "static":
         _check_static(params, job.node_rank)
     elif not params.run_id:

@@ -26,6 +26,10 @@ DOUBT = 3.0
 """Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
 LOOK_AGAIN = 0.1
 """Seconds until a greeting in doubt is read again."""
+_SAME_TOKEN = (
+    "give all nodes the same token (ELASTICLIB_TOKEN), or none (empty); without that variable each user has a token "
+    "of their own on loopback endpoints"
+)
 
 
 @frozen
@@ -134,9 +138,9 @@ def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
         told = f"the job's coordinator speaks version {shown(version)} of the protocol"
         return f"{told}, this node version {messages.VERSION}: install the same elasticlib on all nodes"
     if signed and key is None:
-        return "the job runs with a token, and this node has none: give it the same token (ELASTICLIB_TOKEN)"
+        return f"the job runs with a token, and this node has none: {_SAME_TOKEN}"
     if not signed and key is not None:
-        return "this node has a token, and the job runs without one: give all nodes the same token, or none"
+        return f"this node has a token, and the job runs without one: {_SAME_TOKEN}"
     if signed:
-        return "this node's token is not the job's: give all nodes the same token (ELASTICLIB_TOKEN)"
+        return f"this node's token is not the job's: {_SAME_TOKEN}"
     return str(error)

@@ -1,0 +1,100 @@
+"""
+The token of a job whose nodes must all be on this machine, where nobody gave one: that of the user who starts them.
+
+Every user of a machine reaches a port on loopback, and a node of a job runs code as the job's owner.
+
+Rules of this file: two launches of one user find the same token, whatever their environments are (HOME and
+XDG_RUNTIME_DIR differ between a login, cron and sudo). The file is believed only if nobody else can have written or
+read it. A launch without such a file goes on without a token, and says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from elasticlib._folders import make_private
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint
+from elasticlib.spec import TOKEN_VARIABLE
+
+_log = logging.getLogger("elasticlib")
+
+_TOKEN = re.compile("[0-9a-f]{64}")
+_warned = set[int]()
+"""Users who heard that they have no token."""
+
+
+def token_of(job: Job, environ: Mapping[str, str]) -> str | None:
+    """The token of *job*: its own, else the variable's (empty: none), else that of its user on loopback."""
+    if job.token is not None:
+        return job.token
+    if TOKEN_VARIABLE in environ:
+        return environ[TOKEN_VARIABLE] or None
+    return _own_token() if _is_local(job) else None
+
+
+def _is_local(job: Job) -> bool:
+    """Whether the job's store listens on loopback alone, and no node can come through a forwarded port."""
+    if job.backend == "c10d" and (job.store_type != "tcp" or job.is_host is not None):
+        return False
+    return job.backend in ("c10d", "static") and is_loopback(parse_rendezvous_endpoint(job.endpoint, DEFAULT_PORT)[0])
+
+
+def _own_token() -> str | None:
+    user = os.geteuid()
+    try:
+        path = Path(_home(user), ".cache", "elasticlib", "token")
+        return read_or_make(path, user)
+    except (OSError, ValueError) as error:
+        if user not in _warned:
+            _warned.add(user)
+            why = "other users of this machine can join jobs on loopback endpoints"
+            _log.warning("no token of this user: %s; so %s: set %s", error, why, TOKEN_VARIABLE)
+        return None
+
+
+def _home(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_dir
+    except KeyError:  # a container's user without a name
+        return os.path.expanduser("~")
+
+
+def read_or_make(path: Path, user: int) -> str:
+    """The token in the file at *path*, written there if nobody did. Raises OSError or ValueError where that fails."""
+    with suppress(FileNotFoundError):
+        return _read(path, user)
+    make_private(str(path.parent))
+    # Whole or not at all: of two launches at once, one writes the token, and the other one reads it.
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+        with suppress(FileExistsError):
+            os.link(fresh, path)
+    finally:
+        os.unlink(fresh)
+    return _read(path, user)
+
+
+def _read(path: Path, user: int) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != user or facts.st_mode & 0o077:
+            raise ValueError(f"{path} is not a file that only user {user} can read: remove it, or chmod 600")
+        token = os.read(descriptor, 100).decode("ascii", "replace")
+    finally:
+        os.close(descriptor)
+    if not _TOKEN.fullmatch(token):
+        raise ValueError(f"{path} holds no token: remove it")
+    return token
