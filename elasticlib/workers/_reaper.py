@@ -19,14 +19,15 @@ import select
 import signal
 import sys
 import time
+import types
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-if TYPE_CHECKING or __name__ != "__main__":
-    from elasticlib import processes
-else:  # run by its path, by an interpreter that does not find the package
-    sys.path[0] = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "processes")
-    import _handles as processes
+if __name__ == "__main__":  # run by its path: the interpreter finds no package, and runs nothing of its __init__
+    sys.modules["elasticlib"] = _package = types.ModuleType("elasticlib")
+    _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+
+from elasticlib import processes
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
