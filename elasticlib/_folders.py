@@ -38,3 +38,15 @@ def current() -> str:
             f"the current folder was removed: {gone}; change to one that is there (os.chdir, cd), or make it anew and "
             "change to it"
         ) from error
+
+
+def time_of_change(path: str) -> int:
+    """Return when the file at *path*, or the archive that it is in, was changed, in ns; 0 where there is none."""
+    while path:
+        try:
+            return os.stat(path).st_mtime_ns
+        except NotADirectoryError:
+            path = os.path.dirname(path)
+        except OSError:
+            break
+    return 0

@@ -176,8 +176,10 @@ def words(value: Sequence[str] | str) -> tuple[str, ...]:
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
         raise ConfigError(f"preload={value!r} must be the names of modules, as a list or as text with commas")
     found = tuple(part.strip() for part in parts if part.strip())
-    if "learn" in found and len(found) > 1:
-        raise ConfigError(f"preload={','.join(found)!r}: learn stands alone, since a list stays exactly that list")
+    if "learn" in found:
+        raise ConfigError(f"preload={','.join(found)!r}: nothing is learned any more: use 'auto', or name the modules")
+    if "auto" in found and len(found) > 1:
+        raise ConfigError(f"preload={','.join(found)!r}: 'auto' stands alone: name torch and the other modules instead")
     return found
 
 

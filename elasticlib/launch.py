@@ -34,7 +34,7 @@ from elasticlib.rendezvous._command import command_line
 from elasticlib.rendezvous._meeting import choose, opened
 from elasticlib.spec import Entrypoint, LaunchConfig, LogsDest, LogsSpecs, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
-from elasticlib.workers import _devices, _signals
+from elasticlib.workers import _devices, _preload, _signals
 from elasticlib.workers._fork_servers import flags_here, fork_servers
 from elasticlib.workers._plan import prepare, shown_by_caller
 
@@ -148,7 +148,8 @@ class CheckedLaunch:
             flags = flags_here() if callable(entrypoint) else ()
             gpus = SHARES.of(f"job {self.title!r}", config.devices, config.nproc_per_node, is_started=is_started)
             shown = until_end.enter_context(gpus)
-            workers = _devices.workers_per_node(config.nproc_per_node, config.preload, flags, shown)
+            ahead = _preload.modules_of(entrypoint) if isinstance(config.nproc_per_node, str) else ()
+            workers = _devices.workers_per_node(config.nproc_per_node, config.preload, flags, shown, ahead)
             self._spec = spec = _worker_spec(config, workers, entrypoint, args, kwargs)
             if spec.numa_options is None:
                 spec.numa_options = _devices.default_numa_options(workers, config.preload, flags, shown)

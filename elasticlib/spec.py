@@ -33,9 +33,9 @@ Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
 DEFAULT_RENDEZVOUS_TIMEOUT = 900
 """Seconds"""
-LEARN = ("learn",)
-"""The `preload` that imports ahead what workers were seen to import, and torch."""
-DEFAULT_PRELOAD = LEARN
+AUTO = ("auto",)
+"""The `preload` that imports ahead torch, and its parts that an entry point's text mentions."""
+DEFAULT_PRELOAD = AUTO
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 START_METHODS = ("spawn", "fork", "forkserver")
 WAITS = ("quiet", "min", "max")
@@ -253,8 +253,8 @@ class LaunchConfig(DataclassView):
     no_python: bool = field(default=False, kw_only=True)
     """The entry point is a program, also where its name ends in ``.py``."""
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
-    """Modules that the fork server imports once for all workers; empty for none; ``learn`` for torch and what the
-    workers are seen to import. Only for ``forkserver``."""
+    """Modules that the fork server imports once for all workers; empty for none; ``auto`` for torch and the parts
+    of it that the entry point's text mentions. Only for ``forkserver``."""
     token: str | None = field(default=None, validator=_rules.secret, repr=False, kw_only=True)
     """Secret of the job: nodes without it are kept out. None takes the variable ELASTICLIB_TOKEN."""
     wait_for: WaitFor = field(default="quiet", validator=_rules.one_of(WAITS), kw_only=True)

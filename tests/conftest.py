@@ -20,8 +20,6 @@ from hypothesis import HealthCheck, settings
 
 # Every connection of a TCPStore asks for the name of its peer: where no name server answers, one in thirty takes 5 s.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
-# What one test's workers import is nothing to the next one's; tests that are about it choose a folder.
-os.environ["ELASTICLIB_CACHE"] = ""
 
 IN_CI = os.environ.get("CI") == "true"
 SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0")

@@ -143,8 +143,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--preload",
-            "modules, as in a,b, imported once for all workers; learn for what they are seen to import; '' for none",
-            "learn",
+            "comma-separated modules to import once for all workers; auto: torch, as the script needs it; '': none",
+            "auto",
             metavar="A,B",
         ),
         Option("--role", "name of the workers' role", "default"),

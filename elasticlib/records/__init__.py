@@ -28,7 +28,7 @@ from elasticlib.records._of_jobs import (
     GpuMemoryHeld as GpuMemoryHeld,
     GpuMemoryUnknown as GpuMemoryUnknown,
     HealthCheckReported as HealthCheckReported,
-    ImportsLearned as ImportsLearned,
+    ImportTakesLong as ImportTakesLong,
     LaunchStarted as LaunchStarted,
     LogsCutOff as LogsCutOff,
     LogsKept as LogsKept,

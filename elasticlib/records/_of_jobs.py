@@ -16,7 +16,6 @@ from elasticlib.errors import name_of_signal
 from elasticlib.records._sinks import Record
 
 _MOST = 8
-_MODULES_SHOWN = 5
 
 
 def _few(numbers: Iterable[int]) -> str:
@@ -219,18 +218,20 @@ class PreloadSkipped(Record, level=logging.WARNING):
 
 
 @frozen
-class ImportsLearned(Record, level=logging.INFO):
-    """What the workers import is done ahead from now on."""
+class ImportTakesLong(Record, level=logging.WARNING):
+    """The fork server is at one import for long."""
 
-    modules: tuple[str, ...]
-    refused: Mapping[str, str]
-    """What each worker goes on to import by itself, and why."""
+    module: str
+    seconds: float
+    place: str
+    """File and line where it is; empty where that is not known."""
 
     def __str__(self) -> str:
-        count, shown = len(self.modules), ", ".join(self.modules[-_MODULES_SHOWN:])
-        more = f" ({shown}{', ...' if count > _MODULES_SHOWN else ''})" if shown else ""
-        own = "".join(f"; not {name}: {why}" for name, why in list(self.refused.items())[:_MODULES_SHOWN])
-        return f"{count} imports of the workers are learned, for restarts and the next launch{more}{own}"
+        where = f", now at {self.place}" if self.place else ""
+        return (
+            f"the import of {self.module} ahead of the workers takes more than {self.seconds:g} s{where}: the workers "
+            f"wait for it; if it hangs, leave {self.module} out of preload (--preload '' imports nothing ahead)"
+        )
 
 
 @frozen

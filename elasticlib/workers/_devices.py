@@ -10,11 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from attrs import evolve
+
 from elasticlib._programs import Process
 from elasticlib._wire import Message, wait_readable
 from elasticlib.errors import ElasticError, SpecError, StartError
 from elasticlib.numa import NumaOptions, as_numa_options
-from elasticlib.spec import DEVICE_WORDS, LEARN
+from elasticlib.spec import AUTO, DEVICE_WORDS
 from elasticlib.workers import _environment, _machine
 from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
 from elasticlib.workers._fork_servers import fork_servers
@@ -25,9 +27,10 @@ _LIMIT = 60.0
 
 def workers_per_node(
     asked: int | str,
-    preload: Sequence[str] = LEARN,
+    preload: Sequence[str] = AUTO,
     flags: tuple[str, ...] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
+    ahead: Sequence[str] = (),
 ) -> int:
     """
     A number for `LaunchConfig.nproc_per_node`.
@@ -35,14 +38,14 @@ def workers_per_node(
     ``cpu`` counts the CPUs of the affinity mask, ``gpu`` CUDA (or ROCm) devices, ``xpu`` those of Intel,
     ``auto`` the accelerators of whatever kind, else the CPUs; any other word is torch's name of a device, such as
     ``npu``. Asked is a fork server with *preload* and *flags*, those of the job where it has torch, so that it can
-    serve that too. *variables* of the workers beat those of this program. Raises `SpecError` (a ``ValueError``) where
-    there is none of the kind asked for.
+    serve that too; *ahead* is what the job's automatic preload imports. *variables* of the workers beat those of this
+    program. Raises `SpecError` (a ``ValueError``) where there is none of the kind asked for.
     """
     if isinstance(asked, int):
         return asked
     if asked == "cpu":
         return len(os.sched_getaffinity(0))
-    count, kind = _accelerators(tuple(preload), flags, variables)
+    count, kind = _accelerators(tuple(preload), flags, variables, ahead)
     if asked == "auto":
         return count or len(os.sched_getaffinity(0))
     wanted = "cuda" if asked == "gpu" else asked
@@ -55,7 +58,7 @@ def workers_per_node(
 
 def default_numa_options(
     workers: int,
-    preload: Sequence[str] = LEARN,
+    preload: Sequence[str] = AUTO,
     flags: tuple[str, ...] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> NumaOptions | None:
@@ -91,12 +94,16 @@ def gpu_addresses(
     return [str(address) for address in answer["addresses"]]
 
 
-def _accelerators(preload: tuple[str, ...], flags: tuple[str, ...], variables: Mapping[str, str]) -> tuple[int, str]:
+def _accelerators(
+    preload: tuple[str, ...], flags: tuple[str, ...], variables: Mapping[str, str], ahead: Sequence[str] = ()
+) -> tuple[int, str]:
     if not _machine.may_have_accelerators():
         return 0, ""
-    if preload != LEARN and ("torch" not in preload or depends_on_path(preload)):
+    if preload != AUTO and ("torch" not in preload or depends_on_path(preload)):
         preload = ("torch",)
     key = ForkServerKey.of(sys.executable, preload, (), flags)
+    if key.is_automatic and "torch" in ahead:
+        key = evolve(key, preload=tuple(ahead))
     environment = _environment.without_secrets({**os.environ, **variables})
     doing, instead = "counting the accelerators", "give nproc_per_node=N, a number"
     answer = _answer("count", key, environment, tuple(import_path()), doing, instead)

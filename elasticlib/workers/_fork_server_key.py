@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 from typing_extensions import Self
 
-from elasticlib.spec import LEARN
+from elasticlib._folders import time_of_change
+from elasticlib.spec import AUTO
+from elasticlib.workers.spawner import _allowed
+
+_INSTALLED_ONCE = frozenset({"torch", "numpy", "triton"})
 
 
 def import_path() -> list[str]:
@@ -22,8 +26,8 @@ def import_path() -> list[str]:
 
 
 def depends_on_path(preload: Sequence[str]) -> bool:
-    """Whether another search path may find other modules to preload: torch is installed once, with its interpreter."""
-    return tuple(preload) != LEARN and any(module.partition(".")[0] != "torch" for module in preload)
+    """True if another search path may find other modules to preload: torch is installed once, with its interpreter."""
+    return tuple(preload) != AUTO and any(module.partition(".")[0] not in _INSTALLED_ONCE for module in preload)
 
 
 @frozen
@@ -35,51 +39,36 @@ class ForkServerKey:
     path: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     """Options of the interpreter."""
-    learns: bool = False
-    """Whether it imports ahead what workers were seen to import."""
+    is_automatic: bool = False
+    """Whether `preload` was chosen for the launch, from the modules that are imported for everybody."""
 
     @classmethod
     def of(cls, python: str, preload: tuple[str, ...], path: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Self:
         """The key of a launch with that *preload*."""
-        learns = preload == LEARN
-        return cls(python, ("torch",) if learns else preload, path, flags, learns)
+        is_automatic = preload == AUTO
+        return cls(python, (_allowed.TORCH,) if is_automatic else preload, path, flags, is_automatic)
+
+    def covers(self, other: Self) -> bool:
+        """True if a fork server of this key can serve a launch of the *other*: it may have imported more."""
+        if not (self.is_automatic and other.is_automatic and other.preload):
+            return self == other
+        same = (self.python, self.path, self.flags) == (other.python, other.path, other.flags)
+        return same and set(other.preload) <= set(self.preload)
 
 
-def stamps(key: ForkServerKey, search_path: Sequence[str]) -> dict[str, float]:
-    """When the files of preloaded modules, and archives on the path, were changed."""
-    found: dict[str, float] = {}
+def stamps(key: ForkServerKey, search_path: Sequence[str], files: Mapping[str, int]) -> dict[str, int]:
+    """
+    When what the fork server imported was changed: its *files*, and what is found now for the modules of *key*.
+
+    Archives on the path count as a whole: what they hold is not looked at.
+    """
+    found = {path: time_of_change(path) for path in files}
+    if not depends_on_path(key.preload):
+        return found
+    found |= {path: time_of_change(path) for path in search_path if os.path.isfile(path)}
     for module in key.preload:
-        if module.partition(".")[0] == "torch":
-            continue  # nobody edits it between two cells, and looking for it costs milliseconds
-        # Archives as a whole: what they hold is not looked at.
-        found |= {path: os.stat(path).st_mtime_ns / 1e9 for path in search_path if os.path.isfile(path)}
-        for folder in (*search_path, *sys.path):
-            base = os.path.join(folder or ".", *module.split("."))
-            for path in (base + ".py", os.path.join(base, "__init__.py")):
-                if os.path.isfile(path) and module not in found:
-                    found[module] = os.stat(path).st_mtime_ns / 1e9
+        bases = [os.path.join(folder or ".", *module.split(".")) for folder in (*search_path, *sys.path)]
+        candidates = (path for base in bases for path in (f"{base}.py", os.path.join(base, "__init__.py")))
+        if (path := next(filter(os.path.isfile, candidates), None)) is not None:
+            found[path] = time_of_change(path)
     return found
-
-
-def finds_the_same(
-    path: Sequence[str], other: Sequence[str], found: frozenset[str] | None, missing: frozenset[str]
-) -> bool:
-    """Whether imports that *found* modules on *path*, and others *missing*, do so on the search path *other*."""
-    if tuple(path) == tuple(other):
-        return True
-    if found is None or [folder for folder in other if folder in path] != list(path):
-        return False
-    sought = missing  # behind all others a folder hides none of their modules
-    for folder in reversed(other):
-        if folder in path:
-            sought = missing | found
-            continue
-        try:
-            # Of my_module.cpython-311-x86_64-linux-gnu.so as of my_module.py and the folder my_module.
-            if not sought.isdisjoint(name.partition(".")[0] for name in os.listdir(folder or ".")):
-                return False
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return False  # an archive, or a folder that cannot be looked into
-    return True

@@ -15,21 +15,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from attrs import evolve
-
-from elasticlib import processes
+from elasticlib import processes, records
 from elasticlib._caller import Caller
 from elasticlib._programs import BOOT, KILLED, Link, Process, spawn
+from elasticlib._stack_text import crash_frames
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import EntrypointError, PreloadError, StartError
 from elasticlib.workers import _reaper
-from elasticlib.workers._fork_server_key import ForkServerKey, finds_the_same, stamps
+from elasticlib.workers._fork_server_key import ForkServerKey, stamps
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._import_notes import Import, without
 from elasticlib.workers.spawner._reads import Reads, serves
 
 _FORK_SERVER_BOOT = BOOT + "from elasticlib.workers.spawner._fork_server import main; main()"
@@ -38,6 +36,8 @@ _FRESH_BOOT = BOOT + "from elasticlib.workers.child._child import run_fresh; run
 _MOST_FORK_SERVERS = 2
 _TALK_LIMIT = 5.0
 """Seconds that a fork server may leave a message of ours untaken, or one of its own half said."""
+_SLOW_IMPORT = 10.0
+"""Seconds after which an import of a fork server is told."""
 _CLOSE_LIMIT = 0.5
 """Seconds that a launch waits for the end of a fork server that it displaced; after that a thread does."""
 
@@ -71,32 +71,16 @@ class ForkServer:
         self.spawners = 0
         self._given = dict(environment)
         self._reads: Reads | None = None
-        self._found: frozenset[str] | None = None
-        """Names of modules that its imports found; None before they are done."""
-        self._missing: frozenset[str] = frozenset()
-        """Names of modules that its imports looked for in vain."""
-        self.ordered = 0
-        """Copies of the fork server that were ordered so far."""
-        self.copy = 0
-        """The order of which the copy is that can be had; 0 for none."""
-        self.names: frozenset[str] = frozenset()
-        """What that copy has imported ahead."""
-        self.refused: Mapping[str, Sequence[Any]] = {}
-        """What the last copy could not import ahead: why, and what it imported instead."""
-        self.wanted: tuple[Import, ...] = ()
-        """What the last copy was to import."""
-        self._copy_environment: Mapping[str, str] = {}
-        self._copy_files: Mapping[str, int] = {}
-        """When files that it imported were changed, in ns."""
-        self._is_paced = False
-        self._ordering = threading.Lock()
-        self._heard = 0
-        """The last order of which something was heard."""
+        self.importing: tuple[str, float, int] | None = None
+        """The module at whose import it is, since when, and a file for where that is after a while."""
+        self._told_slow: set[str] = set()
         self._lock = threading.Lock()
         """Held to hear the fork server, or to close it: for `_TALK_LIMIT` seconds at most."""
         self._sending = threading.Lock()
         self._failure: Exception | None = None
-        self._stamps = stamps(key, search_path)
+        self._files: Mapping[str, int] = {}
+        """When what it imported was changed, as it found it; empty before its imports are done."""
+        self._stamps = stamps(key, search_path, {})
         self._search_path = tuple(search_path)
         self._said = processes.anonymous_file("fork server-stderr")
         ours, theirs = Channel.pair()
@@ -117,12 +101,7 @@ class ForkServer:
     def serves(self, key: ForkServerKey, environment: Mapping[str, str], caller: Caller) -> bool:
         """Whether a launch of that *key* by *caller* may fork its workers, which get the *environment*, from this."""
         self.listen()
-        return (
-            self._caller.can_serve(caller)
-            and evolve(self.key, path=key.path) == key
-            and finds_the_same(self.key.path, key.path, self._found, self._missing)
-            and serves(self._reads, self._given, environment)
-        )
+        return self._caller.can_serve(caller) and self.key.covers(key) and serves(self._reads, self._given, environment)
 
     def alive(self) -> bool:
         """Whether it can still fork, as far as this process has heard."""
@@ -134,62 +113,18 @@ class ForkServer:
         return self._process is not None
 
     def outdated(self) -> bool:
-        """Whether the file of a preloaded module, or an archive on its path, changed since the fork server was made."""
-        return self._stamps != stamps(self.key, self._search_path)
+        """Whether a file of what it imported, or an archive on its path, changed, or something was installed."""
+        return {**self._files, **self._stamps} != stamps(self.key, self._search_path, self._files)
 
     def is_out_of_reach(self) -> bool:
         """Whether this program has dropped the privileges that the fork server was started with."""
         return not self._reaper.may_be_signalled()
 
-    def learn(self, wanted: Sequence[Import], environment: Mapping[str, str], own: Sequence[str], paced: bool) -> None:
-        """
-        Order a copy that imports *wanted* ahead for workers with *environment*, and *own* variables for each.
-
-        Where it is *paced*, others have the CPUs first. `copy` says when it can be had.
-        """
-        content = {
-            "wanted": [each.plain() for each in wanted],
-            "env": dict(environment),
-            "own": list(own),
-            "paced": paced,
-        }
-        # In memory, which the fork server, while it is at its imports, need not take in.
-        memory = processes.anonymous_file("order")
-        try:
-            _report.write_exactly(memory, json.dumps(content).encode())
-            with self._ordering:
-                self.ordered += 1
-                self.wanted, self._is_paced = tuple(wanted), paced
-                self.copy, self.names, self.refused = 0, frozenset(), {}
-                self._copy_environment = dict(environment)
-                self._send({"op": "learn", "number": self.ordered}, memory)
-        finally:
-            os.close(memory)
-
-    def copy_for(self, environment: Mapping[str, str], wait: bool = False) -> str:
-        """What a launch with *environment* may ask for: the copy that is ``ready``, to ``wait`` for it, or ``none``."""
-        self.listen()
-        if self.copy and self._copy_files != _times_of_change(self._copy_files):
-            self.copy = 0  # a package was installed anew, or edited
-        # For one that leaves the CPUs to others nobody waits.
-        is_near = wait and self.learning() and not self._is_paced
-        if not (self.copy or is_near) or not serves(None, self._copy_environment, environment):
-            return "none"
-        return "wait" if wait else "ready"
-
-    def is_asked_for(self, environment: Mapping[str, str]) -> bool:
-        """Whether a copy is being made that could serve a launch with *environment*."""
-        return self.learning() and serves(None, self._copy_environment, environment)
-
-    def learning(self) -> bool:
-        """Whether a copy was ordered of which nothing has been heard yet."""
-        return self._failure is None and self._heard < self.ordered
-
-    def request(self, op: str, copy: str = "none") -> Channel:
-        """Have the fork server, or its *copy*, fork a child for *op*; the channel to it."""
+    def request(self, op: str) -> Channel:
+        """Have the fork server fork a child for *op*; the channel to it."""
         ours, theirs = Channel.pair()
         try:
-            self._send({"op": op, "copy": copy, "number": self.ordered}, theirs.fileno())
+            self._send({"op": op}, theirs.fileno())
         except BaseException:
             ours.close()
             raise
@@ -220,28 +155,35 @@ class ForkServer:
                     self._failure = StartError(f"the fork server process ended unexpectedly{words}")
                 elif received[0]["op"] == "refused":
                     self._failure = PreloadError(received[0]["module"], received[0]["why"])
-                elif received[0]["op"] == "learned":
-                    self._learned(received[0])
+                elif received[0]["op"] == "importing":
+                    self._note_import(received[0]["module"], received[1])
                 else:
+                    self._note_import("", [])
                     self._reads = Reads.told(received[0], self.key.preload)
-                    self._found = frozenset(received[0].get("found", ())) or None
-                    self._missing = frozenset(received[0].get("missing", ()))
+                    self._files = received[0].get("files", {})
                     self._process = Process.sent(received[0]["pid"], received[1])
                     if warnings := self._words():
                         print(warnings, file=sys.stderr)
             return self._failure
 
-    def _learned(self, told: Message) -> None:
-        if told["done"]:
-            self._heard = max(self._heard, told["number"])
-        if told["number"] == self.ordered:
-            self.copy = self.ordered if told["names"] is not None else 0
-            self._is_paced = self._is_paced or not told["done"]  # the next copy leaves the CPUs to workers
-            self.names = frozenset(told["names"] or ())
-            self.refused = told["refused"]
-            self._copy_files = _times_of_change(told["files"])
-            with contextlib.suppress(ValueError):  # it names what no import statement could
-                self.wanted = tuple(without(self.wanted, self.refused))
+    def _note_import(self, module: str, descriptors: list[int]) -> None:
+        """Note that it is at the import of *module* now, of none where that is empty."""
+        if self.importing is not None:
+            os.close(self.importing[2])
+        self.importing = (module, time.monotonic(), descriptors.pop()) if descriptors else None
+
+    def slow_import(self) -> records.ImportTakesLong | None:
+        """What to tell of the import that it is at, if that takes long and was not told yet."""
+        self.listen()
+        if self.importing is None:
+            return None
+        module, since, stack = self.importing
+        if time.monotonic() < since + _SLOW_IMPORT or module in self._told_slow:
+            return None
+        self._told_slow.add(module)
+        found = [each for each in crash_frames(_report.read_text(stack)) if not each.file.startswith("<frozen ")]
+        place = f"{found[-1].file}, line {found[-1].line}" if found else ""
+        return records.ImportTakesLong(module, _SLOW_IMPORT, place)
 
     def _words(self) -> str:
         return _report.read_text(self._said).strip()
@@ -279,6 +221,7 @@ class ForkServer:
                 self._process.kill(0.0)  # its reaper sees to the rest
             self._process.close()
         self._reaper.wait(KILLED + 1)
+        self._note_import("", [])
         os.close(self._said)
 
     def _wake(self) -> None:
@@ -290,16 +233,6 @@ class ForkServer:
     def drop(self) -> None:
         """Forget the fork server in a process that was forked from its owner."""
         self._failure = StartError("the fork server belongs to the process that forked this one")
-
-
-def _times_of_change(files: Iterable[str]) -> dict[str, int]:
-    found = {}
-    for path in files:
-        try:
-            found[path] = os.stat(path).st_mtime_ns
-        except OSError:
-            found[path] = 0
-    return found
 
 
 class _ForkServers:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from elasticlib import processes
+from elasticlib import processes, records
 from elasticlib._programs import Child, Link, Process, above_standard, close_all_but, not_started
 from elasticlib._times import Term
 from elasticlib._wire import Channel, Message, wait_readable
@@ -29,7 +29,6 @@ from elasticlib.workers._launch_events import (
     Event,
     Exit,
     Failed,
-    Imported,
     Lingers,
     Lost,
     Stacks,
@@ -39,12 +38,13 @@ from elasticlib.workers._launch_events import (
 )
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._buffers import Memory
-from elasticlib.workers.child._import_notes import Import
 from elasticlib.workers.child._progress import Board
 from elasticlib.workers.child._start_spec import StartSpec
 
 _EXIT_LIMIT = 1.0
 """Seconds between a spawner's last word, the end of its channel, and its end."""
+_IMPORTS_LOOK = 1.0
+"""Seconds between looks at a fork server that is at its imports."""
 _LEFT = 3
 """Descriptors of what a worker leaves behind."""
 _QUIT_LIMIT = 6.0
@@ -72,8 +72,6 @@ class SpawnerClient:
         self._anchor: Child | None = None
         """The reaper that was forked from the caller."""
         self._early: list[Event] = []
-        self._copy = 0
-        """Of which order the copy of the fork server is that made the spawner."""
         self._round = -1
         self._spawner: Process | None = None
         self.started = False
@@ -85,25 +83,19 @@ class SpawnerClient:
         """Readable when `drain` has something to tell; -1 when no spawner is there."""
         return -1 if self._channel is None else self._channel.fileno()
 
-    def employ(self, fork_server: ForkServer, wait_for_copy: bool = False) -> None:
-        """
-        Have *fork server* fork a spawner for this launch, which gives the fork server back when it closes.
-
-        One that is to import more ahead is waited for with *wait_for_copy*.
-        """
+    def employ(self, fork_server: ForkServer) -> None:
+        """Have *fork server* fork a spawner for this launch, which gives the fork server back when it closes."""
         self._fork_server = fork_server
         self.was_warm = fork_server.ready()
         try:
-            copy = fork_server.copy_for(self._common.env, wait_for_copy)
-            self._start_spawner(fork_server.request("job", copy))
+            self._start_spawner(fork_server.request("job"))
         except BaseException:
             self.close()
             raise
 
     def is_outdated(self) -> bool:
-        """Whether the fork server could fork workers by now that have more of their imports done."""
-        there = self._fork_server
-        return there is not None and there.copy > self._copy and there.copy_for(self._common.env) == "ready"
+        """Whether what the fork server imported has changed since, so that new workers need another one."""
+        return self._fork_server is not None and self._fork_server.outdated()
 
     def fork_caller(self, call: Callable[[], Any]) -> None:
         """Have a spawner that is forked from this very process (start method ``fork``)."""
@@ -144,24 +136,26 @@ class SpawnerClient:
                 os.close(descriptor)
             self.board.close()
 
-    def spawner(self, interrupt: int | None = None) -> Process | None:
+    def spawner(self, interrupt: int | None = None, sink: records.Sink = records.log) -> Process | None:
         """
-        Wait for the process with which all workers will die.
+        Wait for the process with which all workers will die; *sink* gets what it waits for, where that takes long.
 
         None when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when it cannot come.
         """
         while self._spawner is None:
-            answer = self._answer(interrupt)
+            answer = self._answer(interrupt, sink)
             if answer is None:
                 return None
             self._early += self._event(*answer)
         return self._spawner
 
-    def _answer(self, interrupt: int | None) -> tuple[Message, list[int]] | None:
+    def _answer(self, interrupt: int | None, sink: records.Sink = records.log) -> tuple[Message, list[int]] | None:
         """What the spawner says next; None when *interrupt* is readable first."""
         assert self._channel is not None
         watched = [self._channel, *(() if interrupt is None else (interrupt,))]
-        if self._channel.fileno() not in wait_readable(watched, None):
+        while not (readable := wait_readable(watched, self._look_at_imports(sink))):
+            pass
+        if self._channel.fileno() not in readable:
             return None
         received = self._channel.receive(whole=False)
         if received is None:
@@ -169,6 +163,14 @@ class SpawnerClient:
         if received[0]["op"] == "broken":
             raise StartError(received[0]["why"])
         return received
+
+    def _look_at_imports(self, sink: records.Sink) -> float | None:
+        """Tell *sink* of an import of the fork server that takes long; seconds until the next look, None for none."""
+        if self._fork_server is None or self._fork_server.ready():
+            return None
+        if (slow := self._fork_server.slow_import()) is not None:
+            sink(slow)
+        return _IMPORTS_LOOK
 
     def start(
         self, number: int, workers: list[StartSpec], listener: int | None,
@@ -225,7 +227,6 @@ class SpawnerClient:
     def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
         try:
             if message["op"] == "spawning":
-                self._copy = message["copy"]
                 self._spawner = Process.sent(message["spawner"], descriptors)
                 descriptors = []
                 return []
@@ -253,8 +254,6 @@ class SpawnerClient:
                     return [StoreGone(message["why"], message["pid"], message["exitcode"])]
                 case "stuck":
                     return [Stuck(message["local_rank"], message["pid"], message["waited"])]
-                case "imported":
-                    return [Imported([Import.of(each) for each in message["imports"]], message["whole"])]
                 case "stacks":
                     found = json.loads(_report.read_text(descriptors[0])) if descriptors else {}
                     return [Stacks({int(rank): text for rank, text in found.items()})]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from attrs import define, field, frozen
 
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._import_notes import Import
 from elasticlib.workers.child._progress import Progress
 
 
@@ -82,15 +81,6 @@ class StoreGone:
 
 
 @define
-class Imported:
-    """What all workers of a round have imported so far."""
-
-    imports: list[Import]
-    whole: bool
-    """Whether these are all imports of a round that ended well."""
-
-
-@define
 class Stacks:
     """What the threads of the workers do, by local rank, as it was asked for."""
 
@@ -105,7 +95,7 @@ class Lost:
     cause: Exception | None = None
 
 
-Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Imported | Stacks | Lost
+Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Stacks | Lost
 
 
 @frozen

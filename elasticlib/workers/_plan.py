@@ -32,11 +32,10 @@ from elasticlib.numa._cpus import cpus_for
 from elasticlib.numa._sysfs import read_topology
 from elasticlib.numa.binding import attempt
 from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, StartMethod, WorkerSpec
-from elasticlib.workers import _devices, _environment, _machine, _packing, _profile, _signals
+from elasticlib.workers import _devices, _environment, _machine, _packing, _preload, _signals
 from elasticlib.workers._edited import EDITS
 from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
 from elasticlib.workers._fork_servers import flags_here, fresh_command, importable_by
-from elasticlib.workers._static_imports import Reach, reach
 from elasticlib.workers.child import _exiting
 from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child._start_spec import StartSpec
@@ -68,10 +67,6 @@ class Job:
     """Where the fork server finds what it preloads."""
     function: str = ""
     """Its full name, where it is one."""
-    entry: str = ""
-    """What its imports are learned by."""
-    profile: _profile.Profile = field(factory=_profile.Profile)
-    """What is known of them."""
     call: Callable[..., Any] | None = None
     variables: Sequence[Mapping[str, str]] = ()
     """By local rank, what beats a worker's usual variables."""
@@ -217,7 +212,11 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     job = _saying(job, python=python, sources=packed.sources, main_file=main_file, shared=shared)
     job = evolve(job, function=f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}")
     return _from_fork_server(
-        evolve(job, memories=packed.memories(), search_path=tuple(import_path())), spec, start_method, flags=flags
+        evolve(job, memories=packed.memories(), search_path=tuple(import_path())),
+        spec,
+        start_method,
+        flags=flags,
+        function=target,
     )
 
 
@@ -301,39 +300,22 @@ def without_preload(job: Job) -> Job:
 
 
 def _from_fork_server(
-    job: Job, spec: WorkerSpec, start_method: str, python: str = sys.executable, flags: tuple[str, ...] = ()
+    job: Job,
+    spec: WorkerSpec,
+    start_method: str,
+    python: str = sys.executable,
+    flags: tuple[str, ...] = (),
+    function: Callable[..., Any] | None = None,
 ) -> Job:
     if start_method == "spawn":
         return evolve(job, fork_server=ForkServerKey(sys.executable, flags=flags), search_path=())
     path = job.search_path if depends_on_path(spec.preload) else ()
     key = ForkServerKey.of(python, spec.preload, path, flags)
-    if key.learns:
-        job = evolve(_saying(job, learns=True), entry=_entry(job), profile=_profile.load(_entry(job)))
-        reached = _reach_of_torch(job)
-        # Where it is not known that torch is imported, workers do not have it until they do: so it becomes known.
-        job = _saying(job, holds_torch=reached is not Reach.NAMED)
-        if reached is Reach.NO or (reached is Reach.MAYBE and not job.profile.needs_torch()):
-            key = evolve(key, preload=())
+    if key.is_automatic:
+        chosen = _preload.choose(job.common, function)
+        key = evolve(key, preload=chosen.modules)
+        job = _saying(job, threads=chosen.threads or job.common.threads)
     return evolve(job, fork_server=key)
-
-
-def _reach_of_torch(job: Job) -> Reach:
-    """By the text of a script, or what the caller of a function has imported; what a run has shown counts for more."""
-    common = job.common
-    if common.kind == "function":
-        return Reach.NAMED if "torch" in sys.modules else Reach.MAYBE
-    if common.kind != "script":
-        return Reach.MAYBE
-    found = reach("torch", os.path.join(common.cwd, common.argv[0]), common.path0)
-    return Reach.MAYBE if found is Reach.NO and job.profile.whole else found
-
-
-def _entry(job: Job) -> str:
-    """What tells this entry point from others, from one program to the next."""
-    common = job.common
-    if common.kind == "function":
-        return f"function {job.function} of {common.main_file or common.cwd}"
-    return f"{common.kind} {common.entry or common.argv[0]} in {common.path0}"
 
 
 def _refuse_preload(spec: WorkerSpec) -> None:

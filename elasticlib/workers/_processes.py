@@ -30,7 +30,6 @@ from elasticlib.spec import LogsDest
 from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan, _reaper
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
-from elasticlib.workers._learner import Learner
 from elasticlib.workers.child._progress import Board
 from elasticlib.workers.child._start_spec import StartSpec
 
@@ -59,7 +58,6 @@ class Processes:
         self._duplicates = duplicates or _streams.Duplicates()
         self._console = console  # None: this program's own streams
         self._spawner: SpawnerClient | None = None
-        self._learner: Learner | None = None
         self._tee: Tee | None = None
         self._dest = LogsDest()
         self._board: Board | None = None
@@ -115,9 +113,6 @@ class Processes:
             _streams.follow(self._tee, self._dest, prefixes, self._duplicates, self._console)
             outs, errs = self._dest.stdouts, self._dest.stderrs
             whole = [evolve(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs]
-            if self._job.common.learns and self._learner is None:
-                environment, own = self._job.common.env, sorted(specs[0].variables)
-                self._learner = Learner(self._job.entry, self._job.profile, environment, own, self._sink)
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
             spawner = self._spawner = self._spawner or self._start_spawner()
@@ -125,8 +120,7 @@ class Processes:
             try:
                 self.pids = begin()
             except PreloadError as error:
-                asked = None if self._job.fork_server is None else self._job.fork_server.preload
-                if (error.module,) != asked or error.module != "torch":
+                if self._job.fork_server is None or not self._job.fork_server.is_automatic:
                     raise
                 # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
                 self._sink(records.PreloadSkipped(str(error)))
@@ -150,7 +144,7 @@ class Processes:
         if self._spawner is None:
             self._spawner = self._start_spawner()
         try:
-            spawner = self._spawner.spawner(interrupt)
+            spawner = self._spawner.spawner(interrupt, self._sink)
             if spawner is None:
                 return {}
             self._board = self._spawner.board
@@ -167,7 +161,7 @@ class Processes:
             spawner.fork_caller(self._job.call)
         else:
             fork_server = fork_servers.take(self._job.fork_server, self._job.common.env, self._job.search_path)
-            spawner.employ(fork_server, self._learner is not None and self._learner.employ(fork_server))
+            spawner.employ(fork_server)
         return spawner
 
     # A round goes on.
@@ -180,13 +174,8 @@ class Processes:
         """Learn what has happened since the last call; never waits."""
         if self._spawner is None:
             return
-        if self._learner is not None:
-            self._learner.poll()
         for event in self._spawner.drain():
             match event:
-                case heard.Imported():
-                    if self._learner is not None:
-                        self._learner.heard(event)
                 case heard.Exit():
                     self.exits[event.local_rank] = event
                     self._noticed.setdefault(event.local_rank, time.time())
@@ -207,8 +196,7 @@ class Processes:
     def poll_timeout(self) -> float | None:
         """Seconds until `poll` wants to be called though nothing is readable; None: not at all."""
         limit = self._latest()
-        until_limit = None if limit == math.inf else max(0.0, limit - time.monotonic())
-        return soonest(until_limit, None if self._learner is None else self._learner.poll_timeout())
+        return None if limit == math.inf else max(0.0, limit - time.monotonic())
 
     def _latest(self) -> float:
         """When the workers must be gone, whoever ends them."""

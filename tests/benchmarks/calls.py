@@ -7,7 +7,7 @@ import statistics
 from attrs import frozen
 
 from tests.benchmarks.figures import Benchmark, Figure, Goal, Of, Turn
-from tests.benchmarks.job import new_folder, started
+from tests.benchmarks.job import started
 from tests.benchmarks.launchers import Launcher
 
 WORKERS = 8
@@ -44,12 +44,12 @@ def one_program(
     """
     Make *calls* calls of a *function* in one program, *pause* seconds apart.
 
-    Of each there are the seconds to the moment that the last worker returned, and to the call's own return; nothing is
-    known of programs before. Raises `BenchmarkError` when the program fails.
+    Of each there are the seconds to the moment that the last worker returned, and to the call's own return. Raises
+    `BenchmarkError` when the program fails.
     """
     numbers = map(str, (workers, calls, pause))
     command = [launcher.python, "-m", "tests.benchmarks.jobs.calls", launcher.name, start_method, *numbers, function]
-    with new_folder() as cache, started(command, variables={"ELASTICLIB_CACHE": str(cache)}) as job:
+    with started(command) as job:
         job.succeeded()
         lines = (job.folder / "stdout").read_text().splitlines()
     pairs = (line.split() for line in lines)

@@ -37,8 +37,6 @@ class Launcher:
     """How many of them form a round within the patience of whoever measures; None: as many as are asked for."""
     node_variables: Mapping[str, str] = field(factory=dict)
     """What the process that keeps a node's rendezvous has in its environment."""
-    learned: str = ""
-    """What it says at level INFO when it has learned something of the workers; empty where it never does."""
     rows: tuple[str, ...] = ()
     """Options under which it draws a row for each worker; empty where it cannot."""
     python: str = sys.executable
@@ -57,7 +55,6 @@ ELASTICLIB = Launcher(
     start_method="forkserver",
     inner=("reaper", "fork server", "spawner"),
     nodes="tests.benchmarks.jobs.our_nodes",
-    learned="are learned",
     rows=("--progress",),
     node_variables={"RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"},
 )

@@ -7,7 +7,7 @@ import json
 from attrs import frozen
 
 from tests.benchmarks.figures import Benchmark, Figure, Goal, Turn
-from tests.benchmarks.job import new_folder, started
+from tests.benchmarks.job import started
 from tests.benchmarks.launchers import Launcher
 
 WORKERS = 4
@@ -34,7 +34,7 @@ def measure(launcher: Launcher, turn: Turn, workers: int = WORKERS) -> Pools:
     """Run one program. Raises `BenchmarkError` when it fails."""
     numbers = map(str, (workers, CALLS // 10 if turn.quick else CALLS))
     command = [launcher.python, "-m", "tests.benchmarks.jobs.pools", launcher.name, *numbers]
-    with new_folder() as cache, started(command, variables={"ELASTICLIB_CACHE": str(cache)}) as job:
+    with started(command) as job:
         job.succeeded()
         found = json.loads((job.folder / "stdout").read_text().splitlines()[-1])
     kilobytes, files, threads = found["more"]

@@ -56,7 +56,6 @@ NO_VARIABLES = {
     "ASSIGN_WORKER_RANKS": "a step of an agent, in events",
     "DEFAULT_PORT": "a name of a module",
     "ENABLE_USER_SITE": "a name of Python's module site",
-    "PYTORCH_JIT": "torch's own: a worker is warned that it sets it too late",
     "SC_CLK_TCK": "of sysconf",
     "TEST_SKIPS": "a name of a module of torch's own tests",
     "SC_OPEN_MAX": "of sysconf",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from elasticlib.workers import _learner, _reaper
+from elasticlib.workers import _reaper
 
 HERE = Path(__file__).parent
 
@@ -54,13 +52,6 @@ def nothing_is_left() -> Iterator[None]:
         time.sleep(0.01)
     assert left == []
     assert (now, os.getcwd()) == (environment, folder)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def nothing_is_learned() -> Iterator[None]:
-    """What launches of this very program could learn would stay with its fork servers, as one more process of each."""
-    with mock.patch.object(_learner, "_WORTH", math.inf):
-        yield
 
 
 @pytest.fixture

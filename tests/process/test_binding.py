@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from elasticlib import ChildFailedError, DefaultLogsSpecs, LaunchConfig, Std, elastic_launch
+from elasticlib._caller import Caller
 from elasticlib.numa import AffinityMode, NumaOptions
 from elasticlib.numa._sysfs import read_topology
 from elasticlib.workers import _devices, _plan
@@ -97,7 +98,7 @@ def test_gpus_are_asked_for_in_a_process_that_is_thrown_away(monkeypatch: pytest
 
     assert [] == _devices.gpu_addresses(key, environment, tuple(sys.path))
     assert [] == _devices.gpu_addresses(None, environment, ())
-    [fork_server] = [each for each in _devices.fork_servers._kept if each.serves(key, environment)]
+    [fork_server] = [each for each in _devices.fork_servers._kept if each.serves(key, environment, Caller.now())]
     assert fork_server.alive()
 
 

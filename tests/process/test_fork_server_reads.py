@@ -72,27 +72,6 @@ def test_what_an_import_in_the_caller_sets_for_openmp_goes_to_the_workers_alone(
     assert (before, "FALSE") == fork_server_and("KMP_INIT_AT_FORK", preload=("torch",))
 
 
-@pytest.mark.parametrize(
-    "copy",
-    [
-        "dict(os.environ)",
-        "os.environ.copy()",
-        "[each for each in os.environ.items()]",
-        "subprocess.run(['/bin/true'], check=True)",
-        "subprocess.run(['/bin/true'], check=True, env={**os.environ})",
-    ],
-)
-def test_a_preloaded_module_that_copies_the_environment_reads_nothing(
-    copy: str, module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = module(f"import os, subprocess\ncopied = {copy}")
-    monkeypatch.setenv(NAME, "one")
-    before, _ = fork_server_and(NAME, preload=(name,))
-    monkeypatch.setenv(NAME, "two")
-
-    assert (before, "two") == fork_server_and(NAME, preload=(name,))
-
-
 @pytest.mark.parametrize("preload", [("torch",), ("torch", "torch.optim")])
 def test_a_fork_server_that_counted_the_devices_serves_the_launch(
     preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -119,24 +98,21 @@ def test_a_fork_server_that_counted_the_devices_serves_the_launch(
 # The search path.
 
 
-def test_a_folder_more_on_the_search_path_needs_no_new_fork_server_unless_its_imports_would_look_there(
+def test_a_folder_more_on_the_search_path_needs_a_new_fork_server_where_a_module_was_named(
     module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an import of setuptools in the caller adds one; a module that was missing is found where it comes."""
-    preload = (module("try:\n    import extra_of_mine as VALUE\nexcept ImportError:\n    VALUE = None"),)
-    job = elastic_launch(config(preload=preload), value_at_import)
-    others, mine = tmp_path / "others", tmp_path / "mine"
-    for folder, name in ((others, "json"), (mine, "extra_of_mine")):
-        folder.mkdir()
-        (folder / f"{name}.py").write_text("")
-    found = [job()[0]]
-    for folder in (others, mine):
-        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
-        found.append(elastic_launch(config(preload=preload), finds_extra)()[0])
+    """As an import of setuptools in the caller adds one: it may hold a module that was missing. Torch is in no such."""
+    name = module("try:\n    import extra_of_mine as VALUE\nexcept ImportError:\n    VALUE = None")
+    found = [elastic_launch(config(preload=(name,)), finds_extra)()[0]]
+    without_named = [elastic_launch(config(), duties.chain)()[0]["fork server"]]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "extra_of_mine.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "mine")])
+    found.append(elastic_launch(config(preload=(name,)), finds_extra)()[0])
+    without_named.append(elastic_launch(config(), duties.chain)()[0]["fork server"])
 
-    (_, first), (without, second), (with_extra, third) = found
-    assert (False, True) == (without, with_extra)
-    assert first == second != third
+    assert [False, True] == [has_extra for has_extra, _ in found]
+    assert without_named[0] == without_named[1]
 
 
 def finds_extra() -> tuple[bool, int]:
@@ -247,17 +223,6 @@ def test_a_default_that_was_decided_by_a_copy_never_beats_the_launchs_own_value(
     assert ("default", "mine") == (absent[1], fork_server_and(NAME, preload=preload)[1])
 
 
-def test_a_default_that_the_caller_has_by_itself_needs_no_new_fork_server(
-    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As after an import of the same module in the caller."""
-    preload = (module(f"import os\nos.environ.setdefault('{NAME}', 'default')"),)
-    before = fork_server_and(NAME, preload=preload)
-    monkeypatch.setenv(NAME, "default")
-
-    assert before == fork_server_and(NAME, preload=preload)
-
-
 # No fork server holds up another.
 
 
@@ -320,6 +285,7 @@ def own_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     monkeypatch.setattr(_devices._machine, "may_have_accelerators", lambda: True)
     monkeypatch.setenv("TORCH_OF_THIS_TEST", str(tmp_path))  # its fork server must serve no other test
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # as if it were installed
     return lambda code: (tmp_path / "torch.py").write_text(code) and None
 
 

@@ -96,21 +96,10 @@ def test_a_model_compiles_in_a_forked_worker() -> None:
     assert "compiled" in launch(1, str(SCRIPTS / "compiles.py"))
 
 
-def test_a_thread_count_set_before_importing_torch_is_obeyed_and_a_lost_setting_is_named() -> None:
-    """torch was imported by the fork server: what the script sets too late is applied, or warned of."""
-    done = run([*RUN, "1", str(SCRIPTS / "threads.py")])
-
-    assert "threads 1\n" == done.stdout
-    assert "TORCH_LOGS was set after torch had read it" in done.stderr
-    assert "--preload ''" in done.stderr
-
-
-def test_without_preload_a_late_setting_is_simply_obeyed() -> None:
-    """The way out that the warning names."""
-    done = run([*RUN, "1", "--preload", "", str(SCRIPTS / "threads.py")])
-
-    assert "threads 1\n" == done.stdout
-    assert "was set after" not in done.stderr
+@pytest.mark.parametrize("preload", ["auto", ""])
+def test_what_a_script_sets_before_it_imports_torch_is_obeyed(preload: str) -> None:
+    """Torch is not imported for it by the fork server, where it reads one of these when it is loaded."""
+    assert "threads 1 logs 10\n" == launch(1, "--preload", preload, str(SCRIPTS / "threads.py"))
 
 
 def test_the_debugger_reads_the_launchers_terminal(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_defaults_are_torchruns_but_for_the_start_method(launches: Launches) -> 
     config, entrypoint, args = launches.calls[0]
     assert (1, 1, 1) == (config.min_nodes, config.max_nodes, config.nproc_per_node)
     assert (0, 0.1, "default") == (config.max_restarts, config.monitor_interval, config.role)
-    assert ("forkserver", ("learn",), None) == (config.start_method, config.preload, config.shutdown_timeout)
+    assert ("forkserver", ("auto",), None) == (config.start_method, config.preload, config.shutdown_timeout)
     assert (
         DefaultLogsSpecs(log_dir=None, redirects=Std.NONE, tee=Std.NONE, local_ranks_filter=None) == config.logs_specs
     )
@@ -443,7 +443,7 @@ DEFAULTS = {
     "--exit-timeout": "30; scripts that ended well take any time",
     "--log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else [${role_name}${local_rank}]:",
     "--virtual-local-rank": "off",
-    "--preload": "learn",
+    "--preload": "auto",
 }
 
 

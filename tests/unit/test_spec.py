@@ -88,7 +88,7 @@ def test_a_launch_config_works_alone() -> None:
     assert ("c10d", "", "forkserver") == (config.rdzv_backend, config.rdzv_endpoint, config.start_method)
     assert (3, 0.1, "default_role") == (config.max_restarts, config.monitor_interval, config.role)
     assert ("SIGTERM,SIGINT,SIGHUP,SIGQUIT", None) == (config.signals_to_handle, config.shutdown_timeout)
-    assert (None, ("learn",)) == (config.logs_specs, config.preload)
+    assert (None, ("auto",)) == (config.logs_specs, config.preload)
     assert (None, "quiet", None) == (config.token, config.wait_for, config.node_rank)
 
 
@@ -404,9 +404,12 @@ def test_plain_numbers_name_streams_too() -> None:
     assert DefaultLogsSpecs(redirects=Std.ALL, tee={0: Std.OUT}) == DefaultLogsSpecs(redirects=3, tee={0: 1})  # type: ignore[arg-type, dict-item]
 
 
-def test_learn_stands_alone() -> None:
-    with pytest.raises(ConfigError, match="preload='learn,numpy': learn stands alone"):
-        LaunchConfig(1, 1, 1, preload="learn,numpy")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("preload", "why"), [("auto,numpy", "'auto' stands alone"), ("learn", "nothing is learned any more: use 'auto'")]
+)
+def test_auto_stands_alone_and_nothing_is_learned(preload: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"preload='{preload}': {why}"):
+        LaunchConfig(1, 1, 1, preload=preload)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import random
 import sys
 import threading
@@ -20,9 +21,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from elasticlib.testing.ranks import _state
-from elasticlib.workers.child._held import bootstrap
-from elasticlib.workers.child._imports import lock_with
 
+_bootstrap: Any = importlib._bootstrap
+"""Where Python's import statement is written in Python."""
 _ENDING = 0.1
 """Seconds that what ends by itself, such as a thread that nobody needs, may take for that."""
 
@@ -46,12 +47,12 @@ def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callab
     before = _state.look() if checks else {}
     apart = _Imports(before, seed)
     _seed_all(seed)
-    former = bootstrap._ModuleLockManager
-    bootstrap._ModuleLockManager = lock_with(former, apart.entered, apart.left)
+    former = _bootstrap._ModuleLockManager
+    _bootstrap._ModuleLockManager = _lock_with(former, apart.entered, apart.left)
     try:
         yield lambda: _changes(apart.before) if checks else ()
     finally:
-        bootstrap._ModuleLockManager = former
+        _bootstrap._ModuleLockManager = former
         if checks and has_own_group:
             apart.before = _end_groups(apart.before)
 
@@ -89,6 +90,22 @@ class _Imports:
         except AttributeError:
             stack = self._mine.stack = []
             return stack
+
+
+def _lock_with(plain: Any, entered: Callable[[str], object], left: Callable[[str], object]) -> type:
+    """A class like *plain*, which Python enters while it looks for a module; both are called with each name."""
+
+    class _ModuleLockManager(plain):  # type: ignore[misc]
+        def __enter__(self) -> None:
+            # Before the lock is taken: what is raised here, such as an interrupt, leaves nothing locked.
+            entered(self._name)
+            super().__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            super().__exit__(*error)
+            left(self._name)
+
+    return _ModuleLockManager
 
 
 def _end_groups(before: _state.State) -> _state.State:

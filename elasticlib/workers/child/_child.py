@@ -40,7 +40,6 @@ from elasticlib.workers.child import (
     _ending,
     _exiting,
     _function,
-    _imports,
     _pooled,
     _progress,
     _randomness,
@@ -51,7 +50,6 @@ from elasticlib.workers.child import (
     _showing,
     _threads,
 )
-from elasticlib.workers.child._import_notes import Notes
 from elasticlib.workers.child._start_spec import Handed, StartSpec, from_both
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
@@ -155,13 +153,8 @@ def run_forked(
     keep: Collection[int],
     drop: Collection[int] | None = None,
     call: Callable[..., Any] | None = None,
-    notes: Notes | None = None,
 ) -> NoReturn:
-    """
-    Be the worker of *spec* in a process that was just forked; *call* is a function that needed no pickling.
-
-    What its program imports is written into *notes*.
-    """
+    """Be the worker of *spec* in a process that was just forked; *call* is a function that needed no pickling."""
     try:
         enter(spec, handed, parent, keep, drop)
         handed = evolve(handed, pid=os.getpid())
@@ -171,13 +164,10 @@ def run_forked(
         _threads.apply(spec.threads)
         if call is None:
             _randomness.reseed()
-            _threads.watch_environment()
         else:
             _randomness.reseed_caller()
             _forget_the_caller()
             _ending.begin_from_caller()
-        if notes is not None:
-            _imports.begin(notes)
         status = _run(spec, handed, call)
         _ending.finish(status, lambda: _exiting.announce(handed, _exiting.Outcome.CLOSING, status))
     except BaseException:

@@ -1,9 +1,9 @@
 """
 The end of a worker's program: what an interpreter does at its end, in a process that shares its imports with others.
 
-Threads are joined and exit handlers run; then `__main__` and all modules that were loaded after the fork are cleared
-in the interpreter's own order, so that what is buffered in an unclosed file gets written and finalizers run. What the
-fork server had imported stays as it is: to finalize torch in eight workers takes half a second.
+Threads are joined and exit handlers run; then `__main__` and all modules that were loaded after the fork, or that
+`preload` names, are cleared in the interpreter's own order, so that what is buffered in an unclosed file gets written
+and finalizers run. Torch and what came with it stay as they are: to finalize it in eight workers takes half a second.
 
 Rules of this file: nothing is lost with exit status 0; daemon threads are ended first, by an exception as soon as they
 come back to Python (the interpreter stops them there); in a process that was forked from the caller nothing is touched
@@ -34,8 +34,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from elasticlib.workers.child import _held
-
 _LOCK_LIMIT = 1.0
 """Seconds that a file's lock is waited for, as in the interpreter."""
 _READERS_LIMIT = 1.0
@@ -49,13 +47,16 @@ _inherited: dict[str, int] = {}
 """The modules that the fork server imported, by their names and identities."""
 _MOST_MOVED = 50
 """Modules of the fork server in a row after which no later ones are looked for."""
+_named: set[str] = set()
+"""Modules that came with those of `preload` that were asked for by name: they end with each worker, as its own do."""
 _from_caller = False
 
 
-def inherit() -> None:
-    """In the fork server: note the modules that its workers share."""
+def inherit(named: Iterable[str]) -> None:
+    """In the fork server: note the modules that its workers share, all but those *named*."""
+    _named.update(named)
     # Not in the workers: who looks at an object changes its count, and so copies its page.
-    _inherited.update((name, id(module)) for name, module in sys.modules.items())
+    _inherited.update((name, id(module)) for name, module in sys.modules.items() if name not in _named)
 
 
 def begin_from_caller() -> None:
@@ -81,6 +82,8 @@ def finish(status: int, closing: Callable[[], object] = bool) -> NoReturn:
     _let_go_of_signals()
     _let_readers_finish()
     _end_daemon_threads()
+    if _named:
+        gc.unfreeze()  # files and finalizers of these are found like any others
     if _from_caller:
         _close_files()
     else:
@@ -193,11 +196,9 @@ def _own_modules() -> list[str]:
     """Names of the modules that came after the fork, in their order; the last ones to come are the first to be met."""
     found, met = list[str](), 0
     for name in reversed(sys.modules):
-        if name in _held.brought:
-            continue
         if _inherited.get(name) == id(sys.modules[name]):
             met += 1
-            if met == _MOST_MOVED:
+            if met == _MOST_MOVED and not _named:
                 break
         elif name not in _MAIN:
             found.append(name)

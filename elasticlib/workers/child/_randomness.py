@@ -6,8 +6,8 @@ dropout masks, shuffles and initial weights. The fork server notes which generat
 nobody chose; each worker seeds these anew. A module that seeds a generator at its import keeps that seed, as it does
 in a program of its own.
 
-Rules of this file: nothing of the observation is left when the imports are done; accelerators are not touched (their
-generators are made, and seeded, when a worker first uses them).
+Rules of this file: generators are looked at before and after the imports, and never replaced; accelerators are not
+touched (their generators are made, and seeded, when a worker first uses them).
 """
 
 from __future__ import annotations
@@ -20,90 +20,66 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from elasticlib.workers.child import _held
-from elasticlib.workers.child._serving import ImportWaiter
-
 _LEAST_ENTROPY = 2**64
 """Below it a number was chosen by somebody; numpy takes 128 bits from the system."""
 _LEAST_SEED = 2**32
 """The same for torch, which takes 64 bits."""
+_WORDS = 624
+"""Numbers that Python's generator draws from one state before it makes the next."""
+_MOST_STATES = 10_000
 
 _chance: list[Callable[[], object]] = []
 """Seeds anew, one by one, what the fork server's imports left unseeded."""
 _chosen: list[Callable[[], object]] = []
 """Restores what CPython itself seeds anew in each forked process."""
+_torch_came_with: list[int | None] = []
 
 
 def _torch_seed() -> int | None:
-    generator = getattr(_held.module("torch"), "default_generator", None)
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)
     return None if generator is None else int(generator.initial_seed())
 
 
 @contextmanager
-def _noted() -> Iterator[tuple[list[random.Random], dict[int, bool]]]:
-    """While entered, the generators of `random` that are made, and by identity whether somebody chose their seeds."""
-    born: list[random.Random] = []
-    chosen: dict[int, bool] = {}
-    common: random.Random = random._inst
-    kind: Any = random.Random
-    begin, seed, setstate = plain = kind.__init__, kind.seed, kind.setstate
-    of_module = random.seed, random.setstate
-
-    def noted_begin(generator: random.Random, x: Any = None) -> None:
-        begin(generator, x)
-        born.append(generator)
-        chosen[id(generator)] = x is not None
-
-    def noted_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
-        seed(generator, a, version)
-        chosen[id(generator)] = a is not None
-
-    def noted_setstate(generator: random.Random, state: Any) -> None:
-        setstate(generator, state)
-        chosen[id(generator)] = True
-
-    # Of the class, and the module's functions, which are methods of its one hidden generator.
-    kind.__init__, kind.seed, kind.setstate = noted_begin, noted_seed, noted_setstate
-    random.seed, random.setstate = functools.partial(noted_seed, common), functools.partial(noted_setstate, common)
-    try:
-        yield born, chosen
-    finally:
-        kind.__init__, kind.seed, kind.setstate = plain
-        random.seed, random.setstate = of_module
-
-
-@contextmanager
-def observed() -> Iterator[None]:
+def noted() -> Iterator[None]:
     """While entered, modules are imported; afterwards `reseed` knows which of their generators nobody seeded."""
-    came_with: list[int | None] = []
-    torch = ImportWaiter("torch", lambda: came_with.append(_torch_seed()))
-    if _held.loaded("torch"):  # by a sitecustomize module, say
-        found = _torch_seed()
-        came_with.append(found if found is not None and found >= _LEAST_SEED else None)
-    torch.enter()
-    try:
-        with _noted() as (born, chosen):
-            yield
-    finally:
-        torch.leave()
-    if chosen.get(id(random._inst), False):
+    if "torch" in sys.modules:  # by a sitecustomize module, say
+        note_torch()
+    before = random.getstate()
+    yield
+    if _was_seeded(before):
         state = random.getstate()
         _chosen.append(lambda: random.setstate(state))
-    # Those that others keep, and that nobody seeded.
-    _chance.extend(each.seed for each in born if sys.getrefcount(each) > 3 and not chosen[id(each)])
-    if came_with and came_with[-1] is not None and came_with[-1] == _torch_seed():
+    seed = _torch_seed()
+    if seed is not None and (seed in _torch_came_with or (not _torch_came_with and seed >= _LEAST_SEED)):
         _chance.append(_seed_torch)
     _chance.extend(_numpy_generators())
 
 
+def note_torch() -> None:
+    """Note the seed that torch's generator has now, right after torch's own import, as one that nobody chose."""
+    _torch_came_with.append(_torch_seed())
+
+
+def _was_seeded(before: Any) -> bool:
+    """True if Python's own generator, which was in the state *before*, was seeded since, and not only drawn from."""
+    now, copy = random.getstate()[1][:_WORDS], random.Random()
+    copy.setstate(before)
+    for _ in range(_MOST_STATES):
+        if copy.getstate()[1][:_WORDS] == now:
+            return False
+        copy.getrandbits(32 * _WORDS)
+    return True
+
+
 def _seed_torch() -> None:
     # The generator's own method: torch.seed() would queue a seed for each accelerator too.
-    _held.module("torch").default_generator.seed()
+    sys.modules["torch"].default_generator.seed()
 
 
 def _numpy_generators() -> list[Callable[[], object]]:
     """Seeds numpy's global generator, and those that modules made for themselves, where nobody chose a seed."""
-    library: Any = _held.module("numpy.random")
+    library: Any = sys.modules.get("numpy.random")
     if library is None:
         return []
     mine = getattr(library.mtrand._rand, "_bit_generator", None)
@@ -136,6 +112,6 @@ def reseed_caller() -> None:
     seed = _torch_seed()
     if seed is not None and seed >= _LEAST_SEED:
         _seed_torch()
-    library: Any = _held.module("numpy.random")
+    library: Any = sys.modules.get("numpy.random")
     if library is not None:  # as Python does with its own: test tools leave the caller's as if it were seeded
         library.seed()

@@ -15,8 +15,6 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from elasticlib.workers.child import _held
-
 VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 """Where a server is wanted."""
 SERVED_VARIABLE = "ELASTICLIB_WORKER_SERVER_SOCKET"
@@ -32,7 +30,7 @@ def when_torch_comes(path: str) -> None:
 
 def when_imported(name: str, then: Callable[[], object]) -> None:
     """Call *then* when this process has imported the module *name*, which may be now."""
-    if _held.loaded(name):
+    if name in sys.modules:
         then()
     else:
         ImportWaiter(name, then).enter()

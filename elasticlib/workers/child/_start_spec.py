@@ -51,10 +51,6 @@ class StartSpec:
     """What torch, numpy and others compute with."""
     ignored: Sequence[int] = ()
     """Signals that the caller ignores."""
-    learns: bool = False
-    """Whether its imports are noted."""
-    holds_torch: bool = False
-    """Whether torch, where it was imported ahead, is not there until it is imported."""
     signals_group: bool = False
     """Whether a stop signal is for the worker's whole group at once: its entry point is no Python program."""
     fresh: bool = False

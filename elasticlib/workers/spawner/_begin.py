@@ -20,7 +20,6 @@ def be_spawner(
     keep: frozenset[int] = frozenset(),
     changed: dict[str, str | None] | None = None,
     call: Callable[[], Any] | None = None,
-    copy: int = 0,
 ) -> NoReturn:
     """Turn this just-forked process into the spawner whose orders come over *descriptor*."""
     channel = Channel.adopt(descriptor)
@@ -34,7 +33,7 @@ def be_spawner(
         # Three descriptors a worker; the workers themselves get the caller's limit back.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        Spawner(channel, parent, keep, changed or {}, call, copy).serve()
+        Spawner(channel, parent, keep, changed or {}, call).serve()
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the process that starts the workers failed: {type(error).__name__}: {error}"

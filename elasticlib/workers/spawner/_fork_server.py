@@ -4,38 +4,42 @@ The fork server: a process that did the imports once, from which every launch's 
 It is a program of its own, in a session of its own, so it never holds the caller's threads, CUDA context
 or ``__main__``. It imports what ``preload`` names, refuses what would not survive a fork, freezes its
 garbage so that children share the pages, and then only forks. It ends with the launcher.
+
+Rules of this file: no function of Python is replaced and no hook added, so nothing of ours lives on in what was
+imported; of what an allowed import (`_allowed`) sets, workers see only the modules; what a module that was asked for by
+name leaves behind is the worker's, to its end.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import gc
 import json
 import os
+import re
 import sys
 import traceback
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
+from elasticlib import processes
+from elasticlib._folders import time_of_change
 from elasticlib._wire import Channel
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _ending, _randomness
 from elasticlib.workers.spawner import _leftovers
-from elasticlib.workers.spawner._observer import Absences, Observer, names_in
+from elasticlib.workers.spawner._allowed import is_allowed
 from elasticlib.workers.spawner._request_loop import RequestLoop
 
+STACK_AFTER = 9.5
+"""Seconds after which an import writes down where it is, for the launcher to tell."""
 _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
-
-
-def _preload(modules: list[str], observer: Observer, control: Channel) -> None:
-    for module in modules:
-        try:
-            why = _leftovers.why_refused(module, observer)
-        except (Exception, SystemExit) as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            why = f"its import fails with {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-        if why is not None:
-            control.send({"op": "refused", "module": module, "why": why})
-            os._exit(1)
+_LOOKUP = re.compile(
+    r"""(?:\bos\.environb?(?:\.(?:get|pop|setdefault)\s*\(|\s*\[)|\bos\.getenvb?\s*\()\s*b?(["'])(?P<name>\w+)\1"""
+    r"""|(["'])(?P<sought>\w+)\3\s+(?:not\s+)?in\s+os\.environb?\b(?!\.)"""
+)
+_ANY_USE = re.compile(r"environ|getenv|exec|eval|__import__|importlib|runpy")
 
 
 def main() -> NoReturn:
@@ -47,36 +51,109 @@ def main() -> NoReturn:
     control = Channel.adopt(_reaper.FORK_SERVER_FD)
     os.set_inheritable(_reaper.FORK_SERVER_FD, False)
     _child.base_path[:] = sys.path
-    sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
-    observer = Observer()
-    absences = Absences()
+    given, at_start = _first_environment(parent), dict(os.environ)
+    folders = _times_of_change(_installed_folders())  # before the imports: what is installed meanwhile is news
     gc.disable()  # imports make little garbage, and to look for it takes a quarter of their time
-    with _randomness.observed(), absences.observing():
-        _preload(asked["preload"], observer, control)
+    sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
+    named = _preload(asked["preload"], asked["path"], control)
     sys.path[:] = _child.base_path
     keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
-    _child.disown_finalizers()
-    _ending.inherit()
+    _ending.inherit(named)
     gc.freeze()
     gc.enable()
     _reaper.adopt_orphans()
-    given = _first_environment(parent)
     wrapped = _differences(given, _first_environment("self"))
     wrapped.pop("LC_CTYPE", None)  # Python's own doing, where the locale is C
-    at_start = _site_reads()
+    read_at_start = _site_reads()
     ready = {
         "op": "ready",
-        "names": sorted(observer.names | (at_start or set())),
-        "defaults": observer.defaults,
-        "found": sorted({name.partition(".")[0] for name in sys.modules}),
-        "missing": sorted(absences.names),
+        "names": sorted(read_at_start or ()),
+        "named": bool(named),
+        "files": {**folders, **_times_of_change(_files_of(named))},
         "intel_openmp": _is_mapped("libiomp", "libomp"),
-        "whole": wrapped != {} or at_start is None,
+        "whole": wrapped != {} or read_at_start is None,
     }
-    changed = _differences(given, dict(os.environ)) if given else {}
-    # Also what the launch that this process was started for had set by itself: another may lack it, or differ.
-    changed |= {name: os.environ.get(name) for name in (*observer.written, *observer.defaults)}
+    changed = _differences(given or at_start, dict(os.environ))
+    for name in _leftovers.RANK_VARIABLES:
+        changed.pop(name, None)
     RequestLoop(control, parent, keep, changed).serve(ready)
+
+
+# The imports.
+
+
+def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel) -> list[str]:
+    """Import *modules*, the allowed ones first; the names of all modules that came with the others."""
+    for name in _leftovers.RANK_VARIABLES:  # of a launcher that is a worker itself
+        os.environ.pop(name, None)
+    is_allowed = functools.partial(
+        _is_allowed_here, folders=[each for each in extra_path if each not in _child.base_path]
+    )
+    first = [name for name in modules if is_allowed(name)]
+    with _randomness.noted():
+        environment = dict(os.environ)
+        for module in first:
+            _import(module, control)
+            if module == "torch":
+                _randomness.note_torch()
+        _take_back(environment)
+        _child.disown_finalizers()
+        before = set(sys.modules)
+        for module in modules:
+            if module not in first:
+                _import(module, control)
+    return [name for name in sys.modules if name not in before and not is_allowed(name)]
+
+
+def _is_allowed_here(name: str, folders: Sequence[str]) -> bool:
+    """True for a module that may be imported for everybody, unless a file of the same name in *folders* hides it."""
+    top = name.partition(".")[0]
+    hiding = (os.path.join(folder, *parts) for folder in folders for parts in ((f"{top}.py",), (top, "__init__.py")))
+    return is_allowed(name) and not any(map(os.path.isfile, hiding))
+
+
+def _take_back(environment: Mapping[str, str]) -> None:
+    """Undo what torch's parts set for themselves, and set again when they need it."""
+    if os.environ != environment:
+        os.environ.clear()
+        os.environ.update(environment)
+    temporary: Any = sys.modules.get("tempfile")
+    if temporary is not None:
+        temporary.tempdir = None  # each worker looks for a folder by itself
+
+
+def _import(module: str, control: Channel) -> None:
+    stack = processes.anonymous_file("stack of an import")
+    control.send({"op": "importing", "module": module}, (stack,))
+    faulthandler.dump_traceback_later(STACK_AFTER, file=stack)
+    try:
+        why = _leftovers.why_refused(module)
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"its import fails with {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        os.close(stack)
+    if why is not None:
+        control.send({"op": "refused", "module": module, "why": why})
+        os._exit(1)
+
+
+# What a later launch must have in common with this process.
+
+
+def _installed_folders() -> list[str]:
+    """Return the folders of installed packages, whose times of change tell when one was installed anew."""
+    return [folder for folder in sys.path if os.path.basename(folder) in ("site-packages", "dist-packages")]
+
+
+def _files_of(modules: Sequence[str]) -> list[str]:
+    found = {getattr(sys.modules.get(name), "__file__", None) for name in modules}
+    return sorted(each for each in found if isinstance(each, str))
+
+
+def _times_of_change(paths: Sequence[str]) -> dict[str, int]:
+    return {path: time_of_change(path) for path in paths}
 
 
 def _first_environment(process: int | str) -> dict[str, str]:
@@ -96,7 +173,7 @@ def _differences(given: Mapping[str, str], found: Mapping[str, str]) -> dict[str
 
 
 def _site_reads() -> set[str] | None:
-    """What Python's own start, which nobody could observe, looks up; None where that cannot be told."""
+    """What Python's own start looks up, before any of our code runs; None where that cannot be told."""
     found = {"HOME"} if getattr(sys.modules.get("site"), "ENABLE_USER_SITE", None) else set()
     for name in ("sitecustomize", "usercustomize"):
         path = getattr(sys.modules.get(name), "__file__", None)
@@ -111,6 +188,13 @@ def _site_reads() -> set[str] | None:
             return None
         found |= names
     return found
+
+
+def names_in(source: str) -> set[str] | None:
+    """The variables that Python code looks up, by its text; None where it may look up more than is plain."""
+    lookups: list[Any] = list(_LOOKUP.finditer(source))
+    rest = _LOOKUP.sub("", source)
+    return None if _ANY_USE.search(rest) else {each["name"] or each["sought"] for each in lookups}
 
 
 def _is_mapped(*libraries: str) -> bool:

@@ -1,10 +1,10 @@
 """
 Which environment variables a fork server depends on, so that a launch with other values needs another one.
 
-Variables as such go to the workers, launch by launch. Only what was read while the fork server came to be is part of
-it: what Python code looked up during the imports was observed (`_observer`), what native code reads when it is
-loaded stands in the lists below, which a test holds against the calls of ``getenv`` that an import makes.
-PURE: two environments and what was read in, a verdict out.
+Variables as such go to the workers, launch by launch. What is imported for everybody (`_allowed`) reads what stands in
+the lists below, which a test holds against the lookups that an import makes. What a module reads that `preload` names
+is not known: any variable may be among it.
+PURE: two environments and what was imported in, a verdict out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LIBRARIES = (
     "GFORTRAN_*",
     "NPY_*",
     "NUMPY_*",
-    "TORCH_*",
+    "TORCH*",
     "PYTORCH_*",
     "KINETO_*",
     "CUDA_*",
@@ -68,7 +68,39 @@ LIBRARIES = (
     "I_MPI_*",  # MKL: the processes of MPI among which it divides the CPUs
     "MPI_LOCALNRANKS",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "TQDM_*",  # Python, but picked from a copy of the environment, which is no read
+    # From here on by Python code: torch, torch._dynamo, torch._inductor and what they import.
+    "TQDM_*",
+    "AOT_*",
+    "AOTINDUCTOR_*",
+    "INDUCTOR_*",
+    "PARTITIONER_*",
+    "PT2_*",
+    "COMPILE_STROBELIGHT_*",
+    "CUTEDSL_*",
+    "CUTLASS_*",
+    "ENABLE_*",
+    "DUMP_AOTI_MINIFIER",
+    "FAKE_ALLOW_META",
+    "FX_*",
+    "LOG_*",
+    "UNSAFE_SKIP_FSDP_MODULE_GUARDS",
+    "TRITON_*",
+    "MPMATH_*",
+    "SAGE_ROOT",
+    "SYMPY_*",
+    "NETWORKX_*",
+    "_NETWORKX_*",
+    "CI",
+    "CXX",
+    "HOME",
+    "LNAME",
+    "LOGNAME",
+    "USER",
+    "USERNAME",
+    "TEMP",
+    "TMP",
+    "TMPDIR",
+    "_PYTHON_*",
 )
 """Read by torch, numpy and what they link when they are loaded, so not by a fork server that preloads nothing."""
 INTEL_OPENMP = ("KMP_*",)
@@ -76,11 +108,39 @@ INTEL_OPENMP = ("KMP_*",)
 
 READ_LATER = frozenset({_environment.DEVICES, "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
 """On the lists by their first letters, but read when devices and process groups are opened, in the workers."""
-PER_LAUNCH = READ_LATER | {_environment.THREADS, "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_ERROR_FILE"}
-"""Of no concern unless Python code read it: what each launch sets, and what workers apply by setters."""
+OF_WORKERS = frozenset(
+    {
+        _environment.THREADS,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "TORCHELASTIC_ERROR_FILE",
+    }
+)
+"""What each launch sets, and what workers apply by setters: of no concern to any fork server."""
+PER_LAUNCH = READ_LATER | OF_WORKERS
+"""Of no concern unless a module was named that may read them."""
 NOISE = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LINES", "COLUMNS", "PYTEST_CURRENT_TEST"})
 """Set anew for each program, test or terminal."""
-_ANEW_EACH_TEST = "PYTEST_CURRENT_TEST"
+LOST_AFTER_IMPORT = (
+    "GOMP_*",
+    "KMP_*",
+    "OMP_*",
+    "OPENBLAS_*",
+    "MKL_*",
+    "PYTORCH_JIT*",
+    "TORCH_LOGS*",
+    "TORCH_TRACE",
+    "TORCH_DTRACE",
+    "TORCH_DISTRIBUTED_DEBUG",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_SHOW_CPP_STACKTRACES",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",
+    "TORCH_USE_RTLD_GLOBAL",
+    "TORCH_COMPILE_*",
+    "TORCHDYNAMO_*",
+    "TORCHINDUCTOR_*",
+)
+"""What has no effect any more once torch is imported, so that a script which sets it first needs its own import."""
 
 
 @frozen
@@ -88,43 +148,47 @@ class Reads:
     """What a fork server read of its environment."""
 
     names: frozenset[str]
-    """Looked up by Python code."""
-    defaults: Mapping[str, str] = field(factory=dict)
-    """Looked up first to be set where absent (``setdefault``), to these values."""
+    """Looked up by Python's own start."""
     patterns: tuple[str, ...] = ()
-    """What native code reads."""
-    _native: re.Pattern[str] = field(init=False, eq=False, repr=False)
+    """What the modules read that it imported."""
+    harmless: frozenset[str] = NOISE | PER_LAUNCH
+    """What it did not read though a pattern fits."""
+    _pattern: re.Pattern[str] = field(init=False, eq=False, repr=False)
 
-    @_native.default
+    @_pattern.default
     def _compiled(self) -> re.Pattern[str]:
         return re.compile("|".join(map(fnmatch.translate, self.patterns)) or r"(?!)")
 
     @classmethod
     def told(cls, message: Mapping[str, Any], preload: Sequence[str]) -> Reads | None:
-        """What a fork server with *preload* says of itself; None where it cannot know all that it read."""
+        """Read what a fork server with *preload* says of itself; None where it cannot know all that it read."""
         if message.get("whole", True):
             return None  # also one of another version, where another interpreter has that
+        names = frozenset(message["names"])
+        if message["named"]:
+            return cls(names, ("*",), NOISE | OF_WORKERS)
         libraries = (*LIBRARIES, *(INTEL_OPENMP if message["intel_openmp"] else ())) if preload else ()
-        return cls(frozenset(message["names"]), message["defaults"], (*INTERPRETER, *libraries))
+        return cls(names, (*INTERPRETER, *libraries))
 
-    def concern(self, name: str, given: str | None, wanted: str | None) -> bool:
-        """Whether another value of *name* could have made another fork server."""
-        if name == _ANEW_EACH_TEST:
+    def concern(self, name: str) -> bool:
+        """True if another value of *name* could have made another fork server."""
+        if name in NOISE:
             return False
-        if name in self.names:
-            return True
-        if name in self.defaults and not {given, wanted} <= {None, self.defaults[name]}:
-            return True
-        return name not in PER_LAUNCH and self._native.match(name) is not None
+        return name in self.names or (name not in self.harmless and self._pattern.match(name) is not None)
 
 
 def serves(reads: Reads | None, given: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """
-    Whether a fork server that was started with the variables *given* can serve a launch with those *wanted*.
+    Return whether a fork server that was started with the variables *given* can serve a launch with those *wanted*.
 
     *reads* is None where they are not known, as before its imports are done: any variable may be among them.
     """
     changed = {name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name)}
     if reads is None:
         return changed <= NOISE | PER_LAUNCH
-    return not any(reads.concern(name, given.get(name), wanted.get(name)) for name in changed)
+    return not any(map(reads.concern, changed))
+
+
+def is_lost_after_import(name: str) -> bool:
+    """True for a variable that a script must set before it imports torch."""
+    return name not in PER_LAUNCH and any(fnmatch.fnmatchcase(name, each) for each in LOST_AFTER_IMPORT)

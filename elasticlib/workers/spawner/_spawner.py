@@ -21,7 +21,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
@@ -33,10 +33,9 @@ from elasticlib._lease import CUT_OFF, Lease
 from elasticlib._programs import FEW_PROCESSES, KILLED
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _child, _exiting, _held, _import_notes, _report
+from elasticlib.workers.child import _child, _exiting, _report
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
-from elasticlib.workers.spawner import _ahead, _kernel_facts, _stuck
-from elasticlib.workers.spawner._import_watch import ImportWatch
+from elasticlib.workers.spawner import _kernel_facts, _stuck
 from elasticlib.workers.spawner._stack_dump import StackDump
 from elasticlib.workers.spawner._store_host import StoreHost
 
@@ -80,8 +79,6 @@ class Spawner:
     """Variables that the fork server's interpreter or imports set or (None) removed, as in a plain program."""
     _call: Callable[[], Any] | None = None
     """The entry point itself where the caller was forked; else it comes pickled."""
-    _copy: int = 0
-    """Of the fork server, by its number, that this process was forked from; 0: of itself."""
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _live: dict[int, _Live] = field(default_factory=dict)
     _common: StartSpec = field(default_factory=StartSpec)
@@ -96,10 +93,7 @@ class Spawner:
     """What is known of workers that take their time to end."""
     _lease: Lease | None = None
     """Until when workers may run, of a job of many nodes."""
-    _watch: ImportWatch = field(default_factory=ImportWatch)
     _stacks: StackDump = field(default_factory=StackDump)
-    _failed: bool = False
-    """Whether a worker of this round ended otherwise than well."""
     _store: StoreHost = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,8 +113,6 @@ class Spawner:
                 self._look_for_stuck(self._stopping)
             if self._stacks.next_look is not None and time.monotonic() >= self._stacks.next_look:
                 self._tell_stacks(self._stacks.look(time.monotonic()))
-            if self._watch.next_look is not None and time.monotonic() >= self._watch.next_look:
-                self._tell_imports(self._watch.look(time.monotonic()), whole=False)
             if time.monotonic() >= self._lease_end():
                 # Others may have the ranks of these workers from now on, and nobody else here has ended them.
                 _reaper.sweep()
@@ -137,7 +129,8 @@ class Spawner:
         due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
         if self._stopping is not None:
             due.append(self._stopping.next_look)
-        due += [each for each in (self._watch.next_look, self._stacks.next_look) if each is not None]
+        if self._stacks.next_look is not None:
+            due.append(self._stacks.next_look)
         now = time.monotonic()
         if (end := self._lease_end()) < math.inf:  # it may be renewed before, or shortened
             due.append(min(end, now + max(_SHORTEST_WAIT, (end - now) / 2)))
@@ -158,12 +151,10 @@ class Spawner:
         match message["op"]:
             case "job":
                 self._common = StartSpec.of(message["common"])
-                if self._common.holds_torch:
-                    _ahead.hold_torch()
                 self._memories = dict(zip(message["memories"], descriptors, strict=True))
                 me = os.getpid()
                 with processes.own_descriptors() as itself:
-                    self._launcher.send({"op": "spawning", "spawner": me, "copy": self._copy}, itself)
+                    self._launcher.send({"op": "spawning", "spawner": me}, itself)
             case "start":
                 self._start(message, descriptors)
             case "signal":
@@ -182,8 +173,7 @@ class Spawner:
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
         self._round = message["round"]
-        self._survivors, self._failed = [], False
-        self._watch.begin()
+        self._survivors = []
         self._store.end()
         streams, given = descriptors[:3], dict(zip(message["more"], descriptors[3:], strict=True))
         if "store" in given:
@@ -249,10 +239,9 @@ class Spawner:
             keep -= self._keep
         drop = None if self._call is None else self._own_descriptors()
         # torch's multiprocessing is the standard one with tensors taught to it.
-        context = (_held.module("torch.multiprocessing") or multiprocessing).get_context("fork")
-        learns = spec.learns and spec.kind != "program"
-        notes = self._watch.open(spec.local_rank, time.monotonic()) if learns else None
-        facts = (spec, handed, os.getpid(), keep, drop, self._call, notes)
+        torchs: Any = sys.modules.get("torch.multiprocessing")
+        context = (torchs or multiprocessing).get_context("fork")
+        facts = (spec, handed, os.getpid(), keep, drop, self._call)
         worker = context.Process(target=_child.run_forked, args=facts)
         sys.stdout.flush()
         worker.start()
@@ -276,7 +265,6 @@ class Spawner:
         _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
         _, status = os.waitpid(worker.pid, 0)
         code = worker.course.exitcode(os.waitstatus_to_exitcode(status))
-        self._failed = self._failed or code != 0
         overdue = worker.course.exit_timeout if worker.course.overdue else None
         self._tell("exited", worker, worker.left, exitcode=code, told=worker.told, overdue=overdue)
         self._forget(worker)
@@ -297,9 +285,6 @@ class Spawner:
 
     def _all_ended(self) -> None:
         self._stopping = None
-        if self._watch.next_look is not None:
-            self._tell_imports(self._watch.found(), whole=not self._failed)
-            self._watch.begin()
         self._store.end()
         survivors = [*self._survivors, *_reaper.sweep(self._survivors, limit=KILLED)]
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
@@ -382,11 +367,6 @@ class Spawner:
                     # It is in uninterruptible sleep: a later sweep reaps it, if it ever ends.
                     self._survivors.append(worker.pid)
                     self._forget(worker)
-
-    def _tell_imports(self, found: Sequence[_import_notes.Import] | None, whole: bool) -> None:
-        if found is not None:
-            plain = [each.plain() for each in found]
-            self._launcher.send({"op": "imported", "round": self._round, "imports": plain, "whole": whole})
 
     def _tell_stacks(self, found: dict[int, str] | None) -> None:
         if found is not None:

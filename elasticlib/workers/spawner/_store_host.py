@@ -18,7 +18,7 @@ from elasticlib import processes
 from elasticlib._programs import FEW_PROCESSES, close_all_but
 from elasticlib.errors import name_of_signal
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _held, _report
+from elasticlib.workers.child import _report
 
 Told = Callable[[str, int, int], None]
 """Gets why the store is gone, the number of its process (0: there was none), and its exit status."""
@@ -109,7 +109,6 @@ def _host(listener: int, parent: int, words: int, keep: Collection[int]) -> NoRe
         _reaper.die_with_parent(parent)
         os.setsid()
         close_all_but({0, 1, 2, listener, words, *keep})
-        _held.give_all()
         import socket
 
         with socket.socket(fileno=os.dup(listener)) as bound:

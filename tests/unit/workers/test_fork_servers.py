@@ -280,7 +280,7 @@ def fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_fork_servers
     ends[0].close()
 
 
-READY = {"op": "ready", "pid": 1, "names": ["READ"], "defaults": {}, "intel_openmp": False, "whole": False}
+READY = {"op": "ready", "pid": 1, "names": ["READ"], "named": False, "intel_openmp": False, "whole": False}
 
 
 def test_a_fork_server_serves_by_what_it_read_once_it_has_told(
@@ -321,81 +321,71 @@ def test_a_fork_server_that_takes_no_orders_has_failed(fork_server: tuple[_fork_
         channel.close()
 
 
-# Which search paths are as good as another.
+# Which keys are as good as another.
+
+
+def automatic(*preload: str) -> ForkServerKey:
+    return ForkServerKey("/usr/bin/python", preload, is_automatic=True)
 
 
 @pytest.mark.parametrize(
-    ("path", "other", "same"),
+    ("there", "wanted", "fits"),
     [
-        (["a", "b"], ["a", "b"], True),
-        (["a", "b"], ["a", "b", "of_others"], True),
-        (["a", "b"], ["of_others", "a", "b"], True),
-        (["a", "b"], ["a", "of_others", "b", "not_there"], True),
-        (["a", "b"], ["a", "b", "of_mine"], True),
-        (["a", "b"], ["a", "of_mine", "b"], False),
-        (["a", "b"], ["a", "b", "not_there", "with_missing"], False),
-        (["a", "b"], ["with_missing", "a", "b"], False),
-        (["a", "b"], ["of_native_mine", "a", "b"], False),
-        (["a", "b"], ["a", "b", "archive.zip"], False),
-        (["a", "b"], ["b", "a"], False),
-        (["a", "b"], ["a"], False),
-        (["a", "b"], ["a", "a", "b"], False),
+        (automatic("torch", "torch._dynamo"), automatic("torch"), True),
+        (automatic("torch"), automatic("torch", "torch._dynamo"), False),
+        (automatic("torch"), automatic(), False),
+        (automatic(), automatic(), True),
+        (key(("torch", "json")), key(("torch",)), False),
+        (automatic("torch"), key(("torch",)), False),
     ],
 )
-def test_a_folder_more_matters_when_it_holds_a_missing_module_or_hides_one_that_was_found(
-    path: list[str], other: list[str], same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_fork_server_that_imported_more_for_everybody_serves_who_wants_less(
+    there: ForkServerKey, wanted: ForkServerKey, fits: bool
 ) -> None:
-    """A folder less, or another order, always."""
-    monkeypatch.chdir(tmp_path)
-    for name in (
-        "of_others/helpers.py",
-        "of_mine/models/__init__.py",
-        "of_native_mine/models.abi3.so",
-        "archive.zip",
-        "with_missing/extra.py",
-    ):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).touch()
-
-    found, missing = frozenset({"models", "torch"}), frozenset({"extra"})
-    assert same == _fork_server_key.finds_the_same(path, other, found, missing)
-    assert (path == other) == _fork_server_key.finds_the_same(path, other, None, missing)
+    """A list that somebody gave stays exactly that list, and none means none."""
+    assert fits == there.covers(wanted)
 
 
-# Whether a preloaded module changed.
+# Whether what was imported changed.
 
 
-def stamps(preload: Sequence[str], folder: Path) -> dict[str, float]:
-    return _fork_server_key.stamps(key(preload), (str(folder),))
+def stamps(preload: Sequence[str], folder: Path, files: Mapping[str, int] | None = None) -> dict[str, int]:
+    return _fork_server_key.stamps(key(preload), (str(folder),), files or {})
 
 
-def test_a_module_has_a_stamp_that_changes_with_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "model_of_mine.py"
+@pytest.mark.parametrize(
+    ("preload", "name"),
+    [("model_of_mine", "model_of_mine.py"), ("package_of_mine.inner", "package_of_mine/inner/__init__.py")],
+)
+def test_a_module_has_a_stamp_that_changes_with_its_file(preload: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("")
-    before = stamps(["model_of_mine"], tmp_path)
+    before = stamps([preload], tmp_path)
     os.utime(path, (1.0, 1.0))
 
-    after = stamps(["model_of_mine"], tmp_path)
+    after = stamps([preload], tmp_path)
 
-    assert set(before) == set(after) == {"model_of_mine"}
+    assert set(before) == set(after) == {str(path)}
     assert before != after
+
+
+def test_what_the_modules_imported_has_a_stamp_each_also_where_it_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "imported.py"
+    path.write_text("")
+    os.utime(path, (1.0, 1.0))
+    files = {str(path): 10**9, str(tmp_path / "gone.py"): 0}
+
+    assert files == stamps(["torch"], tmp_path, files)
 
 
 def test_an_archive_on_the_path_has_a_stamp_as_a_whole(tmp_path: Path) -> None:
     archive = tmp_path / "app.pyz"
     archive.write_bytes(b"")
-    before = stamps(["model_of_mine"], archive)
     os.utime(archive, (1.0, 1.0))
 
-    assert {str(archive): 1.0} == stamps(["model_of_mine"], archive) != before
-
-
-def test_a_package_has_the_stamp_of_its_first_file(tmp_path: Path) -> None:
-    package = tmp_path / "package_of_mine" / "inner"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-
-    assert set(stamps(["package_of_mine.inner"], tmp_path)) == {"package_of_mine.inner"}
+    assert {str(archive): 10**9} == stamps(["model_of_mine"], archive)
+    assert {f"{archive}/model.py": 10**9} == stamps(["torch"], tmp_path, {f"{archive}/model.py": 0})
 
 
 def test_torch_is_not_looked_for(tmp_path: Path) -> None:

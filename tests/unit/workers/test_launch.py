@@ -8,7 +8,7 @@ import resource
 import shutil
 import signal
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -70,12 +70,7 @@ class Hanging:
     def ready(self) -> bool:
         return True
 
-    ordered = 0
-
-    def copy_for(self, environment: Mapping[str, str], wait: bool) -> str:
-        return "none"
-
-    def request(self, op: str, copy: str) -> Channel:
+    def request(self, op: str) -> Channel:
         raise StartError("does not respond")
 
 
@@ -131,7 +126,7 @@ def test_a_start_sends_the_differences_of_each_worker_and_returns_the_pids_by_ra
 
 def test_the_spawner_says_which_process_it_is(spawner: Spawner) -> None:
     handle = os.pidfd_open(os.getpid())
-    spawner.channel.send({"op": "spawning", "spawner": os.getpid(), "copy": 0}, (handle,))
+    spawner.channel.send({"op": "spawning", "spawner": os.getpid()}, (handle,))
     os.close(handle)
 
     first, second = spawner.spawner.spawner(), spawner.spawner.spawner()
@@ -227,7 +222,7 @@ def hold(spawner: Spawner) -> int:
     sleep = shutil.which("sleep") or "sleep"
     pid = os.posix_spawn(sleep, ["sleep", "60"], {})
     handle = os.pidfd_open(pid)
-    spawner.channel.send({"op": "spawning", "spawner": pid, "copy": 0}, (handle,))
+    spawner.channel.send({"op": "spawning", "spawner": pid}, (handle,))
     os.close(handle)
     spawner.spawner.spawner()
     return pid

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -74,100 +73,6 @@ def test_libraries_that_are_not_loaded_are_not_loaded_for_it(monkeypatch: pytest
     _threads.apply(2)
 
     assert not {"torch", "numpy"} & sys.modules.keys()
-
-
-@pytest.fixture
-def watched(torch: Library, blas: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The environment of a forked worker whose fork server has loaded torch, and nothing of its lazy parts."""
-    monkeypatch.setenv("TORCH_TRACE", "")  # so that it is as before when the test is over
-    monkeypatch.delenv("TORCH_TRACE")
-    for name in ("TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND"):
-        monkeypatch.setenv(name, "")
-    for name in ("torch._dynamo", "torch._inductor.config"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(os, "putenv", os.putenv)  # put back afterwards
-    _threads.watch_environment()
-    yield
-
-
-def as_the_program(code: str, name: str = "__main__") -> None:
-    """Run *code* as if module *name* did."""
-    exec(f"import os\n{code}", {"__name__": name})
-
-
-@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-@pytest.mark.usefixtures("watched")
-def test_a_thread_count_that_is_set_late_is_obeyed(
-    variable: str, torch: Library, blas: Library, capfd: pytest.CaptureFixture[str]
-) -> None:
-    as_the_program(f"os.environ[{variable!r}] = '2'")
-
-    assert (os.environ[variable], torch.threads, blas.threads) == ("2", 2, 2)
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("value", ["", "0", "many", "4,2"])
-@pytest.mark.usefixtures("watched")
-def test_a_thread_count_that_is_none_changes_nothing(value: str, torch: Library) -> None:
-    as_the_program(f"os.environ['OMP_NUM_THREADS'] = {value!r}")
-
-    assert torch.set == []
-    assert os.environ["OMP_NUM_THREADS"] == value
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "os.environ['TORCH_LOGS'] = 'all'",
-        "os.environ.setdefault('TORCH_TRACE', 'all')",
-        "os.putenv('TORCH_LOGS', 'all')",
-        "os.environ['OMP_PROC_BIND'] = 'all'",
-    ],
-)
-@pytest.mark.usefixtures("watched")
-def test_a_setting_that_comes_too_late_is_named(code: str, capfd: pytest.CaptureFixture[str]) -> None:
-    as_the_program(code)
-
-    said = capfd.readouterr().err
-    assert [name for name in ("TORCH_LOGS", "TORCH_TRACE", "OMP_PROC_BIND") if name in code and name in said]
-    assert "had read it" in said
-
-
-@pytest.mark.parametrize("code", ["os.environ.update(TORCH_LOGS='all')", "os.environ |= {'TORCH_LOGS': 'all'}"])
-@pytest.mark.usefixtures("watched")
-def test_a_setting_among_others_that_comes_too_late_is_named(code: str, capfd: pytest.CaptureFixture[str]) -> None:
-    as_the_program(code)
-
-    assert "had read it" in capfd.readouterr().err
-
-
-@pytest.mark.usefixtures("watched")
-def test_a_setting_is_named_once(capfd: pytest.CaptureFixture[str]) -> None:
-    as_the_program("os.environ['TORCH_LOGS'] = 'all'\nos.environ['TORCH_LOGS'] = 'none'")
-
-    assert capfd.readouterr().err.count("TORCH_LOGS") == 1
-
-
-@pytest.mark.usefixtures("watched")
-def test_what_a_library_sets_is_not_spoken_of(capfd: pytest.CaptureFixture[str]) -> None:
-    as_the_program("os.environ['TORCH_LOGS'] = 'all'", name="some.library")
-
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("watched")
-def test_a_setting_of_a_part_that_is_not_loaded_yet_will_be_read(capfd: pytest.CaptureFixture[str]) -> None:
-    as_the_program("os.environ['TORCHINDUCTOR_CACHE_DIR'] = '/tmp/cache'")
-
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("watched")
-def test_other_variables_are_set_as_ever(torch: Library, capfd: pytest.CaptureFixture[str]) -> None:
-    as_the_program("os.environ['TORCH_LOGS_OF_MINE'] = '1'\ndel os.environ['TORCH_LOGS_OF_MINE']")
-
-    assert "TORCH_LOGS_OF_MINE" not in os.environ
-    assert (torch.set, capfd.readouterr().err) == ([], "")
 
 
 def test_a_process_without_openblas_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

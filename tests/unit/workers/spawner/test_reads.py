@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 import elasticlib
-from elasticlib.workers.spawner._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, NOISE, PER_LAUNCH, Reads, serves
+from elasticlib.workers.spawner._reads import (
+    INTEL_OPENMP,
+    INTERPRETER,
+    LIBRARIES,
+    LOST_AFTER_IMPORT,
+    NOISE,
+    OF_WORKERS,
+    PER_LAUNCH,
+    Reads,
+    serves,
+)
 
 GIVEN = {"PATH": "/bin", "HOME": "/root", "MY_SIZE": "small"}
 ENVIRONMENTS = st.dictionaries(st.sampled_from(["A", "B", "TZ", "_", "OMP_PLACES"]), st.sampled_from("12"))
@@ -18,16 +28,15 @@ ENVIRONMENTS = st.dictionaries(st.sampled_from(["A", "B", "TZ", "_", "OMP_PLACES
 
 def told(
     names: Sequence[str] = (),
-    defaults: Mapping[str, str] | None = None,
     preload: Sequence[str] = ("torch",),
     **others: Any,
 ) -> Reads | None:
-    message = {"names": list(names), "defaults": defaults or {}, "intel_openmp": False, "whole": False, **others}
+    message = {"names": list(names), "named": False, "intel_openmp": False, "whole": False, **others}
     return Reads.told(message, preload)
 
 
 def test_a_variable_that_nobody_read_asks_for_no_new_fork_server() -> None:
-    for reads in (told(), told(["HOME"]), told(preload=())):
+    for reads in (told(), told(["LANG"]), told(preload=())):
         assert serves(reads, GIVEN, {**GIVEN, "ELASTICLIB_TEST": "1"})
         assert serves(reads, GIVEN, {**GIVEN, "MY_SIZE": "large"})
 
@@ -36,7 +45,7 @@ def test_a_variable_that_nobody_read_asks_for_no_new_fork_server() -> None:
 def test_a_variable_that_python_code_read_asks_for_a_new_fork_server(change: dict[str, str]) -> None:
     assert not serves(told(["MY_SIZE"]), GIVEN, {**GIVEN, **change})
     assert not serves(told(["MY_SIZE"]), GIVEN, {name: value for name, value in GIVEN.items() if name != "MY_SIZE"})
-    assert serves(told(["MY_SIZE"]), GIVEN, {**GIVEN, "HOME": "/home"})
+    assert serves(told(["MY_SIZE"]), GIVEN, {**GIVEN, "PATH": "/home"})
 
 
 def test_a_variable_that_was_read_and_not_there_asks_for_a_new_fork_server_when_it_comes() -> None:
@@ -51,7 +60,7 @@ def test_what_each_interpreter_reads_asks_for_a_new_fork_server_of_any_kind(name
 
 @pytest.mark.parametrize(
     "name",
-    "OMP_PLACES GOMP_CPU_AFFINITY MKL_NUM_THREADS OPENBLAS_CORETYPE TORCH_LOGS PYTORCH_CUDA_ALLOC_CONF"
+    "OMP_PLACES GOMP_CPU_AFFINITY MKL_NUM_THREADS OPENBLAS_CORETYPE TORCH_LOGS TORCHDYNAMO_VERBOSE "
     "CUDA_MODULE_LOADING NCCL_DEBUG".split(),
 )
 def test_what_native_libraries_read_asks_for_a_new_fork_server_where_any_was_loaded(name: str) -> None:
@@ -67,7 +76,7 @@ def test_variables_of_intels_openmp_matter_where_it_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PER_LAUNCH))
-def test_what_each_launch_sets_asks_for_no_new_fork_server_unless_python_code_read_it(name: str) -> None:
+def test_what_each_launch_sets_asks_for_no_new_fork_server_unless_pythons_start_read_it(name: str) -> None:
     changed = {**GIVEN, name: "1"}
 
     assert serves(told(), GIVEN, changed)
@@ -75,22 +84,19 @@ def test_what_each_launch_sets_asks_for_no_new_fork_server_unless_python_code_re
     assert not serves(told([name]), GIVEN, changed)
 
 
+def test_a_module_that_was_named_may_have_read_any_variable() -> None:
+    reads = told(named=True)
+
+    for name in ("MY_SIZE", "CUDA_VISIBLE_DEVICES", "ANYTHING"):
+        assert not serves(reads, GIVEN, {**GIVEN, name: "another"})
+    for name in OF_WORKERS | NOISE:
+        assert serves(reads, GIVEN, {**GIVEN, name: "another"})
+
+
 def test_the_name_of_the_test_under_way_never_asks_for_a_new_fork_server() -> None:
     changed = {**GIVEN, "PYTEST_CURRENT_TEST": "another"}
 
     assert serves(told(["PYTEST_CURRENT_TEST"]), GIVEN, changed)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "same"),
-    [(None, "yes", True), ("yes", None, True), (None, "no", False), ("no", None, False), ("no", "yes", False)],
-)
-def test_a_variable_that_was_set_where_absent_may_be_absent_or_have_that_value(
-    first: str | None, second: str | None, same: bool
-) -> None:
-    one, other = ({} if value is None else {"X": value} for value in (first, second))
-
-    assert same == serves(told(defaults={"X": "yes"}), one, other)
 
 
 @pytest.mark.parametrize("name", ["_", "PWD", "OLDPWD", "SHLVL", "LINES", "COLUMNS", "PYTEST_CURRENT_TEST"])
@@ -108,15 +114,18 @@ def test_of_a_fork_server_that_says_nothing_of_its_reads_all_matters() -> None:
 def test_a_fork_server_serves_its_own_environment_and_either_of_two_the_other_or_none(
     one: dict[str, str], other: dict[str, str]
 ) -> None:
-    for reads in (None, told(["A"]), told(defaults={"A": "1"})):
+    for reads in (None, told(["A"]), told(named=True)):
         assert serves(reads, one, dict(reversed(one.items())))
         assert serves(reads, one, other) == serves(reads, other, one)
 
 
 def test_the_lists_are_those_of_the_documentation() -> None:
-    text = (Path(elasticlib.__file__).parent / "docs" / "fork_server.md").read_text(encoding="utf-8")
+    page = (Path(elasticlib.__file__).parent / "docs" / "fork_server.md").read_text(encoding="utf-8")
+    before, text = page.split("### Which variables are read")
+    text = text.partition("\n## ")[0]
     rows = [line.split("|")[2].split("`")[1::2] for line in text.splitlines() if line.startswith("| ")][1:]
 
     assert [{*INTERPRETER, "HOME"}, {*LIBRARIES}, {*INTEL_OPENMP}] == [set(row) for row in rows]
     assert all(f"`{name}`" in text for name in (*PER_LAUNCH, "PYTEST_CURRENT_TEST"))
     assert "PYTEST_CURRENT_TEST" in NOISE
+    assert all(f"`{name}`" in before for name in LOST_AFTER_IMPORT)

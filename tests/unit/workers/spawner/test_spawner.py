@@ -258,7 +258,7 @@ def start(yard: Yard, *ranks: int) -> None:
 def test_the_spawner_names_itself_when_it_has_its_job(yard: Yard) -> None:
     yard.order(op="job", memories=[], common=StartSpec().plain())
 
-    assert yard.said() == [{"op": "spawning", "spawner": os.getpid(), "copy": 0}]
+    assert yard.said() == [{"op": "spawning", "spawner": os.getpid()}]
 
 
 def test_a_round_is_told_with_its_processes(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

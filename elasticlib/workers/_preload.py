@@ -1,0 +1,96 @@
+"""
+Which modules the fork server of a launch imports ahead (`preload="auto"`), by the text of the entry point.
+
+Rules of this file: only what the lists of `_allowed` name; in doubt torch alone; where the text sets a variable that is
+lost once torch is imported, nothing, so that each worker imports torch by itself, after that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen
+
+from elasticlib.workers._script_text import Text, is_of_python, read
+from elasticlib.workers.child._start_spec import StartSpec
+from elasticlib.workers.spawner._allowed import COMPILER, KERNELS, NUMPY, OPTIMIZER, TORCH
+
+_OPTIMIZERS = frozenset({"optim", "optimizer", "DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP"})
+_OPTIMIZERS |= {"fully_shard", "lr_scheduler", "Trainer"}
+"""Words of a program that makes an optimizer, or a model that is trained by several processes."""
+_TRAINERS = frozenset(
+    "lightning pytorch_lightning transformers accelerate trl peft deepspeed diffusers fastai ignite composer".split()
+)
+"""Packages of others that do so for the program."""
+_COMPILERS = frozenset({"compile", "_inductor"})
+
+
+@frozen
+class Choice:
+    """What to import ahead, and what the text said besides."""
+
+    modules: tuple[str, ...] = (TORCH,)
+    threads: int | None = None
+    """What the program computes with, where it says so first of all."""
+
+
+def choose(common: StartSpec, function: Callable[..., Any] | None) -> Choice:
+    """What to import ahead for workers that are started with *common*, or call *function*."""
+    if function is not None:
+        return of_function(function)
+    if common.kind == "script":
+        return of_script(os.path.join(common.cwd, common.argv[0]))
+    if common.kind == "package" and os.path.isdir(common.path0):
+        return of_script(os.path.join(common.path0, "__main__.py"))
+    if common.kind == "module":
+        base = os.path.join(common.path0, *common.entry.split("."))
+        own = next(filter(os.path.isfile, (f"{base}.py", os.path.join(base, "__main__.py"))), None)
+        if own is not None:
+            return _chosen(read(own, common.path0))
+        return _chosen(Text({common.entry.partition(".")[0]}, is_whole=False))
+    return Choice()
+
+
+def modules_of(entrypoint: object) -> tuple[str, ...]:
+    """What the automatic preload imports for *entrypoint*, as far as that alone tells, before there is a launch."""
+    if callable(entrypoint):
+        return of_function(entrypoint).modules
+    if isinstance(entrypoint, (str, os.PathLike)) and os.path.isfile(entrypoint):
+        return of_script(os.path.abspath(entrypoint)).modules
+    return (TORCH,)
+
+
+def of_script(path: str) -> Choice:
+    """What to import ahead for the script at *path*."""
+    return _chosen(read(path, os.path.dirname(os.path.realpath(path))))
+
+
+def of_function(function: Callable[..., Any]) -> Choice:
+    """What to import ahead for *function*."""
+    code, text = getattr(function, "__code__", None), Text()
+    if code is not None:
+        name = function.__qualname__.partition(".")[0]
+        text = read(code.co_filename, os.path.dirname(code.co_filename), name)
+    if TORCH in sys.modules:  # the program has it for its functions
+        text.imports.add(TORCH)
+    text.is_whole = False  # what the function's arguments and modules bring is in no text
+    return _chosen(text)
+
+
+def _chosen(text: Text) -> Choice:
+    others = {name for name in text.imports if not is_of_python(name)}
+    if text.sets or not (others or not text.is_whole):
+        return Choice((), None)
+    if text.is_whole and others == {NUMPY}:
+        return Choice((NUMPY,), text.threads)
+    found = [TORCH]
+    if text.words & _OPTIMIZERS or others & _TRAINERS:
+        found.append(OPTIMIZER)
+    if TORCH in others and text.words & _COMPILERS:
+        found += [OPTIMIZER, COMPILER]
+    if KERNELS in others:
+        found.append(KERNELS)
+    return Choice(tuple(dict.fromkeys(found)), text.threads)
