@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from elasticlib import _rules, metrics, records
+from elasticlib import _rules, metrics, processes, records
 from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _requests
@@ -96,6 +96,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         caller = made.caller
         if _environment.THREADS not in caller:
             sink(records.ThreadsChosen(made.job.common.threads, made.cpus, spec.local_world_size))
+        if processes.pidfds.why() or processes.memfds.why():
+            sink(records.KernelLimited(processes.pidfds.why(), processes.memfds.why()))
         self._agent_store = caller.get(NO_SHARING) != "1"
         prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE)
         self._prefix = prefix if prefix else str(getattr(logs_specs, "default_prefix", DEFAULT_PREFIX))

@@ -1,9 +1,8 @@
 """
-Handles of processes: who holds one can wait for the end of a process and signal it, and never hits another process
-that got its number.
+Who holds a process can wait for its end and signal it, and never hits another process that got its number.
 
-Rules of this file: the standard library only; a process that is already gone when it is to be held, or signalled, is a
-ProcessLookupError, as of `os.kill`.
+Rules of this file: the kernel is asked once in each program, by a call and not by its version; a process that is gone
+when it is to be held, or signalled, is a ProcessLookupError, as of `os.kill`.
 """
 
 from __future__ import annotations
@@ -11,56 +10,33 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
+import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from elasticlib.processes import _without_pidfds as without_pidfds
+from elasticlib.processes._pidfd import Handle, pidfds
 
-class Handle:
-    """A process, held by a pidfd, which is this object's own."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def fileno(self) -> int:
-        """The descriptor, readable when the process has ended; -1 once closed."""
-        return self._descriptor
-
-    def has_ended(self) -> bool:
-        """Whether the process has ended."""
-        poll = select.poll()
-        poll.register(self, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def send(self, signum: int) -> None:
-        """Signal the process. Raises `ProcessLookupError` when it is gone, `PermissionError` when it may not be."""
-        signal.pidfd_send_signal(self._descriptor, signum)
-
-    def reap(self) -> None:
-        """Of a child: take its exit status from the kernel, if it has ended and nobody else has done so."""
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED | os.WNOHANG)
-
-    def close(self) -> None:
-        """Let go of it; may come twice."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+_LOOK = 0.005
+"""Seconds between two looks at processes that are just being killed, where nothing tells of their ends."""
 
 
 def handle_of(pid: int) -> Handle:
     """Hold the process that now has this number. Raises OSError: there is none, or no descriptor is free."""
-    return Handle(os.pidfd_open(pid))
+    return without_pidfds.handle_of(pid) if pidfds.why() else Handle(os.pidfd_open(pid))
 
 
 def handle_of_parent(pid: int) -> Handle:
     """Hold the parent of this process, which the caller compares with `os.getppid` afterwards. Raises OSError."""
-    return Handle(os.pidfd_open(pid))
+    return without_pidfds.Parent(pid) if pidfds.why() else Handle(os.pidfd_open(pid))
 
 
 @contextlib.contextmanager
 def own_descriptors() -> Iterator[tuple[int, ...]]:
-    """What another process gets, over a socket, to hold this one by `received_handle`; ours are closed afterwards."""
+    """What another process gets, over a socket, to hold this one by `received_handle`; the caller keeps nothing."""
+    if pidfds.why():
+        yield without_pidfds.own_descriptors()
+        return
     descriptor = os.pidfd_open(os.getpid())
     try:
         yield (descriptor,)
@@ -70,18 +46,22 @@ def own_descriptors() -> Iterator[tuple[int, ...]]:
 
 def received_handle(descriptors: Sequence[int]) -> Handle:
     """A handle of the process that sent these, its `own_descriptors`, which are this object's from now on."""
-    (descriptor,) = descriptors
-    return Handle(descriptor)
+    if stat.S_ISFIFO(os.fstat(descriptors[0]).st_mode):
+        return without_pidfds.Received(*descriptors)
+    return Handle(*descriptors)
 
 
-def wait_for_ends(handles: Iterable[Handle], limit: float) -> None:
+def wait_for_ends(handles: Sequence[Handle], limit: float) -> None:
     """Return when all these processes have ended, after *limit* s at most."""
+    deadline = time.monotonic() + limit
+    if pidfds.why():
+        while not all(handle.has_ended() for handle in handles) and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+        return
     poll = select.poll()
-    waiting = 0
     for handle in handles:
         poll.register(handle, select.POLLIN)
-        waiting += 1
-    deadline = time.monotonic() + limit
+    waiting = len(handles)
     while waiting and (left := deadline - time.monotonic()) > 0:
         for descriptor, _ in poll.poll(left * 1000):
             poll.unregister(descriptor)

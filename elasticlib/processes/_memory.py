@@ -1,15 +1,76 @@
-"""Anonymous files in memory: what processes share by descriptor, and nobody finds by name."""
+"""
+Anonymous files in memory: what processes share by descriptor, and nobody finds by name.
+
+Where the kernel has no memfd, or refuses it, a file that no folder lists stands in. It has the same size, positions and
+mappings; it takes room of ``/dev/shm``, or of the folder for temporary files where that has more.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+
+from elasticlib.processes._refusals import Refusal
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_SHARED_MEMORY = "/dev/shm"
+_ENOUGH = 1 << 30
+"""Bytes of room with which memory is taken for files: containers have 64 MiB of it where nobody asked for more."""
+
+
+memfds = Refusal("memfd_create", lambda: os.close(os.memfd_create("probe")))
+"""Why the kernel makes none here."""
 
 
 def anonymous_file(name: str) -> int:
     """A new empty file that no folder lists, as a descriptor; *name* shows in ``/proc/PID/fd``. Raises OSError."""
-    return os.memfd_create(name)
+    return _unlisted_file() if memfds.why() else os.memfd_create(name)
 
 
 def sealable_file(name: str) -> int:
-    """As `anonymous_file`, one that can be closed to all changes."""
-    return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    """As `anonymous_file`, one that `seal` closes to changes."""
+    return _unlisted_file() if memfds.why() else os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def seal(descriptor: int) -> None:
+    """Have nobody change that file any more. A file that is not the kernel's own kind stays open to our own workers."""
+    if not memfds.why():
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+
+
+def _unlisted_file() -> int:
+    failure = OSError(errno.ENOENT, "no folder for temporary files can be written to: name one by TMPDIR")
+    for folder in _folders():
+        try:
+            return _unlisted_in(folder)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _folders() -> list[str]:
+    """Where such files may be, the best first."""
+    temporary = [folder for folder in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp") if folder]
+    return [_SHARED_MEMORY, *temporary] if _has_room(_SHARED_MEMORY) else [*temporary, _SHARED_MEMORY]
+
+
+def _has_room(folder: str) -> bool:
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize >= _ENOUGH
+
+
+def _unlisted_in(folder: str) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    # A file system that has no such files: this one is listed for a moment, under a name that nobody can guess.
+    path = os.path.join(folder, f".elasticlib-{os.urandom(16).hex()}")
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    return descriptor

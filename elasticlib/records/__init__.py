@@ -10,6 +10,7 @@ from elasticlib.records._of_agents import (
     FINE as FINE,
     AgentFailed as AgentFailed,
     AgentSucceeded as AgentSucceeded,
+    KernelLimited as KernelLimited,
     RanksAssigned as RanksAssigned,
     RanksAwaited as RanksAwaited,
     RanksMissed as RanksMissed,

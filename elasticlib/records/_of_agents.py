@@ -8,7 +8,7 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from logging import DEBUG
+from logging import DEBUG, WARNING
 from typing import Literal
 
 from attrs import frozen
@@ -193,3 +193,26 @@ class AgentFailed(Record, level=FINE):
 
     def __str__(self) -> str:
         return f"the agent could not do its work: {self.trace.strip().rpartition(chr(10))[2]}"
+
+
+@frozen
+class KernelLimited(Record, level=WARNING):
+    """This kernel, or a container's seccomp profile, refuses calls that a launch makes: what is weaker without them."""
+
+    pidfds: str
+    """Why there are no pidfds; empty where there are."""
+    memfds: str
+    """Why there are no files in memory; empty where there are."""
+
+    def __str__(self) -> str:
+        parts = []
+        if self.pidfds:
+            parts.append(
+                f"no pidfds ({self.pidfds}): processes are watched by threads and pipes, so that a worker of a pool "
+                "that closes all descriptors counts as dead, and a helper may outlive its parent by half a second"
+            )
+        if self.memfds:
+            parts.append(
+                f"no files in memory ({self.memfds}): arguments, results and reports take room in /dev/shm or TMPDIR"
+            )
+        return f"{'; '.join(parts)}; allow these calls in the container's seccomp profile, or use a newer kernel"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from elasticlib._wire import wait_readable
+from elasticlib import processes
 from tests.process import duties, launches, pairs
 from tests.process.pairs import LIMIT, Machine, of_world, starts
 
@@ -44,16 +43,17 @@ def test_workers_end_before_others_get_their_ranks(
     duties.wait_for(lambda: len(of_world(tmp_path, 2)) >= 2, LIMIT)
     worker = next(pid for rank, world, pid in starts(tmp_path) if (rank, world) == (1, 2))
     stopped = [other.part(name, worker) for name in parts]
-    ending = os.pidfd_open(worker)
+    ending = processes.handle_of(worker)
     before = len(starts(tmp_path))
     pairs.stop(stopped)
     try:
         if parts != ("spawner",):  # with that alone the contact is whole
-            assert wait_readable([ending], LIMIT), "the worker runs on"
+            processes.wait_for_ends([ending], LIMIT)
+            assert ending.has_ended(), "the worker runs on"
             assert before == len(starts(tmp_path))
             duties.wait_for(lambda: len(starts(tmp_path)) > before, LIMIT)
     finally:
-        os.close(ending)
+        ending.close()
         pairs.go_on(pid for pid in stopped if Path(f"/proc/{pid}").exists())
 
     duties.wait_for(lambda: {0, 1} == {rank for rank, world, _ in starts(tmp_path)[before:] if world == 2} or

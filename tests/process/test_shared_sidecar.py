@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousError
+from elasticlib.processes import handle_of
 from elasticlib.rendezvous import RendezvousHandler, RendezvousParameters, get_rendezvous_handler
 from elasticlib.workers._reaper import family
 from tests.process.launches import free_port, wait_until
@@ -174,19 +175,12 @@ def test_nothing_outlives_a_program_that_is_killed() -> None:
     )
     with program:
         assert program.stdout is not None
-        processes = [os.pidfd_open(int(pid)) for pid in program.stdout.readline().split()]
+        processes = [handle_of(int(pid)) for pid in program.stdout.readline().split()]
         assert 4 == len(processes)
         for process in processes[:2]:
-            signal.pidfd_send_signal(process, signal.SIGSTOP)
+            process.send(signal.SIGSTOP)
         program.kill()
 
-    def gone(process: int) -> bool:
-        try:
-            signal.pidfd_send_signal(process, 0)
-        except ProcessLookupError:
-            return True
-        return False
-
-    wait_until(lambda: all(map(gone, processes)))
+    wait_until(lambda: all(process.has_ended() for process in processes))
     for process in processes:
-        os.close(process)
+        process.close()

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from elasticlib import processes
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, RendezvousError
 from elasticlib.rendezvous._job import Job
@@ -117,13 +118,14 @@ def start() -> Iterator[Start]:
 
 def gone_within(pid: int, limit: float) -> bool:
     try:
-        handle = os.pidfd_open(pid)
+        handle = processes.handle_of(pid)
     except ProcessLookupError:
         return True
     try:
-        return bool(wait_readable([handle], limit))
+        processes.wait_for_ends([handle], limit)
+        return handle.has_ended()
     finally:
-        os.close(handle)
+        handle.close()
 
 
 def pair(start: Start) -> tuple[Node, Node]:

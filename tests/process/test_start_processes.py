@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from attrs import evolve
 from elasticlib.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 from elasticlib.errors import LaunchInterrupted, SignalException, StartError
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.processes import Handle, handle_of, wait_for_ends
 from elasticlib.workers import PContext, RunProcsResult, Std, SubprocessContext, _context, start_processes
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
@@ -62,10 +62,11 @@ def is_gone(pid: int) -> bool:
     return not os.path.exists(f"/proc/{pid}")
 
 
-def ended(handle: int) -> None:
-    """Wait for the process behind a pidfd to end."""
-    assert select.select([handle], [], [], 30)[0]
-    os.close(handle)
+def ended(process: Handle) -> None:
+    """Wait for the process to end."""
+    wait_for_ends([process], 30)
+    assert process.has_ended()
+    process.close()
 
 
 # Functions.
@@ -373,7 +374,7 @@ def test_processes_run_on_where_nobody_keeps_the_handle(started: Started, gate: 
     gc.collect()
 
     gate.write_bytes(b"")
-    handle = os.pidfd_open(pid)
+    handle = handle_of(pid)
     ended(handle)
     assert (tmp_path / "done").exists()
     for each in list(_context._running):
@@ -484,7 +485,7 @@ def test_closing_a_program_ends_all_that_it_started(tmp_path: Path, ends_first: 
         handler.proc.wait(30)
     while not (line := (tmp_path / "out").read_text()).endswith("\n"):
         time.sleep(0.005)
-    child = os.pidfd_open(int(line))
+    child = handle_of(int(line))
 
     handler.close()
 
@@ -513,7 +514,7 @@ def test_processes_do_not_outlive_the_program_that_started_them(tmp_path: Path) 
         text=True,
     ) as launcher:
         assert launcher.stdout is not None
-        worker = os.pidfd_open(int(launcher.stdout.readline()))
+        worker = handle_of(int(launcher.stdout.readline()))
         launcher.kill()
 
     ended(worker)

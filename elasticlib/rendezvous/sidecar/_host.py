@@ -65,7 +65,7 @@ def _be_sidecar(descriptor: int, control: Channel, launcher: processes.Handle) -
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     control.close()
-    close_all_but({0, 1, 2, descriptor, launcher.fileno()})
+    close_all_but({0, 1, 2, descriptor, *launcher.inherited()})
     channel = Channel.adopt(descriptor)
     with processes.own_descriptors() as descriptors:
         channel.send({"op": "born", "pid": os.getpid()}, descriptors)

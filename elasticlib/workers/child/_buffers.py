@@ -7,7 +7,6 @@ long as what was made of it; tensors that their program shares are shared.
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import json
 import mmap
@@ -19,7 +18,6 @@ from typing import Any
 from elasticlib import processes
 from elasticlib.workers.child._mapping import mapped_bytes
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _PAGE = mmap.PAGESIZE
 _LENGTH = struct.Struct("!Q")
 shared: Sequence[int] = ()
@@ -52,7 +50,7 @@ def sealed(parts: Sequence[memoryview]) -> Memory:
     for part, (offset, _) in zip(parts, parts_at, strict=True):
         _write(descriptor, part, offset)
     _write(descriptor, memoryview(trailer(parts_at)), end_of(parts_at))
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    processes.seal(descriptor)
     return found
 
 

@@ -8,17 +8,26 @@ contact is lost it asks for another seat.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 
-from elasticlib._wire import wait_readable
+from elasticlib import processes
+from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import RendezvousError
 from elasticlib.rendezvous import ContactLost, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.protocol._messages import Stopped
 from elasticlib.rendezvous.sidecar._client import SidecarClient
+
+SLEEPER = """
+import sys, time
+from elasticlib import processes
+from elasticlib._wire import Channel
+with processes.own_descriptors() as itself:
+    Channel.adopt(int(sys.argv[1])).send({}, itself)
+time.sleep(60)
+"""
 
 member = SidecarClient(Job(**json.loads(sys.argv[1])))
 workers: subprocess.Popen[bytes] | None = None
@@ -26,6 +35,18 @@ workers: subprocess.Popen[bytes] | None = None
 
 def say(what: str, **facts: object) -> None:
     print(json.dumps({"what": what, "at": time.monotonic(), "process": member._child.pid, **facts}), flush=True)
+
+
+def start() -> tuple[subprocess.Popen[bytes], processes.Handle]:
+    """A process that sleeps, and what it gave to be held by."""
+    ours, theirs = Channel.pair()
+    command = [sys.executable, "-c", SLEEPER, str(theirs.fileno())]
+    program = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdout=subprocess.DEVNULL, start_new_session=True)
+    theirs.close()
+    received = ours.receive()
+    assert received is not None
+    ours.close()
+    return program, processes.received_handle(received[1])
 
 
 def stop() -> None:
@@ -47,8 +68,8 @@ try:
             match word:
                 case RankAssignment():
                     number = word.round
-                    workers = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, start_new_session=True)
-                    member.guard(os.pidfd_open(workers.pid))
+                    workers, handle = start()
+                    member.guard(handle.fileno())
                     say("seat", round=number, size=word.group_world_size, workers=workers.pid)
                 case RoundEnd():
                     say("end", why=word.why)
