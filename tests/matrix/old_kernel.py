@@ -18,7 +18,7 @@ import struct
 import sys
 from collections.abc import Mapping
 
-TESTS = (sys.executable, "-m", "pytest", "-q", "tests/process", "-m", "not needs_pidfds")
+TESTS = (sys.executable, "-m", "pytest", "-q", "tests/process")
 _LATE = {"pidfd_send_signal": 424, "pidfd_open": 434, "clone3": 435, "close_range": 436, "faccessat2": 439}
 CALLS = {
     "x86_64": {"memfd_create": 319, **_LATE},
