@@ -247,7 +247,7 @@ class LaunchConfig(DataclassView):
     """Each worker sees LOCAL_RANK=0 and one device: its entry of CUDA_VISIBLE_DEVICES, else that of its rank."""
     shutdown_timeout: float | None = field(default=None, converter=_rules.real)
     """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30. Less where all
-    workers of a node sit in native code, such as a collective, and none comes back to Python for the signal."""
+    workers of a node wait in native code, such as a collective, and an early end of some frees the others."""
     module: bool = field(default=False, kw_only=True)
     """The entry point is a module's name, run as ``python -m`` would."""
     no_python: bool = field(default=False, kw_only=True)

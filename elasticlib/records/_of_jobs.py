@@ -135,7 +135,7 @@ class WorkerStuck(Record, level=logging.WARNING):
         return (
             f"rank {self.rank} (process {self.pid}) is in native code, such as a collective, and has not handled "
             f"{name_of_signal(self.signum)} in {self.waited:.1f} s, nor has any other worker here: "
-            "killed, to free the others"
+            "killed, to free those that wait for it"
         )
 
 

@@ -176,6 +176,27 @@ def saves_until(go: Path, folder: Path) -> None:
     time.sleep(60)  # stands for work; the signal ends it
 
 
+def writes_in_native_code(folder: Path, seconds: int) -> None:
+    """Rank 0 has a file open that a native call writes for *seconds*; the other one waits, in native code too."""
+    if os.environ["RANK"] != "0":
+        sits_in_native_code(folder)
+    with open(folder / "checkpoint", "wb") as file:
+        try:
+            _in_native_code_for(folder, seconds)
+        finally:
+            file.write(b"whole")
+            say(folder / "saved0", "")
+
+
+def _in_native_code_for(folder: Path, seconds: int) -> None:
+    mutex, clock, libc = ctypes.create_string_buffer(64), (ctypes.c_long * 2)(), ctypes.CDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    libc.clock_gettime(0, clock)
+    clock[0] += seconds
+    at_work(folder)
+    libc.pthread_mutex_timedlock(mutex, clock)  # no signal brings it back
+
+
 def works_and_notes(folder: Path, signum: signal.Signals, *, handles: bool) -> None:
     """Works on until the file ``go`` is there; where it *handles* the signal, notes that it came, once."""
     if handles:

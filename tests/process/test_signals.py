@@ -385,19 +385,24 @@ def in_native_code(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_one_interrupt_ends_ranks_that_sit_in_native_code_and_says_what_is_waited_for(method: str, job: Job) -> None:
+def test_of_ranks_in_native_code_all_but_the_last_are_killed_early_and_the_line_says_who_is_waited_for(
+    method: str, job: Job
+) -> None:
     job.start("sits_in_native_code(here)", "--shutdown-timeout", NEVER, "--start-method", method)
     job.wait_for(*ALL_AT_WORK)
     workers = [int((job.folder / name).read_text().split()[0]) for name in ALL_AT_WORK]
     duties.wait_for(lambda: all(map(in_native_code, workers)))
     job.send(signal.SIGINT)
 
-    status, stderr = job.end(STUCK + AT_ONCE)
+    waits = job.read_until("waiting for ranks")
+    frees = job.read_until("is in native code")
+    job.send(signal.SIGINT)
+    status, _ = job.end()
 
     assert 1 == status
-    assert f"waiting for ranks 0, 1 (processes {workers[0]}, {workers[1]}) to end by SIGINT: SIGKILL follows" in stderr
-    assert "or at once with another Ctrl-C" in stderr
-    assert f"rank 1 (process {workers[1]}) is in native code" in stderr
+    assert f"waiting for ranks 0, 1 (processes {workers[0]}, {workers[1]}) to end by SIGINT: SIGKILL follows" in waits
+    assert "or at once with another Ctrl-C" in waits
+    assert f"rank 1 (process {workers[1]}) is in native code" in frees
 
 
 @pytest.mark.parametrize("where", ["another collective", "a C call", "a lock", "a sleep"])
@@ -430,11 +435,26 @@ def test_a_rank_that_is_at_work_on_its_end_has_the_whole_time_beside_one_in_nati
     job.start(f"sits_in_native_code(here) if os.environ['RANK'] == '1' else {longer}", "--shutdown-timeout", NEVER)
     job.wait_for(*ALL_AT_WORK)
     job.send(signal.SIGINT)
+    job.wait_for(mark)
+    job.send(signal.SIGINT)
 
-    status, _ = job.end(2 * STUCK + 1 + AT_ONCE)
+    status, _ = job.end()
 
     assert 1 == status
-    assert (job.folder / mark).exists()
+
+
+def test_a_checkpoint_that_native_code_writes_is_written_to_its_end(job: Job) -> None:
+    """For longer than others are waited for; rank 1 waits for it meanwhile."""
+    job.start(f"writes_in_native_code(here, {STUCK + 1:.0f})", "--shutdown-timeout", NEVER)
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGINT)
+    job.wait_for("saved0")
+    job.send(signal.SIGINT)
+
+    status, _ = job.end()
+
+    assert 1 == status
+    assert b"whole" == (job.folder / "checkpoint").read_bytes()
 
 
 def test_a_rank_that_has_taken_note_of_the_signal_may_go_on_in_native_code(job: Job) -> None:

@@ -1,7 +1,8 @@
 """
 What the kernel says about a worker and what it started, read from ``/proc``.
 
-Rules of this file: nothing is signalled here; a process that is gone, or that may not be looked at, has no facts.
+Rules of this file: nothing is signalled; a process that is gone, or that may not be looked at, has no facts; no file
+system but ``/proc`` is asked, since a dead server would hold up whoever looks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 from collections.abc import Iterator
 
 from elasticlib.workers import _reaper
+
+_NOT_ON_DISK = ("/memfd:", "/dev/", "/proc/", "/sys/")
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -32,3 +35,66 @@ def group(leader: int) -> Iterator[int]:
         if entry.isdigit() and (facts := _reaper.status(int(entry))) is not None:
             if int(facts[2]) == leader and facts[0] not in (b"Z", b"X"):
                 yield int(entry)
+
+
+def children(parent: int) -> list[int]:
+    """The processes that *parent* has started or, as a sub-reaper, adopted; zombies are among them."""
+    try:
+        found: list[int] = []
+        for thread in os.listdir(f"/proc/{parent}/task"):
+            with open(f"/proc/{parent}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:  # it is gone, or a kernel without these lists
+        return [pid for pid, its_parent, _ in _reaper.family(parent) if its_parent == parent]
+    return found
+
+
+def written_bytes(pid: int) -> int:
+    """How much it has written so far, to whatever."""
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:
+            facts = dict(line.split(b": ") for line in file)
+    except OSError:
+        return 0
+    return int(facts[b"wchar"]) + int(facts[b"write_bytes"])
+
+
+def has_own_file(pid: int) -> bool:
+    """
+    True if it has a file open for writing that is its own.
+
+    That is no stdout or stderr, no file that it only appends to, which is a log, none that this process has open as
+    well, from which both have it, and no memory that looks like a file.
+    """
+    others = {_path(pid, "1"), _path(pid, "2"), *_paths("self").values()}
+    return any(
+        path not in others and _is_on_disk(path) and _is_written(pid, name) for name, path in _paths(pid).items()
+    )
+
+
+def _paths(pid: int | str) -> dict[str, str]:
+    """What each descriptor is open for."""
+    try:
+        return {name: _path(pid, name) for name in os.listdir(f"/proc/{pid}/fd")}
+    except OSError:
+        return {}
+
+
+def _path(pid: int | str, descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    except OSError:
+        return ""
+
+
+def _is_on_disk(path: str) -> bool:
+    return path.startswith("/") and not path.startswith(_NOT_ON_DISK) and not path.endswith(" (deleted)")
+
+
+def _is_written(pid: int, descriptor: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
+            flags = next((int(line.split()[1], 8) for line in file if line.startswith(b"flags:")), 0)
+    except OSError:
+        return False
+    return flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND and not flags & os.O_PATH

@@ -296,7 +296,7 @@ class Spawner:
         self._hear()
         now = time.monotonic()
         if self._stopping is None or self._stopping.signum != signum:
-            self._stopping = _stuck.Stop(signum, now)
+            self._stopping = _stuck.Stop(signum, now, restart_waits=spare)
         for worker in self._live.values():
             if worker.course.stop(grace, now, spare):
                 self._signal(worker, signum)

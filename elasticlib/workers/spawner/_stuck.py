@@ -7,7 +7,9 @@ collective never comes back unless one of them goes. So a stop looks at that tab
 the worker: who has taken note, and has begun nothing since, is *deaf*.
 
 A deaf worker may be saved by a brother that is still at work, so none is *stuck* as long as one on this machine is not
-deaf, uses the processor, or waits for a disk. Rules of this file: what cannot be seen is not stuck; no signal is sent.
+deaf, uses the processor, or waits for a disk. To end one must serve somebody: another one that waits, or a restart.
+Who is writing, as its bytes or a file that it has open show, waits for nobody and keeps its time.
+Rules of this file: what cannot be seen is not stuck; no signal is sent.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # its handlers are those of the table, not made nicer
 import ctypes
 import functools
+import math
 import os
 import signal
 import struct
@@ -23,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from elasticlib.workers import _reaper
+from elasticlib.workers.spawner import _kernel_facts
 
 INTERVAL = 0.25
 """Seconds between two looks."""
@@ -51,6 +55,10 @@ class Look:
     """Whether its main thread waits, and not for a disk."""
     own_handler: bool
     """Whether the program has a handler of its own for the signal."""
+    written: int = 0
+    """Bytes that the process has written."""
+    own_file: bool = False
+    """Whether it or a child of it has a file of its own open for writing."""
 
 
 @dataclass
@@ -59,10 +67,14 @@ class Stop:
 
     signum: int
     began: float
+    restart_waits: bool = False
+    """Whether the next round waits for all ends: else the last worker, which nobody waits for, has its whole time."""
     next_look: float = field(init=False)
     """When `stuck` is to be asked again."""
     _idle: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By local rank: since when it has been deaf and idle, and the processor time it had used then."""
+    _wrote: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """By local rank: when its bytes were last seen to grow, and how many they were."""
     _since: float = field(init=False)
     """When the last worker that was not deaf was seen, or the signal was sent."""
     _ended: float | None = None
@@ -82,8 +94,11 @@ class Stop:
                 self._idle.clear()
                 self._since = now  # nobody has waited in vain as long as one may free the others
                 return None
+            grows = self._grows(rank, seen.written, now)
             begin, used = self._idle.get(rank, (self._since, seen.cpu))
-            if not seen.sleeps or seen.cpu - used > 2 * _TICK + _IDLE * (now - begin):
+            works = not seen.sleeps or seen.cpu - used > 2 * _TICK + _IDLE * (now - begin)
+            # Who writes may free the others when it is done; a restart that waits does not wait for that.
+            if works or (grows and not self.restart_waits):
                 begin, used = now, seen.cpu
             self._idle[rank] = begin, used
         if not looks or (self._ended is not None and now - self._ended < _PAUSE):
@@ -91,8 +106,20 @@ class Stop:
         handles = any(seen is not None and seen.own_handler for seen in looks.values())
         if now - max(self._idle[rank][0] for rank in looks) < (STUCK_WITH_HANDLERS if handles else STUCK):
             return None
+        waiting = [rank for rank, seen in looks.items() if seen is not None and not self._writes(rank, seen, now)]
+        if len(waiting) < (1 if self.restart_waits else 2):
+            return None  # its end would free nobody: the others write, and wait for no peer
         self._ended = now
-        return max(looks)
+        return max(waiting)
+
+    def _grows(self, rank: int, written: int, now: float) -> bool:
+        last = self._wrote.get(rank)
+        if last is None or last[1] != written:
+            self._wrote[rank] = (-math.inf if last is None else now), written
+        return last is not None and last[1] != written
+
+    def _writes(self, rank: int, seen: Look, now: float) -> bool:
+        return seen.own_file or now - self._wrote[rank][0] < STUCK
 
 
 def look(pid: int, signum: int) -> Look | None:
@@ -116,7 +143,10 @@ def look(pid: int, signum: int) -> Look | None:
         return None
     finally:
         os.close(memory)
-    return Look((int(facts[11]) + int(facts[12])) * _TICK, facts[0] == b"S", not raises)
+    cpu = (int(facts[11]) + int(facts[12])) * _TICK
+    # A checkpoint may be written by a child while the worker waits for its peers.
+    own_file = any(map(_kernel_facts.has_own_file, [pid, *_kernel_facts.children(pid)]))
+    return Look(cpu, facts[0] == b"S", not raises, _kernel_facts.written_bytes(pid), own_file)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import signal
 import subprocess
@@ -20,9 +21,11 @@ WAITS = Look(cpu=1.0, sleeps=True, own_handler=False)
 HANDLES = Look(cpu=1.0, sleeps=True, own_handler=True)
 
 
-def killed(looks: Callable[[float], dict[int, Look | None]], until: float) -> list[tuple[float, int]]:
+def killed(
+    looks: Callable[[float], dict[int, Look | None]], until: float, *, restart_waits: bool = False
+) -> list[tuple[float, int]]:
     """When which rank is to be killed, where each look finds what *looks* says; a killed one is gone."""
-    stop, now, found = Stop(signal.SIGINT, began=0.0), 0.0, list[tuple[float, int]]()
+    stop, now, found = Stop(signal.SIGINT, 0.0, restart_waits), 0.0, list[tuple[float, int]]()
     while now < until:
         now = stop.next_look
         gone = {rank for _, rank in found}
@@ -32,20 +35,24 @@ def killed(looks: Callable[[float], dict[int, Look | None]], until: float) -> li
     return found
 
 
-def test_when_all_sit_in_native_code_one_after_the_other_is_killed_from_the_last() -> None:
-    ends = killed(lambda now: {0: WAITS, 1: WAITS, 2: WAITS}, until=10.0)
+@pytest.mark.parametrize(("restart_waits", "ranks"), [(False, [2, 1]), (True, [2, 1, 0])])
+def test_when_all_sit_in_native_code_one_after_the_other_is_killed_from_the_last(
+    restart_waits: bool, ranks: list[int]
+) -> None:
+    """The end of the last one frees nobody, unless the next round waits for it."""
+    ends = killed(lambda now: {0: WAITS, 1: WAITS, 2: WAITS}, 10.0, restart_waits=restart_waits)
 
-    assert [2, 1, 0] == [rank for _, rank in ends]
+    assert ranks == [rank for _, rank in ends]
     assert STUCK <= ends[0][0] < STUCK + INTERVAL
     assert all(later - earlier >= INTERVAL for (earlier, _), (later, _) in itertools.pairwise(ends))
 
 
 def test_one_that_is_at_work_on_its_end_keeps_the_time_of_all() -> None:
     """What it does may free the others, and none of these has waited in vain when it is done."""
-    ends = killed(lambda now: {0: None, 1: WAITS} if now < 9.0 else {1: WAITS}, until=20.0)
+    ends = killed(lambda now: {0: None, 1: WAITS, 2: WAITS} if now < 9.0 else {1: WAITS, 2: WAITS}, until=20.0)
 
     ((at, rank),) = ends
-    assert (1, True) == (rank, 9.0 + STUCK - INTERVAL <= at)
+    assert (2, True) == (rank, 9.0 + STUCK - INTERVAL <= at)
 
 
 def test_a_program_with_a_handler_of_its_own_has_more_time() -> None:
@@ -68,7 +75,48 @@ def test_native_code_that_is_at_work_is_left_alone(at_work: Callable[[float], Lo
 
 
 def test_a_wait_that_looks_about_now_and_then_is_a_wait() -> None:
-    assert killed(lambda now: {0: Look(1.0 + now / 100, sleeps=True, own_handler=False)}, until=STUCK + INTERVAL)
+    looks_about = killed(
+        lambda now: dict.fromkeys((0, 1), dataclasses.replace(WAITS, cpu=1.0 + now / 100)), until=STUCK + INTERVAL
+    )
+
+    assert 1 == len(looks_about)
+
+
+@pytest.mark.parametrize("restart_waits", [False, True])
+@pytest.mark.parametrize(
+    "writes",
+    [
+        lambda now: dataclasses.replace(WAITS, written=int(now * 100)),
+        lambda now: dataclasses.replace(WAITS, own_file=True),
+    ],
+    ids=["its bytes grow", "has a file open"],
+)
+def test_one_that_writes_keeps_its_whole_time(writes: Callable[[float], Look], restart_waits: bool) -> None:
+    assert [] == killed(lambda now: {0: writes(now)}, until=60.0, restart_waits=restart_waits)
+
+
+def test_beside_one_that_writes_nobody_is_freed_by_the_end_of_the_last_one_that_waits() -> None:
+    writes = dataclasses.replace(WAITS, own_file=True)
+
+    assert [] == killed(lambda now: {0: writes, 1: WAITS}, until=60.0)
+    assert [1] == [rank for _, rank in killed(lambda now: {0: writes, 1: WAITS}, 60.0, restart_waits=True)]
+    assert [2] == [rank for _, rank in killed(lambda now: {0: writes, 1: WAITS, 2: WAITS}, 60.0)]
+
+
+def test_bytes_that_grow_keep_the_time_of_all_but_where_a_restart_waits() -> None:
+    """They may be a checkpoint for which the others wait; the next round does not wait for those."""
+
+    def looks(now: float) -> dict[int, Look | None]:
+        return {0: dataclasses.replace(WAITS, written=int(now * 100)), 1: WAITS, 2: WAITS}
+
+    assert [] == killed(looks, until=60.0)
+    assert [2, 1] == [rank for _, rank in killed(looks, 60.0, restart_waits=True)]
+
+
+def test_one_that_wrote_before_the_stop_is_one_that_waits() -> None:
+    assert [1] == [
+        rank for _, rank in killed(lambda now: dict.fromkeys((0, 1), dataclasses.replace(WAITS, written=10**9)), 10.0)
+    ]
 
 
 def test_nobody_is_nobody() -> None:

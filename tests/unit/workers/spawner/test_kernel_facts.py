@@ -1,0 +1,94 @@
+"""What the kernel says of real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticlib.workers.spawner import _kernel_facts
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a program that runs some code, and wait until it has."""
+    started: list[subprocess.Popen[str]] = []
+
+    def new(code: str, **streams: int) -> subprocess.Popen[str]:
+        ready, write = os.pipe()
+        code = f"import os, sys, time\n{code}\nos.write({write}, b'x')\ntime.sleep(600)"
+        started.append(subprocess.Popen([sys.executable, "-c", code], text=True, pass_fds=[write], **streams))
+        os.close(write)
+        assert os.read(ready, 1)
+        os.close(ready)
+        return started[-1]
+
+    yield new
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("code", "own"),
+    [
+        ("file = open('checkpoint', 'wb')", True),
+        ("file = open('data', 'r+b')", True),
+        ("file = open('data', 'rb')", False),
+        ("file = open('log', 'ab')", False),
+        ("file = open('gone', 'wb'); os.unlink('gone')", False),
+        ("memory = os.memfd_create('memory')", False),
+        ("file = open('/dev/null', 'wb')", False),
+        ("pass", False),
+    ],
+)
+def test_a_file_open_for_writing_is_a_file_of_its_own(
+    start: Start, code: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").touch()
+
+    assert own == _kernel_facts.has_own_file(start(code).pid)
+
+
+def test_its_streams_and_what_this_process_has_open_too_are_not_its_own(start: Start, tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+    apart = start("pass", stdout=descriptor, stderr=descriptor)
+    os.close(descriptor)
+    shared = os.open(tmp_path / "shared", os.O_WRONLY | os.O_CREAT)
+    both = start(f"file = open({str(tmp_path / 'shared')!r}, 'wb')")
+
+    assert [False, False] == [_kernel_facts.has_own_file(each.pid) for each in (apart, both)]
+    os.close(shared)
+    assert _kernel_facts.has_own_file(both.pid)
+
+
+def test_bytes_that_a_process_writes_are_counted(start: Start, tmp_path: Path) -> None:
+    idle, writes = start("pass"), start(f"open({str(tmp_path / 'file')!r}, 'wb').write(bytes(100_000))")
+
+    assert 100_000 <= _kernel_facts.written_bytes(writes.pid) - _kernel_facts.written_bytes(idle.pid)
+
+
+def test_children_are_those_that_a_process_started(start: Start) -> None:
+    process = start("import subprocess; child = subprocess.Popen(['sleep', '600'])")
+    (child,) = _kernel_facts.children(process.pid)
+
+    assert [] == _kernel_facts.children(child)
+    os.kill(child, 9)
+
+
+def test_of_a_process_that_is_gone_there_are_no_facts() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+
+    assert (0, False, []) == (
+        _kernel_facts.written_bytes(process.pid),
+        _kernel_facts.has_own_file(process.pid),
+        _kernel_facts.children(process.pid),
+    )
