@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from elasticlib._folders import current, is_own, make_private
+from elasticlib._folders import current, is_own, make_private, may_write_in
 from elasticlib.errors import LogDirError
 from elasticlib.logs import _leftovers
 from elasticlib.logs._layout import DEFAULT_PREFIX, TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
@@ -98,7 +98,7 @@ class DefaultLogsSpecs(LogsSpecs):
             there = os.path.dirname(there)
         if not os.path.isdir(there):
             raise LogDirError(f"log_dir={self._root_log_dir!r}: {there} is not a folder; give another log_dir")
-        if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        if not may_write_in(there):
             raise LogDirError(f"log_dir={self._root_log_dir!r}: {there} cannot be written; give another log_dir")
 
     def reify(self, envs: Mapping[int, Mapping[str, str]]) -> LogsDest:

@@ -8,7 +8,6 @@ leaving the ``with`` block kills what is left of the job and removes its folder.
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import subprocess
 import tempfile
@@ -20,6 +19,8 @@ from typing import IO
 
 from attrs import frozen
 
+from elasticlib import processes
+from elasticlib._wire import wait_readable
 from tests.benchmarks import journal, tree
 from tests.benchmarks.launchers import Launcher
 
@@ -69,14 +70,12 @@ class Job:
     def gone(self, limit: float = LIMIT) -> float | None:
         """Wait for the launcher's end; monotonic seconds at which it was seen, None when *limit* passed first."""
         if self.process.returncode is None:
-            handle = os.pidfd_open(self.process.pid)
+            handle = processes.handle_of(self.process.pid)
             try:
-                poll = select.poll()
-                poll.register(handle, select.POLLIN)
-                if not poll.poll(limit * 1000):
+                if not wait_readable([handle], limit):
                     return None
             finally:
-                os.close(handle)
+                handle.close()
             self.process.wait()
         return time.monotonic()
 

@@ -86,10 +86,9 @@ os.write(1, b"ran\\n")
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_script_is_restarted_and_one_line_says_what_is_weaker(error: str, method: str, tmp_path: Path) -> None:
     script = program(tmp_path, KILLED_ONCE)
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--start-method", method, "--log-dir", str(tmp_path))
 
-    status, out, err = outcome(
-        error, *RUN, "--nproc-per-node", "2", "--max-restarts", "1", "--start-method", method, script
-    )
+    status, out, err = outcome(error, *RUN, *options, script)
 
     assert (status, out.split()) == (0, ["ran"] * 2), err
     assert "restart 1 of 1" in err
