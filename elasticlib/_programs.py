@@ -19,7 +19,7 @@ import stat
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -224,6 +224,17 @@ def not_started(what: str, error: OSError | RuntimeError) -> StartError:
     fixes = {errno.EAGAIN: FEW_PROCESSES, errno.EMFILE: FEW_DESCRIPTORS, errno.EACCES: NOT_THIS_USERS}
     fix = fixes.get(number or 0, "")
     return StartError(f"cannot start {what}: {getattr(error, 'strerror', None) or error}{fix}")
+
+
+@contextlib.contextmanager
+def open_files_needed(what: str) -> Iterator[None]:
+    """Raises `StartError` for *what*, with what helps, where this program may open no more files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise not_started(what, error) from error
 
 
 def start_thread(thread: threading.Thread) -> threading.Thread:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, fields
 
 from elasticlib import _in_notebooks, events, metrics, records
+from elasticlib._programs import open_files_needed
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError, SignalException
@@ -215,7 +216,7 @@ class CheckedLaunch:
         try:
             plan = self._prepared.job
             warming = fork_servers.warming(plan.fork_server, plan.common.env, plan.search_path)
-            with warming as there, opened(self._choice, config) as spec.rdzv_handler:
+            with open_files_needed("the job"), warming as there, opened(self._choice, config) as spec.rdzv_handler:
                 self._say_that_it_starts(there)
                 from elasticlib.agent import LocalElasticAgent
 

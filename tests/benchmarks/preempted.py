@@ -29,8 +29,14 @@ _SCRIPT = """#!/bin/bash
 #SBATCH --no-kill
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --wait=0 --kill-on-bad-exit=0 {launcher} --nnodes 4 --nproc-per-node 1 {own} \\
-    --rdzv-backend c10d --rdzv-endpoint "$head:29400" --rdzv-id "$SLURM_JOB_ID" {training}
+    --rdzv-backend c10d --rdzv-endpoint "$head:29400" --rdzv-id "$SLURM_JOB_ID" {training} {passed_on}
 """
+_PASSED_ON = """&
+step=$!
+trap 'scancel --signal=TERM $SLURM_JOB_ID' USR1
+while kill -0 $step 2>/dev/null; do wait $step; done
+"""
+"""End of a script that asks for a warning of its own (``--signal=B:USR1``)."""
 LAUNCHERS = {"elasticlib": ("elasticrun", "--shutdown-timeout 25"), "torchrun": ("torchrun", "")}
 
 
@@ -43,12 +49,16 @@ class Way:
     """Of sbatch."""
     is_long: bool = False
     """Whether it takes a minute."""
+    is_passed_on: bool = False
+    """Whether the signal is for the script, which passes SIGTERM on to its tasks."""
+    can_save: bool = True
+    """Whether Slurm leaves the tasks any time."""
 
 
-def _send(times: int, signal: str = "TERM") -> Callable[[Job, random.Random], None]:
+def _send(times: int, signal: str = "TERM", *to: str) -> Callable[[Job, random.Random], None]:
     def end(job: Job, draw: random.Random) -> None:
         for _ in range(times):
-            job.cancel(f"--signal={signal}")
+            job.cancel(*to, f"--signal={signal}")
             time.sleep(draw.uniform(0.05, 1.5))
 
     return end
@@ -73,11 +83,16 @@ WAYS = {
     "TERM": Way(_send(1)),
     "TERM twice": Way(_send(2)),
     "TERM three times": Way(_send(3)),
+    # To srun as well, which answers by SIGKILL to its tasks ("forcing job termination").
+    "TERM twice, to srun too": Way(_send(2, "TERM", "--full"), can_save=False),
     "TERM, then cancelled": Way(_send_and_cancel),
     "USR1": Way(_send(1, "USR1")),
     "USR1, then TERM": Way(_warn_and_send),
+    "B:USR1": Way(_send(1, "USR1", "--batch"), is_passed_on=True),
+    "B:USR1 twice": Way(_send(2, "USR1", "--batch"), is_passed_on=True),
     "time limit": Way(_wait, ("--time=1",), is_long=True),
     "time limit, USR1 before": Way(_wait, ("--time=1", "--signal=USR1@30"), is_long=True),
+    "time limit, B:USR1 before": Way(_wait, ("--time=1", "--signal=B:USR1@30"), is_long=True, is_passed_on=True),
 }
 
 
@@ -95,7 +110,8 @@ def preempt(slurm: Cluster, folder: Path, launcher: str, way: Way, draw: random.
     """Start a training on all nodes, end it in that *way*, and count the ranks that saved."""
     command, own = LAUNCHERS[launcher]
     script = folder / "job.sh"
-    script.write_text(_SCRIPT.format(launcher=command, own=own, training=TRAINING))
+    passed_on = _PASSED_ON if way.is_passed_on else ""
+    script.write_text(_SCRIPT.format(launcher=command, own=own, training=TRAINING, passed_on=passed_on))
     job = slurm.submit(script, *way.options)
     job.says(" trains", NODES)
     way.end(job, draw)
@@ -105,7 +121,7 @@ def preempt(slurm: Cluster, folder: Path, launcher: str, way: Way, draw: random.
 
 
 def main() -> int:
-    """The campaign as a command: 0 when all ranks of elasticlib saved in every round."""
+    """The campaign as a command: 0 when all ranks of elasticlib saved in every round where Slurm leaves them time."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.preempted", description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--way", choices=WAYS, action="append")
@@ -114,20 +130,25 @@ def main() -> int:
     options = parser.parse_args()
     if why := missing():
         parser.error(why)
+    launchers = list(LAUNCHERS) if options.launcher == "both" else [options.launcher]
     draw, code = random.Random(options.seed), 0
+    print(f"ranks of {NODES} that saved, in each round\n\n| ended by | {' | '.join(launchers)} |")
+    print(f"|---|{'---|' * len(launchers)}", flush=True)
     with cluster(NODES) as slurm, tempfile.TemporaryDirectory() as folder:
-        for launcher in LAUNCHERS if options.launcher == "both" else [options.launcher]:
-            for name in options.way or WAYS:
+        for name in options.way or WAYS:
+            cells = []
+            for launcher in launchers:
                 rounds = []
                 for number in range(1 if WAYS[name].is_long else options.rounds):
                     place = Path(folder, launcher, name, str(number))
                     place.mkdir(parents=True)
                     rounds.append(preempt(slurm, place, launcher, WAYS[name], draw))
-                saved = [each.saved for each in rounds]
-                print(f"{launcher}, {name}: {saved} of {NODES} ranks saved ({rounds[-1].state})", flush=True)
-                if launcher == "elasticlib" and min(saved) < NODES:
+                cells.append(", ".join(f"{each.saved}" for each in rounds))
+                short = [each for each in rounds if each.saved < NODES and WAYS[name].can_save]
+                if short and launcher == "elasticlib":
                     code = 1
-                    print(next(each.said for each in rounds if each.saved < NODES), file=sys.stderr, flush=True)
+                    print(short[0].said, file=sys.stderr, flush=True)
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
     return code
 
 

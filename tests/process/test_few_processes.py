@@ -1,8 +1,9 @@
-"""A machine with room for few processes: wherever that is used up, the launch ends with what helps."""
+"""A machine with room for few processes or open files: where that is used up, the launch ends with what helps."""
 
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -18,6 +19,14 @@ ROOT = Path(__file__).parents[2]
 MEND = "raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 COMMAND = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", "--tee", "3"]
 REMOTE = [*COMMAND, "--rdzv-backend", "c10d", "--rdzv-id", "few", "--rdzv-endpoint"]
+FILES = "Too many open files"
+FUNCTION = """
+from elasticlib import LaunchConfig, StartError, elastic_launch
+try:
+    elastic_launch(LaunchConfig(nproc_per_node=2, preload=""), print)("at work")
+except StartError as error:
+    raise SystemExit(str(error))
+"""
 FORKS = """
 from elasticlib import LaunchConfig, StartError, elastic_launch
 try:
@@ -69,3 +78,21 @@ def test_wherever_processes_run_out_the_launch_ends_with_what_helps(
         made += 1
 
     assert made > 4
+
+
+@pytest.mark.parametrize("limit", [12, 16, 20])
+@pytest.mark.parametrize("command", [[*COMMAND, "--no-python", "true"], [sys.executable, "-c", FUNCTION]])
+def test_where_few_files_may_be_open_the_launch_ends_with_one_sentence(command: list[str], limit: int) -> None:
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    [sentence] = done.stderr.splitlines()
+    assert FILES in sentence
+    assert "limit of open files (ulimit" in sentence
+    assert 1 == done.returncode

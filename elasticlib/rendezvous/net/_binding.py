@@ -23,6 +23,7 @@ from elasticlib.rendezvous.net._resolver import Address
 
 BACKLOG = 4096
 ANYWHERE = (Address(socket.AF_INET6, "::"), Address(socket.AF_INET, "0.0.0.0"))
+_LOOPBACKS = (Address(socket.AF_INET, "127.0.0.1"), Address(socket.AF_INET6, "::1"))
 _FAR = (Address(socket.AF_INET, "192.0.2.1"), Address(socket.AF_INET6, "2001:db8::1"))
 """Addresses that are kept for documentation: no machine has them."""
 _ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL, errno.ENODEV})
@@ -83,6 +84,11 @@ def listen(addresses: Sequence[Address], port: int) -> socket.socket | Elsewhere
                 raise RendezvousConnectionError(why) from error
     spelled = ", ".join(address.host for address in addresses)
     return Elsewhere(f"{spelled} is no address of this machine, {socket.gethostname()}")
+
+
+def loopback() -> str:
+    """Where this machine reaches itself: by IPv4 unless it has IPv6 alone."""
+    return next((each.host for each in _LOOPBACKS if is_here(each)), _LOOPBACKS[0].host)
 
 
 def outward_address() -> str | None:

@@ -18,9 +18,9 @@ from attrs import define, frozen
 
 from elasticlib._programs import own
 from elasticlib._wire import room_for
+from elasticlib.rendezvous.net._binding import loopback
 from elasticlib.rendezvous.protocol._messages import Descriptor
 
-LOOPBACK = "127.0.0.1"
 _BACKLOG = 2048
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _GLOBAL_SCOPE = "00"
@@ -30,7 +30,7 @@ _GLOBAL_SCOPE = "00"
 class BoundNodeInfo:
     """Binds a socket for each round; `address` tells how peers reach this machine, once that is known."""
 
-    address: Callable[[], str] = lambda: LOOPBACK
+    address: Callable[[], str] = loopback
     port: int = 0
     """Port to bind; 0 for any."""
     index: int | None = None

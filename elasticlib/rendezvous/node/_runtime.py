@@ -17,8 +17,9 @@ from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import STAYS
+from elasticlib.rendezvous.net._binding import loopback
 from elasticlib.rendezvous.net._dial import RefusedError
-from elasticlib.rendezvous.net._node_info import LOOPBACK, BoundNodeInfo, FixedNodeInfo
+from elasticlib.rendezvous.net._node_info import BoundNodeInfo, FixedNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._session_liveness import Limits
@@ -166,7 +167,7 @@ class NodeRuntime:
         if self.job.local_addr:
             return self.job.local_addr
         # Where all workers are on this node, nobody else is to reach their store.
-        return LOOPBACK if self.job.max_nodes == 1 else self._backend.address() or LOOPBACK
+        return loopback() if self.job.max_nodes == 1 else self._backend.address() or loopback()
 
     def _left(self, why: str) -> bool:
         """Whether the job must end because this node goes."""

@@ -32,6 +32,7 @@ from elasticlib.rendezvous.net._binding import (
     bind_endpoint,
     is_here,
     listen,
+    loopback,
     outward_address,
 )
 from elasticlib.rendezvous.net._dial import Limited, probe
@@ -164,7 +165,7 @@ class C10dBackend:
             os.close(handle)
             self._temporary = True
         path = self._path
-        self._local = "127.0.0.1"
+        self._local = loopback()
         return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
 
     def _dial_store(self, timeout: float) -> StoreExchange:
@@ -289,7 +290,7 @@ class C10dBackend:
         inner = Address(listener.family, here)
         if here in ("::", "0.0.0.0"):
             known = [each for each in addresses if not is_loopback(each.host) and is_here(each)]
-            inner = known[0] if known else Address(socket.AF_INET, "127.0.0.1")
+            inner = known[0] if known else resolve(loopback(), self.port, LOOK_UP)[0]
         word, run_id = self._word, self.job.run_id
 
         def start() -> Any:

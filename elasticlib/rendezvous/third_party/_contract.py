@@ -15,7 +15,8 @@ from attrs import Factory, define
 
 from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from elasticlib.rendezvous._names import host_name
-from elasticlib.rendezvous.net._node_info import LOOPBACK, BoundNodeInfo
+from elasticlib.rendezvous.net._binding import loopback
+from elasticlib.rendezvous.net._node_info import BoundNodeInfo
 from elasticlib.rendezvous.protocol._messages import Descriptor, Final
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class ThirdPartyNodeInfo:
             if place not in self._served:
                 self._served.add(place)
                 return Descriptor(slots, role, place[:1], place[1])
-        address = LOOPBACK if info.world_size == 1 else self.local_addr
+        address = loopback() if info.world_size == 1 else self.local_addr
         if address is None:
             address = str(shared.master_addr) if shared is not None else socket.getfqdn()
         self._bound = BoundNodeInfo(lambda: address)
