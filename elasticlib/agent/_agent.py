@@ -34,7 +34,7 @@ from elasticlib.rendezvous._open import Rendezvous
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
 from elasticlib.rendezvous.handlers._round_store import first_reachable
 from elasticlib.rendezvous.protocol import _messages as messages
-from elasticlib.rendezvous.protocol._messages import ContactLost, RankAssignment, RoundEnd
+from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous.third_party._contract import checked
 from elasticlib.rendezvous.third_party._member import HandlerMember
 from elasticlib.spec import DEFAULT_SIGNALS, WorkerSpec
@@ -240,8 +240,8 @@ class SimpleElasticAgent(ElasticAgent):
             while not self._events:
                 self._events.extend(self._wait())
             event = self._events.popleft()
-            if isinstance(event, RoundEnd):
-                self._sink(records.RoundEnded(event.round, event.why, event.restart))
+            if isinstance(event, RoundEnd | Final):
+                self._telemetry.ended(event)
             self._state, actions = _policy.step(self._state, event)
 
     def _wait(self) -> list[_policy.Event]:

@@ -2,7 +2,7 @@
 What an agent tells of its own work: each step is measured here and becomes a record.
 
 Rules of this file: it measures and tells, and decides nothing; steps have the names of torch's methods. A worker that
-was started is told to have ended exactly once.
+was started is told to have ended exactly once, and so is a round: when its cause is decided, or will not be heard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elasticlib.errors import ProcessFailure
 from elasticlib.metrics._streams import MEASURED
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous._open import Rendezvous
-from elasticlib.rendezvous.protocol._messages import RankAssignment
+from elasticlib.rendezvous.protocol._messages import Final, RankAssignment, RoundEnd
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
 
 _AGENT = "SimpleElasticAgent"
@@ -57,6 +57,8 @@ class Telemetry:
         """Since when workers that ran are to be replaced."""
         self._runs = False
         """Whether workers were told to have started, and not yet to have ended."""
+        self._open: RoundEnd | None = None
+        """How the round ended, while its cause is not decided."""
         self.result: RunResult | None = None
         """That of the run, once it has one."""
 
@@ -71,6 +73,7 @@ class Telemetry:
 
     def assigned(self, assignment: RankAssignment) -> None:
         """Ranks were received."""
+        self._end_round(assignment.cause)
         waited, self._seeking = self._since(self._seeking), None
         sizes = (assignment.group_rank, assignment.group_world_size, assignment.world_size)
         master = f"{assignment.master_addresses[0]}:{assignment.master_port}"
@@ -152,6 +155,21 @@ class Telemetry:
             else:
                 self._sink(records.WorkerEnded(place, "FAILED", failure))
 
+    def ended(self, end: RoundEnd | Final) -> None:
+        """The coordinator said how the round ended, or the job."""
+        if isinstance(end, RoundEnd):
+            self._open = end
+            if end.decided:
+                self._end_round(end.why)
+        elif end.kind == "failed":
+            self._end_round(end.why, ends_job=True)
+
+    def _end_round(self, cause: str = "", *, ends_job: bool = False) -> None:
+        """Tell how the round ended whose cause was open; *cause* is empty where none was decided."""
+        end, self._open = self._open, None
+        if end is not None:
+            self._sink(records.RoundEnded(end.round, cause or end.why, end.restart and not ends_job))
+
     # The end.
 
     @contextlib.contextmanager
@@ -180,6 +198,7 @@ class Telemetry:
 
     def _run_ended(self, begun: float, error: BaseException | None) -> None:
         self.stopped({})  # of workers that are not told to have ended, the agent's end was the end
+        self._end_round()
         if self._seeking is not None:
             why = "the job ended without this node" if error is None else str(error) or type(error).__name__
             trace = "" if error is None else trace_of(error)

@@ -341,8 +341,9 @@ class SimulatedCluster:
         new = watch.decided(state)
         if new is not None:
             assert state.round is not None
-            why = state.round.assignments[0].why
-            self.history.append(Finalized(self.now, state.round.number, tuple(new.entries), state.restarts, why))
+            first, nodes = state.round.assignments[0], tuple(new.entries)
+            record = Finalized(self.now, first.round, nodes, state.restarts, first.why, first.cause)
+            self.history.append(record)
         end = state.round.end if state.round else None
         known = before.round.end if before is not None and before.round else None
         if end is not None and (known is None or known.round != end.round):

@@ -55,6 +55,8 @@ class Finalized:
     nodes: tuple[str, ...]
     restarts: int
     why: str
+    cause: str = ""
+    """Why the round before it ended, where its workers failed."""
 
 
 @frozen

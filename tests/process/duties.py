@@ -389,6 +389,26 @@ def loses_the_store(folder: Path, does: str) -> str:
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
+def dies_slowly_in_a_collective(rank: int) -> str:
+    """In the first round *rank* is killed while it holds much memory in files; returns the number of restarts."""
+    import torch
+    from torch import distributed
+
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    dies = first and os.environ["RANK"] == str(rank)
+    for index in range(2):  # the kernel closes its files one after the other: these before or after its sockets
+        if dies:
+            os.posix_fallocate(os.memfd_create("much"), 0, 256 << 20)
+        if index == 0:
+            distributed.init_process_group("gloo")
+    value = torch.ones(100_000)
+    for step in range(100_000 if first else 3):
+        if dies and step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        distributed.all_reduce(value)
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
 def fails_once() -> str:
     """Fails in the first round; returns which one it is."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from attrs import evolve
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous.coordinator import _commands, _ending, _liveness, _places
+from elasticlib.rendezvous.coordinator import _causes, _commands, _ending, _liveness, _places
 from elasticlib.rendezvous.coordinator._ending import tell_end
 from elasticlib.rendezvous.coordinator._finalizing import gather, status
 from elasticlib.rendezvous.coordinator._liveness import given_up, mailboxes, next_loss, read
@@ -255,16 +255,19 @@ def _part(state: State, node: str, why: str, *, still_runs: bool = False, by_its
     known = node in current.left
     if not known:
         lost = current.lost if by_itself else current.lost | {node}
-        reason = f"left: {why}" if by_itself else f"lost: {why}"
-        current = evolve(current, left={**current.left, node: reason}, lost=lost)
+        current = evolve(current, left={**current.left, node: why}, lost=lost)
     state = evolve(state, round=current)
-    if known or node in current.succeeded:
-        return state, ()
-    if current.end is not None and (by_itself or not _ending.may_be_by_loss(current)):
+    if known or node in current.succeeded or current.end is not None:
         return state, ()
     if by_itself:
         return _ending.end_round(state, current, f"node {node} left: {why}", restart=True)
-    return _ending.end_for_losses(state, current, {node: why})
+    return _end_for_losses(state, current, {node: why})
+
+
+def _end_for_losses(state: State, current: Round, lost: Mapping[str, str]) -> Outcome:
+    """End the running round because it lost nodes, given with the reasons."""
+    state, end = _ending.lose(state, current, lost)
+    return _ending.stop_workers(state, current, end)
 
 
 def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
@@ -295,14 +298,14 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
     current = evolve(
         current,
         stopped=current.stopped.union(assigned) - current.succeeded,
-        left={**current.left, **dict.fromkeys(gone, f"lost: {why}")},
+        left={**current.left, **dict.fromkeys(gone, why)},
         lost=current.lost.union(gone),
     )
     state = evolve(state, round=current)
     missed = {node: why for node in gone if node not in current.succeeded}
-    if not missed or (current.end is not None and not _ending.may_be_by_loss(current)):
+    if not missed or current.end is not None:
         return state, told
-    state, actions = _ending.end_for_losses(state, current, missed)
+    state, actions = _end_for_losses(state, current, missed)
     return state, told + actions
 
 
@@ -327,8 +330,7 @@ def _lose_workers(state: State, current: Round, report: messages.Failed | messag
         return state, ()
     if isinstance(report, messages.Stopped) and not report.failures:
         return _ending.end_round(state, current, f"node {report.node} stopped its workers", restart=True)
-    fatal = any(cause.note.fatal for cause in found)
-    return _ending.spend(state, current, _ending.describe(report.node, _ending.root_cause(current.causes)), fatal=fatal)
+    return _causes.end_for_failure(state, current, report.node, now)
 
 
 # What follows.
@@ -346,17 +348,33 @@ def _settle(state: State, now: float) -> Outcome:
         return _ending.finish(state, messages.Final(True, why, round=current.number))
     if current.end is None:
         return _look_at_pauses(state, current, now)
-    if current.end.restart:
-        return gather(state, now)
-    # Who left with workers at work is not waited for: nobody takes their ranks any more.
+    # A node that left with workers at work is not waited for: it says nothing more of them.
     on_their_own = sum(node not in current.stopped and node not in current.succeeded for node in current.left)
     gone = len(current.stopped) + len(current.succeeded) + on_their_own == len(current.entries)
+    state, told = _causes.decide(state, current, current.end, now, gone=gone)
+    assert state.round is not None and state.round.end is not None
+    go_on = gather(state, now) if state.round.end.restart else _close(state, state.round, state.round.end, gone=gone)
+    state, actions = go_on
+    return state, (*told, *_wake_sooner(state, actions, now))
+
+
+def _close(state: State, current: Round, end: messages.RoundEnd, *, gone: bool) -> Outcome:
+    """End the job, once no worker is left and the root cause is there whole."""
     (state, actions), more = _ending.asks(state, current, gone=gone)
     if more or not gone:
         return state, actions
     root = _ending.root_cause(current.causes)
     node, note = (root.node, root.note) if root else (None, None)
-    return _ending.finish(state, messages.Final(False, current.end.why, node, note))
+    return _ending.finish(state, messages.Final(False, end.why, node, note))
+
+
+def _wake_sooner(state: State, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
+    """With the time at which the cause of the round's end is due."""
+    due = None if state.round is None or state.final is not None else state.round.cause_due
+    if due is None or due <= now:
+        return actions
+    wakes = [action.when for action in actions if isinstance(action, WakeAt)]
+    return (*(action for action in actions if not isinstance(action, WakeAt)), WakeAt(min([due, *wakes])))
 
 
 def _look_at_pauses(state: State, current: Round, now: float) -> Outcome:

@@ -1,9 +1,9 @@
 """
 How a round ends, and how the job does. Pure.
 
-Rules of this file: nodes that left are told nothing; who waits for ranks has done with the last round and
-is told only how the job ended. Failures spend the job's restarts, arrivals and leaves do not, and losses
-do when they repeat.
+Rules of this file: nodes that left are told nothing; a node that waits for ranks has stopped its workers of the last
+round, and hears only what caused its end, and how the job ended. Failures spend the job's restarts, arrivals and
+leaves do not, and losses do when they repeat.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ ASKED_EARLY = 4
 
 def end_round(state: State, current: Round, why: str, *, restart: bool) -> Outcome:
     """Have every node of the running round stop its workers."""
-    end = RoundEnd(current.number, line(why), restart)
+    return stop_workers(state, current, RoundEnd(current.number, line(why), restart))
+
+
+def stop_workers(state: State, current: Round, end: RoundEnd) -> Outcome:
+    """End the round so on every node that may still have workers."""
     present = (entry for entry in current.entries.values() if entry.node not in current.left)
     told = (entry for entry in present if entry.node not in state.waiting)
     actions = tuple(Send(entry.mailbox, entry.node, end) for entry in told)
     return evolve(state, round=evolve(current, end=end)), actions
 
 
-def spend(state: State, current: Round, why: str, *, fatal: bool = False) -> Outcome:
-    """End the running round for a failure: with a restart if one is left, unless that would meet what is *fatal*."""
-    if fatal:
-        return end_round(state, current, f"{why}; a restart would fail again", restart=False)
+def spend(state: State, current: Round, why: str, *, fatal: bool = False) -> tuple[State, RoundEnd]:
+    """The end of the round by a failure: with a restart if one is left, unless that would meet what is *fatal*."""
     allowed = state.rules.max_restarts
-    if state.restarts < allowed:
+    restart = may_restart(state, fatal=fatal)
+    if restart:
         state = evolve(state, restarts=state.restarts + 1)
-        return end_round(state, current, f"{why}; restart {state.restarts} of {allowed}", restart=True)
-    spent = f"all {allowed} restarts are used" if allowed else "no restarts are allowed"
-    return end_round(state, current, f"{why}; {spent}", restart=False)
+        cost = f"restart {state.restarts} of {allowed}"
+    elif fatal:
+        cost = "a restart would fail again"
+    else:
+        cost = f"all {allowed} restarts are used" if allowed else "no restarts are allowed"
+    return state, RoundEnd(current.number, line(f"{why}; {cost}"), restart)
 
 
-def may_be_by_loss(current: Round) -> bool:
-    """
-    Whether the job is about to end by connections alone that peers have lost.
-
-    They may be heard before the loss of the node that has cut them, which ends no job: the round ends by that then.
-    """
-    lost = bool(current.causes) and all(cause.note.secondary and not cause.note.fatal for cause in current.causes)
-    return lost and current.end is not None and not current.end.restart
+def may_restart(state: State, *, fatal: bool) -> bool:
+    """Whether a failure that is *fatal*, or not, costs a restart and does not end the job."""
+    return not fatal and state.restarts < state.rules.max_restarts
 
 
 def asks(state: State, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
@@ -89,8 +90,8 @@ def finish(state: State, final: Final) -> Outcome:
     return evolve(state, final=final), actions
 
 
-def end_for_losses(state: State, current: Round, lost: Mapping[str, str]) -> Outcome:
-    """End the running round because it lost nodes, given with the reasons."""
+def lose(state: State, current: Round, lost: Mapping[str, str]) -> tuple[State, RoundEnd]:
+    """The end of the round because it lost nodes, given with the reasons."""
     what = "; ".join(f"node {node} is lost: {why}" for node, why in [*lost.items()][:MOST_NAMES])
     if len(lost) > MOST_NAMES:
         what += f"; and {len(lost) - MOST_NAMES} more nodes are lost"
@@ -100,7 +101,7 @@ def end_for_losses(state: State, current: Round, lost: Mapping[str, str]) -> Out
         if times >= LOSSES_IN_A_ROW:
             crashing = f"host {host} was lost in {times} rounds in a row before any worker succeeded"
             return spend(state, current, f"{what}; {crashing}")
-    return end_round(state, current, what, restart=True)
+    return state, RoundEnd(current.number, line(what), restart=True)
 
 
 def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]:
@@ -138,10 +139,8 @@ def _place(cause: Cause) -> tuple[bool, float, str, int]:
     return place(cause.note, -cause.at, cause.node)
 
 
-def describe(node: str, root: Cause | None) -> str:
-    """The failure that ended a round, for people; *node* reported it."""
-    if root is None:
-        return f"workers of node {node} failed"
+def describe(root: Cause) -> str:
+    """The failure that ended a round, for people."""
     note = root.note
     if note.fatal:
         return f"rank {note.rank} on node {host_of(root.node)} cannot go on ({line(note.message.strip())})"

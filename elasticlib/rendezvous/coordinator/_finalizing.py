@@ -88,7 +88,10 @@ def finalize(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
     assignments = assign([chosen[node] for node in nodes], number, state.restarts, rules.max_restarts, why)
     entries = {node: _chosen(state.waiting[node]) for node in nodes}
     heard_last = (last_count(state, entry) for entry in entries.values())
-    assignments = tuple(evolve(each, heard=last) for each, last in zip(assignments, heard_last, strict=True))
+    cause = current.end.why if current is not None and current.end is not None and current.causes else ""
+    assignments = tuple(
+        evolve(each, heard=last, cause=cause) for each, last in zip(assignments, heard_last, strict=True)
+    )
     rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
     losses = state.losses if current is None else losses_after(state.losses, current)
     state = evolve(state, waiting=rest, losses=losses, gathering_since=None)
@@ -170,7 +173,12 @@ def _give_up(state: State, how: str, note: str) -> Outcome:
     if current is not None:
         missing = current.entries.keys() - state.waiting.keys()
         if missing:
-            why += f"; missing of round {current.number}: {named(missing, current.left)}"
+            why += f"; missing of round {current.number}: {named(missing, _gone(current))}"
     if without_ranks := refused(state):
         why += f"; no ranks are given any more to {without_ranks}"
     return finish(state, Final(False, why + note, kind="timeout"))
+
+
+def _gone(current: Round) -> Mapping[str, str]:
+    """The nodes that are gone, each with how and why, for people."""
+    return {node: f"{'lost' if node in current.lost else 'left'}: {why}" for node, why in current.left.items()}

@@ -203,13 +203,15 @@ class Round:
     stopped: frozenset[str] = frozenset()
     """Nodes that have no worker of this round any more and did not succeed."""
     left: Mapping[str, str] = Factory(dict)
-    """Nodes that went or were lost, each with the reason."""
+    """Nodes that left or were lost, each with the reason."""
     lost: frozenset[str] = frozenset()
     """Those of `left` that did not go by their own will."""
     causes: tuple[Cause, ...] = ()
     asked: frozenset[str] = field(default=frozenset(), eq=False)
     """Nodes that were asked for the rest of their failures; whoever takes over asks again."""
     end: messages.RoundEnd | None = None
+    cause_due: float | None = field(default=None, eq=False)
+    """When nodes are told of a cause that was open when the round ended; None: there is nothing to tell."""
 
     @property
     def has_workers(self) -> bool:

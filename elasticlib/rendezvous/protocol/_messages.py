@@ -159,6 +159,8 @@ class RankAssignment:
     master_port: int = field(validator=and_(ge(0), le(65535)))
     why: str
     """What made the round start."""
+    cause: str = ""
+    """Why the last round ended, where its workers failed."""
     heard: int = field(default=0, validator=ge(0))
     """Count of the last heartbeat of this node that was read since it asked for ranks; 0: none was yet."""
 
@@ -179,6 +181,9 @@ class RoundEnd:
     round: int
     why: str
     restart: bool
+    decided: bool = True
+    """False where workers that still stop may tell of an earlier failure: another one with the cause follows, or the
+    next ranks, or the job's end, have it."""
 
 
 @frozen

@@ -372,8 +372,9 @@ def test_a_failure_ends_the_round_for_all_and_spends_one_restart() -> None:
     desk = running("a", "b", max_restarts=3)
     desk.hear(Failed("b", 0, (note(2, message="ValueError: bad\nmore"),)))
 
-    why = "rank 2 on node b ended with exit status 1 (ValueError: bad); restart 1 of 3"
-    assert {"a": RoundEnd(0, why, True), "b": RoundEnd(0, why, True)} == desk.sent()
+    why = "rank 2 on node b ended with exit status 1 (ValueError: bad)"
+    assert dict.fromkeys("ab", RoundEnd(0, why, True, decided=False)) == desk.sent()
+    desk.hear(Stopped("a", 0, ()), Stopped("b", 0, (note(2, message="ValueError: bad\nmore"),)))
     assert 1 == desk.state.restarts
 
 
@@ -381,7 +382,7 @@ def test_a_signal_is_named_as_such() -> None:
     desk = running("a")
     desk.hear(Failed("a", 0, (FailureNote(1, 1, 100, -9),)))
 
-    assert end_of(desk.sent()["a"]).why == "rank 1 on node a was ended by signal 9; restart 1 of 3"
+    assert end_of(desk.sent()["a"]).why == "rank 1 on node a was ended by signal 9"
 
 
 def test_a_failure_without_notes_is_a_failure() -> None:
@@ -398,11 +399,15 @@ def test_the_next_seats_carry_the_restarts_that_the_job_has_used() -> None:
 
     assignment = seat_of(desk.sent()["a"])
     assert (1, 1, 3) == (assignment.round, assignment.restart_count, assignment.max_restarts)
+    assert "rank 0 on node a ended with exit status 1; restart 1 of 3" == assignment.cause
 
 
 def test_further_failures_of_an_ended_round_spend_nothing() -> None:
     desk = running("a", "b", max_restarts=3)
     desk.hear(Failed("a", 0, (note(0),)), Failed("b", 0, (note(2),)), Stopped("b", 0, (note(2), note(3))))
+    assert not desk.sent()
+
+    desk.hear(Stopped("a", 0, (note(0), note(1))))
 
     assert 1 == desk.state.restarts
     assert not desk.sent()
@@ -412,7 +417,8 @@ def test_stopped_with_failures_is_a_failure_too() -> None:
     desk = running("a", max_restarts=1)
     desk.hear(Stopped("a", 0, (note(0),)))
 
-    assert end_of(desk.sent()["a"]).why == "rank 0 on node a ended with exit status 1; restart 1 of 1"
+    assert end_of(desk.sent()["a"]).restart
+    assert 1 == desk.state.restarts
 
 
 def test_workers_that_stopped_without_failing_end_the_round_for_free() -> None:
@@ -821,8 +827,9 @@ def test_with_a_join_time_of_0_those_who_come_back_are_waited_for() -> None:
     desk = gang("a", "b")
     desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)), Stopped("b", 0, ()))
     desk.join("a")
+    desk.tick(1.0)
 
-    assert (WakeAt(600.0),) == desk.actions
+    assert WakeAt(600.0) in desk.actions
     desk.join("b")
     assert {"a", "b"} == desk.sent().keys()
 
@@ -989,7 +996,7 @@ def test_a_lost_node_counts_as_stopped_when_the_round_has_ended() -> None:
 def test_the_end_of_the_job_does_not_wait_for_a_lost_node() -> None:
     desk = watched("a", "b", max_restarts=0)
     desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, (note(0),)))
-    desk.node_heartbeat("b", seconds=12.0)
+    desk.node_heartbeat("b").node_heartbeat("b", seconds=12.0)
 
     assert ("a", "failed") == (final_of(desk).root_node, final_of(desk).kind)
 
@@ -1392,13 +1399,99 @@ def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(kind: type[
     ends = desk.sent()
     desk.hear(Stopped("b", 0, ()), Stopped("a", 0, (stuck,)))
 
-    why = "rank 1 on node a cannot go on (in uninterruptible sleep); a restart would fail again"
-    assert {"a": RoundEnd(0, why, False), "b": RoundEnd(0, why, False)} == ends
+    why = "rank 1 on node a cannot go on (in uninterruptible sleep)"
+    assert dict.fromkeys("ab", RoundEnd(0, why, False, decided=False)) == ends
+    why += "; a restart would fail again"
     assert Final(False, why, "a", stuck) == desk.state.final
     assert 0 == desk.state.restarts
 
 
-# A node's death cuts the connections of its peers, and these may be heard of first.
+# --- the cause of a failure is decided when the workers are gone
+
+LOST = note(0, secondary=True, message="RuntimeError: Connection reset by peer")
+KILLED = FailureNote(2, 0, 200, -9)
+
+
+def test_the_cause_is_the_failure_that_is_seen_after_its_peers_lost_connection() -> None:
+    """A worker's sockets close before its death can be seen."""
+    desk = running("a", "b", max_restarts=3)
+    desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)), Stopped("b", 0, (KILLED,)))
+    desk.join("a", "b")
+
+    assert "rank 2 on node b was ended by signal 9; restart 1 of 3" == seat_of(desk.sent()["a"]).cause
+
+
+def test_the_cause_is_told_after_a_second_though_a_node_still_stops() -> None:
+    desk = running("a", "b", max_restarts=3)
+    desk.hear(Failed("b", 0, (KILLED,)), Stopped("b", 0, (KILLED,)))
+    mailbox = desk.join("b")[0]
+    assert (WakeAt(1.0),) == desk.actions
+
+    desk.tick(1.0)
+
+    end = RoundEnd(0, "rank 2 on node b was ended by signal 9; restart 1 of 3", True)
+    assert {"a": end, "b": end} == desk.sent()
+    assert [end] == desk.mailboxes[mailbox]
+    desk.hear(Stopped("a", 0, ()))
+    desk.tick(1.0)
+    assert (1, {}) == (desk.state.restarts, desk.sent())
+
+
+def test_a_lost_connection_alone_is_no_cause_before_all_have_stopped() -> None:
+    desk = running("a", "b", max_restarts=3)
+    desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
+
+    desk.tick(20.0)
+    assert (0, {}) == (desk.state.restarts, desk.sent())
+    desk.hear(Stopped("b", 0, ()))
+
+    assert 1 == desk.state.restarts
+    assert "Connection reset" in end_of(desk.sent()["a"]).why
+
+
+def test_the_cause_is_told_while_other_nodes_are_waited_for() -> None:
+    desk = running("a", "b", max_restarts=3)
+    desk.hear(Failed("b", 0, (KILLED,)), Stopped("a", 0, ()), Stopped("b", 0, (KILLED,)))
+    desk.join("a")
+
+    desk.tick(1.0)
+
+    assert RoundEnd(0, "rank 2 on node b was ended by signal 9; restart 1 of 3", True) == desk.sent()["a"]
+
+
+def test_a_failure_that_a_restart_would_meet_again_ends_the_job_though_it_is_seen_late() -> None:
+    desk = running("a", "b", max_restarts=3)
+    desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
+    desk.join("a")
+    desk.hear(Stopped("b", 0, (evolve(KILLED, fatal=True),)))
+
+    assert ("b", 0) == (final_of(desk).root_node, desk.state.restarts)
+    assert {"a", "b"} == desk.sent().keys()
+
+
+# --- a node's death cuts the connections of its peers, and these may be heard of first
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_node_that_goes_spends_no_restart_though_its_peers_lost_connections_come_first(lost: bool) -> None:
+    desk = running("a", "b", min_nodes=1, max_restarts=3)
+    desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
+    desk.join("a")
+    desk.hear(Leave("b", "gone", lost=lost))
+
+    desk.tick(30.0)
+
+    assert desk.state.round is not None and {"a"} == desk.state.round.entries.keys()
+    assert 0 == desk.state.restarts
+    assert f"node b {'is lost' if lost else 'left'}: gone" == desk.state.round.assignments[0].cause
+
+
+def test_a_host_lost_in_three_rounds_running_spends_a_restart_though_lost_connections_come_first() -> None:
+    desk = crash_loop(2)
+    cut = (FailureNote(0, 0, 100, 1, secondary=True),)
+    desk.hear(Failed("a", 2, cut), Stopped("a", 2, cut), Leave("host/3", "its agent died", lost=True))
+
+    assert 1 == desk.state.restarts
 
 
 @pytest.mark.parametrize("kind", [Failed, Stopped])

@@ -321,7 +321,7 @@ def test_a_root_cause_that_nobody_can_tell_more_of_is_told_as_far_as_it_is_known
 
     office.wait(HEARTBEAT + 2.0, [living(office, mailbox) for mailbox in mailboxes[:2]])
 
-    final = office.end(mailboxes[0], 3)
+    final = office.end(mailboxes[0], 4)
     assert final.root_node == "n2"
     assert final.root is not None
     assert EARLY // 4 < len(final.root.traceback) + len(final.root.message) < EARLY

@@ -1,0 +1,28 @@
+"""A restart is reported with its root cause, though consequences of it are often seen first."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+
+from elasticlib import LaunchConfig, elastic_launch
+from tests.process import duties
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_restart_names_the_killed_rank_though_its_peers_lose_their_connections_first(
+    ranks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel closes the sockets of a killed process, frees what it holds, and only then lets others see its end."""
+    caplog.set_level(logging.WARNING, "elasticlib")
+    config = LaunchConfig(nproc_per_node=ranks, max_restarts=1)
+
+    results = elastic_launch(config, duties.dies_slowly_in_a_collective)(ranks - 1)
+
+    assert dict.fromkeys(range(ranks), "1") == results
+    (line,) = [record.getMessage() for record in caplog.records if "ended" in record.getMessage()]
+    assert re.fullmatch(rf"round 0 ended: rank {ranks - 1} on node .* was ended by signal 9; restart 1 of 1", line)
