@@ -207,6 +207,8 @@ class ProcessFailure:
     """True when the job found it to be the first failure of all its nodes, whatever their clocks say."""
     fatal: bool = False
     """True where a restart would only meet it again, so that none is made."""
+    process: str = ""
+    """Which process of elasticlib's own ended, such as ``worker store``; empty: a worker. `rank` stands for it then."""
     frames: tuple[Frame, ...] = field(default=(), repr=False, compare=False)
     """The stack of a worker of this node that raised, the innermost frame last; `traceback` is its text."""
     moment: float = 0.0
@@ -336,7 +338,7 @@ class ChildFailedError(ElasticError):
     def summary(self) -> str:
         """The root cause in one line, such as ``rank 1: ValueError: bad batch (train.py:54)``."""
         rank, failure = self.get_first_failure()
-        return f"rank {rank}: {failure.summary()}"
+        return failure.summary() if failure.process else f"rank {rank}: {failure.summary()}"
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """The root cause: its global rank and its failure."""
@@ -354,13 +356,21 @@ class ChildFailedError(ElasticError):
         return "\n".join(["", border, title, section, *lines[1:-2], section, *lines[-2:], border])
 
 
+def _who(rank: int, failure: ProcessFailure) -> dict[str, str]:
+    """Whose failure it is: a rank's, or that of a process of elasticlib."""
+    if failure.process:
+        return {"process": f"{failure.process} of elasticlib"}
+    return {"rank": f"{rank} (local_rank: {failure.local_rank})"}
+
+
 def _record(index: int, rank: int, failure: ProcessFailure) -> str:
     by_signal = f", {failure.signal_name()}" if failure.exitcode < 0 else ""
+    pid = failure.pid or "not known"
     facts = {
         "time": failure.timestamp_isoformat(),
         "host": failure.host,
-        "rank": f"{rank} (local_rank: {failure.local_rank})",
-        "exitcode": f"{failure.exitcode} (pid: {failure.pid}{by_signal})",
+        **_who(rank, failure),
+        "exitcode": f"{failure.exitcode} (pid: {pid}{by_signal})",
         "error_file": failure.error_file,
     }
     trace = failure.traceback or failure.message or NOT_AVAILABLE

@@ -273,7 +273,7 @@ class SimpleElasticAgent(ElasticAgent):
         if not self._result.failures:
             return [_policy.WorkersFailed(f"workers are {group.state.value}")]
         rank, failure = root_cause(self._result.failures)
-        return [_policy.WorkersFailed(f"rank {rank}: {failure.message}")]
+        return [_policy.WorkersFailed(failure.message if failure.process else f"rank {rank}: {failure.message}")]
 
     def _perform(self, action: _policy.Action) -> RunResult | None:
         group, member = self._worker_group, self._member

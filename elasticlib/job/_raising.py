@@ -147,7 +147,8 @@ def rendered(error: ChildFailedError) -> list[str]:
     frames = failure.frames or crash_frames(failure.traceback)
     item = getattr(error, "_elastic_item", None)
     where = "" if item is None else f", at item {item}"
-    lines += [f"in the worker of rank {rank}{where}:", *_in_notebooks.stack(frames)]
+    if not failure.process:
+        lines += [f"in the worker of rank {rank}{where}:", *_in_notebooks.stack(frames)]
     lines += _message(failure)
     if not failure.exception_type:
         lines += [*([failure.hint] if failure.hint else []), *failure.log_tail[-3:]]

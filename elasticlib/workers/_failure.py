@@ -24,6 +24,8 @@ from elasticlib.errors import Frame, PicklingError, ProcessFailure, read_error_f
 from elasticlib.workers._launch_events import Event, Exit, Lingers, Stacks, Stopped, StoreGone, Stuck
 from elasticlib.workers.child import _results
 
+STORE, SPAWNER = "worker store", "spawner"
+"""Processes of ours, whose end is reported by these names."""
 _TAIL_BYTES = 8192
 _MOST_LINES = 1_000_000
 _STAMP_IS_BEHIND = 2.0
@@ -88,8 +90,12 @@ def failure_of(
 
 
 def lost(rank: int, rank_base: int, pids: Mapping[int, int], why: str) -> ProcessFailure:
-    """The failure of a worker that ended with the process which started it."""
-    return ProcessFailure(rank, pids.get(rank, 0), -signal.SIGKILL, "", message=why, rank=rank_base + rank)
+    """The failure of a worker that ended with the process which started it; the first one stands for that process."""
+    if rank == 0:
+        return ProcessFailure(0, 0, -signal.SIGKILL, "", message=why, rank=rank_base, process=SPAWNER)
+    with_it = f"the worker was killed with all others: {why}"
+    pid = pids.get(rank, 0)
+    return ProcessFailure(rank, pid, -signal.SIGKILL, "", message=with_it, rank=rank_base + rank, secondary=True)
 
 
 def _frames(text: str) -> tuple[Frame, ...]:
@@ -244,7 +250,9 @@ def blamed(ends: Mapping[int, Exit], count: int) -> int | None:
 def lost_store(gone: StoreGone, rank: int, rank_base: int, kills: int, at: float) -> ProcessFailure:
     """The failure of the store that went away at the Unix time *at*, in the name of *rank*."""
     hint = explain(gone.exitcode, kills) if gone.pid else ""
-    failure = ProcessFailure(rank, gone.pid, gone.exitcode, "", message=gone.why, rank=rank_base + rank, hint=hint)
+    failure = ProcessFailure(
+        rank, gone.pid, gone.exitcode, "", message=gone.why, rank=rank_base + rank, hint=hint, process=STORE
+    )
     failure.timestamp = at
     return failure
 

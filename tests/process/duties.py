@@ -389,6 +389,15 @@ def loses_the_store(folder: Path, does: str) -> str:
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
+def loses_its_spawner() -> str:
+    """In the first round rank 0 kills the process that started it; returns the number of restarts."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if os.environ["RANK"] == "0":
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)  # stands for work
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
 def dies_slowly_in_a_collective(rank: int) -> str:
     """In the first round *rank* is killed while it holds much memory in files; returns the number of restarts."""
     import torch

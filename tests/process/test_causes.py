@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 
 import pytest
 
-from elasticlib import LaunchConfig, elastic_launch
+from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
 from tests.process import duties
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_the_death_of_the_spawner_is_reported_as_that(restarts: int, caplog: pytest.LogCaptureFixture) -> None:
+    config = LaunchConfig(nproc_per_node=2, max_restarts=restarts)
+
+    with contextlib.nullcontext() if restarts else pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config, duties.loses_its_spawner)()
+
+    if caught is not None:
+        assert str(caught.value).startswith("the ")
+        assert "process   : spawner of elasticlib" in str(caught.value)
+        assert str(caught.value.get_first_failure()[1].message) == str(caught.value.__cause__)
+    else:
+        (line,) = [record.getMessage() for record in caplog.records if "ended:" in record.getMessage()]
+        assert re.fullmatch(r"round 0 ended: the .*process.* on node .*; restart 1 of 1", line)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

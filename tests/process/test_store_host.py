@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -22,11 +23,12 @@ def config(method: str, restarts: int) -> LaunchConfig:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_store_that_dies_costs_one_restart(method: str, tmp_path: Path) -> None:
+def test_a_store_that_dies_costs_one_restart(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The next round has a store of its own, as always."""
     results = elastic_launch(config(method, 1), duties.loses_the_store)(tmp_path, "waits")
 
     assert {0: "1", 1: "1"} == results
+    assert re.search(rf"round 0 ended: {NAMED} on node .*; restart 1 of 1", caplog.text), caplog.text
 
 
 @pytest.mark.parametrize("does", ["waits", "talks"])
@@ -37,13 +39,14 @@ def test_a_store_that_dies_is_the_root_cause_whatever_the_workers_say_of_it(
     """Workers that need it at that moment see a lost connection, others nothing at all."""
     begun = time.monotonic()
 
-    with pytest.raises(ChildFailedError, match=NAMED) as caught:
+    with pytest.raises(ChildFailedError, match=f"^{NAMED}") as caught:
         elastic_launch(config(method, 0), duties.loses_the_store)(tmp_path, does)
 
     _, cause = caught.value.get_first_failure()
     killed = int((tmp_path / "store").read_text())
     assert (killed, -9) == (cause.pid, cause.exitcode)
     assert f"(pid {killed})" in cause.message
+    assert "process   : worker store of elasticlib" in str(caught.value)
     assert cause.message in str(caught.value.__cause__)
     assert time.monotonic() - begun < 20, "nobody waited for a time-out"
     duties.wait_for(lambda: not os.path.exists(f"/proc/{killed}"))

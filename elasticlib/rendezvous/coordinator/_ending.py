@@ -142,6 +142,8 @@ def _place(cause: Cause) -> tuple[bool, float, str, int]:
 def describe(root: Cause) -> str:
     """The failure that ended a round, for people."""
     note = root.note
+    if note.process:
+        return f"{line(note.message.strip())} on node {host_of(root.node)}"
     if note.fatal:
         return f"rank {note.rank} on node {host_of(root.node)} cannot go on ({line(note.message.strip())})"
     how = f"was ended by signal {-note.exitcode}" if note.exitcode < 0 else f"ended with exit status {note.exitcode}"

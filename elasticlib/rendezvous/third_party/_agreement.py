@@ -242,4 +242,6 @@ class FailureCollection:
 
 def describe(node: str, note: FailureNote) -> str:
     """A failure in one line."""
+    if note.process:
+        return f"{note.message} on node {node}"
     return f"rank {note.rank} of node {node} failed: {note.message}"

@@ -58,6 +58,7 @@ notes = st.builds(
     hint=many,
     secondary=st.booleans(),
     age=st.floats(0, 1e9),
+    process=text,
 )
 lists = st.lists(notes, max_size=2).map(tuple)
 terms = st.builds(Terms, count, count, count)

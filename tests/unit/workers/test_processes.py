@@ -134,7 +134,13 @@ def test_a_loss_is_the_failure_of_all_unless_it_is_nobodys(make: Make) -> None:
     processes, _ = make(Lost("killed from outside"))
     processes.poll()
 
-    assert {rank: each.pid for rank, each in processes.failures(4).items()} == {4: 100, 5: 101}
+    failures = processes.failures(4)
+    assert {rank: (each.process, each.secondary) for rank, each in failures.items()} == {
+        4: ("spawner", False),
+        5: ("", True),
+    }
+    assert (4, failures[4]) == root_cause(failures)
+    assert failures[4].message == "killed from outside"
     assert processes.failures(by_loss=False) == {}
 
 
@@ -205,6 +211,7 @@ def test_a_store_that_ended_is_a_failure_though_all_workers_run(make: Make) -> N
     assert processes.any_failed() and not processes.gone()
     ((rank, failure),) = processes.failures(4).items()
     assert (rank, failure.message, failure.pid, failure.exitcode) == (4, STORE.why, 7, -signal.SIGKILL)
+    assert failure.process == "worker store"
     assert str(processes.original_exception(0)) == STORE.why
 
 

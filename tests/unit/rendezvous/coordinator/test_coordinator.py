@@ -385,6 +385,14 @@ def test_a_signal_is_named_as_such() -> None:
     assert end_of(desk.sent()["a"]).why == "rank 1 on node a was ended by signal 9"
 
 
+def test_a_process_of_ours_is_named_and_no_rank() -> None:
+    desk = running("a")
+    store = FailureNote(0, 0, 7, -9, "the process that hosts the store (pid 7) was ended by SIGKILL", process="store")
+    desk.hear(Failed("a", 0, (store,)))
+
+    assert f"{store.message} on node a" == end_of(desk.sent()["a"]).why
+
+
 def test_a_failure_without_notes_is_a_failure() -> None:
     desk = running("a", max_restarts=0)
     desk.hear(Failed("a", 0, ()), Stopped("a", 0, ()))
