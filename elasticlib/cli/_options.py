@@ -174,7 +174,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             None,
             float,
             metavar="SECONDS",
-            unset="30; scripts that ended well take any time",
+            unset="30; threads and exit handlers of what ended well take any time",
         ),
     ),
     "logs": (

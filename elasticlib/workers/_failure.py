@@ -76,6 +76,8 @@ def failure_of(
     if not failure.traceback and end.faults.strip():
         failure.traceback = user_part(end.faults)
     if end.overdue is not None:
+        if report is None and end.exitcode < 0:
+            failure.message = "the program ended well, but its threads or exit handlers were still at work"
         failure.hint = (
             f"it did not end within {end.overdue:g} s (exit_timeout) after that and was stopped; its threads then:\n"
             + (user_part(end.faults) or "(could not be seen)")

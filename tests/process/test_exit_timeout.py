@@ -138,17 +138,37 @@ def returns_and_lingers(how: str) -> int:
     return 7
 
 
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("how", HOLDERS)
-def test_what_a_function_returned_counts_although_its_process_had_to_be_stopped(
-    how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With one warning that shows its threads."""
-    config = LaunchConfig(nproc_per_node=2, exit_timeout=1)
+def test_a_function_that_returned_has_failed_when_its_process_had_to_be_stopped(how: str, method: str) -> None:
+    """What its threads or exit handlers were at is lost; the report shows where they are."""
+    config = LaunchConfig(nproc_per_node=2, max_restarts=0, exit_timeout=1, start_method=method)  # type: ignore[arg-type]
 
-    assert {0: 7, 1: 7} == elastic_launch(config, returns_and_lingers)(how)
-    told = [record.getMessage() for record in caplog.records if "still runs" in record.getMessage()]
-    assert 2 == len(told)
-    assert all("and it is stopped" in each and "File" in each for each in told)
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config, returns_and_lingers)(how)
+
+    failure = next(iter(caught.value.failures.values()))
+    assert "ended well, but its threads or exit handlers were still at work" in failure.message
+    assert "did not end within 1 s (exit_timeout)" in failure.hint and "File" in failure.hint
+
+
+def returns_while_a_thread_works(path: str) -> int:
+    """Return at once; a thread of its own goes on to write."""
+
+    def save() -> None:
+        time.sleep(1.0)  # stands for work
+        Path(path).write_text("saved")
+
+    threading.Thread(target=save).start()
+    return 7
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_threads_of_a_function_that_returned_may_work_on(method: str, tmp_path: Path) -> None:
+    config = LaunchConfig(nproc_per_node=1, start_method=method)  # type: ignore[arg-type]
+
+    assert {0: 7} == elastic_launch(config, returns_while_a_thread_works)(str(tmp_path / "out"))
+    assert "saved" == (tmp_path / "out").read_text()
 
 
 LINGERS = """
@@ -200,13 +220,13 @@ def test_threads_of_a_script_that_ended_well_may_work_on(tmp_path: Path) -> None
 
 
 def test_threads_of_a_script_that_ended_well_are_ended_where_that_was_asked_for(tmp_path: Path) -> None:
-    """With its warning, and the stacks; the job has succeeded."""
+    """With its warning, and the stacks; the job has failed, since their work was cut off."""
     script = tmp_path / "lingers.py"
     script.write_text(LINGERS)
 
     done = elasticrun("--exit-timeout", "0.5", str(script), "well", "50")
 
-    assert (0, "") == (done.returncode, done.stdout)
+    assert (1, "") == (done.returncode, done.stdout)
     assert "and it is stopped" in done.stderr and "lingers.py" in done.stderr
 
 

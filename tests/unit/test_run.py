@@ -440,7 +440,7 @@ DEFAULTS = {
     "--numa-binding": "none",
     "--signals-to-handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     "--shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30",
-    "--exit-timeout": "30; scripts that ended well take any time",
+    "--exit-timeout": "30; threads and exit handlers of what ended well take any time",
     "--log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else [${role_name}${local_rank}]:",
     "--virtual-local-rank": "off",
     "--preload": "auto",

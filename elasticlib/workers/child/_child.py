@@ -198,7 +198,10 @@ def run_fresh(descriptor: int) -> NoReturn:
     for inherited in handed.inherit:
         os.set_inheritable(inherited, False)
     os.close(descriptor)
-    status = _run(spec, evolve(handed, pid=os.getpid()), None)
+    handed = evolve(handed, pid=os.getpid())
+    # The first exit handler is the last to run: nothing of the user's is left then but finalizers.
+    atexit.register(lambda: _exiting.announce(handed, _exiting.Outcome.CLOSING, status))
+    status = _run(spec, handed, None)
     _ending.leave(status)
 
 

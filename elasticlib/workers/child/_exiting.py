@@ -8,7 +8,7 @@ asked for, and then it is stopped by the same ladder as every other.
 
     RUNS --outcome--> EXITS --exit timeout--> DUMPS --stacks written--> ASKED --grace--> KILLED --limit--> given up
       |                                         |                         ^
-      |                                         +-- a script that ended well, no timeout asked for --> LINGERS
+      |                                         +-- a program that ended well, no timeout set --> LINGERS
       +------------------------------ the round is being stopped --------+
 
 Rules of this file: time is an argument; PURE: nothing is sent or read here but the announcement itself.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 import os
+import signal
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +46,10 @@ class Outcome(enum.IntEnum):
     """The main part of a script is over, with an exit status."""
     CLOSING = 3
     """Threads and exit handlers are done: nothing of the user's is left but finalizers."""
+
+
+_MAIN_PARTS = (Outcome.RETURNED, Outcome.ENDED)
+"""Outcomes after which threads and exit handlers of the program may still work."""
 
 
 class Stage(enum.Enum):
@@ -99,8 +104,8 @@ class Course:
 
     exit_timeout: float = DEFAULT_EXIT_TIMEOUT
     """Seconds from the outcome of its program to the end of its process."""
-    for_scripts: bool = False
-    """Whether the time holds for scripts that ended well, too."""
+    was_chosen: bool = False
+    """Whether the user set that time: it then holds for programs that ended well, too."""
     grace: float = KILLED
     """Seconds from the stop signal to SIGKILL."""
     stage: Stage = Stage.RUNS
@@ -119,8 +124,8 @@ class Course:
     def heard(self, outcome: Outcome, status: int, now: float) -> bool:
         """Take in an announcement; whether it is news that the program failed."""
         first = self.outcome is None
-        only_begun = self.outcome is Outcome.ENDED and self.status == 0 and outcome is Outcome.CLOSING
-        if not first and not only_begun:
+        ended_well = self.outcome in _MAIN_PARTS and self.status == 0
+        if not first and not (ended_well and outcome is Outcome.CLOSING):
             return False
         self.outcome, self.status = outcome, status
         if self.stage in (Stage.ASKED, Stage.KILLED):
@@ -153,7 +158,8 @@ class Course:
             case Stage.DUMPS if not dumped and now < self._dump_until:
                 self.deadline = now + _DUMP_LOOK
                 return []
-            case Stage.DUMPS if self.outcome is Outcome.ENDED and self.status == 0 and not self.for_scripts:
+            case Stage.DUMPS if self.outcome in _MAIN_PARTS and self.status == 0 and not self.was_chosen:
+                # Its threads and exit handlers are part of the program, as those of any Python program.
                 self.stage, self.deadline = Stage.LINGERS, None
                 return [Act.TELL]
             case Stage.DUMPS:
@@ -169,6 +175,10 @@ class Course:
 
     def exitcode(self, code: int) -> int:
         """The worker's exit code: that of its program, where the process ended otherwise only because we ended it."""
-        if self.outcome is not None and (self.overdue or (code < 0 and self.stage in (Stage.ASKED, Stage.KILLED))):
+        if self.outcome is None:
+            return code
+        if self.overdue and self.outcome in _MAIN_PARTS and self.status == 0:
+            return code or -signal.SIGTERM  # its own threads or exit handlers were cut off: that is no success
+        if self.overdue or (code < 0 and self.stage in (Stage.ASKED, Stage.KILLED)):
             return self.status
         return code

@@ -14,7 +14,8 @@ from elasticlib.workers.child._exiting import Act, Course, Outcome, Stage, annou
 from elasticlib.workers.child._start_spec import Handed
 
 FAILING = [(Outcome.RAISED, 1), (Outcome.RAISED, -2), (Outcome.ENDED, 3)]
-WELL = [(Outcome.RETURNED, 0), (Outcome.CLOSING, 0)]
+WELL = [(Outcome.CLOSING, 0)]
+MAIN_PARTS = [Outcome.RETURNED, Outcome.ENDED]
 
 
 def until_told(course: Course, now: float) -> list[Act]:
@@ -50,33 +51,42 @@ def test_who_does_not_end_in_time_is_dumped_told_of_and_stopped(outcome: Outcome
     assert course.deadline is None
 
 
-def test_a_script_that_ended_well_is_told_of_once_and_let_be() -> None:
-    """Threads that work on are a legitimate program."""
+@pytest.mark.parametrize("outcome", MAIN_PARTS)
+def test_a_program_that_ended_well_is_reported_once_and_let_be(outcome: Outcome) -> None:
+    """Threads that work on are a legitimate program, whether it is a script or a function."""
     course = Course(10.0)
-    course.heard(Outcome.ENDED, 0, now=0.0)
+    course.heard(outcome, 0, now=0.0)
 
     assert [Act.DUMP, Act.TELL] == until_told(course, 10.0)
     assert (Stage.LINGERS, None, False) == (course.stage, course.deadline, course.overdue)
 
 
-def test_a_timeout_that_was_asked_for_holds_for_scripts_that_ended_well() -> None:
-    course = Course(10.0, for_scripts=True)
-    course.heard(Outcome.ENDED, 0, now=0.0)
+@pytest.mark.parametrize("outcome", MAIN_PARTS)
+@pytest.mark.parametrize("code", [-15, -9, 0])
+def test_a_timeout_that_was_chosen_holds_for_what_ended_well_and_then_it_has_failed(
+    outcome: Outcome, code: int
+) -> None:
+    """What its threads were at is cut off, also where the process takes the signal for an order to end with 0."""
+    course = Course(10.0, was_chosen=True)
+    course.heard(outcome, 0, now=0.0)
 
     assert [Act.DUMP, Act.TELL, Act.TERM] == until_told(course, 10.0)
+    assert (code or -15) == course.exitcode(code)
 
 
+@pytest.mark.parametrize("outcome", MAIN_PARTS)
 @pytest.mark.parametrize("told_before", [False, True])
-def test_finalizers_of_a_script_have_a_time_limit(told_before: bool) -> None:
+def test_finalizers_have_a_time_limit_and_change_no_status(told_before: bool, outcome: Outcome) -> None:
     """Once its threads and exit handlers are done, nothing of the user's is left to wait for."""
     course = Course(10.0)
-    course.heard(Outcome.ENDED, 0, now=0.0)
+    course.heard(outcome, 0, now=0.0)
     if told_before:
         until_told(course, 10.0)
 
     assert not course.heard(Outcome.CLOSING, 0, now=50.0)
     assert 60.0 == course.deadline
     assert [Act.DUMP, Act.TELL, Act.TERM] == until_told(course, 60.0)
+    assert 0 == course.exitcode(-15)
 
 
 def test_a_stop_leaves_a_failed_worker_the_time_for_its_exit_handlers() -> None:

@@ -372,7 +372,7 @@ def test_a_stop_after_a_failure_spares_who_has_failed(yard: Yard) -> None:
 def test_who_lives_on_is_told_of_and_ends_with_the_status_of_its_program(yard: Yard) -> None:
     """Its threads' stacks are asked for, then it is stopped."""
     live = yard.worker(0)
-    announced(yard, live, Outcome.RETURNED, 0)
+    announced(yard, live, Outcome.CLOSING, 0)
     os.write(live.left[1], b"stacks")
 
     while not yard.sent:
