@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import weakref
@@ -25,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from elasticlib import processes
 from elasticlib._wire import Channel, wait_readable
-from elasticlib.errors import StartError
+from elasticlib.errors import EntrypointError, StartError, name_of_signal
 
 CHANNEL_FD = 3
 """The descriptor on which a program of ours finds its channel."""
@@ -34,6 +35,8 @@ _ROOT = str(Path(__file__).parents[1])
 # ``-c`` and not ``-m``: the folder that we happen to be in must not shadow modules of the same name.
 BOOT = f"import sys; p = sys.path; p[:1] = [f for f in p[:1] if f]; {_ROOT!r} in p or p.append({_ROOT!r}); "
 """First words of a ``-c`` program that imports elasticlib."""
+
+_FRESH_BOOT = BOOT + "from elasticlib.workers.child._child import run_fresh; run_fresh(int(sys.argv.pop()))"
 
 BEGIN = (
     BOOT
@@ -44,11 +47,23 @@ BEGIN = (
 
 FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 NOT_THIS_USERS = "; the user of this program may not execute it: let all users read it and the folders above it"
+FROM_OUTSIDE = " (killed from outside, or out of memory)"
 FEW_DESCRIPTORS = "; raise the limit of open files (ulimit -n)"
 _PR_SET_PDEATHSIG = 1
 _LOW = 256
 KILLED = 5.0
 """Seconds in which a process that was sent SIGKILL ends, unless it is in uninterruptible sleep."""
+
+
+class HelperLostError(StartError):
+    """A process of ours was ended by somebody else, which says nothing against starting it again."""
+
+    @classmethod
+    def of(cls, name: str, pid: int, signum: int = 0) -> HelperLostError:
+        """The error for the process *name*; 0 for a *pid* or signal that is not known."""
+        number = f" (pid {pid})" if pid else ""
+        how = f"was killed by {name_of_signal(signum)}" if signum else "ended unexpectedly"
+        return cls(f"the {name} process{number} {how}{FROM_OUTSIDE}")
 
 
 class _Closable(Protocol):
@@ -152,6 +167,10 @@ class Child(Process):
             handle = processes.handle_of(pid)
         super().__init__(pid, handle)
 
+    def exitcode(self) -> int | None:
+        """As `subprocess` has it, once it has ended; None while it runs, or where that is not known (any more)."""
+        return None if self._handle is None else self._handle.exitcode()
+
     def _reap(self) -> None:
         if self._handle is not None:
             self._handle.reap()
@@ -244,6 +263,26 @@ def start_thread(thread: threading.Thread) -> threading.Thread:
     except RuntimeError as error:
         raise not_started(f"the thread {thread.name}", error) from error
     return thread
+
+
+def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
+    """The command of a new interpreter that becomes the worker whose order's descriptor is its last argument."""
+    return [python, *flags, "-u", "-c", _FRESH_BOOT]
+
+
+def importable_by(python: str, environment: Mapping[str, str]) -> bool:
+    """Whether the interpreter *python* could be a fork server: it finds elasticlib and what that needs."""
+    command = [python, "-c", BOOT + "import elasticlib.workers.spawner._fork_server"]
+    try:
+        done = subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60)
+    except OSError as error:
+        raise EntrypointError(f"PYTHON_EXEC={python!r} cannot be run: {error.strerror}") from error
+    return done.returncode == 0
+
+
+def flags_here() -> tuple[str, ...]:
+    """Optimisation, warnings, isolation ...: options of this interpreter, under which functions run elsewhere too."""
+    return tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None = None) -> Child:

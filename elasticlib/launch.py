@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, fields
 
 from elasticlib import _in_notebooks, events, metrics, records
-from elasticlib._programs import open_files_needed
+from elasticlib._programs import flags_here, open_files_needed
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError, SignalException
@@ -36,7 +36,7 @@ from elasticlib.rendezvous._meeting import choose, opened
 from elasticlib.spec import Entrypoint, LaunchConfig, LogsDest, LogsSpecs, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices, _preload, _signals
-from elasticlib.workers._fork_servers import flags_here, fork_servers
+from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._plan import prepare, shown_by_caller
 
 if TYPE_CHECKING:

@@ -41,10 +41,10 @@ from elasticlib.pools._death import death
 from elasticlib.spec import LaunchConfig
 from elasticlib.workers import _environment, _failure, _packing
 from elasticlib.workers._fork_server_key import import_path
-from elasticlib.workers._launch import handed_over
 from elasticlib.workers._launch_events import Exit
 from elasticlib.workers._signals import PutOff
 from elasticlib.workers.child import _pooled, _report, _showing
+from elasticlib.workers.child._buffers import handed_over
 
 logger = logging.getLogger(__name__)
 

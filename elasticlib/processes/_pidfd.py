@@ -32,6 +32,10 @@ class Handle:
         """Signal the process. Raises `ProcessLookupError` when it is gone, `PermissionError` when it may not be."""
         signal.pidfd_send_signal(self._descriptor, signum)
 
+    def exitcode(self) -> int | None:
+        """Of a child: its exit status, ``-n`` for signal ``n``; None while it runs, or once somebody has reaped it."""
+        return exitcode_of(os.P_PIDFD, self._descriptor)
+
     def reap(self) -> None:
         """Of a child: take its exit status from the kernel, if it has ended and nobody else has done so."""
         with contextlib.suppress(ChildProcessError):
@@ -42,6 +46,17 @@ class Handle:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def exitcode_of(kind: int, number: int) -> int | None:
+    """See `Handle.exitcode`: of the child that this *number* of that *kind* stands for, which is left unreaped."""
+    try:
+        found = os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except OSError:  # it is no child, or not any more
+        return None
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def _try() -> None:

@@ -24,7 +24,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from elasticlib.processes._pidfd import Handle
+from elasticlib.processes._pidfd import Handle, exitcode_of
 
 _LOOK = 0.5
 """Seconds between two looks at a parent, where no signal tells of its end."""
@@ -98,6 +98,9 @@ class _Awaited(Handle):
 
     def _wait(self) -> None:
         raise NotImplementedError
+
+    def exitcode(self) -> int | None:
+        return exitcode_of(os.P_PID, self._pid)
 
     def reap(self) -> None:
         with contextlib.suppress(ChildProcessError):

@@ -24,6 +24,13 @@ from elasticlib.records._of_agents import (
     WorkersSeen as WorkersSeen,
     WorkerStarted as WorkerStarted,
 )
+from elasticlib.records._of_helpers import (
+    HelperHeld as HelperHeld,
+    HelperLost as HelperLost,
+    HelperReplaced as HelperReplaced,
+    HelperWoken as HelperWoken,
+    SpawnerKilled as SpawnerKilled,
+)
 from elasticlib.records._of_jobs import (
     GpuMemoryFree as GpuMemoryFree,
     GpuMemoryHeld as GpuMemoryHeld,
@@ -38,7 +45,6 @@ from elasticlib.records._of_jobs import (
     PreloadSkipped as PreloadSkipped,
     RoundEnded as RoundEnded,
     RoundStarted as RoundStarted,
-    SpawnerKilled as SpawnerKilled,
     StopAwaited as StopAwaited,
     StopRepeated as StopRepeated,
     ThreadsChosen as ThreadsChosen,

@@ -183,19 +183,6 @@ class WorkersCutOff(Record, level=logging.ERROR):
 
 
 @frozen
-class SpawnerKilled(Record, level=logging.ERROR):
-    """The process that starts and stops the workers did not answer, and was killed with all of them."""
-
-    seconds: float
-
-    def __str__(self) -> str:
-        return (
-            f"the process that stops the workers does not answer, {self.seconds:g} s after they should have been gone: "
-            "it was killed, and they with it (stopped from outside, or held by a debugger?)"
-        )
-
-
-@frozen
 class ThreadsChosen(Record, level=logging.INFO):
     """OMP_NUM_THREADS was not set and was chosen."""
 

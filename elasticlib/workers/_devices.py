@@ -133,7 +133,7 @@ def _answer(
             if wait_readable([channel], left):
                 received = channel.receive()
                 if received is None:
-                    raise fork_server.failure()
+                    raise fork_server.failure("device query")
                 answer, descriptors = received
                 if "why" in answer:
                     raise StartError(answer["why"])

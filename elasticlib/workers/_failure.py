@@ -21,6 +21,7 @@ from elasticlib import records
 from elasticlib._programs import FEW_DESCRIPTORS
 from elasticlib._untrusted import exactly, parse, whole
 from elasticlib.errors import Frame, PicklingError, ProcessFailure, read_error_file
+from elasticlib.spec import LogsDest
 from elasticlib.workers._launch_events import Event, Exit, Lingers, Stacks, Stopped, StoreGone, Stuck
 from elasticlib.workers.child import _results
 
@@ -42,6 +43,18 @@ def failed(end: Exit, error_file: str) -> bool:
         return False
     raised = end.report is not None and end.report.kind == "error"
     return not end.told or raised or -end.exitcode in _CRASHES or _written(error_file) is not None
+
+
+def failures_of(
+    ends: Mapping[int, Exit], dest: LogsDest, kills: int, noticed: Mapping[int, float], rank_base: int
+) -> dict[int, ProcessFailure]:
+    """The failures of the workers that failed by themselves, by global rank."""
+    found = {}
+    for local, end in sorted(ends.items()):
+        error_file, rank = dest.error_files.get(local, ""), rank_base + local
+        if failed(end, error_file):
+            found[rank] = failure_of(end, rank, error_file, dest.stderrs.get(local), kills, noticed[local])
+    return found
 
 
 def failure_of(

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,17 +20,17 @@ from pathlib import Path
 
 from elasticlib import processes, records
 from elasticlib._caller import Caller
-from elasticlib._programs import BOOT, KILLED, Link, Process, spawn
+from elasticlib._programs import BOOT, KILLED, HelperLostError, Link, Process, spawn
 from elasticlib._stack_text import crash_frames
 from elasticlib._wire import Channel, Message, wait_readable
-from elasticlib.errors import EntrypointError, PreloadError, StartError
+from elasticlib.errors import PreloadError, StartError
+from elasticlib.helpers import Helper, Reported, first_child, fork_server_lost, reaper_lost
 from elasticlib.workers import _reaper
 from elasticlib.workers._fork_server_key import ForkServerKey, stamps
 from elasticlib.workers.child import _report
 from elasticlib.workers.spawner._reads import Reads, serves
 
 _FORK_SERVER_BOOT = BOOT + "from elasticlib.workers.spawner._fork_server import main; main()"
-_FRESH_BOOT = BOOT + "from elasticlib.workers.child._child import run_fresh; run_fresh(int(sys.argv.pop()))"
 
 _MOST_FORK_SERVERS = 2
 _TALK_LIMIT = 5.0
@@ -40,26 +39,6 @@ _SLOW_IMPORT = 10.0
 """Seconds after which an import of a fork server is told."""
 _CLOSE_LIMIT = 0.5
 """Seconds that a launch waits for the end of a fork server that it displaced; after that a thread does."""
-
-
-def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
-    """The command of a new interpreter that becomes the worker whose order's descriptor is its last argument."""
-    return [python, *flags, "-u", "-c", _FRESH_BOOT]
-
-
-def importable_by(python: str, environment: Mapping[str, str]) -> bool:
-    """Whether the interpreter *python* could be a fork server: it finds elasticlib and what that needs."""
-    command = [python, "-c", BOOT + "import elasticlib.workers.spawner._fork_server"]
-    try:
-        done = subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60)
-    except OSError as error:
-        raise EntrypointError(f"PYTHON_EXEC={python!r} cannot be run: {error.strerror}") from error
-    return done.returncode == 0
-
-
-def flags_here() -> tuple[str, ...]:
-    """Optimisation, warnings, isolation ...: options of this interpreter, under which functions run elsewhere too."""
-    return tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
 
 
 class ForkServer:
@@ -97,6 +76,9 @@ class ForkServer:
             self._said,
         )
         theirs.close()
+        self._guard = Helper("reaper", self._reaper)
+        self._itself = self._guard
+        """The fork server, once this program knows its number."""
 
     def serves(self, key: ForkServerKey, environment: Mapping[str, str], caller: Caller) -> bool:
         """Whether a launch of that *key* by *caller* may fork its workers, which get the *environment*, from this."""
@@ -138,7 +120,7 @@ class ForkServer:
             with self._sending:
                 self._link.send(message, descriptors)
         except BlockingIOError as error:
-            self._failure = StartError("the process that starts the workers does not respond: it is stopped, or hangs")
+            self._failure = StartError("the fork server process does not respond: it is stopped, or hangs")
             raise self._failure from error
 
     def listen(self) -> Exception | None:
@@ -151,17 +133,19 @@ class ForkServer:
                     self._failure = StartError("the fork server process stopped in the middle of a message")
                     break
                 if received is None:
-                    words = f": {said}" if (said := self._words()) else " (killed from outside, or out of memory)"
-                    self._failure = StartError(f"the fork server process ended unexpectedly{words}")
+                    self._failure = fork_server_lost(self._reaper, self._process, self._words())
                 elif received[0]["op"] == "refused":
                     self._failure = PreloadError(received[0]["module"], received[0]["why"])
                 elif received[0]["op"] == "importing":
                     self._note_import(received[0]["module"], received[1])
+                elif received[0]["op"] == "pong":
+                    self._itself.answered = received[0]["number"]
                 else:
                     self._note_import("", [])
                     self._reads = Reads.told(received[0], self.key.preload)
                     self._files = received[0].get("files", {})
                     self._process = Process.sent(received[0]["pid"], received[1])
+                    self._itself = Helper("fork server", self._process, self._ping)
                     if warnings := self._words():
                         print(warnings, file=sys.stderr)
             return self._failure
@@ -185,12 +169,31 @@ class ForkServer:
         place = f"{found[-1].file}, line {found[-1].line}" if found else ""
         return records.ImportTakesLong(module, _SLOW_IMPORT, place)
 
+    def helpers(self, is_awaited: bool) -> list[Helper]:
+        """The processes of this fork server; *is_awaited*: the launch waits for what it asked of it."""
+        self.listen()
+        if self._process is None and self._itself is self._guard and (pid := first_child(self._reaper.pid)):
+            # At its imports: this program holds no handle of it, and the reaper passes this signal on.
+            self._itself = Helper("fork server", Reported(pid, lambda signum: self._reaper.send(signum)))
+        self._itself.is_needed = self._guard.is_needed = is_awaited
+        return [self._guard] if self._itself is self._guard else [self._guard, self._itself]
+
+    def _ping(self, number: int) -> None:
+        self._send({"op": "ping", "number": number})
+
+    def replace(self, why: str) -> None:
+        """Kill it: it stands still, which is *why* another one takes its place."""
+        with self._lock:
+            self._failure = self._failure or HelperLostError(why)
+        self._reaper.send(signal.SIGKILL)
+
     def _words(self) -> str:
         return _report.read_text(self._said).strip()
 
-    def failure(self) -> Exception:
-        """Why a channel from this fork server ended: its own error, or that the child alone was killed."""
-        return self.listen() or StartError("the process that starts the workers was ended from outside")
+    def failure(self, child: str, pid: int = 0) -> Exception:
+        """Why the channel to its *child* ended: an error of the fork server or reaper, or that it alone was killed."""
+        lost = reaper_lost(self._reaper) if pid else self.listen()  # once it has begun it needs the reaper alone
+        return lost or HelperLostError.of(child, pid)
 
     def close(self, timeout: float | None = None) -> None:
         """
@@ -249,9 +252,10 @@ class _ForkServers:
     def take(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> ForkServer:
         caller = Caller.now()
         with self._lock:
-            done = [t for t in self._kept if not t.alive() or (t.spawners == 0 and self._is_past(t))]
+            done = [t for t in self._kept if t.spawners == 0 and (not t.alive() or self._is_past(t))]
             self._kept = [t for t in self._kept if t not in done]
-            fitting = [t for t in reversed(self._kept) if t.serves(key, environment, caller) and not t.outdated()]
+            alive = [t for t in reversed(self._kept) if t.alive()]
+            fitting = [t for t in alive if t.serves(key, environment, caller) and not t.outdated()]
             found = next((t for t in fitting if t.ready()), fitting[0] if fitting else None)
             if found is None:
                 found = ForkServer(key, environment, search_path)
@@ -288,7 +292,9 @@ class _ForkServers:
         done = []
         with self._lock:
             fork_server.spawners -= 1
-            if unused and fork_server.spawners == 0 and fork_server in self._kept and not fork_server.ready():
+            is_idle = fork_server.spawners == 0 and fork_server in self._kept
+            # One that has died was kept for the sake of its reaper, which guards the spawners that it had.
+            if is_idle and (not fork_server.alive() or (unused and not fork_server.ready())):
                 self._kept.remove(fork_server)
                 done = [fork_server]
             done += self._surplus()

@@ -12,18 +12,17 @@ import os
 import signal
 import sys
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from elasticlib import processes, records
-from elasticlib._programs import Child, Link, Process, above_standard, close_all_but, not_started
-from elasticlib._times import Term
+from elasticlib import records
+from elasticlib._programs import Child, HelperLostError, Link, Process, not_started
+from elasticlib._times import Term, soonest
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
-from elasticlib.workers import _reaper
+from elasticlib.helpers import Helper, Reported
 from elasticlib.workers._fork_servers import ForkServer, fork_servers
 from elasticlib.workers._launch_events import (
     Event,
@@ -37,7 +36,7 @@ from elasticlib.workers._launch_events import (
     Stuck,
 )
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._buffers import Memory
+from elasticlib.workers.child._buffers import Memory, handed_over
 from elasticlib.workers.child._progress import Board
 from elasticlib.workers.child._start_spec import StartSpec
 
@@ -74,10 +73,16 @@ class SpawnerClient:
         self._early: list[Event] = []
         self._round = -1
         self._spawner: Process | None = None
+        self._itself: Helper | None = None
+        """The spawner, once it is there."""
+        self._store: Helper | None = None
+        """The process that hosts the workers' store of this round."""
+        self._blame: dict[int, str] = {}
+        """By process id, why this program has killed a helper."""
+        self.while_waiting: Callable[[], float | None] = lambda: None
+        """Called before each wait for the fork server or spawner; seconds after which that is to be again."""
         self.started = False
         """Whether workers were ever started, so that there is something to stop."""
-        self.was_warm = False
-        """Whether the fork server had done its imports when it was employed, so that its end was no fault of theirs."""
 
     def fileno(self) -> int:
         """Readable when `drain` has something to tell; -1 when no spawner is there."""
@@ -86,7 +91,6 @@ class SpawnerClient:
     def employ(self, fork_server: ForkServer) -> None:
         """Have *fork server* fork a spawner for this launch, which gives the fork server back when it closes."""
         self._fork_server = fork_server
-        self.was_warm = fork_server.ready()
         try:
             self._start_spawner(fork_server.request("job"))
         except BaseException:
@@ -115,7 +119,9 @@ class SpawnerClient:
             theirs.close()
             raise not_started("a fork of this program", error) from error
         if pid == 0:
-            _guard_forked(theirs, me, call)
+            from elasticlib.workers.spawner import _begin
+
+            _begin.guard_spawner(theirs, me, call)
         self._anchor = Child(pid)
         theirs.close()
         self._start_spawner(link)
@@ -153,9 +159,9 @@ class SpawnerClient:
         """What the spawner says next; None when *interrupt* is readable first."""
         assert self._channel is not None
         watched = [self._channel, *(() if interrupt is None else (interrupt,))]
-        while not (readable := wait_readable(watched, self._look_at_imports(sink))):
+        while not (ready := wait_readable(watched, soonest(self.while_waiting(), self._look_at_imports(sink)))):
             pass
-        if self._channel.fileno() not in readable:
+        if self._channel.fileno() not in ready:
             return None
         received = self._channel.receive(whole=False)
         if received is None:
@@ -184,7 +190,7 @@ class SpawnerClient:
         """
         assert self._channel is not None
         self._wake()
-        self._round = number
+        self._round, self._store = number, None
         if self.board is not None:
             self.board.clear()
         streams = [_stream(number) for number in (0, 1, 2)]
@@ -220,18 +226,28 @@ class SpawnerClient:
         return events
 
     def _why_gone(self) -> Exception:
+        pid = 0 if self._spawner is None else self._spawner.pid
+        if pid in self._blame:
+            return HelperLostError(self._blame[pid])
         if self._fork_server is None:
-            return StartError("the process that starts the workers was ended from outside")
-        return self._fork_server.failure()
+            reaper = self._anchor
+            if reaper is not None and (status := reaper.exitcode() or 0) < 0:
+                return HelperLostError.of("reaper", reaper.pid, -status)
+            return HelperLostError.of("spawner", pid)
+        return self._fork_server.failure("spawner", pid)
 
     def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
         try:
             if message["op"] == "spawning":
                 self._spawner = Process.sent(message["spawner"], descriptors)
+                self._itself = Helper("spawner", self._spawner, lambda number: self._say("ping", number=number))
                 descriptors = []
                 return []
             if message["op"] == "broken":
                 return [Lost(message["why"], StartError(message["why"]))]
+            if message["op"] == "pong" and self._itself is not None:
+                self._itself.answered = message["number"]
+                return []
             if message["round"] != self._round:
                 return []
             match message["op"]:
@@ -250,8 +266,12 @@ class SpawnerClient:
                     stacks = _report.read_text(descriptors[0]) if descriptors else ""
                     rank, pid, seconds, ends = (message[name] for name in ("local_rank", "pid", "seconds", "ends"))
                     return [Lingers(rank, pid, seconds, ends, stacks)]
+                case "hosting":
+                    store = Reported(message["pid"], lambda signum: self._say("signal store", signal=signum))
+                    self._store = Helper("worker store", store)
                 case "store":
-                    return [StoreGone(message["why"], message["pid"], message["exitcode"])]
+                    why, self._store = self._blame.pop(message["pid"], message["why"]), None
+                    return [StoreGone(why, message["pid"], message["exitcode"])]
                 case "stuck":
                     return [Stuck(message["local_rank"], message["pid"], message["waited"])]
                 case "stacks":
@@ -277,8 +297,7 @@ class SpawnerClient:
     def signal(self, local_rank: int, signum: int) -> None:
         """Signal the group of one worker, if it runs: the spawner alone knows whom its number means."""
         self._wake()
-        if self._channel is not None:
-            self._channel.send({"op": "signal", "round": self._round, "local_rank": local_rank, "signal": signum})
+        self._say("signal", round=self._round, local_rank=local_rank, signal=signum)
 
     def pass_on(self, signum: int) -> None:
         """Send *signum* to every worker that handles it."""
@@ -290,12 +309,29 @@ class SpawnerClient:
         """Have the threads of all workers written down; `Stacks` follows."""
         if self._channel is not None and self._spawner is not None:
             self._wake()
-            self._channel.send({"op": "stacks"})
+            self._say("stacks")
 
     def _wake(self) -> None:
         """A spawner that was stopped from outside hears nobody."""
         if self._spawner is not None:
             self._spawner.send(signal.SIGCONT)
+
+    def helpers(self) -> list[Helper]:
+        """The processes that the workers need, or that this launch waits for."""
+        own = [helper for helper in (self._itself, self._store) if helper is not None]
+        return own if self._fork_server is None else own + self._fork_server.helpers(self._itself is None)
+
+    def _say(self, op: str, **facts: object) -> None:
+        if self._channel is not None:
+            self._channel.send({"op": op, **facts})
+
+    def replace(self, helper: Helper, why: str) -> None:
+        """Kill a *helper* that stands still; what is heard of it then is *why*."""
+        if helper in (self._itself, self._store):
+            self._blame[helper.process.pid] = why
+            helper.process.send(signal.SIGKILL)
+        elif self._fork_server is not None:
+            self._fork_server.replace(why)
 
     def kill(self) -> None:
         """Kill a spawner that does not answer, and with it all workers."""
@@ -331,23 +367,6 @@ class SpawnerClient:
             self._fork_server = None
 
 
-def handed_over(memories: Iterable[bytes | Memory]) -> list[int]:
-    """A descriptor of each, for a message; the caller closes them."""
-    descriptors: list[int] = []
-    try:
-        for content in memories:
-            if isinstance(content, Memory):
-                descriptors.extend(map(os.dup, (content.fileno(),)))  # in one step: no interrupt falls between
-            else:
-                descriptors.extend(map(processes.anonymous_file, ("function",)))
-                _report.write_exactly(descriptors[-1], content)
-    except BaseException:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise
-    return descriptors
-
-
 def _stream(number: int) -> int:
     """The caller's present stream for its workers, or nothing where there is none to share."""
     at_start = (sys.__stdin__, sys.__stdout__, sys.__stderr__)[number]
@@ -365,35 +384,3 @@ def _in_background() -> bool:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     except OSError:
         return False  # somebody else's terminal
-
-
-def _guard_forked(channel: Channel, launcher: int, call: Callable[[], Any]) -> None:
-    """In a fork of the caller: fork the spawner, then be its reaper."""
-    from elasticlib.workers.spawner import _begin
-
-    try:
-        os.setsid()
-        _reaper.settle_signals()
-        _reaper.adopt_orphans()
-        _reaper.outlive_parent()
-        me = os.getpid()
-        descriptor = above_standard(channel.fileno())
-        channel.close()
-        while (filler := os.open(os.devnull, os.O_RDWR)) < 3:
-            pass  # the caller may have closed its streams: no other descriptor may take their numbers
-        os.close(filler)
-        try:
-            child = os.fork()
-        except OSError as error:
-            why = str(not_started("the process that starts the workers", error))
-            Channel.adopt(descriptor).send({"op": "broken", "why": why})
-            os._exit(1)
-        if child == 0:
-            _begin.be_spawner(descriptor, me, call=call)
-        # Whoever waits for the last copy of one of the caller's files to close does not wait for this process.
-        close_all_but({0, 1, 2})
-        _reaper.guard(launcher, child)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)

@@ -113,3 +113,11 @@ class WorkerNow:
     stdout: str
     """File of its redirected stream; empty where there is none."""
     stderr: str
+
+    @classmethod
+    def of(
+        cls, local_rank: int, pid: int, end: Exit | None, progress: Progress | None, stdout: str, stderr: str
+    ) -> WorkerNow:
+        """The state of a worker that *end* has been heard of, if it has ended or failed."""
+        code, told = (None, False) if end is None else (end.exitcode, end.told)
+        return cls(local_rank, pid, code, told, progress, stdout, stderr)

@@ -26,7 +26,7 @@ from attrs import evolve, field, frozen
 from elasticlib import _rules
 from elasticlib._caller import Surroundings
 from elasticlib._folders import current
-from elasticlib._programs import need_system
+from elasticlib._programs import flags_here, fresh_command, importable_by, need_system
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._cpus import cpus_for
 from elasticlib.numa._sysfs import read_topology
@@ -35,7 +35,6 @@ from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, StartMethod, WorkerS
 from elasticlib.workers import _devices, _environment, _machine, _packing, _preload, _signals
 from elasticlib.workers._edited import EDITS
 from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
-from elasticlib.workers._fork_servers import flags_here, fresh_command, importable_by
 from elasticlib.workers.child import _exiting
 from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child._start_spec import StartSpec

@@ -18,10 +18,11 @@ from typing import Any
 from attrs import evolve
 
 from elasticlib import records
-from elasticlib._programs import KILLED
+from elasticlib._programs import KILLED, HelperLostError
 from elasticlib._times import Term, soonest
 from elasticlib._wire import room_for, wait_readable
 from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
+from elasticlib.helpers import HelperWatch
 from elasticlib.logs import _streams
 from elasticlib.logs._console import Console, console_sink
 from elasticlib.logs._layout import settled
@@ -37,6 +38,8 @@ _ANSWER = 15.0
 """Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
 _DESCRIPTORS = 32, 8
 """More than a round needs for itself, and for each worker."""
+_MOST_LOST = 3
+"""Helpers that one start may lose."""
 _AT_ONCE = 0.5
 """Seconds in which an end needs no explanation."""
 
@@ -62,6 +65,7 @@ class Processes:
         self._dest = LogsDest()
         self._board: Board | None = None
         self._deadline = 0.0  # when the workers will be killed, once they are being stopped
+        self._helpers = HelperWatch(sink)
         self._forget()
 
     def _forget(self) -> None:
@@ -115,32 +119,32 @@ class Processes:
             whole = [evolve(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs]
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
-            spawner = self._spawner = self._spawner or self._start_spawner()
-            begin = functools.partial(self._begin, number, whole, listener, interrupt, guard)
+            self.pids = self._insist(functools.partial(self._begin, number, whole, listener, interrupt, guard))
+            return self.pids
+
+    def _insist(self, begin: Callable[[], dict[int, int]]) -> dict[int, int]:
+        """Begin once more where a helper was lost, or what nobody asked for cannot be had: nothing has run yet."""
+        lost = 0
+        while True:
+            idle = self._spawner is not None and self._spawner.started  # since an earlier round
             try:
-                self.pids = begin()
+                return begin()
             except PreloadError as error:
                 if self._job.fork_server is None or not self._job.fork_server.is_automatic:
                     raise
-                # Nobody asked for it: a job without torch, or one whose torch does not bear it, runs all the same.
+                # A job without torch, or one whose torch cannot be imported ahead, runs all the same.
                 self._sink(records.PreloadSkipped(str(error)))
                 self._job = _plan.without_preload(self._job)
-                self.pids = begin()
-            except StartError:
-                if not (spawner.started or spawner.was_warm):
+            except StartError as error:
+                lost += 1
+                if not (isinstance(error, HelperLostError) or idle) or lost > _MOST_LOST:
                     raise
-                # The fork server or spawner was killed while idle: nothing ran, so this costs no restart.
-                self.pids = begin()
-            return self.pids
+                self._sink(records.HelperLost(str(error)))
 
     def _begin(
-        self,
-        number: int,
-        specs: list[StartSpec],
-        listener: int | None,
-        interrupt: int | None,
+        self, number: int, specs: list[StartSpec], listener: int | None, interrupt: int | None,
         guard: Callable[[int], Term | None] | None,
-    ) -> dict[int, int]:
+    ) -> dict[int, int]:  # fmt: skip
         if self._spawner is None:
             self._spawner = self._start_spawner()
         try:
@@ -156,6 +160,7 @@ class Processes:
 
     def _start_spawner(self) -> SpawnerClient:
         spawner = SpawnerClient(self._job.common, self._job.memories, self._count, self._job.descriptors)
+        spawner.while_waiting = lambda: self._look_at_helpers(spawner)
         if self._job.fork_server is None:
             assert self._job.call is not None
             spawner.fork_caller(self._job.call)
@@ -192,11 +197,20 @@ class Processes:
                 self._sink(record)
         if time.monotonic() >= self._latest():
             self._end_deaf(self._spawner)
+        elif not self.gone():
+            self._look_at_helpers(self._spawner)
 
     def poll_timeout(self) -> float | None:
         """Seconds until `poll` wants to be called though nothing is readable; None: not at all."""
         limit = self._latest()
-        return None if limit == math.inf else max(0.0, limit - time.monotonic())
+        until_limit = None if limit == math.inf else max(0.0, limit - time.monotonic())
+        until_look = None if self._spawner is None or self.gone() else self._helpers.due_in()
+        return soonest(until_limit, until_look)
+
+    def _look_at_helpers(self, spawner: SpawnerClient) -> float:
+        """Wake or replace helpers that stand still, if it is time to look; seconds until it is."""
+        running = [pid for rank, pid in self.pids.items() if rank not in self.exits]
+        return self._helpers.tend(spawner.helpers, running, spawner.replace)
 
     def _latest(self) -> float:
         """When the workers must be gone, whoever ends them."""
@@ -298,15 +312,10 @@ class Processes:
 
     def now(self, local_rank: int) -> heard.WorkerNow:
         """How that worker is; any thread may ask."""
-        end = self._ends().get(local_rank)
-        return heard.WorkerNow(
-            local_rank,
-            self.pids.get(local_rank, 0),
-            None if end is None else end.exitcode,
-            end is not None and end.told,
-            None if self._board is None else self._board.read(local_rank),
-            *(files.get(local_rank, "") for files in (self._dest.stdouts, self._dest.stderrs)),
-        )
+        progress = None if self._board is None else self._board.read(local_rank)
+        files = (files.get(local_rank, "") for files in (self._dest.stdouts, self._dest.stderrs))
+        pid, end = self.pids.get(local_rank, 0), self._ends().get(local_rank)
+        return heard.WorkerNow.of(local_rank, pid, end, progress, *files)
 
     def signal(self, local_rank: int, signum: int) -> None:
         """Signal one worker and all that it started; nothing once it has ended."""
@@ -352,13 +361,7 @@ class Processes:
         """
         with room_for(1):
             kills = _machine.memory_kills() - self._memory_kills
-            found = {}
-            for rank, end in sorted(self._ends().items()):
-                error_file, stderr = self._dest.error_files.get(rank, ""), self._dest.stderrs.get(rank)
-                if _failure.failed(end, error_file):
-                    found[rank_base + rank] = _failure.failure_of(
-                        end, rank_base + rank, error_file, stderr, kills, self._noticed[rank]
-                    )
+            found = _failure.failures_of(self._ends(), self._dest, kills, self._noticed, rank_base)
         if not found and self.lost is not None and by_loss:
             ranks = range(self._count)
             found = {rank_base + rank: _failure.lost(rank, rank_base, self.pids, self.lost.why) for rank in ranks}

@@ -2,8 +2,9 @@
 Nothing outlives the launcher: how a process watches its parent, adopts orphans and clears up.
 
 Run as a script it is the reaper: a tiny process in a session of its own that stands between the
-launcher and the fork server and watches both; when either is gone it kills every descendant and ends.
-ForkServer and spawner use the same three steps, so that any one of the chain may be killed, and the kernel wakes
+launcher and the fork server. When the launcher is gone it kills every descendant and ends. When the fork server is
+gone it becomes the parent of the spawners, which go on, and ends with the last of them.
+Fork server and spawner use the same three steps, so that any one of the chain may be killed, and the kernel wakes
 whoever of them was stopped when the one above it dies.
 
 Rules of this file: nobody is signalled by a number that may be another's by now; standard library only, and of the
@@ -209,6 +210,14 @@ def wait_for_ends(pids: Iterable[int], limit: float) -> None:
             handle.close()
 
 
+def follow(guardian: int) -> processes.Handle | None:
+    """The parent of this process has ended: a handle of *guardian*, where that took its place; None where not."""
+    if not guardian or os.getppid() != guardian:
+        return None
+    outlive_parent()
+    return watch(guardian)
+
+
 def watch(parent: int) -> processes.Handle:
     """A handle of *parent*; ends this process if that has ended already."""
     try:
@@ -220,15 +229,59 @@ def watch(parent: int) -> processes.Handle:
     return handle
 
 
-def guard(parent: int, child: int) -> NoReturn:
-    """Wait until *parent* or *child* ends, kill every descendant, and end."""
-    poll = select.poll()
-    poll.register(watch(parent), select.POLLIN)
-    poll.register(processes.handle_of(child), select.POLLIN)
-    while not poll.poll():
-        pass
+def guard(parent: int, child: int, command: Sequence[str] = ()) -> NoReturn:
+    """
+    Wait until *parent* or *child* ends, kill every descendant, and end with the signal that ended *child* as status.
+
+    Where *child* is a fork server, which *command* is the command line of, its spawners go on without it until they
+    or *parent* end: the launches that they serve need no fork server any more.
+    """
+    launcher = watch(parent)
+    signum = 0
+    if _ends_before(child, launcher):
+        signum = _signal_that_ended(child)
+        while spawners := [pid for pid in _children() if _is_spawner(pid, command)]:
+            sweep(spare=spawners)  # such as what one of them left behind that has ended
+            if not _ends_before(spawners[0], launcher):
+                break
+            _reap(spawners[0])
     sweep()
-    os._exit(0)
+    os._exit(signum)
+
+
+def _ends_before(child: int, launcher: processes.Handle) -> bool:
+    """Wait until *child* has ended, which is not reaped yet (True), or the *launcher* (False)."""
+    handle = processes.handle_of(child)
+    poll = select.poll()
+    poll.register(launcher, select.POLLIN)
+    poll.register(handle, select.POLLIN)
+    try:
+        while not (ready := poll.poll()):
+            pass
+        return launcher.fileno() not in dict(ready)
+    finally:
+        handle.close()
+
+
+def _signal_that_ended(child: int) -> int:
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # it is passed on to the child no more, whose number is free now
+    _, code = os.waitpid(child, 0)
+    return max(0, -os.waitstatus_to_exitcode(code))
+
+
+def _children() -> list[int]:
+    me = os.getpid()
+    return [pid for pid, parent, state in family(me) if parent == me and state != "Z"]
+
+
+def _is_spawner(pid: int, command: Sequence[str]) -> bool:
+    """Whether *pid* was forked from the fork server to serve a launch: it has a session of its own."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            same = file.read() == b"".join(os.fsencode(word) + b"\0" for word in command)
+        return same and os.getsid(pid) == pid
+    except OSError:
+        return False  # it has ended
 
 
 def _close_inherited() -> None:
@@ -270,9 +323,11 @@ def _main(argv: Sequence[str]) -> NoReturn:
             os.write(2, f"cannot run {argv[2]}: {error}\n".encode())
             os._exit(127)
     handle.close()
+    # The launcher, which holds no handle of a fork server at its imports, wakes it by way of this process.
+    signal.signal(signal.SIGCONT, lambda *_: os.kill(child, signal.SIGCONT))
     # The fork server alone may hold the control socket: its end of file must mean that a peer is gone.
     os.close(FORK_SERVER_FD)
-    guard(launcher, child)
+    guard(launcher, child, argv[2:])
 
 
 if __name__ == "__main__":

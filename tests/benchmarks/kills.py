@@ -157,6 +157,8 @@ def one_round(
         if found is None:
             raise BenchmarkError(f"there was no {target} to kill:\n{job.complaints()}")
         os.kill(found.pid, signal.SIGKILL)
+        if target == "fork server":  # workers that run do not need it: they go on, and end with their launcher
+            job.process.kill()
         at = time.monotonic() - job.started
         left = tree.left_after(LIMIT, known, job.folder)
         survivors = tuple(sorted(tree.command(each.pid) or f"pid {each.pid}" for each in left))

@@ -45,6 +45,16 @@ def kill(pid: int) -> None:
     duties.wait_for(lambda: not duties.lives(pid))
 
 
+WORKS_UNTIL = """
+import sys
+from pathlib import Path
+from elasticlib import LaunchConfig, elastic_launch
+from tests.process import duties
+here = Path(sys.argv[1])
+elastic_launch(LaunchConfig(nproc_per_node=2, preload=()), duties.works_until)(here / "go", here)
+"""
+
+
 @contextlib.contextmanager
 def beside(action: Callable[[], None]) -> Iterator[None]:
     """Run *action* in a thread during the block, and raise what it raised."""
@@ -233,7 +243,7 @@ def test_a_call_after_the_idle_fork_server_was_killed_works(victim: str) -> None
     duties.wait_for(lambda: not duties.lives(before["fork server"]) and not duties.lives(before["reaper"]))
 
 
-@pytest.mark.parametrize("victim", ["fork server", "reaper", "spawner"])
+@pytest.mark.parametrize("victim", ["reaper", "spawner"])
 def test_a_kill_above_the_workers_costs_one_restart(victim: str, tmp_path: Path) -> None:
     """The workers go with whoever was killed, and the same call starts new ones."""
     old: list[dict[str, int]] = []
@@ -252,33 +262,75 @@ def test_a_kill_above_the_workers_costs_one_restart(victim: str, tmp_path: Path)
     assert not any(duties.lives(each["worker"]) for each in old)
 
 
-@pytest.mark.parametrize("victim", ["fork server", "reaper", "spawner"])
-def test_a_kill_above_the_workers_is_told_where_no_restart_is_left(victim: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["reaper", "spawner"])
+def test_a_kill_above_the_workers_is_reported_by_name_where_no_restart_is_left(victim: str, tmp_path: Path) -> None:
     def kill_victim() -> None:
         duties.wait_for((tmp_path / "round0.rank0").exists)
         pids = map(int, (tmp_path / "round0.rank0").read_text().split())
         kill(dict(zip(duties.CHAIN, pids, strict=True))[victim])
 
-    with beside(kill_victim), pytest.raises(ChildFailedError, match="ended") as caught:
+    with beside(kill_victim), pytest.raises(ChildFailedError, match=f"the {victim} process .pid") as caught:
         elastic_launch(config(), duties.works_on_in_round)(1, tmp_path)
 
     assert -signal.SIGKILL == caught.value.failures[0].exitcode
     assert chain()["worker"]
 
 
-def test_a_fork_server_that_is_killed_at_its_imports_is_an_error_and_the_next_call_works(
-    module: Callable[[str], str], tmp_path: Path
+@pytest.mark.parametrize("end", ["success", "launcher"])
+def test_workers_go_on_though_their_fork_server_was_killed(end: str, tmp_path: Path) -> None:
+    """The reaper guards them, and nothing is left when they are done or the launcher is killed."""
+    command = [sys.executable, "-c", WORKS_UNTIL, str(tmp_path)]
+    launcher = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    files = [tmp_path / f"round0.rank{rank}" for rank in (0, 1)]
+    duties.wait_for(lambda: all(file.exists() for file in files))
+    chains = [dict(zip(duties.CHAIN, map(int, file.read_text().split()), strict=True)) for file in files]
+    kill(chains[0]["fork server"])
+
+    if end == "success":
+        (tmp_path / "go").touch()
+        assert 0 == launcher.wait(LIMIT)
+    else:
+        launcher.kill()
+        launcher.wait()
+
+    duties.wait_for(lambda: not any(duties.lives(pid) for each in chains for pid in each.values()))
+    assert ["round0.rank0", "round0.rank1"] == sorted(file.name for file in tmp_path.glob("round*"))
+
+
+def test_a_fork_server_that_was_killed_beside_its_workers_is_replaced_for_the_next_call(tmp_path: Path) -> None:
+    """While the workers of the first call run, and when they have ended."""
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(elastic_launch(config(), duties.works_until), tmp_path / "go", tmp_path)
+        duties.wait_for((tmp_path / "round0.rank0").exists)
+        pids = map(int, (tmp_path / "round0.rank0").read_text().split())
+        old = dict(zip(duties.CHAIN, pids, strict=True))
+        kill(old["fork server"])
+        beside = chain()
+        (tmp_path / "go").touch()
+        first.result(LIMIT)
+
+    assert old["fork server"] != beside["fork server"] == chain()["fork server"]
+    duties.wait_for(lambda: not duties.lives(old["reaper"]))
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_fork_server_that_is_killed_at_its_imports_is_started_again(
+    times: int, module: Callable[[str], str], tmp_path: Path
 ) -> None:
+    """Nothing had run; but not forever: out of memory may come each time."""
     name = module(
         "import os, pathlib, signal\n"
-        f"mark = pathlib.Path({str(tmp_path / 'imported')!r})\n"
-        "if not mark.exists():\n    mark.touch()\n    os.kill(os.getpid(), signal.SIGKILL)"
+        f"marks = pathlib.Path({str(tmp_path)!r})\n"
+        "number = len(list(marks.glob('imported*')))\n"
+        f"if number < {times}:\n    (marks / f'imported{{number}}').touch()\n    os.kill(os.getpid(), signal.SIGKILL)"
     )
 
-    with pytest.raises(StartError, match="killed from outside"):
-        elastic_launch(config(preload=(name,)), duties.chain)()
-
-    assert chain(preload=(name,))["worker"]
+    if times == 1:
+        assert chain(preload=(name,))["worker"]
+        return
+    with pytest.raises(StartError, match="the fork server process was killed by SIGKILL"):
+        chain(preload=(name,))
+    assert 4 == len(list(tmp_path.glob("imported*")))
 
 
 # Another interpreter.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib import LaunchConfig, elastic_launch
+from elasticlib import LaunchConfig, _programs, elastic_launch
 from elasticlib.errors import StartError
 from elasticlib.workers import _devices, _fork_servers
 from tests.process import duties
@@ -340,7 +340,7 @@ def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch
     """Neither one of its own fork server nor one of another."""
     monkeypatch.setattr(_devices, "_LIMIT", 2 * LIMIT)
     with ThreadPoolExecutor(1) as thread:
-        counting = thread.submit(_devices.workers_per_node, "gpu", ("torch",), _fork_servers.flags_here())
+        counting = thread.submit(_devices.workers_per_node, "gpu", ("torch",), _programs.flags_here())
         duties.wait_for(lambda: hanging.exists() and hanging.read_text())
         asker = int(hanging.read_text())
         asked = duties.parent_of(asker)
@@ -348,7 +348,7 @@ def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch
         of_another, _ = fork_server_and(NAME)
         waits = not counting.done()
         os.kill(asker, signal.SIGKILL)
-        with pytest.raises(StartError, match="ended from outside"):
+        with pytest.raises(StartError, match="device query process ended unexpectedly"):
             counting.result(LIMIT)
 
     assert waits

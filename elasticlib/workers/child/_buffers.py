@@ -12,10 +12,11 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from elasticlib import processes
+from elasticlib.workers.child import _report
 from elasticlib.workers.child._mapping import mapped_bytes
 
 _PAGE = mmap.PAGESIZE
@@ -113,3 +114,20 @@ def named_storage(index: int, size: int) -> Any:
 def typed(storage: Any, dtype: Any) -> Any:
     """As torch's tensors want it."""
     return importlib.import_module("torch").storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def handed_over(memories: Iterable[bytes | Memory]) -> list[int]:
+    """A descriptor of each, for a message; the caller closes them."""
+    descriptors: list[int] = []
+    try:
+        for content in memories:
+            if isinstance(content, Memory):
+                descriptors.extend(map(os.dup, (content.fileno(),)))  # in one step: no interrupt falls between
+            else:
+                descriptors.extend(map(processes.anonymous_file, ("function",)))
+                _report.write_exactly(descriptors[-1], content)
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return descriptors

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from elasticlib._programs import above_standard, close_all_but, not_started
 from elasticlib._wire import Channel
 from elasticlib.workers import _reaper
 from elasticlib.workers.spawner._spawner import Spawner
@@ -20,8 +21,13 @@ def be_spawner(
     keep: frozenset[int] = frozenset(),
     changed: dict[str, str | None] | None = None,
     call: Callable[[], Any] | None = None,
+    guardian: int = 0,
 ) -> NoReturn:
-    """Turn this just-forked process into the spawner whose orders come over *descriptor*."""
+    """
+    Turn this just-forked process into the spawner whose orders come over *descriptor*.
+
+    It ends when *parent* does, unless *guardian* takes it over then.
+    """
     channel = Channel.adopt(descriptor)
     try:
         os.setsid()
@@ -33,11 +39,41 @@ def be_spawner(
         # Three descriptors a worker; the workers themselves get the caller's limit back.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        Spawner(channel, parent, keep, changed or {}, call).serve()
+        Spawner(channel, parent, keep, changed or {}, call, guardian).serve()
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"the process that starts the workers failed: {type(error).__name__}: {error}"
+        why = f"the spawner process failed: {type(error).__name__}: {error}"
         channel.send({"op": "broken", "why": f"{why} ({os.path.basename(last.filename)}, line {last.lineno})"})
         _reaper.sweep()
+    finally:
+        os._exit(1)
+
+
+def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> NoReturn:
+    """In a fork of the *launcher*: fork the spawner, whose orders come over the *channel*, then be its reaper."""
+    try:
+        os.setsid()
+        _reaper.settle_signals()
+        _reaper.adopt_orphans()
+        _reaper.outlive_parent()
+        me = os.getpid()
+        descriptor = above_standard(channel.fileno())
+        channel.close()
+        while (filler := os.open(os.devnull, os.O_RDWR)) < 3:
+            pass  # the caller may have closed its streams: no other descriptor may take their numbers
+        os.close(filler)
+        try:
+            child = os.fork()
+        except OSError as error:
+            why = str(not_started("the spawner process", error))
+            Channel.adopt(descriptor).send({"op": "broken", "why": why})
+            os._exit(1)
+        if child == 0:
+            be_spawner(descriptor, me, call=call)
+        # Whoever waits for the last copy of one of the caller's files to close does not wait for this process.
+        close_all_but({0, 1, 2})
+        _reaper.guard(launcher, child)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(1)

@@ -55,21 +55,23 @@ class RequestLoop:
         if received is None:
             self._leave()
         message, descriptors = received
-        if descriptors:  # else none was free, so the asker's end is closed, and it knows
+        if message["op"] == "ping":
+            self._control.send({"op": "pong", "number": message["number"]})
+        elif descriptors:  # else none was free, so the asker's end is closed, and it knows
             self._fork_for(message, descriptors)
 
     def _fork_for(self, message: Message, descriptors: list[int]) -> None:
         try:
             pid = os.fork()
         except OSError as error:  # of no concern to the launches that run
-            _turn_down(descriptors, str(not_started("the process that starts the workers", error)))
+            _turn_down(descriptors, str(not_started("the spawner process", error)))
             return
         if pid == 0:
             self._let_go_of_all()
             (descriptor,) = descriptors
             if message["op"] in _QUESTIONS:
                 _answer(message["op"], Channel.adopt(descriptor), self._changed)
-            _begin.be_spawner(descriptor, os.getppid(), self._keep, self._changed)
+            _begin.be_spawner(descriptor, os.getppid(), self._keep, self._changed, guardian=self._parent)
         for descriptor in descriptors:
             os.close(descriptor)
         self._watch(pid)

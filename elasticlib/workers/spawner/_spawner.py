@@ -3,8 +3,8 @@ The spawner: one process per launch that forks the workers, sees their ends and 
 
 It is forked from the fork server (or, with start method ``fork``, from the caller) and takes orders over a
 channel from the launcher. It is the workers' parent and adopts their orphans, so it alone signals and
-reaps, and no pid can be mistaken for another's. When the launcher or the spawner's own parent is gone
-it kills every descendant and ends.
+reaps, and no pid can be mistaken for another's. When the launcher is gone, or nobody is left above it who
+would end it with the launcher, it kills every descendant and ends.
 
 Rules of this file: never wait for one thing only; one stop ladder for every case: the signal to the
 groups, one deadline, SIGKILL, then report who survives (uninterruptible sleep) and go on.
@@ -36,6 +36,8 @@ from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _exiting, _report
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
 from elasticlib.workers.spawner import _kernel_facts, _stuck
+from elasticlib.workers.spawner._live import Live
+from elasticlib.workers.spawner._parent import watch_parent
 from elasticlib.workers.spawner._stack_dump import StackDump
 from elasticlib.workers.spawner._store_host import StoreHost
 
@@ -50,23 +52,6 @@ _MOST_NOTICES = 65536
 """Bytes that a pipe holds."""
 
 
-@dataclass
-class _Live:
-    round: int
-    local_rank: int
-    pid: int
-    handle: processes.Handle
-    left: tuple[int, int, int]
-    """What it leaves behind, as descriptors: report, fault handler's stacks, last lines of stderr."""
-    course: _exiting.Course
-    signals_group: bool = False
-    """Whether a signal is for its whole group at once: it is no Python program."""
-    told: bool = False
-    """Whether it was sent the stop signal while it lived."""
-    dumped: int = -1
-    """Bytes of its threads' stacks at the last look."""
-
-
 @dataclass(eq=False)
 class Spawner:
     """The workers of one launch, round after round."""
@@ -79,8 +64,10 @@ class Spawner:
     """Variables that the fork server's interpreter or imports set or (None) removed, as in a plain program."""
     _call: Callable[[], Any] | None = None
     """The entry point itself where the caller was forked; else it comes pickled."""
+    _guardian: int = 0
+    """The process that becomes the parent when the present one ends, and guards this launch as well; 0: none does."""
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _live: dict[int, _Live] = field(default_factory=dict)
+    _live: dict[int, Live] = field(default_factory=dict)
     _common: StartSpec = field(default_factory=StartSpec)
     """What all workers of the launch are started with."""
     _memories: dict[str, int] = field(default_factory=dict)
@@ -97,12 +84,12 @@ class Spawner:
     _store: StoreHost = field(init=False)
 
     def __post_init__(self) -> None:
-        self._store = StoreHost(self._selector, self._keep, self._store_ended)
+        self._store = StoreHost(self._selector, self._keep, self._store_began, self._store_ended)
 
     def serve(self) -> NoReturn:
         """Follow orders until the launcher or the parent is gone."""
         self._selector.register(self._launcher, selectors.EVENT_READ, self._obey)
-        self._selector.register(_reaper.watch(self._parent), selectors.EVENT_READ, self._leave)
+        watch_parent(self._selector, self._parent, self._guardian, self._leave)
         self.listen()
         while True:
             for key, _ in self._selector.select(self._left()):
@@ -168,6 +155,10 @@ class Spawner:
                 self._stacks.begin(workers, _child.STACKS_SIGNAL, time.monotonic())
             case "stop":
                 self._stop(message["signal"], message["grace"], message["spare"])
+            case "ping":
+                self._launcher.send({**message, "op": "pong"})
+            case "signal store":
+                self._store.signal(message["signal"])
             case "quit":
                 self._leave()
 
@@ -219,7 +210,7 @@ class Spawner:
             for descriptor in opened.values():
                 os.close(descriptor)
         course = _exiting.Course(*spec.exit_timeout)
-        live = _Live(
+        live = Live(
             self._round, spec.local_rank, pid, processes.handle_of(pid), handed.left(), course, spec.signals_group
         )
         self._live[live.local_rank] = live
@@ -258,7 +249,7 @@ class Spawner:
         own += [number for worker in self._live.values() for number in worker.left]
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
 
-    def _ended(self, worker: _Live) -> None:
+    def _ended(self, worker: Live) -> None:
         self._hear()
         # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
@@ -269,11 +260,11 @@ class Spawner:
         self._tell("exited", worker, worker.left, exitcode=code, told=worker.told, overdue=overdue)
         self._forget(worker)
 
-    def _tell(self, what: str, worker: _Live, descriptors: tuple[int, ...] = (), **facts: object) -> None:
+    def _tell(self, what: str, worker: Live, descriptors: tuple[int, ...] = (), **facts: object) -> None:
         message = {"op": what, "round": worker.round, "local_rank": worker.local_rank, "pid": worker.pid}
         self._launcher.send(message | facts, descriptors)
 
-    def _forget(self, worker: _Live) -> None:
+    def _forget(self, worker: Live) -> None:
         self._selector.unregister(worker.handle)
         self._stacks.end(worker.local_rank)
         worker.handle.close()
@@ -315,7 +306,7 @@ class Spawner:
         self._tell("stuck", worker, waited=time.monotonic() - stop.began)
         _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
 
-    def _signal(self, worker: _Live, signum: int) -> None:
+    def _signal(self, worker: Live, signum: int) -> None:
         # A peer may tell of a closed connection before the one that died is a zombie.
         worker.told = worker.told or not (worker.course.overdue or _reaper.ends(worker.pid))
         _reaper.send_group(worker.pid, worker.handle, signum)
@@ -344,7 +335,7 @@ class Spawner:
             if worker is not None and worker.course.heard(outcome, status, time.monotonic()):
                 self._tell("failed", worker, worker.left[:1], exitcode=status)
 
-    def _look_at(self, worker: _Live) -> None:
+    def _look_at(self, worker: Live) -> None:
         """Do what is due about a worker that takes its time."""
         course = worker.course
         if course.deadline is None or time.monotonic() < course.deadline:
@@ -374,6 +365,9 @@ class Spawner:
             _report.write_exactly(memory, json.dumps(found).encode())
             self._launcher.send({"op": "stacks", "round": self._round}, (memory,))
             os.close(memory)
+
+    def _store_began(self, pid: int) -> None:
+        self._launcher.send({"op": "hosting", "round": self._round, "pid": pid})
 
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
         self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})

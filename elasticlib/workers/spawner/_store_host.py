@@ -29,9 +29,13 @@ _NAME = "the process that hosts the workers' store"
 class StoreHost:
     """Hosts torch's store on a socket that workers have been told of; *told* hears when nobody does any more."""
 
-    def __init__(self, selector: selectors.BaseSelector, keep: Collection[int], told: Told) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, keep: Collection[int], began: Callable[[int], None], told: Told
+    ) -> None:
         self._selector = selector
         self._keep = keep
+        self._began = began
+        """Gets the number of the process."""
         self._told = told
         self._listener: int | None = None
         self._pid = 0
@@ -69,6 +73,7 @@ class StoreHost:
         else:
             self._pid, self._words = pid, words
             self._selector.register(self._handle, selectors.EVENT_READ, self._ended)
+            self._began(pid)
         finally:
             os.close(listener)
 
@@ -81,6 +86,11 @@ class StoreHost:
         pid, code = self._pid, self._let_go()
         how = f"was ended by {name_of_signal(-code)}" if code < 0 else f"ended with status {code}"
         self._told(f"{_NAME} (pid {pid}) {how}{': ' if said else ''}{said}", pid, code)
+
+    def signal(self, signum: int) -> None:
+        """Signal the process, if there is one."""
+        if self._handle is not None:
+            _reaper.send(self._handle, signum)
 
     def end(self) -> None:
         """Nobody needs the store any more."""

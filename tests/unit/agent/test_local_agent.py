@@ -16,7 +16,7 @@ import pytest
 from attrs import evolve
 
 from elasticlib import processes, records
-from elasticlib._programs import Process
+from elasticlib._programs import HelperLostError, Process
 from elasticlib.agent import LocalElasticAgent, SimpleElasticAgent
 from elasticlib.errors import (
     ConfigError,
@@ -27,6 +27,7 @@ from elasticlib.errors import (
     StartError,
     root_cause,
 )
+from elasticlib.helpers import Helper
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import ContactLost, RoundEnd, Rules, open_local
 from elasticlib.spec import WorkerSpec
@@ -259,8 +260,8 @@ class Starter:
 
     board = None
 
-    def __init__(self, error: Exception | None = None, *, warm: bool = False, used: bool = False) -> None:
-        self.error, self.was_warm, self.started = error, warm, used
+    def __init__(self, error: Exception | None = None, *, used: bool = False) -> None:
+        self.error, self.started = error, used
         self.closed = False
         self.events: list[Event] = []
 
@@ -283,6 +284,12 @@ class Starter:
         events, self.events = self.events, []
         return events
 
+    def helpers(self) -> list[Helper]:
+        return []
+
+    def replace(self, helper: Helper, why: str) -> None:
+        raise AssertionError("no helper stands still here")
+
     def close(self) -> None:
         self.closed = True
 
@@ -298,11 +305,11 @@ def start_with(agent: LocalElasticAgent, *spawners: Starter, present: Starter | 
         return agent._start_workers(group)
 
 
-GONE = StartError("killed from outside")
+GONE = HelperLostError("killed from outside")
 
 
-def test_a_fork_server_that_was_killed_while_idle_is_replaced(make: Make) -> None:
-    killed, fresh = Starter(GONE, warm=True), Starter()
+def test_a_helper_that_was_killed_before_workers_ran_is_started_again(make: Make) -> None:
+    killed, fresh = Starter(GONE), Starter()
 
     pids = start_with(make(), killed, fresh)
 
@@ -319,8 +326,10 @@ def test_a_spawner_that_was_killed_between_two_rounds_is_replaced(make: Make) ->
     assert killed.closed
 
 
-@pytest.mark.parametrize("spawners", [[Starter(GONE)], [Starter(GONE, warm=True), Starter(GONE, warm=True)]])
-def test_a_fork_server_that_fails_at_its_imports_and_a_second_failure_are_errors(
+@pytest.mark.parametrize(
+    "spawners", [[Starter(StartError("not killed from outside"))], [Starter(GONE) for _ in range(4)]]
+)
+def test_a_failure_at_imports_and_a_helper_that_is_killed_again_and_again_are_errors(
     make: Make, spawners: list[Starter]
 ) -> None:
     with pytest.raises(StartError, match="killed from outside"):
@@ -329,7 +338,7 @@ def test_a_fork_server_that_fails_at_its_imports_and_a_second_failure_are_errors
 
 
 def test_a_module_that_cannot_be_preloaded_is_not_tried_twice(make: Make) -> None:
-    refused = Starter(PreloadError("module", "its import starts a Python thread"), warm=True)
+    refused = Starter(PreloadError("module", "its import starts a Python thread"))
 
     with pytest.raises(PreloadError):
         start_with(make(), refused)

@@ -11,11 +11,11 @@ from typing import ClassVar
 import pytest
 
 from elasticlib._caller import Caller
-from elasticlib._programs import Process
+from elasticlib._programs import Process, importable_by
 from elasticlib._wire import Channel
 from elasticlib.errors import EntrypointError, StartError
 from elasticlib.workers import _fork_server_key, _fork_servers
-from elasticlib.workers._fork_servers import ForkServerKey, importable_by
+from elasticlib.workers._fork_servers import ForkServerKey
 from elasticlib.workers.spawner import _request_loop
 
 
@@ -305,7 +305,7 @@ def test_a_fork_server_that_stops_in_the_middle_of_a_message_has_failed(
     os.write(end.fileno(), b"\0\0")
 
     assert not made.alive()
-    assert "in the middle of a message" in str(made.failure())
+    assert "in the middle of a message" in str(made.failure("spawner"))
 
 
 def test_a_fork_server_that_takes_no_orders_has_failed(fork_server: tuple[_fork_servers.ForkServer, Channel]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from elasticlib._programs import HelperLostError
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.workers import _launch
@@ -165,7 +166,7 @@ def test_a_start_that_is_interrupted_returns_nobody(spawner: Spawner) -> None:
 def test_a_start_without_a_spawner_is_an_error(spawner: Spawner) -> None:
     spawner.channel.close()
 
-    with pytest.raises(StartError, match="ended from outside"):
+    with pytest.raises(HelperLostError, match="spawner process ended unexpectedly"):
         spawner.spawner.start(0, [], None)
 
 
@@ -268,7 +269,7 @@ def test_a_spawner_that_is_gone_has_lost_its_workers(spawner: Spawner) -> None:
     exited, lost = spawner.spawner.drain()
 
     assert isinstance(exited, Exit) and isinstance(lost, Lost)
-    assert lost.why == "the process that starts the workers was ended from outside"
+    assert lost.why == "the spawner process ended unexpectedly (killed from outside, or out of memory)"
     assert spawner.spawner.fileno() == -1
 
 

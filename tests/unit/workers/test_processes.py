@@ -18,6 +18,7 @@ import pytest
 from elasticlib import records
 from elasticlib._lease import Lease
 from elasticlib.errors import ConfigError, PicklingError, root_cause
+from elasticlib.helpers import Helper
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.spec import WorkerSpec
 from elasticlib.workers import MultiprocessContext, Std, _call, _context, _processes
@@ -37,6 +38,12 @@ class Told:
         self.killed = False
         self.ready = os.eventfd(1, os.EFD_CLOEXEC)
 
+    def helpers(self) -> list[Helper]:
+        return []
+
+    def replace(self, helper: Helper, why: str) -> None:
+        raise AssertionError("no helper stands still here")
+
     def fileno(self) -> int:
         return self.ready
 
@@ -53,6 +60,16 @@ class Told:
 
     def close(self) -> None:
         self.closed += 1
+
+
+class NeverLooks:
+    """Stands in for the watch over helpers, which wants to look now and then."""
+
+    def due_in(self) -> None:
+        return None
+
+    def tend(self, *given: object) -> float:
+        return math.inf
 
 
 def ended(rank: int, exitcode: int = 0, *, told: bool = False) -> Exit:
@@ -72,6 +89,7 @@ def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, 
         job = _call.of_program("true", {0: (), 1: ()}, functools.partial(WorkerSpec, "t", 2, None))
         processes, spawner = Processes(job, 2, said.append), Told(*events)
         processes._spawner = spawner  # type: ignore[assignment]
+        processes._helpers = NeverLooks()  # type: ignore[assignment]
         processes.pids = {0: 100, 1: 101}
         spawners.append(spawner)
         return processes, spawner

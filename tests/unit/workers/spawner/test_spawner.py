@@ -19,7 +19,7 @@ from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._exiting import Course, Outcome
 from elasticlib.workers.child._start_spec import Handed, StartSpec
-from elasticlib.workers.spawner import _spawner
+from elasticlib.workers.spawner._live import Live
 from elasticlib.workers.spawner._spawner import Spawner
 
 
@@ -47,19 +47,19 @@ class Yard:
             self.started.append((spec, handed))
         return pid
 
-    def worker(self, rank: int) -> _spawner._Live:
+    def worker(self, rank: int) -> Live:
         pid = self.process()
         left = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
-        live = _spawner._Live(self.spawner._round, rank, pid, processes.handle_of(pid), left, Course())
+        live = Live(self.spawner._round, rank, pid, processes.handle_of(pid), left, Course())
         self.spawner._live[rank] = live
         self.spawner._selector.register(live.handle, selectors.EVENT_READ, lambda: self.spawner._ended(live))
         return live
 
-    def kill(self, live: _spawner._Live) -> None:
+    def kill(self, live: Live) -> None:
         os.kill(live.pid, signal.SIGKILL)
         os.waitid(os.P_PID, live.pid, os.WEXITED | os.WNOWAIT)
 
-    def end(self, live: _spawner._Live) -> None:
+    def end(self, live: Live) -> None:
         self.kill(live)
         self.workers.remove(live.pid)
         self.spawner._ended(live)
@@ -345,7 +345,7 @@ def test_a_lease_that_may_be_shortened_is_looked_at_before_it_is_over(
     assert waits[1] is not None and 0.0 <= waits[1] < 0.01
 
 
-def announced(yard: Yard, live: _spawner._Live, outcome: Outcome, status: int) -> None:
+def announced(yard: Yard, live: Live, outcome: Outcome, status: int) -> None:
     """Have *live* announce the outcome of its program, as its process would."""
     writing = yard.spawner._notices[1]
     os.write(writing, struct.pack("!iBi", live.pid, outcome, status))

@@ -24,7 +24,8 @@ class Room:
     def __init__(self) -> None:
         self.told: list[tuple[str, int, int]] = []
         self.selector = selectors.DefaultSelector()
-        self.host = StoreHost(self.selector, (), lambda *facts: self.told.append(facts))
+        self.began: list[int] = []
+        self.host = StoreHost(self.selector, (), self.began.append, lambda *facts: self.told.append(facts))
 
     def turn(self) -> None:
         """One turn of the spawner's loop."""

@@ -1,0 +1,33 @@
+"""Which process has ended where several end together, and how: the error names the first one."""
+
+from __future__ import annotations
+
+import signal
+
+from elasticlib._programs import FROM_OUTSIDE, Child, HelperLostError, Process
+from elasticlib.errors import StartError
+
+_REAPER_LIMIT = 1.0
+"""Seconds between the end of a fork server and that of its reaper, which clears up before."""
+
+
+def reaper_lost(reaper: Child) -> HelperLostError | None:
+    """The error that says that the *reaper* was killed, with which all below it ends."""
+    status = reaper.exitcode() or 0
+    return HelperLostError.of("reaper", reaper.pid, -status) if status < 0 else None
+
+
+def fork_server_lost(reaper: Child, process: Process | None, said: str) -> StartError:
+    """
+    Why a fork server has ended, which *said* so much on its stderr: it, or its *reaper*.
+
+    *process* is the fork server, None where it was still at its imports.
+    """
+    # A reaper that was killed is gone by now; one that was not tells how its fork server ended, unless it goes on.
+    reaper.ends(_REAPER_LIMIT if process is None else 0.05)
+    if (lost := reaper_lost(reaper)) is not None:
+        return lost
+    status = reaper.exitcode()
+    if status == signal.SIGKILL or (process is not None and not said):
+        return HelperLostError.of("fork server", 0 if process is None else process.pid, status or 0)
+    return StartError(f"the fork server process ended unexpectedly{f': {said}' if said else FROM_OUTSIDE}")

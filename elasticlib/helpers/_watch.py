@@ -1,0 +1,166 @@
+"""
+Looks at helpers: reads what the kernel says of them, and asks those who can answer.
+
+Rules of this file: nothing is decided (`_liveness`) and nothing is waited for; a number is believed only as long as the
+handle says that its process lives.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
+
+from attrs import define, field, frozen
+
+from elasticlib import records
+from elasticlib._clock import Clock, monotonic
+from elasticlib.helpers._liveness import LOOK, STOPPED, TRACED, Act, AwakeTime, Liveness, Look
+
+_CPU_TICKS = slice(11, 13)
+"""Time in user and system mode, in ``/proc/PID/stat`` from the state letter on."""
+
+
+class Signalled(Protocol):
+    """A process as a watch needs it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def send(self) -> Callable[[int], object]: ...
+
+    def ends(self, limit: float) -> bool:
+        """Whether it has ended, or ends in *limit* seconds."""
+
+
+@frozen
+class Reported:
+    """A process that another one holds, which reports its end and passes signals on."""
+
+    pid: int
+    send: Callable[[int], object]
+
+    def ends(self, limit: float) -> bool:
+        """False: who waits for the end hears of it."""
+        return False
+
+
+@define(eq=False)
+class Helper:
+    """A process of ours."""
+
+    name: str
+    process: Signalled
+    ask: Callable[[int], object] | None = None
+    """Sends it a question of that number, if it answers any."""
+    is_needed: bool = True
+    """Whether somebody waits for what it does: else it is woken, and never replaced."""
+    asked: int = 0
+    answered: int = 0
+    liveness: Liveness = field(factory=Liveness)
+
+    def __str__(self) -> str:
+        return f"the {self.name} process (pid {self.process.pid})"
+
+
+@frozen
+class Finding:
+    """What must be done about a helper, and for how long it has stood still."""
+
+    helper: Helper
+    act: Act
+    seconds: float
+
+    @property
+    def why(self) -> str:
+        """The reason for which it is replaced."""
+        what = "was stopped" if self.helper.liveness.stopped else "did not answer"
+        return f"{self.helper} {what} for {self.seconds:.0f} s and was killed"
+
+
+@define(eq=False)
+class HelperWatch:
+    """Looks at helpers, every `LOOK` seconds."""
+
+    sink: records.Sink
+    clock: Clock = monotonic
+    _awake: AwakeTime = field(factory=AwakeTime)
+
+    def due_in(self) -> float:
+        """Seconds until the next look."""
+        return 0.0 if self._awake.last is None else max(0.0, self._awake.last + LOOK - self.clock())
+
+    def tend(
+        self,
+        helpers: Callable[[], Iterable[Helper]],
+        workers: Collection[int],
+        replace: Callable[[Helper, str], object],
+    ) -> float:
+        """Look at *helpers* if it is time, wake those that stand still, or *replace* them; seconds until it is."""
+        if self.due_in() == 0.0:
+            for found in self.look(helpers(), workers):
+                match found.act:
+                    case Act.WAKE:
+                        found.helper.process.send(signal.SIGCONT)
+                        self.sink(records.HelperWoken(str(found.helper), found.seconds))
+                    case Act.REPORT_DEBUGGER:
+                        self.sink(records.HelperHeld(str(found.helper), found.seconds))
+                    case Act.REPLACE:
+                        self.sink(records.HelperReplaced(found.why))
+                        replace(found.helper, found.why)
+        return self.due_in()
+
+    def look(self, helpers: Iterable[Helper], workers: Collection[int]) -> list[Finding]:
+        """What must be done about *helpers*; *workers* are the process ids of the workers that run."""
+        self._awake, passed = self._awake.look(self.clock())
+        looks = [(helper, look) for helper in helpers if (look := _look(helper)) is not None]
+        stands_still = any(look.state == STOPPED for _, look in looks)
+        alone = stands_still and not any(_state(pid)[:1] in ([STOPPED], [TRACED]) for pid in workers)
+        found = []
+        for helper, look in looks:
+            helper.liveness, act = helper.liveness.step(look, passed, alone)
+            if act is not None and (helper.is_needed or act is not Act.REPLACE):
+                now = helper.liveness
+                found.append(Finding(helper, act, max(now.stopped, now.held, now.silent)))
+        return found
+
+
+def _look(helper: Helper) -> Look | None:
+    """None where it has ended."""
+    pid = helper.process.pid
+    facts = _state(pid)
+    owes = helper.asked != helper.answered
+    turns = _turns(pid, facts) if owes else 0
+    if not facts or helper.process.ends(0.0):  # looked at last: until then the number was its own
+        return None
+    if helper.ask is not None and not owes and facts[0] != STOPPED:
+        helper.asked += 1
+        helper.ask(helper.asked)
+    return Look(facts[0], turns, owes)
+
+
+def _state(pid: int) -> list[str]:
+    """The kernel's facts of *pid* from the state letter on; empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
+
+
+def _turns(pid: int, facts: list[str]) -> int:
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[2])
+    except (OSError, IndexError, ValueError):  # a kernel that does not count them
+        return sum(map(int, facts[_CPU_TICKS]))
+
+
+def first_child(pid: int) -> int:
+    """The oldest child of process *pid*, which has one thread; 0 where it has none, or nobody may look."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            return int(file.read().split()[0])
+    except (OSError, IndexError):
+        return 0

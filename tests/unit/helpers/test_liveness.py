@@ -1,0 +1,83 @@
+"""When a helper that stands still is woken or replaced, and that nothing is because the job slept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from elasticlib.helpers._liveness import LOOK, REPLACE_AFTER, WAKE_AFTER, Act, AwakeTime, Liveness, Look
+
+STOPPED, TRACED, ASLEEP = Look("T"), Look("t"), Look("S", turns=7, owes=True)
+BUSY = [Look("R", turns=7, owes=True), Look("D", turns=7, owes=True)]
+
+
+def acts(looks: Iterable[Look], *, passed: float | None = LOOK, alone: bool = True) -> list[tuple[float, Act]]:
+    """What is done about a helper that is seen so, and after how many seconds."""
+    liveness, found = Liveness(), []
+    for number, look in enumerate(looks, 1):
+        liveness, act = liveness.step(look, passed, alone)
+        if act is not None:
+            found.append((number * LOOK, act))
+    return found
+
+
+def test_a_helper_that_was_stopped_alone_is_woken_once_and_then_replaced() -> None:
+    assert [(6.0, Act.WAKE), (30.0, Act.REPLACE)] == acts(60 * [STOPPED])
+    assert 6.0 - WAKE_AFTER < LOOK and REPLACE_AFTER == 30.0
+
+
+def test_a_helper_that_is_stopped_again_after_it_went_on_is_woken_again() -> None:
+    looks = [*(4 * [STOPPED]), Look("S"), *(4 * [STOPPED])]
+
+    assert [Act.WAKE, Act.WAKE] == [act for _, act in acts(looks)]
+
+
+def test_a_helper_that_was_stopped_together_with_workers_is_left_alone() -> None:
+    assert [] == acts(60 * [STOPPED], alone=False)
+
+
+def test_a_helper_that_a_debugger_holds_is_reported_once_and_left_alone() -> None:
+    assert [(6.0, Act.REPORT_DEBUGGER)] == acts(60 * [TRACED])
+
+
+def test_a_helper_that_sleeps_and_does_not_answer_is_replaced() -> None:
+    """The first look tells only how many turns it has had."""
+    assert [(32.0, Act.REPLACE)] == acts(60 * [ASLEEP])
+
+
+@pytest.mark.parametrize("busy", BUSY, ids=["runs", "disk"])
+def test_a_helper_that_runs_or_waits_for_a_disk_is_never_silent(busy: Look) -> None:
+    assert [] == acts(60 * [busy])
+
+
+def test_a_helper_that_gets_the_cpu_now_and_then_is_never_silent() -> None:
+    """Such as at load 30, or in an import that holds the interpreter's lock."""
+    assert [] == acts(Look("S", turns, owes=True) for turns in range(60))
+
+
+def test_a_helper_that_owes_no_answer_is_well_however_long_it_sleeps() -> None:
+    assert [] == acts(60 * [Look("S")])
+
+
+@pytest.mark.parametrize("look", [STOPPED, TRACED, ASLEEP])
+def test_nothing_is_done_while_this_process_is_not_awake_itself(look: Look) -> None:
+    assert [] == acts(60 * [look], passed=None)
+
+
+def test_what_was_seen_before_this_process_slept_does_not_count() -> None:
+    liveness = Liveness()
+    for _ in range(14):
+        liveness, _ = liveness.step(STOPPED, LOOK, alone=True)
+
+    liveness, first = liveness.step(STOPPED, None, alone=True)
+    liveness, second = liveness.step(STOPPED, LOOK, alone=True)
+
+    assert (None, None) == (first, second)
+
+
+@pytest.mark.parametrize(("now", "passed"), [(2.0, 2.0), (3.4, 3.4), (3.6, None), (3600.0, None)])
+def test_time_in_which_this_process_did_not_run_does_not_count(now: float, passed: float | None) -> None:
+    awake, first = AwakeTime().look(0.0)
+
+    assert (None, passed) == (first, awake.look(now)[1])
