@@ -19,7 +19,7 @@ from typing import Any
 
 from elasticlib import records
 from elasticlib._programs import Child, HelperLostError, Link, Process, not_started
-from elasticlib._times import Term, soonest
+from elasticlib._times import Term
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.helpers import Helper, Reported
@@ -142,24 +142,24 @@ class SpawnerClient:
                 os.close(descriptor)
             self.board.close()
 
-    def spawner(self, interrupt: int | None = None, sink: records.Sink = records.log) -> Process | None:
+    def spawner(self, interrupt: int | None = None) -> Process | None:
         """
-        Wait for the process with which all workers will die; *sink* gets what it waits for, where that takes long.
+        Wait for the process with which all workers will die.
 
         None when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when it cannot come.
         """
         while self._spawner is None:
-            answer = self._answer(interrupt, sink)
+            answer = self._answer(interrupt)
             if answer is None:
                 return None
             self._early += self._event(*answer)
         return self._spawner
 
-    def _answer(self, interrupt: int | None, sink: records.Sink = records.log) -> tuple[Message, list[int]] | None:
+    def _answer(self, interrupt: int | None) -> tuple[Message, list[int]] | None:
         """What the spawner says next; None when *interrupt* is readable first."""
         assert self._channel is not None
         watched = [self._channel, *(() if interrupt is None else (interrupt,))]
-        while not (ready := wait_readable(watched, soonest(self.while_waiting(), self._look_at_imports(sink)))):
+        while not (ready := wait_readable(watched, self.while_waiting())):
             pass
         if self._channel.fileno() not in ready:
             return None
@@ -170,7 +170,7 @@ class SpawnerClient:
             raise StartError(received[0]["why"])
         return received
 
-    def _look_at_imports(self, sink: records.Sink) -> float | None:
+    def look_at_imports(self, sink: records.Sink) -> float | None:
         """Tell *sink* of an import of the fork server that takes long; seconds until the next look, None for none."""
         if self._fork_server is None or self._fork_server.ready():
             return None

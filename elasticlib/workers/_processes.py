@@ -148,7 +148,7 @@ class Processes:
         if self._spawner is None:
             self._spawner = self._start_spawner()
         try:
-            spawner = self._spawner.spawner(interrupt, self._sink)
+            spawner = self._spawner.spawner(interrupt)
             if spawner is None:
                 return {}
             self._board = self._spawner.board
@@ -160,7 +160,7 @@ class Processes:
 
     def _start_spawner(self) -> SpawnerClient:
         spawner = SpawnerClient(self._job.common, self._job.memories, self._count, self._job.descriptors)
-        spawner.while_waiting = lambda: self._look_at_helpers(spawner)
+        spawner.while_waiting = lambda: soonest(self._look_at_helpers(spawner), spawner.look_at_imports(self._sink))
         if self._job.fork_server is None:
             assert self._job.call is not None
             spawner.fork_caller(self._job.call)

@@ -338,10 +338,14 @@ def test_a_failure_at_imports_and_a_helper_that_is_killed_again_and_again_are_er
 
 
 def test_a_module_that_cannot_be_preloaded_is_not_tried_twice(make: Make) -> None:
-    refused = Starter(PreloadError("module", "its import starts a Python thread"))
+    refused, agent = Starter(PreloadError("module", "its import starts a Python thread")), make()
+    processes = agent._processes
+    assert processes._job.fork_server is not None
+    named = evolve(processes._job.fork_server, preload=("module",), is_automatic=False)
+    processes._job = evolve(processes._job, fork_server=named)
 
     with pytest.raises(PreloadError):
-        start_with(make(), refused)
+        start_with(agent, refused)
     assert refused.closed
 
 
