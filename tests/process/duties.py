@@ -197,6 +197,49 @@ def _in_native_code_for(folder: Path, seconds: int) -> None:
     libc.pthread_mutex_timedlock(mutex, clock)  # no signal brings it back
 
 
+def _with_a_child(folder: Path) -> int:
+    """Fork a child that takes its time to save when it gets SIGTERM; its number."""
+    rank, ready = os.environ["RANK"], os.eventfd(0)
+    pid = os.fork()
+    if pid == 0:
+
+        def come(signum: int, frame: object) -> None:
+            say(folder / f"heard{rank}", "")
+            time.sleep(0.5)  # stands for what it writes
+            say(folder / f"child{rank}", "")
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, come)
+        os.eventfd_write(ready, 1)
+        time.sleep(60)  # stands for work
+        os._exit(1)
+    os.eventfd_read(ready)
+    return pid
+
+
+def saves_with_a_child(folder: Path) -> None:
+    """Ends by SIGTERM, after it has saved, if its child lives until then."""
+
+    def come(signum: int, frame: object) -> None:
+        time.sleep(0.5)  # stands for a checkpoint
+        if not (folder / f"heard{os.environ['RANK']}").exists():
+            say(folder / f"saved{os.environ['RANK']}", "")
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, come)
+    _with_a_child(folder)
+    at_work(folder)
+    time.sleep(60)  # stands for work
+
+
+def leaves_the_end_to_a_child(folder: Path) -> None:
+    """Takes no notice of SIGTERM, and ends with its child."""
+    pid = _with_a_child(folder)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    at_work(folder)
+    os.waitpid(pid, 0)
+
+
 def works_and_notes(folder: Path, signum: signal.Signals, *, handles: bool) -> None:
     """Works on until the file ``go`` is there; where it *handles* the signal, notes that it came, once."""
     if handles:

@@ -475,6 +475,56 @@ def test_a_rank_that_has_taken_note_of_the_signal_may_go_on_in_native_code(job: 
     assert ["saved0", "saved1"] == sorted(path.name for path in job.folder.glob("saved*"))
 
 
+# What a worker has started.
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_children_of_a_worker_get_the_signal_when_it_has_ended(method: str, job: Job) -> None:
+    """While it saves, they serve it; then they have the rest of the time for what they have to save themselves."""
+    job.start("saves_with_a_child(here)", "--shutdown-timeout", NEVER, "--start-method", method)
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGTERM)
+
+    status, stderr = job.end()
+
+    assert 1 == status
+    assert ["child0", "child1", "saved0", "saved1"] == sorted(
+        path.name for pattern in ("saved*", "child*") for path in job.folder.glob(pattern)
+    ), stderr
+
+
+def test_children_get_the_signal_when_half_of_the_time_is_over(job: Job) -> None:
+    """A worker that only waits for its child, which is to be asked."""
+    job.start("leaves_the_end_to_a_child(here)", "--shutdown-timeout", "4")
+    job.wait_for(*ALL_AT_WORK)
+    begin = time.monotonic()
+    job.send(signal.SIGTERM)
+
+    job.end()
+
+    assert 2 <= time.monotonic() - begin
+    assert ["child0", "child1"] == sorted(path.name for path in job.folder.glob("child*"))
+
+
+def test_what_a_shell_script_runs_may_save_after_the_shell_has_died(job: Job) -> None:
+    """The whole group gets the signal at once; the shell, which has no trap, dies of it."""
+    code = (
+        f"from tests.process.duties import *; saves_until(Path({str(job.folder)!r}) / 'go', Path({str(job.folder)!r}))"
+    )
+    program = job.folder / "program"
+    program.write_text(f'#!/bin/sh\n{sys.executable} -c "{code}"\necho done\n')
+    program.chmod(0o755)
+    job.start("", "--no-python", str(program), "--shutdown-timeout", NEVER)
+    job.wait_for(*ALL_AT_WORK)
+    job.send(signal.SIGTERM)
+    job.wait_for("saving0", "saving1")
+    (job.folder / "go").touch()
+
+    job.end()
+
+    assert ["saved0", "saved1"] == sorted(path.name for path in job.folder.glob("saved*"))
+
+
 def test_an_end_that_takes_no_time_is_not_talked_about(job: Job) -> None:
     job.start("note_signals(here)")
     job.wait_for(*ALL_AT_WORK)

@@ -7,9 +7,12 @@ a pipe that all workers of a spawner share. From then on it has its *exit timeou
 asked for, and then it is stopped by the same ladder as every other.
 
     RUNS --outcome--> EXITS --exit timeout--> DUMPS --stacks written--> ASKED --grace--> KILLED --limit--> given up
-      |                                         |                         ^
+      |                                         |                        ^  |
+      |                                         |                        |  +-- it ends, its group does not --> GROUP
       |                                         +-- a program that ended well, no timeout set --> LINGERS
       +------------------------------ the round is being stopped --------+
+
+In ASKED the signal goes to the worker alone, and to its group when half of the grace is over.
 
 Rules of this file: time is an argument; PURE: nothing is sent or read here but the announcement itself.
 """
@@ -32,6 +35,12 @@ DEFAULT_EXIT_TIMEOUT = 30.0
 _DUMP_LIMIT = 1.0
 """Seconds that the stacks of all threads get to be written."""
 _DUMP_LOOK = 0.01
+_GROUP_LOOK = 0.02
+"""Seconds between two looks at the group of a worker that has ended."""
+_GROUP_LATER = 1.0
+"""Seconds for which the signal to a group is put off while its worker writes."""
+_GROUP_PATIENCE = 1.0
+"""Seconds for those of a group that ignore the signal, and for all where others wait."""
 _NOTICE = struct.Struct("!iBi")
 
 
@@ -62,7 +71,12 @@ class Stage(enum.Enum):
     """Its program ended well, and it may take the time that it likes."""
     ASKED = enum.auto()
     """It was sent the stop signal."""
+    GROUP = enum.auto()
+    """It ended by that, and what it started in its group has the rest of its time."""
     KILLED = enum.auto()
+
+
+_STOPPED = (Stage.ASKED, Stage.GROUP, Stage.KILLED)
 
 
 class Act(enum.Enum):
@@ -73,6 +87,12 @@ class Act(enum.Enum):
     TELL = enum.auto()
     """Tell the launcher that it did not end in time."""
     TERM = enum.auto()
+    ASK_GROUP = enum.auto()
+    """Send the stop signal to its group, too."""
+    LOOK_AT_GROUP = enum.auto()
+    """See who is left in the group of one that has ended."""
+    END_GROUP = enum.auto()
+    """Kill who is left there."""
     KILL = enum.auto()
     GIVE_UP = enum.auto()
     """Not even SIGKILL ended it."""
@@ -106,6 +126,8 @@ class Course:
     """Seconds from the outcome of its program to the end of its process."""
     was_chosen: bool = False
     """Whether the user set that time: it then holds for programs that ended well, too."""
+    for_group: bool = False
+    """Whether stop signals go to its whole group at once."""
     grace: float = KILLED
     """Seconds from the stop signal to SIGKILL."""
     stage: Stage = Stage.RUNS
@@ -116,6 +138,12 @@ class Course:
     overdue: bool = False
     """Whether it was stopped because its process did not end in time."""
     _dump_until: float = 0.0
+    _kill_at: float = 0.0
+    """When the stop signal is followed by SIGKILL."""
+    _patience: float = 0.0
+    """Until when those of its group are waited for that ignore the signal: they may end for other reasons."""
+    _others_wait: bool = False
+    """Whether a restart, or the nodes of a failed job, wait for the end of all."""
 
     def failed(self) -> bool:
         """Whether its program is known to have failed."""
@@ -128,7 +156,7 @@ class Course:
         if not first and not (ended_well and outcome is Outcome.CLOSING):
             return False
         self.outcome, self.status = outcome, status
-        if self.stage in (Stage.ASKED, Stage.KILLED):
+        if self.stage in _STOPPED:
             return False  # its end, which is near, will tell
         self.stage, self.deadline = Stage.EXITS, now + self.exit_timeout
         return status != 0
@@ -141,11 +169,35 @@ class Course:
         """
         if self.stage is Stage.KILLED:
             return False  # nothing is stronger; the deadline is that of the kill
-        self.grace = grace
+        if self.stage is Stage.GROUP:
+            self._kill_at, self.deadline = min(self._kill_at, now + grace), now
+            return False
+        self.grace, self._others_wait = grace, spare_failed
         if spare_failed and self.failed() and self.stage in (Stage.EXITS, Stage.DUMPS):
             return False
-        self.stage, self.deadline = Stage.ASKED, now + grace
+        self._ask(now)
         return True
+
+    def _ask(self, now: float) -> None:
+        self.stage, self._kill_at = Stage.ASKED, now + self.grace
+        self.deadline = self._kill_at if self.for_group else now + self.grace / 2
+
+    def postpone_group(self, now: float) -> None:
+        """Its children are needed for what it does: they get the signal later."""
+        self.deadline = min(self._kill_at, now + _GROUP_LATER)
+
+    def leaves_time_to_group(self, now: float) -> bool:
+        """Its process has ended, with others left in its group; whether these have time, after the signal."""
+        if self.stage is not Stage.ASKED or now >= self._kill_at:
+            return False
+        self.stage, self.deadline, self._patience = Stage.GROUP, now + _GROUP_LOOK, now + _GROUP_PATIENCE
+        if self._others_wait:
+            self._kill_at = min(self._kill_at, self._patience)
+        return True
+
+    def patience_is_over(self, now: float) -> bool:
+        """Whether those of its group that ignore the signal had their time."""
+        return now >= self._patience
 
     def due(self, now: float, dumped: bool) -> list[Act]:
         """What is to be done when the deadline is over; *dumped* says that the stacks are written to their end."""
@@ -163,8 +215,18 @@ class Course:
                 self.stage, self.deadline = Stage.LINGERS, None
                 return [Act.TELL]
             case Stage.DUMPS:
-                self.stage, self.deadline, self.overdue = Stage.ASKED, now + self.grace, True
+                self.overdue = True
+                self._ask(now)
                 return [Act.TELL, Act.TERM]
+            case Stage.ASKED if now < self._kill_at:
+                self.deadline = self._kill_at
+                return [Act.ASK_GROUP]
+            case Stage.GROUP if now < self._kill_at:
+                self.deadline = min(self._kill_at, now + _GROUP_LOOK)
+                return [Act.LOOK_AT_GROUP]
+            case Stage.GROUP:
+                self.deadline = None
+                return [Act.END_GROUP]
             case Stage.ASKED:
                 self.stage, self.deadline = Stage.KILLED, now + KILLED
                 return [Act.KILL]
@@ -179,6 +241,6 @@ class Course:
             return code
         if self.overdue and self.outcome in _MAIN_PARTS and self.status == 0:
             return code or -signal.SIGTERM  # its own threads or exit handlers were cut off: that is no success
-        if self.overdue or (code < 0 and self.stage in (Stage.ASKED, Stage.KILLED)):
+        if self.overdue or (code < 0 and self.stage in _STOPPED):
             return self.status
         return code

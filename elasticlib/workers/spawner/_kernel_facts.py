@@ -20,6 +20,11 @@ def catches(pid: int, signum: int) -> bool:
     return _has_signal(pid, b"SigCgt:", signum)
 
 
+def ignores(pid: int, signum: int) -> bool:
+    """True if the program ignores *signum*."""
+    return _has_signal(pid, b"SigIgn:", signum)
+
+
 def _has_signal(pid: int, mask: bytes, signum: int) -> bool:
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -30,11 +35,14 @@ def _has_signal(pid: int, mask: bytes, signum: int) -> bool:
 
 
 def group(leader: int) -> Iterator[int]:
-    """The processes of the group that *leader* began, the leader among them; zombies are left out."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (facts := _reaper.status(int(entry))) is not None:
-            if int(facts[2]) == leader and facts[0] not in (b"Z", b"X"):
-                yield int(entry)
+    """The processes of the group that *leader* began, itself among them; zombies are left out."""
+    return (int(entry) for entry in os.listdir("/proc") if entry.isdigit() and is_in_group(int(entry), leader))
+
+
+def is_in_group(pid: int, leader: int) -> bool:
+    """True if *pid* lives, in the group that *leader* began."""
+    facts = _reaper.status(pid)
+    return facts is not None and int(facts[2]) == leader and facts[0] not in (b"Z", b"X")
 
 
 def children(parent: int) -> list[int]:

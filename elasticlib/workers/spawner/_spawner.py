@@ -6,8 +6,8 @@ channel from the launcher. It is the workers' parent and adopts their orphans, s
 reaps, and no pid can be mistaken for another's. When the launcher is gone, or nobody is left above it who
 would end it with the launcher, it kills every descendant and ends.
 
-Rules of this file: never wait for one thing only; one stop ladder for every case: the signal to the
-groups, one deadline, SIGKILL, then report who survives (uninterruptible sleep) and go on.
+Rules of this file: never wait for one thing only; one stop ladder for every case: the signal to the workers, then to
+their groups, one deadline, SIGKILL, then report who survives (uninterruptible sleep) and go on.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _exiting, _report
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
 from elasticlib.workers.spawner import _kernel_facts, _stuck
-from elasticlib.workers.spawner._live import Live
 from elasticlib.workers.spawner._parent import watch_parent
 from elasticlib.workers.spawner._stack_dump import StackDump
 from elasticlib.workers.spawner._store_host import StoreHost
+from elasticlib.workers.spawner._worker_process import WorkerProcess
 
 _FIXES = {
     errno.EMFILE: "; each worker needs three descriptors: raise the hard limit of open files (ulimit -Hn)",
@@ -67,7 +67,7 @@ class Spawner:
     _guardian: int = 0
     """The process that becomes the parent when the present one ends, and guards this launch as well; 0: none does."""
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _live: dict[int, Live] = field(default_factory=dict)
+    _live: dict[int, WorkerProcess] = field(default_factory=dict)
     _common: StartSpec = field(default_factory=StartSpec)
     """What all workers of the launch are started with."""
     _memories: dict[str, int] = field(default_factory=dict)
@@ -149,7 +149,8 @@ class Spawner:
                 if worker is not None and message["round"] == self._round:
                     _reaper.send_group(worker.pid, worker.handle, message["signal"])
             case "pass on":
-                self._pass_on(message["signal"])
+                for each in self._live.values():
+                    each.pass_on(message["signal"])
             case "stacks":
                 workers = [(each.local_rank, each.pid, each.handle, each.left[1]) for each in self._live.values()]
                 self._stacks.begin(workers, _child.STACKS_SIGNAL, time.monotonic())
@@ -209,10 +210,8 @@ class Spawner:
         finally:
             for descriptor in opened.values():
                 os.close(descriptor)
-        course = _exiting.Course(*spec.exit_timeout)
-        live = Live(
-            self._round, spec.local_rank, pid, processes.handle_of(pid), handed.left(), course, spec.signals_group
-        )
+        course = _exiting.Course(*spec.exit_timeout, for_group=spec.signals_group)
+        live = WorkerProcess(self._round, spec.local_rank, pid, processes.handle_of(pid), handed.left(), course)
         self._live[live.local_rank] = live
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
@@ -249,10 +248,27 @@ class Spawner:
         own += [number for worker in self._live.values() for number in worker.left]
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
 
-    def _ended(self, worker: Live) -> None:
+    def _ended(self, worker: WorkerProcess) -> None:
         self._hear()
-        # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        self._selector.unregister(worker.handle)
+        if worker.left_in_group() and worker.course.leaves_time_to_group(time.monotonic()):
+            if not worker.course.for_group:
+                worker.ask_group()
+        else:
+            self._reap(worker)
+
+    def _look_at_group(self, worker: WorkerProcess) -> None:
+        """Reap the worker, which has ended, when nobody of its group is left who could heed the signal."""
+        left = worker.left_in_group()
+        if not left or (
+            worker.course.patience_is_over(time.monotonic())
+            and all(_kernel_facts.ignores(pid, worker.signum) for pid in left)
+        ):
+            self._reap(worker)
+
+    def _reap(self, worker: WorkerProcess) -> None:
+        # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
         _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
         _, status = os.waitpid(worker.pid, 0)
         code = worker.course.exitcode(os.waitstatus_to_exitcode(status))
@@ -260,16 +276,13 @@ class Spawner:
         self._tell("exited", worker, worker.left, exitcode=code, told=worker.told, overdue=overdue)
         self._forget(worker)
 
-    def _tell(self, what: str, worker: Live, descriptors: tuple[int, ...] = (), **facts: object) -> None:
+    def _tell(self, what: str, worker: WorkerProcess, descriptors: tuple[int, ...] = (), **facts: object) -> None:
         message = {"op": what, "round": worker.round, "local_rank": worker.local_rank, "pid": worker.pid}
         self._launcher.send(message | facts, descriptors)
 
-    def _forget(self, worker: Live) -> None:
-        self._selector.unregister(worker.handle)
+    def _forget(self, worker: WorkerProcess) -> None:
         self._stacks.end(worker.local_rank)
-        worker.handle.close()
-        for descriptor in worker.left:
-            os.close(descriptor)
+        worker.close()
         del self._live[worker.local_rank]
         if not self._live:
             self._all_ended()
@@ -289,8 +302,8 @@ class Spawner:
         if self._stopping is None or self._stopping.signum != signum:
             self._stopping = _stuck.Stop(signum, now, restart_waits=spare)
         for worker in self._live.values():
-            if worker.course.stop(grace, now, spare):
-                self._signal(worker, signum)
+            if worker.course.stop(grace, now, spare) and worker.signum != signum:
+                worker.ask(signum)  # not once more: a program may take a second signal for an order to end at once
 
     def _look_for_stuck(self, stop: _stuck.Stop) -> None:
         """End one that sits in native code, in case that frees the others for what they do at their end."""
@@ -306,24 +319,6 @@ class Spawner:
         self._tell("stuck", worker, waited=time.monotonic() - stop.began)
         _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
 
-    def _signal(self, worker: Live, signum: int) -> None:
-        # A peer may tell of a closed connection before the one that died is a zombie.
-        worker.told = worker.told or not (worker.course.overdue or _reaper.ends(worker.pid))
-        _reaper.send_group(worker.pid, worker.handle, signum)
-        _reaper.send_group(worker.pid, worker.handle, signal.SIGCONT)  # a stopped process does not see the signal
-
-    def _pass_on(self, signum: int) -> None:
-        """Send *signum* to every worker that handles it: it would end the others."""
-        for worker in self._live.values():
-            if not worker.signals_group:
-                # Its children have its handler too, if they were forked after it was set, and nothing to save.
-                if _kernel_facts.catches(worker.pid, signum):
-                    _reaper.send(worker.handle, signum)
-                continue
-            for pid in _kernel_facts.group(worker.pid):
-                if _kernel_facts.catches(pid, signum):
-                    _reaper.send_below(os.getpid(), pid, signum)
-
     def _hear(self) -> None:
         """Take in what workers announce of their programs."""
         try:
@@ -335,7 +330,7 @@ class Spawner:
             if worker is not None and worker.course.heard(outcome, status, time.monotonic()):
                 self._tell("failed", worker, worker.left[:1], exitcode=status)
 
-    def _look_at(self, worker: Live) -> None:
+    def _look_at(self, worker: WorkerProcess) -> None:
         """Do what is due about a worker that takes its time."""
         course = worker.course
         if course.deadline is None or time.monotonic() < course.deadline:
@@ -350,13 +345,21 @@ class Spawner:
                     stacks = worker.left[1:2]
                     self._tell("lingers", worker, stacks, seconds=course.exit_timeout, ends=course.overdue)
                 case _exiting.Act.TERM:
-                    self._signal(worker, signal.SIGTERM)
+                    worker.ask(signal.SIGTERM)
+                case _exiting.Act.ASK_GROUP if worker.is_writing():
+                    course.postpone_group(time.monotonic())  # it could not save without its children
+                case _exiting.Act.ASK_GROUP:
+                    worker.ask_group()
+                case _exiting.Act.LOOK_AT_GROUP:
+                    self._look_at_group(worker)
+                case _exiting.Act.END_GROUP:
+                    self._reap(worker)
                 case _exiting.Act.KILL:
-                    _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
-                    _reaper.send(worker.handle, signal.SIGKILL)  # it may not lead its group yet
+                    worker.kill()
                 case _exiting.Act.GIVE_UP:
                     # It is in uninterruptible sleep: a later sweep reaps it, if it ever ends.
                     self._survivors.append(worker.pid)
+                    self._selector.unregister(worker.handle)
                     self._forget(worker)
 
     def _tell_stacks(self, found: dict[int, str] | None) -> None:

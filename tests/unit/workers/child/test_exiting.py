@@ -46,6 +46,7 @@ def test_who_does_not_end_in_time_is_dumped_told_of_and_stopped(outcome: Outcome
     assert [] == course.due(9.9, dumped=False)
     assert [Act.DUMP, Act.TELL, Act.TERM] == until_told(course, 10.0)
     assert course.deadline is not None
+    assert [Act.ASK_GROUP] == course.due(course.deadline, dumped=True)
     assert [Act.KILL] == course.due(course.deadline, dumped=True)
     assert [Act.GIVE_UP] == course.due(course.deadline, dumped=True)
     assert course.deadline is None
@@ -98,7 +99,55 @@ def test_a_stop_leaves_a_failed_worker_the_time_for_its_exit_handlers() -> None:
     assert 10.0 == course.deadline
     assert other.stop(30.0, now=1.0, spare_failed=True)
     assert course.stop(30.0, now=2.0, spare_failed=False)
-    assert (Stage.ASKED, 32.0) == (course.stage, course.deadline)
+    assert (Stage.ASKED, 17.0) == (course.stage, course.deadline)
+    assert [Act.ASK_GROUP] == course.due(17.0, dumped=True)
+    assert 32.0 == course.deadline
+
+
+def test_a_group_that_gets_the_signal_at_once_does_not_get_it_again() -> None:
+    course = Course(for_group=True)
+    course.stop(30.0, now=0.0, spare_failed=False)
+
+    assert (30.0, [Act.KILL]) == (course.deadline, course.due(30.0, dumped=True))
+
+
+def test_a_group_has_the_rest_of_the_time_of_the_worker_that_ended() -> None:
+    course = Course()
+    course.stop(30.0, now=0.0, spare_failed=False)
+
+    assert course.leaves_time_to_group(2.0)
+    assert course.deadline is not None and course.deadline < 3.0
+    assert [Act.LOOK_AT_GROUP] == course.due(29.9, dumped=True)
+    assert [Act.END_GROUP] == course.due(30.0, dumped=True)
+    assert (0, -15) == (course.exitcode(0), course.exitcode(-15))
+
+
+def test_a_group_has_little_time_where_a_restart_waits() -> None:
+    course = Course()
+    course.stop(30.0, now=0.0, spare_failed=True)
+    course.leaves_time_to_group(2.0)
+
+    assert [Act.LOOK_AT_GROUP] == course.due(2.5, dumped=True)
+    assert [Act.END_GROUP] == course.due(3.0, dumped=True)
+
+
+def test_a_hurried_stop_leaves_a_group_less_time() -> None:
+    course = Course()
+    course.stop(30.0, now=0.0, spare_failed=False)
+    course.leaves_time_to_group(2.0)
+
+    assert not course.stop(0.0, now=3.0, spare_failed=False)
+    assert [Act.END_GROUP] == course.due(3.0, dumped=True)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nobody_waits_for_the_group_of_a_worker_that_ended_by_itself_or_was_killed(stopped: bool) -> None:
+    course = Course()
+    if stopped:
+        course.stop(0.0, now=0.0, spare_failed=False)
+        course.due(0.0, dumped=True)
+
+    assert not course.leaves_time_to_group(1.0)
 
 
 def test_nothing_is_stronger_than_the_kill() -> None:

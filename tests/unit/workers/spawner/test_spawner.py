@@ -19,8 +19,9 @@ from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._exiting import Course, Outcome
 from elasticlib.workers.child._start_spec import Handed, StartSpec
-from elasticlib.workers.spawner._live import Live
+from elasticlib.workers.spawner import _kernel_facts
 from elasticlib.workers.spawner._spawner import Spawner
+from elasticlib.workers.spawner._worker_process import WorkerProcess
 
 
 class Yard:
@@ -33,9 +34,19 @@ class Yard:
         self.spawner.listen()
         self.started: list[tuple[StartSpec, Handed]] = []
         self.sent: list[tuple[int, int]] = []
+        """To groups."""
+        self.alone: list[tuple[int, int]] = []
+        """To workers alone."""
+        self.children: list[tuple[int, int]] = []
+        """To what they started."""
+        self.adopted: list[int] = []
+        """What they have left behind in their groups."""
         self.workers: list[int] = []
         monkeypatch.setattr(_reaper, "send_group", lambda leader, _, signum: self.sent.append((leader, signum)))
-        monkeypatch.setattr(_reaper, "send", lambda handle, signum: None)
+        monkeypatch.setattr(_reaper, "send", lambda handle, signum: self.alone.append((self.pid_of(handle), signum)))
+        monkeypatch.setattr(_reaper, "send_below", lambda root, pid, signum: self.children.append((pid, signum)))
+        monkeypatch.setattr(_kernel_facts, "children", lambda parent: self.adopted)
+        monkeypatch.setattr(_kernel_facts, "is_in_group", lambda pid, leader: pid in self.adopted)
         monkeypatch.setattr(_reaper, "sweep", lambda *spare, **limits: [])
 
     def process(self, spec: StartSpec | None = None, handed: Handed | None = None) -> int:
@@ -47,19 +58,22 @@ class Yard:
             self.started.append((spec, handed))
         return pid
 
-    def worker(self, rank: int) -> Live:
+    def worker(self, rank: int) -> WorkerProcess:
         pid = self.process()
         left = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
-        live = Live(self.spawner._round, rank, pid, processes.handle_of(pid), left, Course())
+        live = WorkerProcess(self.spawner._round, rank, pid, processes.handle_of(pid), left, Course())
         self.spawner._live[rank] = live
         self.spawner._selector.register(live.handle, selectors.EVENT_READ, lambda: self.spawner._ended(live))
         return live
 
-    def kill(self, live: Live) -> None:
+    def pid_of(self, handle: processes.Handle) -> int:
+        return next(live.pid for live in self.spawner._live.values() if live.handle is handle)
+
+    def kill(self, live: WorkerProcess) -> None:
         os.kill(live.pid, signal.SIGKILL)
         os.waitid(os.P_PID, live.pid, os.WEXITED | os.WNOWAIT)
 
-    def end(self, live: Live) -> None:
+    def end(self, live: WorkerProcess) -> None:
         self.kill(live)
         self.workers.remove(live.pid)
         self.spawner._ended(live)
@@ -72,7 +86,7 @@ class Yard:
     def out_of_time(self) -> None:
         """Let the deadlines of all workers pass."""
         for live in list(self.spawner._live.values()):
-            live.course.deadline = 0.0
+            live.course.deadline = live.course._kill_at = 0.0
             self.spawner._look_at(live)
 
     def said(self) -> list[Message]:
@@ -136,14 +150,86 @@ def test_the_last_end_ends_the_round(yard: Yard) -> None:
     assert [message["op"] for message in yard.said()] == ["exited", "exited", "stopped"]
 
 
-def test_a_stop_signals_all_groups_and_wakes_the_stopped_ones(yard: Yard) -> None:
+def test_a_stop_signals_the_workers_alone_and_wakes_the_stopped_ones(yard: Yard) -> None:
+    """Their children would die first, and the workers could not save."""
     first, second = yard.worker(0), yard.worker(1)
 
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
-    assert yard.sent == [
-        (pid, signum) for pid in (first.pid, second.pid) for signum in (signal.SIGTERM, signal.SIGCONT)
-    ]
+    assert yard.alone == [(pid, signal.SIGTERM) for pid in (first.pid, second.pid)]
+    assert yard.sent == [(pid, signal.SIGCONT) for pid in (first.pid, second.pid)]
+
+
+def test_a_stop_signals_the_whole_group_of_what_is_no_python(yard: Yard) -> None:
+    live = yard.worker(0)
+    live.course.for_group = True
+
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    assert [(live.pid, signal.SIGTERM), (live.pid, signal.SIGCONT)] == yard.sent
+
+
+def test_who_is_asked_again_by_the_same_signal_does_not_hear_of_it(yard: Yard) -> None:
+    live = yard.worker(0)
+    for grace in (30.0, 5.0):
+        yard.order(op="stop", signal=int(signal.SIGTERM), grace=grace)
+
+    assert [(live.pid, signal.SIGTERM)] == yard.alone
+
+
+def test_a_group_gets_the_signal_when_half_of_the_time_is_over(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = yard.worker(0)
+    monkeypatch.setattr(_kernel_facts, "group", lambda leader: iter([leader, 77]))
+    monkeypatch.setattr(WorkerProcess, "is_writing", lambda _: False)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    live.course.deadline = 0.0
+    yard.spawner._look_at(live)
+
+    assert [(77, signal.SIGTERM), (77, signal.SIGCONT)] == yard.children
+    assert live.course.deadline == live.course._kill_at
+
+
+def test_the_children_of_a_worker_that_writes_are_left_alone(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = yard.worker(0)
+    monkeypatch.setattr(WorkerProcess, "is_writing", lambda _: True)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    live.course.deadline = 0.0
+    yard.spawner._look_at(live)
+
+    assert [] == yard.children
+    assert 0.0 < live.course.deadline < live.course._kill_at
+
+
+def test_what_a_stopped_worker_leaves_in_its_group_has_the_rest_of_the_time(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+    yard.adopted = [77]
+    monkeypatch.setattr(_kernel_facts, "group", lambda leader: iter([leader, 77]))
+    yard.end(live)
+    before = yard.said()
+
+    yard.adopted = []
+    live.course.deadline = 0.0
+    yard.spawner._look_at(live)
+
+    assert ([], [(77, signal.SIGTERM), (77, signal.SIGCONT)]) == (before, yard.children)
+    assert ["exited", "stopped"] == [message["op"] for message in yard.said()]
+
+
+def test_what_outlives_the_time_of_a_stop_in_a_group_is_killed(yard: Yard) -> None:
+    live = yard.worker(0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+    yard.adopted = [77]
+    yard.end(live)
+
+    yard.out_of_time()
+
+    assert (live.pid, signal.SIGKILL) in yard.sent
+    assert ["exited", "stopped"] == [message["op"] for message in yard.said()]
 
 
 def test_one_worker_is_signalled_by_its_rank_as_long_as_its_round_runs(yard: Yard) -> None:
@@ -345,7 +431,7 @@ def test_a_lease_that_may_be_shortened_is_looked_at_before_it_is_over(
     assert waits[1] is not None and 0.0 <= waits[1] < 0.01
 
 
-def announced(yard: Yard, live: Live, outcome: Outcome, status: int) -> None:
+def announced(yard: Yard, live: WorkerProcess, outcome: Outcome, status: int) -> None:
     """Have *live* announce the outcome of its program, as its process would."""
     writing = yard.spawner._notices[1]
     os.write(writing, struct.pack("!iBi", live.pid, outcome, status))

@@ -1,0 +1,89 @@
+"""
+A worker's process and its group, as the spawner holds and signals them.
+
+A stop signal is for the worker alone while that can pass it on: its children, such as those of a DataLoader, would die
+first, and the worker's handler could not save. They get it when the worker has ended, or when half of the time is over.
+Rules of this file: the group is signalled by its number only while the worker, its leader, was not reaped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+from elasticlib import processes
+from elasticlib.workers import _reaper
+from elasticlib.workers.child._exiting import Course
+from elasticlib.workers.spawner import _kernel_facts
+
+
+@dataclass
+class WorkerProcess:
+    """A worker that was started and not reaped."""
+
+    round: int
+    local_rank: int
+    pid: int
+    handle: processes.Handle
+    left: tuple[int, int, int]
+    """What it leaves behind, as descriptors: report, fault handler's stacks, last lines of stderr."""
+    course: Course
+    told: bool = False
+    """Whether it was sent the stop signal while it lived."""
+    signum: int = 0
+    """The stop signal that it was sent last."""
+    dumped: int = -1
+    """Bytes of its threads' stacks at the last look."""
+    written: int = 0
+    """Bytes that it had written at the last look."""
+
+    def ask(self, signum: int) -> None:
+        """Send it the stop signal; one that is stopped is woken to see it."""
+        # A peer may tell of a closed connection before the one that died is a zombie.
+        self.told = self.told or not (self.course.overdue or _reaper.ends(self.pid))
+        self.signum = signum
+        if self.course.for_group or signum == signal.SIGKILL:
+            _reaper.send_group(self.pid, self.handle, signum)
+        else:
+            _reaper.send(self.handle, signum)
+        _reaper.send_group(self.pid, self.handle, signal.SIGCONT)
+
+    def ask_group(self) -> None:
+        """Send the stop signal to what it started in its group, but not to itself once more."""
+        for pid in _kernel_facts.group(self.pid):
+            if pid != self.pid:
+                _reaper.send_below(os.getpid(), pid, self.signum)
+                _reaper.send_below(os.getpid(), pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL it and its group."""
+        _reaper.send_group(self.pid, self.handle, signal.SIGKILL)
+        _reaper.send(self.handle, signal.SIGKILL)  # it may not lead its group yet
+
+    def is_writing(self) -> bool:
+        """True if it has written since the last look, or has a file open for that: a checkpoint may be under way."""
+        before, self.written = self.written, _kernel_facts.written_bytes(self.pid)
+        family = [self.pid, *_kernel_facts.children(self.pid)]
+        return self.written > before or any(map(_kernel_facts.has_own_file, family))
+
+    def left_in_group(self) -> list[int]:
+        """The processes that it has left behind in its group, now that it has ended."""
+        return [pid for pid in _kernel_facts.children(os.getpid()) if _kernel_facts.is_in_group(pid, self.pid)]
+
+    def pass_on(self, signum: int) -> None:
+        """Send it *signum* if it handles that: else it would die of it."""
+        if not self.course.for_group:
+            # Its children have its handler too, if they were forked after it was set, and nothing to save.
+            if _kernel_facts.catches(self.pid, signum):
+                _reaper.send(self.handle, signum)
+            return
+        for pid in _kernel_facts.group(self.pid):
+            if _kernel_facts.catches(pid, signum):
+                _reaper.send_below(os.getpid(), pid, signum)
+
+    def close(self) -> None:
+        """Let go of it, and of what it left."""
+        self.handle.close()
+        for descriptor in self.left:
+            os.close(descriptor)
