@@ -141,6 +141,8 @@ LOST_AFTER_IMPORT = (
     "TORCHINDUCTOR_*",
 )
 """What has no effect any more once torch is imported, so that a script which sets it first needs its own import."""
+READ_WHEN_USED = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
+"""Fits the list, but is looked up each time that it is needed."""
 
 
 @frozen
@@ -191,4 +193,6 @@ def serves(reads: Reads | None, given: Mapping[str, str], wanted: Mapping[str, s
 
 def is_lost_after_import(name: str) -> bool:
     """True for a variable that a script must set before it imports torch."""
-    return name not in PER_LAUNCH and any(fnmatch.fnmatchcase(name, each) for each in LOST_AFTER_IMPORT)
+    return name not in PER_LAUNCH | READ_WHEN_USED and any(
+        fnmatch.fnmatchcase(name, each) for each in LOST_AFTER_IMPORT
+    )

@@ -1,0 +1,74 @@
+"""Variables that torch's libraries read when they are loaded: set later, they have no effect."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticlib.workers.spawner._reads import LOST_AFTER_IMPORT, READ_WHEN_USED, is_lost_after_import
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "lost_variables.py"
+LOST = {
+    "OMP_SCHEDULE": "guided,7",
+    "GOMP_CPU_AFFINITY": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTORCH_JIT": "0",
+    "TORCH_LOGS": "+dynamo",
+    "TORCH_LOGS_OUT": "{}/logs",
+    "TORCH_TRACE": "{}/trace",
+    "TORCH_DTRACE": "{}/dtrace",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_CPP_LOG_LEVEL": "INFO",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    "TORCH_USE_RTLD_GLOBAL": "1",
+    "TORCH_COMPILE_DEBUG": "1",
+    "TORCHDYNAMO_VERBOSE": "1",
+    "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+}
+OF_OTHER_MACHINES = {"KMP_*": "Intel's OpenMP, which wheels of torch do not have"}
+
+
+def started(folder: Path, before: dict[str, str], after: dict[str, str]) -> subprocess.Popen[str]:
+    """A program that prints what torch made of variables which are set *before* and *after* its import."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), **before}
+    command = [sys.executable, str(SCRIPT), json.dumps(after)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a back end for torch."""
+    (tmp_path / "test_backend.py").write_text("def load(): pass\n")
+    (tmp_path / "test_backend-1.dist-info").mkdir()
+    text = "[torch.backends]\ntest_backend = test_backend:load\n"
+    (tmp_path / "test_backend-1.dist-info" / "entry_points.txt").write_text(text)
+    return tmp_path
+
+
+def test_a_variable_of_the_list_has_no_effect_after_the_import(folder: Path) -> None:
+    values = {name: value.format(folder) for name, value in LOST.items()}
+    values["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+
+    programs = [started(folder, *given) for given in (({}, {}), (values, {}), ({}, values))]
+    never, before, after = (json.loads(program.communicate()[0]) for program in programs)
+
+    assert [] == [name for name in LOST if before[name] == never[name]], "no effect at all"
+    assert [] == [name for name in LOST if after[name] != never[name]], "an effect after the import"
+    assert {"TORCHINDUCTOR_CACHE_DIR"} == READ_WHEN_USED == {name for name in after if after[name] != never[name]}
+
+
+def test_each_entry_of_the_list_is_tried() -> None:
+    tried = {each for each in LOST_AFTER_IMPORT if any(fnmatch.fnmatchcase(name, each) for name in LOST)}
+
+    assert {*LOST_AFTER_IMPORT} == tried | {*OF_OTHER_MACHINES}
+    assert not any(map(is_lost_after_import, ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR")))
