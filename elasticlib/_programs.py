@@ -36,7 +36,7 @@ _ROOT = str(Path(__file__).parents[1])
 BOOT = f"import sys; p = sys.path; p[:1] = [f for f in p[:1] if f]; {_ROOT!r} in p or p.append({_ROOT!r}); "
 """First words of a ``-c`` program that imports elasticlib."""
 
-_FRESH_BOOT = BOOT + "from elasticlib.workers.child._child import run_fresh; run_fresh(int(sys.argv.pop()))"
+_FRESH_BOOT = BOOT + "from elasticlib.workers.child._child import run_fresh; run_fresh(sys.argv.pop())"
 
 BEGIN = (
     BOOT

@@ -30,6 +30,7 @@ LAYERS = [
     "numa",
     "_wire",
     "_caller",
+    "_large_files",
     "_programs",
     "_rules",
     "spec",

@@ -198,7 +198,6 @@ class Crew:
             "call": self._asked + 1,
             "by_all": by_all,
             "group": [self._group, None] if group is None else list(group),
-            "memories": list(memories),
             "sources": packed.sources,
             "shared": sorted(packed.names),
             "path": import_path(),
@@ -206,15 +205,16 @@ class Crew:
         }
         with PutOff():
             self._asked += 1
-            descriptors = handed_over(memories.values())
+            descriptors = handed_over(memories)
+            message["memories"] = list(descriptors)
             try:
                 for rank in ranks:
                     self._calls[rank] = self._asked
                     changed = _environment.changes(self._variables[rank], variables)
                     self._variables[rank] = variables
-                    self._channels[rank].send({**message, "variables": changed}, tuple(descriptors))
+                    self._channels[rank].send({**message, "variables": changed}, tuple(descriptors.values()))
             finally:
-                for descriptor in descriptors:
+                for descriptor in descriptors.values():
                     os.close(descriptor)
                 del packed, memories  # their destructors, too: Python has no place for an interrupt there
 
@@ -255,7 +255,7 @@ class Crew:
                 self.on_tell(rank, message)
             if message["op"] != "answer" or message["call"] != self._calls[rank]:
                 return []
-            report = _report.read(descriptors[0])
+            report = _report.read(*descriptors)
             del self._calls[rank]
             for file, time_then in message["files"].items():
                 self._files.setdefault(file, {})[rank] = time_then

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from elasticlib import records
+from elasticlib._large_files import content_of
 from elasticlib._programs import Child, HelperLostError, Link, Process, not_started
 from elasticlib._times import Term
 from elasticlib._wire import Channel, Message, wait_readable
@@ -37,7 +38,7 @@ from elasticlib.workers._launch_events import (
 )
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._buffers import Memory, handed_over
-from elasticlib.workers.child._progress import Board
+from elasticlib.workers.child._progress import Board, new_board
 from elasticlib.workers.child._start_spec import StartSpec
 
 _EXIT_LIMIT = 1.0
@@ -128,19 +129,19 @@ class SpawnerClient:
 
     def _start_spawner(self, channel: Channel) -> None:
         self._channel = channel
-        self.board = Board(self._count)
-        descriptors = handed_over(self._memories.values())
-        message = {
-            "op": "job",
-            "common": self._common.plain(),
-            "memories": [*self._memories, *self._handed, "progress"],
-        }
+        memories = handed_over(self._memories)
         try:
-            channel.send(message, (*descriptors, *self._handed.values(), self.board.fileno()))
+            handed = {**memories, **self._handed}
+            self.board = new_board(self._count)
+            if self.board is not None:
+                handed["progress"] = self.board.fileno()
+            message = {"op": "job", "common": self._common.plain(), "memories": list(handed)}
+            channel.send(message, tuple(handed.values()))
         finally:
-            for descriptor in descriptors:
+            for descriptor in memories.values():
                 os.close(descriptor)
-            self.board.close()
+            if self.board is not None:
+                self.board.close()
 
     def spawner(self, interrupt: int | None = None) -> Process | None:
         """
@@ -256,11 +257,12 @@ class SpawnerClient:
                     overdue = message["overdue"]
                     if len(descriptors) < _LEFT:  # the end itself is told all the same
                         return [Exit(rank, pid, code, told, None, "", overdue=overdue, unread=True)]
-                    report, *texts = descriptors
+                    report, *texts = descriptors[:_LEFT]
                     faults, tail = (_report.read_text(descriptor) for descriptor in texts)
-                    return [Exit(rank, pid, code, told, _report.read(report), faults, tail, overdue)]
+                    left = _report.read(report, *descriptors[_LEFT:])
+                    return [Exit(rank, pid, code, told, left, faults, tail, overdue)]
                 case "failed":
-                    left = _report.read(descriptors[0]) if descriptors else None
+                    left = _report.read(*descriptors) if descriptors else None
                     return [Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))]
                 case "lingers":
                     stacks = _report.read_text(descriptors[0]) if descriptors else ""
@@ -275,7 +277,7 @@ class SpawnerClient:
                 case "stuck":
                     return [Stuck(message["local_rank"], message["pid"], message["waited"])]
                 case "stacks":
-                    found = json.loads(_report.read_text(descriptors[0])) if descriptors else {}
+                    found = json.loads(content_of(descriptors)) if descriptors else {}
                     return [Stacks({int(rank): text for rank, text in found.items()})]
                 case "stopped":
                     return [Stopped(message["survivors"])]

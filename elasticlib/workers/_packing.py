@@ -31,7 +31,7 @@ from elasticlib.errors import PicklingError
 from elasticlib.workers.captures._parts import Call, is_owner, parts_of
 from elasticlib.workers.captures._refused import refusal
 from elasticlib.workers.child import _buffers, _function, _results
-from elasticlib.workers.child._buffers import Memory, sealed
+from elasticlib.workers.child._buffers import Memory, can_be_apart, sealed
 
 _log = logging.getLogger("elasticlib")
 _LARGE = 1 << 20
@@ -130,7 +130,8 @@ class _Pickler(_results.Pickler):
 
 def _is_small(large: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
     """Whether *buffer* stays where it is, and need not go apart, to the *large* ones."""
-    if buffer.raw().nbytes < _LARGE:
+    size = buffer.raw().nbytes
+    if size < _LARGE or not can_be_apart([*(each.raw().nbytes for each in large), size]):
         return True
     large.append(buffer)
     return False

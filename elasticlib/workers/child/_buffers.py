@@ -12,15 +12,17 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elasticlib import processes
-from elasticlib.workers.child import _report
+from elasticlib._large_files import content_of, files_with, room_for_file, write_exactly
 from elasticlib.workers.child._mapping import mapped_bytes
 
 _PAGE = mmap.PAGESIZE
 _LENGTH = struct.Struct("!Q")
+_PART = "+"
+"""Follows the name of a memory once for each file before that has a part of it."""
 shared: Sequence[int] = ()
 """Descriptors of the storages that the launcher shares, while a function is unpacked."""
 
@@ -43,22 +45,49 @@ class Memory:
             os.close(descriptor)
 
 
+def handed_over(memories: Mapping[str, bytes | Memory]) -> dict[str, int]:
+    """Descriptors of *memories*, for a message; the caller closes them. `content_named` finds the content again."""
+    found: dict[str, int] = {}
+    try:
+        for name, content in memories.items():
+            if isinstance(content, Memory):
+                found.update(zip((name,), map(os.dup, (content.fileno(),)), strict=True))  # in one step: no interrupt
+            else:
+                found.update((f"{name}{_PART * number}", each) for number, each in enumerate(files_with(content, name)))
+    except BaseException:
+        for descriptor in found.values():
+            os.close(descriptor)
+        raise
+    return found
+
+
+def content_named(name: str, memories: Mapping[str, int]) -> bytes:
+    """What `handed_over` got under that *name*: a limit of a file's size may have made parts of it."""
+    return content_of([memories[each] for each in parts_of(name, memories)])
+
+
+def parts_of(name: str, memories: Mapping[str, int]) -> list[str]:
+    """The names of the files that have what is called *name*."""
+    return [each for each in memories if each.rstrip(_PART) == name]
+
+
+def can_be_apart(parts: Sequence[int]) -> bool:
+    """Whether a file may be so large that it holds parts of these sizes."""
+    whole = end_of(places(parts)) + len(trailer(places(parts)))
+    with room_for_file(whole) as most:
+        return whole <= most
+
+
 def sealed(parts: Sequence[memoryview]) -> Memory:
     """A copy of *parts*, which `mapped` finds again. Raises OSError where there is no memory left."""
     found = Memory(processes.sealable_file, "buffers")
     descriptor = found.fileno()
     parts_at = places([part.nbytes for part in parts])
     for part, (offset, _) in zip(parts, parts_at, strict=True):
-        _write(descriptor, part, offset)
-    _write(descriptor, memoryview(trailer(parts_at)), end_of(parts_at))
+        write_exactly(descriptor, part, offset)
+    write_exactly(descriptor, trailer(parts_at), end_of(parts_at))
     processes.seal(descriptor)
     return found
-
-
-def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(descriptor, data[: 1 << 30], offset)
-        data, offset = data[count:], offset + count
 
 
 def places(sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -114,20 +143,3 @@ def named_storage(index: int, size: int) -> Any:
 def typed(storage: Any, dtype: Any) -> Any:
     """As torch's tensors want it."""
     return importlib.import_module("torch").storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
-def handed_over(memories: Iterable[bytes | Memory]) -> list[int]:
-    """A descriptor of each, for a message; the caller closes them."""
-    descriptors: list[int] = []
-    try:
-        for content in memories:
-            if isinstance(content, Memory):
-                descriptors.extend(map(os.dup, (content.fileno(),)))  # in one step: no interrupt falls between
-            else:
-                descriptors.extend(map(processes.anonymous_file, ("function",)))
-                _report.write_exactly(descriptors[-1], content)
-    except BaseException:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        raise
-    return descriptors

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import ctypes
+import errno
 import faulthandler
 import functools
 import importlib.machinery
@@ -34,9 +35,11 @@ from typing import Any, NoReturn
 from attrs import evolve
 
 from elasticlib._caller import Surroundings
+from elasticlib._large_files import content_of
 from elasticlib._programs import close_all_but
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import (
+    _buffers,
     _ending,
     _exiting,
     _function,
@@ -191,13 +194,15 @@ def _execute(spec: StartSpec, handed: Handed) -> NoReturn:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def run_fresh(descriptor: int) -> NoReturn:
-    """Be the worker whose start spec a fresh interpreter finds at *descriptor* (start method ``spawn``)."""
-    spec, handed = from_both(json.loads(_report.read_exactly(descriptor, os.fstat(descriptor).st_size)))
+def run_fresh(numbers: str) -> NoReturn:
+    """Be the worker whose start spec a fresh interpreter finds in the files of these *numbers*, by commas."""
+    descriptors = [int(number) for number in numbers.split(",")]
+    spec, handed = from_both(json.loads(content_of(descriptors)))
     base_path[:] = sys.path
     for inherited in handed.inherit:
         os.set_inheritable(inherited, False)
-    os.close(descriptor)
+    for descriptor in descriptors:
+        os.close(descriptor)
     handed = evolve(handed, pid=os.getpid())
     # The first exit handler is the last to run: nothing of the user's is left then but finalizers.
     atexit.register(lambda: _exiting.announce(handed, _exiting.Outcome.CLOSING, status))
@@ -271,11 +276,10 @@ def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
     main = _new_main()
     if spec.main_file is not None:
         main.__dict__["__file__"] = spec.main_file
-    descriptor = handed.memories["function"]
-    content = _report.read_exactly(descriptor, os.fstat(descriptor).st_size)
+    content = _buffers.content_named("function", handed.memories)
     function, args, kwargs = _function.unpacked(content, spec.sources, handed.memories)
-    if "definitions" in handed.memories:
-        _function.offer_definitions(handed.memories["definitions"])
+    if definitions := _buffers.parts_of("definitions", handed.memories):
+        _function.offer_definitions([handed.memories[each] for each in definitions])
     return functools.partial(function, *(args[spec.local_rank] if spec.args_by_rank else args), **kwargs)
 
 
@@ -360,7 +364,12 @@ def _deliver(report: _report.Report, handed: Handed) -> bool:
         )
         return report.kind == "result"
     try:
-        _report.write(_report.reopened(handed.report, handed.identity, handed.spawner), report)
+        try:
+            _report.write(_report.reopened(handed.report, handed.identity, handed.spawner), report)
+        except OSError as failure:
+            if failure.errno != errno.EFBIG:
+                raise
+            _exiting.pour(handed, _report.packed(report))  # no file of ours may be so large
     except OSError as failure:
         print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)
         return False

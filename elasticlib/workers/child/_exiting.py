@@ -19,8 +19,10 @@ Rules of this file: time is an argument; PURE: nothing is sent or read here but 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
+import select
 import signal
 import struct
 from collections.abc import Iterator
@@ -42,6 +44,9 @@ _GROUP_LATER = 1.0
 _GROUP_PATIENCE = 1.0
 """Seconds for those of a group that ignore the signal, and for all where others wait."""
 _NOTICE = struct.Struct("!iBi")
+_POURED = 4
+"""In place of an outcome: so many bytes of a report follow."""
+_PIECE = select.PIPE_BUF - _NOTICE.size
 
 
 class Outcome(enum.IntEnum):
@@ -59,6 +64,7 @@ class Outcome(enum.IntEnum):
 
 _MAIN_PARTS = (Outcome.RETURNED, Outcome.ENDED)
 """Outcomes after which threads and exit handlers of the program may still work."""
+_KINDS = frozenset({*map(int, Outcome), _POURED})
 
 
 class Stage(enum.Enum):
@@ -102,20 +108,72 @@ def announce(handed: Handed, outcome: Outcome, status: int) -> None:
     """Tell the spawner what has become of this worker's program; a process that the worker forked tells nothing."""
     if os.getpid() != handed.pid:
         return
-    try:
-        descriptor = _report.reopened(handed.notices, handed.notices_identity, handed.spawner)
+    with contextlib.suppress(OSError), _pipe(handed) as descriptor:  # else the end of the process will tell
         os.write(descriptor, _NOTICE.pack(handed.pid, outcome, status))
+
+
+def pour(handed: Handed, report: bytes) -> None:
+    """
+    Leave a packed report that no file may hold with the spawner, before its outcome is announced.
+
+    It goes through the pipe in pieces that the kernel does not mix with those of other workers. Raises OSError.
+    """
+    with _pipe(handed) as descriptor:
+        room = select.poll()
+        room.register(descriptor, select.POLLOUT)
+        for begin in range(0, len(report), _PIECE):
+            piece = report[begin : begin + _PIECE]
+            room.poll()  # the spawner reads as fast as it can
+            while not _is_written(descriptor, _NOTICE.pack(handed.pid, _POURED, len(piece)) + piece):
+                room.poll()
+
+
+def _is_written(descriptor: int, data: bytes) -> bool:
+    try:
+        os.write(descriptor, data)
+    except BlockingIOError:  # another worker was faster
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _pipe(handed: Handed) -> Iterator[int]:
+    descriptor = _report.reopened(handed.notices, handed.notices_identity, handed.spawner)
+    try:
+        yield descriptor
+    finally:
         if descriptor != handed.notices:
             os.close(descriptor)
-    except OSError:
-        pass  # the end of the process will tell
 
 
-def notices(data: bytes) -> Iterator[tuple[int, Outcome, int]]:
-    """(pid, outcome, status) of each announcement in *data*; what is none is left out."""
-    for pid, outcome, status in _NOTICE.iter_unpack(data[: len(data) - len(data) % _NOTICE.size]):
-        if outcome in Outcome.__members__.values():
-            yield pid, Outcome(outcome), status
+class Notices:
+    """What workers announce, as the spawner reads it: the pipe gives it in pieces of any length."""
+
+    def __init__(self) -> None:
+        self._unread = b""
+        self._poured: dict[int, bytearray] = {}
+        """By pid, as much as has come of the worker's report."""
+
+    def take(self, data: bytes) -> Iterator[tuple[int, Outcome, int]]:
+        """(pid, outcome, status) of each announcement in *data*; what is none is left out."""
+        self._unread += data
+        while len(self._unread) >= _NOTICE.size:
+            pid, kind, number = _NOTICE.unpack_from(self._unread)
+            size = _NOTICE.size + (number if kind == _POURED else 0)
+            if not _NOTICE.size <= size <= select.PIPE_BUF or kind not in _KINDS:
+                self._unread = b""  # somebody else wrote there, and nobody knows where the next one begins
+            elif len(self._unread) < size:
+                return
+            elif kind == _POURED:
+                self._poured.setdefault(pid, bytearray()).extend(self._unread[_NOTICE.size : size])
+                self._unread = self._unread[size:]
+            else:
+                self._unread = self._unread[size:]
+                yield pid, Outcome(kind), number
+
+    def report_of(self, pid: int) -> bytes:
+        """The packed report that the worker has poured, which is forgotten here; empty where its file has it."""
+        return bytes(self._poured.pop(pid, b""))
 
 
 @dataclass

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from elasticlib.workers.child import _buffers, _report
+from elasticlib.workers.child import _buffers
 
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
 """Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
@@ -31,8 +31,8 @@ OF_DEFINITIONS = "main "
 """Begins the names of such memories where the definitions speak of them: what is spawned later needs them, too."""
 OWN_FILES: set[str] = set()
 """Whose frames say nothing to the user."""
-_offered = -1
-"""The descriptor of the memory with the definitions."""
+_offered: Sequence[int] = ()
+"""The descriptors of the files with the definitions."""
 _kept: Mapping[str, int] = {}
 """Descriptors of memories that those speak of, by name."""
 
@@ -51,7 +51,7 @@ def unpacked(
     try:
         before = b""
         if "definitions" in memories:
-            before = _report.read_exactly(memories["definitions"], os.fstat(memories["definitions"]).st_size)
+            before = _buffers.content_named("definitions", memories)
             _keep({name: each for name, each in memories.items() if name.startswith(OF_DEFINITIONS)})
         *definitions, (function, args, kwargs) = _loaded(before + content, 1 + bool(before), memories)
     finally:
@@ -93,14 +93,14 @@ def wrap(call: Callable[..., Any], wrapped: Callable[..., Any]) -> None:
     functools.update_wrapper(call, wrapped)
 
 
-def offer_definitions(descriptor: int) -> None:
+def offer_definitions(descriptors: Sequence[int]) -> None:
     """
-    Have processes that multiprocessing spawns from here import what is in that memory as their ``__main__``.
+    Have processes that multiprocessing spawns from here import what is in these files as their ``__main__``.
 
     What is large of it lies in the memories that `unpacked` has kept.
     """
     global _offered
-    _offered = descriptor
+    _offered = descriptors
     _tell()
     sys.modules["__main__"].__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
 
@@ -115,18 +115,19 @@ def _keep(memories: Mapping[str, int]) -> None:
 
 
 def _tell() -> None:
-    if _offered >= 0:
+    if _offered:
         large = _kept.get(OF_DEFINITIONS + BUFFERS, "")
         shared = [each for name, each in sorted(_kept.items()) if name.startswith(OF_DEFINITIONS + SHARED)]
-        os.environ[DEFINITIONS_VARIABLE] = ":".join(map(str, (f"/proc/{os.getpid()}/fd/{_offered}", large, *shared)))
+        files = f"/proc/{os.getpid()}/fd/{','.join(map(str, _offered))}"
+        os.environ[DEFINITIONS_VARIABLE] = ":".join(map(str, (files, large, *shared)))
 
 
 def offered() -> dict[str, Any]:
     """The definitions that the worker offers which has spawned this process."""
-    path, large, *shared = os.environ[DEFINITIONS_VARIABLE].split(":")
-    folder = os.path.dirname(path)
+    files, large, *shared = os.environ[DEFINITIONS_VARIABLE].split(":")
+    folder, numbers = os.path.split(files)
     with contextlib.ExitStack() as stack:
-        content = stack.enter_context(open(path, "rb")).read()
+        content = b"".join(stack.enter_context(open(f"{folder}/{each}", "rb")).read() for each in numbers.split(","))
         memories = {}
         if large:
             memories[OF_DEFINITIONS + BUFFERS] = stack.enter_context(open(f"{folder}/{large}", "rb")).fileno()

@@ -16,14 +16,14 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from elasticlib import processes
 from elasticlib._stack_text import is_library
 from elasticlib._wire import Channel, Message
-from elasticlib.workers.child import _function, _progress, _report, _results, _showing
+from elasticlib.workers.child import _buffers, _function, _progress, _report, _results, _showing
 
 NAME = "calls of local rank "
 _ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
@@ -240,7 +240,7 @@ class _Server:
         self.group = group
         self._me = os.getpid()
         self._path: list[str] = []
-        self._definitions = -1
+        self._definitions: Sequence[int] = ()
         self._imports = _Imports()
         self._imports.watch()
         self._sending = threading.Lock()
@@ -279,15 +279,15 @@ class _Server:
                 file=sys.stderr,
             )
             os._exit(1)
-        answer = processes.anonymous_file("answer")
+        answer = _report.in_files(report)
         try:
-            _report.write(answer, report)
             dirt = self.group.end() if report.kind == "result" else ""
             told = {"op": "answer", "call": message["call"], "dirt": dirt, "files": self._imports.new()}
             with self._sending:
-                self._channel.send(told, (answer,))
+                self._channel.send(told, tuple(answer))
         finally:
-            os.close(answer)
+            for descriptor in answer:
+                os.close(descriptor)
 
     def _report(self, message: Message, memories: dict[str, int]) -> _report.Report:
         shared = message["shared"]
@@ -314,16 +314,16 @@ class _Server:
             for descriptor in memories.values():
                 os.close(descriptor)
             raise
-        function = memories.pop("function")
         try:
-            content = _report.read_exactly(function, os.fstat(function).st_size)
+            content = _buffers.content_named("function", memories)
         finally:
-            os.close(function)
-        if "definitions" in memories:
-            former, self._definitions = self._definitions, memories["definitions"]
-            _function.offer_definitions(self._definitions)
-            if former >= 0:
-                os.close(former)
+            for name in _buffers.parts_of("function", memories):
+                os.close(memories.pop(name))
+        if definitions := [memories[name] for name in _buffers.parts_of("definitions", memories)]:
+            former, self._definitions = self._definitions, definitions
+            _function.offer_definitions(definitions)
+            for descriptor in former:
+                os.close(descriptor)
         called, args, kwargs = _function.unpacked(content, message["sources"], memories)
         return lambda: called(*args, **kwargs)
 

@@ -7,6 +7,7 @@ program may write anywhere in its memory, so what cannot be understood was never
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from typing import Any
 from attrs import frozen
 
 from elasticlib import processes
+from elasticlib._large_files import room_for_file
 from elasticlib._untrusted import parse_shallow
 from elasticlib.errors import ConfigError
 from elasticlib.workers.child._mapping import mapped_bytes
@@ -51,7 +53,10 @@ class Board:
 
     def __init__(self, count: int) -> None:
         self._fd = processes.anonymous_file("progress")
-        os.ftruncate(self._fd, count * _SLOT)
+        with room_for_file(count * _SLOT) as most:
+            if most < count * _SLOT:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            os.ftruncate(self._fd, count * _SLOT)
         self._memory = mapped_bytes(self._fd)
 
     def fileno(self) -> int:
@@ -85,6 +90,16 @@ class Board:
             os.close(descriptor)
 
     __del__ = close
+
+
+def new_board(count: int) -> Board | None:
+    """Where *count* workers tell of their progress; None under a limit of a file's size that leaves no room for it."""
+    try:
+        return Board(count)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        return None
 
 
 class _Slot:

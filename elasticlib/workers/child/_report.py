@@ -10,6 +10,7 @@ The same facts go to ``TORCHELASTIC_ERROR_FILE`` in torch's JSON form for tools 
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -18,10 +19,13 @@ import struct
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from elasticlib import processes
 from elasticlib._folders import make_private
+from elasticlib._large_files import content_of, files_with, read_exactly, room_for_file, write_exactly
 from elasticlib._untrusted import exactly, parse
 from elasticlib.workers.child import _frames
 
@@ -102,48 +106,63 @@ def reopened(descriptor: int, expected: tuple[int, int], owner: int) -> int:
 
 def write(descriptor: int, report: Report) -> None:
     """Put *report* into the file *descriptor*; it can be read once this returns, whatever happens then."""
+    head, facts = _head_and_facts(report)
+    with room_for_file(len(head) + len(facts) + len(report.payload)):
+        write_exactly(descriptor, facts, len(head))
+        write_exactly(descriptor, report.payload, len(head) + len(facts))
+        write_exactly(descriptor, head, 0)
+
+
+def in_files(report: Report) -> list[int]:
+    """New files for `read`: one, or several where a limit of their size leaves no room. The caller closes them."""
+    descriptor = processes.anonymous_file("report")
+    try:
+        write(descriptor, report)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno != errno.EFBIG:
+            raise
+        return files_with(packed(report), "report")
+    return [descriptor]
+
+
+def packed(report: Report) -> bytes:
+    """*report* as `read` finds it in one file, or in several that have it in parts."""
+    return b"".join((*_head_and_facts(report), report.payload))
+
+
+def _head_and_facts(report: Report) -> tuple[bytes, bytes]:
     facts = json.dumps({name: getattr(report, name) for name in _FACTS}).encode()
-    write_exactly(descriptor, facts, _HEAD.size)
-    write_exactly(descriptor, report.payload, _HEAD.size + len(facts))
-    write_exactly(descriptor, _HEAD.pack(_MAGIC, len(facts), len(report.payload)), 0)
+    return _HEAD.pack(_MAGIC, len(facts), len(report.payload)), facts
 
 
-def write_exactly(descriptor: int, data: bytes, offset: int = 0) -> None:
-    """All of *data* into a file from *offset*."""
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count
+def read(descriptor: int, *more: int) -> Report | None:
+    """
+    The report in the file *descriptor*; None when the worker left none, not a whole one, or wrote over it.
+
+    A limit of a file's size may have left it in *more* files.
+    """
+    if more:
+        content = content_of((descriptor, *more))
+        return _parsed(len(content), lambda size, offset: content[offset : offset + size])
+    return _parsed(os.fstat(descriptor).st_size, lambda size, offset: read_exactly(descriptor, size, offset))
 
 
-def read(descriptor: int) -> Report | None:
-    """The report in the file *descriptor*; None when the worker left none, not a whole one, or wrote over it."""
-    head = os.pread(descriptor, _HEAD.size, 0)
-    if len(head) < _HEAD.size:
+def _parsed(whole: int, part: Callable[[int, int], bytes]) -> Report | None:
+    """The report of *whole* bytes, of which *part* gives some, by number and place."""
+    if whole < _HEAD.size:
         return None
-    magic, facts_size, payload_size = _HEAD.unpack(head)
-    if magic != _MAGIC or _HEAD.size + facts_size + payload_size > os.fstat(descriptor).st_size:
+    magic, facts_size, payload_size = _HEAD.unpack(part(_HEAD.size, 0))
+    if magic != _MAGIC or _HEAD.size + facts_size + payload_size > whole:
         return None
     try:
-        facts = parse(read_exactly(descriptor, facts_size, _HEAD.size))
+        facts = parse(part(facts_size, _HEAD.size))
         if not isinstance(facts, dict) or facts.keys() != _FACTS.keys():
             return None
         facts = {name: exactly(facts[name], kind) for name, kind in _FACTS.items()}
-        return Report(payload=read_exactly(descriptor, payload_size, _HEAD.size + facts_size), **facts)
+        return Report(payload=part(payload_size, _HEAD.size + facts_size), **facts)
     except (ValueError, EOFError, MemoryError):
         return None
-
-
-def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
-    """*size* bytes of a file from *offset*."""
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = os.preadv(descriptor, [view], offset)
-        if not count:
-            raise EOFError(f"descriptor {descriptor} holds {len(view)} bytes less than it should")
-        view, offset = view[count:], offset + count
-    return bytes(data)
 
 
 def read_text(descriptor: int) -> str:
@@ -223,8 +242,9 @@ def write_json(path: str, content: Any) -> None:
     # Not a private file, as tempfile makes: who else may read it is the user's umask to say.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file)
+        text = json.dumps(content)
+        with room_for_file(len(text)), os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -256,11 +276,13 @@ class NotedFile(io.FileIO):
         return count
 
     def _keep(self, data: bytes) -> None:
-        if self._size + len(data) > _MOST_NOTED:
-            data = (os.pread(self._note, _MOST_NOTED, 0) + data)[-_MOST_NOTED // 2 :]
-            self._size = 0
-            os.ftruncate(self._note, len(data))
-        self._size += os.pwrite(self._note, data, self._size)
+        with room_for_file(_MOST_NOTED) as most:
+            room = int(min(_MOST_NOTED, most))
+            if self._size + len(data) > room:
+                data = (os.pread(self._note, _MOST_NOTED, 0) + data)[-room // 2 :] if room else b""
+                self._size = 0
+                os.ftruncate(self._note, len(data))
+            self._size += os.pwrite(self._note, data, self._size)
 
 
 def note_stderr(note: int) -> None:

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from attrs import evolve
 
 from elasticlib import processes
+from elasticlib._large_files import files_with
 from elasticlib._lease import CUT_OFF, Lease
 from elasticlib._programs import FEW_PROCESSES, KILLED
 from elasticlib._wire import Channel, Message
@@ -36,6 +37,7 @@ from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _exiting, _report
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
 from elasticlib.workers.spawner import _kernel_facts, _stuck
+from elasticlib.workers.spawner._left import Left
 from elasticlib.workers.spawner._parent import watch_parent
 from elasticlib.workers.spawner._stack_dump import StackDump
 from elasticlib.workers.spawner._store_host import StoreHost
@@ -76,6 +78,7 @@ class Spawner:
     _survivors: list[int] = field(default_factory=list)
     _notices: tuple[int, int] = (-1, -1)
     """The pipe through which workers announce what has become of their programs."""
+    _heard: _exiting.Notices = field(default_factory=_exiting.Notices)
     _stopping: _stuck.Stop | None = None
     """What is known of workers that take their time to end."""
     _lease: Lease | None = None
@@ -152,7 +155,7 @@ class Spawner:
                 for each in self._live.values():
                     each.pass_on(message["signal"])
             case "stacks":
-                workers = [(each.local_rank, each.pid, each.handle, each.left[1]) for each in self._live.values()]
+                workers = [(each.local_rank, each.pid, each.handle, each.left.faults) for each in self._live.values()]
                 self._stacks.begin(workers, _child.STACKS_SIGNAL, time.monotonic())
             case "stop":
                 self._stop(message["signal"], message["grace"], message["spare"])
@@ -187,7 +190,7 @@ class Spawner:
         self._launcher.send({"op": "started", "round": self._round, "pids": {n: w.pid for n, w in self._live.items()}})
 
     def _start_worker(self, spec: StartSpec, streams: list[int]) -> None:
-        report, faults, tail = [processes.anonymous_file(name) for name in ("report", "faults", "tail")]
+        left = Left()
         opened = {
             name: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             for name, path in (("stdout", spec.stdout), ("stderr", spec.stderr))
@@ -196,10 +199,10 @@ class Spawner:
         handed = Handed(
             environment=spec.environment(self._changed),
             streams=[streams[0], opened.get("stdout", streams[1]), opened.get("stderr", streams[2])],
-            report=report,
-            identity=_report.identity(report),
-            faults=faults,
-            tail=tail,
+            report=left.report,
+            identity=_report.identity(left.report),
+            faults=left.faults,
+            tail=left.tail,
             notices=self._notices[1],
             notices_identity=_report.identity(self._notices[1]),
             spawner=os.getpid(),
@@ -211,20 +214,20 @@ class Spawner:
             for descriptor in opened.values():
                 os.close(descriptor)
         course = _exiting.Course(*spec.exit_timeout, for_group=spec.signals_group)
-        live = WorkerProcess(self._round, spec.local_rank, pid, processes.handle_of(pid), handed.left(), course)
+        live = WorkerProcess(self._round, spec.local_rank, pid, processes.handle_of(pid), left, course)
         self._live[live.local_rank] = live
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
     def _fork(self, spec: StartSpec, handed: Handed) -> int:
         left = [*handed.left(), handed.notices]
         keep = {*left, *self._keep, *self._memories.values()}
-        memory = -1
+        memories: list[int] = []
         if spec.fresh:  # a new interpreter finds what it is to do in memory that it inherits
-            memory = processes.anonymous_file("start spec")
-            handed = evolve(handed, inherit=[*left, *self._memories.values(), memory])
-            _report.write_exactly(memory, json.dumps(both(spec, handed)).encode())
-            keep.add(memory)
-            spec = evolve(spec, kind="program", argv=[*spec.python, str(memory)])
+            handed = evolve(handed, inherit=[*left, *self._memories.values()])
+            memories = files_with(json.dumps(both(spec, handed)).encode(), "start spec")
+            handed = evolve(handed, inherit=[*handed.inherit, *memories])
+            keep.update(memories)
+            spec = evolve(spec, kind="program", argv=[*spec.python, ",".join(map(str, memories))])
         elif spec.kind == "program":
             keep -= self._keep
         drop = None if self._call is None else self._own_descriptors()
@@ -237,7 +240,7 @@ class Spawner:
         worker.start()
         # The spawner reaps by itself, after the group was killed: multiprocessing must not be first.
         multiprocessing_process._children.discard(worker)  # type: ignore[attr-defined]
-        if memory >= 0:
+        for memory in memories:
             os.close(memory)
         return int(worker.pid)
 
@@ -245,7 +248,7 @@ class Spawner:
         """What a worker forked with all of the caller's descriptors must not hold."""
         own = [key.fd for key in self._selector.get_map().values()]
         own += [] if self._lease is None else [self._lease.fileno()]
-        own += [number for worker in self._live.values() for number in worker.left]
+        own += [number for worker in self._live.values() for number in worker.left.all()]
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
 
     def _ended(self, worker: WorkerProcess) -> None:
@@ -273,7 +276,7 @@ class Spawner:
         _, status = os.waitpid(worker.pid, 0)
         code = worker.course.exitcode(os.waitstatus_to_exitcode(status))
         overdue = worker.course.exit_timeout if worker.course.overdue else None
-        self._tell("exited", worker, worker.left, exitcode=code, told=worker.told, overdue=overdue)
+        self._tell("exited", worker, worker.left.all(), exitcode=code, told=worker.told, overdue=overdue)
         self._forget(worker)
 
     def _tell(self, what: str, worker: WorkerProcess, descriptors: tuple[int, ...] = (), **facts: object) -> None:
@@ -283,6 +286,7 @@ class Spawner:
     def _forget(self, worker: WorkerProcess) -> None:
         self._stacks.end(worker.local_rank)
         worker.close()
+        self._heard.report_of(worker.pid)  # of one that was killed while it left that
         del self._live[worker.local_rank]
         if not self._live:
             self._all_ended()
@@ -325,25 +329,27 @@ class Spawner:
             data = os.read(self._notices[0], _MOST_NOTICES)
         except BlockingIOError:
             return
-        for pid, outcome, status in _exiting.notices(data):
+        for pid, outcome, status in self._heard.take(data):
             worker = next((each for each in self._live.values() if each.pid == pid), None)
+            if worker is not None and (report := self._heard.report_of(pid)):
+                worker.left.put_report(report)
             if worker is not None and worker.course.heard(outcome, status, time.monotonic()):
-                self._tell("failed", worker, worker.left[:1], exitcode=status)
+                self._tell("failed", worker, worker.left.reports(), exitcode=status)
 
     def _look_at(self, worker: WorkerProcess) -> None:
         """Do what is due about a worker that takes its time."""
         course = worker.course
         if course.deadline is None or time.monotonic() < course.deadline:
             return
-        size = os.fstat(worker.left[1]).st_size
+        size = os.fstat(worker.left.faults).st_size
         dumped, worker.dumped = 0 < size == worker.dumped, size
         for act in course.due(time.monotonic(), dumped):
             match act:
                 case _exiting.Act.DUMP:
                     _reaper.send(worker.handle, _child.STACKS_SIGNAL)
                 case _exiting.Act.TELL:
-                    stacks = worker.left[1:2]
-                    self._tell("lingers", worker, stacks, seconds=course.exit_timeout, ends=course.overdue)
+                    stacks = worker.left.faults
+                    self._tell("lingers", worker, (stacks,), seconds=course.exit_timeout, ends=course.overdue)
                 case _exiting.Act.TERM:
                     worker.ask(signal.SIGTERM)
                 case _exiting.Act.ASK_GROUP if worker.is_writing():
@@ -364,10 +370,10 @@ class Spawner:
 
     def _tell_stacks(self, found: dict[int, str] | None) -> None:
         if found is not None:
-            memory = processes.anonymous_file("stacks")
-            _report.write_exactly(memory, json.dumps(found).encode())
-            self._launcher.send({"op": "stacks", "round": self._round}, (memory,))
-            os.close(memory)
+            memories = files_with(json.dumps(found).encode(), "stacks")
+            self._launcher.send({"op": "stacks", "round": self._round}, tuple(memories))
+            for memory in memories:
+                os.close(memory)
 
     def _store_began(self, pid: int) -> None:
         self._launcher.send({"op": "hosting", "round": self._round, "pid": pid})

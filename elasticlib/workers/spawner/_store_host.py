@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from elasticlib import processes
+from elasticlib._large_files import write_exactly
 from elasticlib._programs import FEW_PROCESSES, close_all_but
 from elasticlib.errors import name_of_signal
 from elasticlib.workers import _reaper
@@ -129,6 +130,6 @@ def _host(listener: int, parent: int, words: int, keep: Collection[int]) -> NoRe
         signal.pause()
         del store
     except BaseException as error:
-        _report.write_exactly(words, f"{type(error).__name__}: {error}".encode(errors="replace"))
+        write_exactly(words, f"{type(error).__name__}: {error}".encode(errors="replace"))
     finally:
         os._exit(1)

@@ -16,6 +16,7 @@ from elasticlib import processes
 from elasticlib.workers import _reaper
 from elasticlib.workers.child._exiting import Course
 from elasticlib.workers.spawner import _kernel_facts
+from elasticlib.workers.spawner._left import Left
 
 
 @dataclass
@@ -26,8 +27,7 @@ class WorkerProcess:
     local_rank: int
     pid: int
     handle: processes.Handle
-    left: tuple[int, int, int]
-    """What it leaves behind, as descriptors: report, fault handler's stacks, last lines of stderr."""
+    left: Left
     course: Course
     told: bool = False
     """Whether it was sent the stop signal while it lived."""
@@ -85,5 +85,4 @@ class WorkerProcess:
     def close(self) -> None:
         """Let go of it, and of what it left."""
         self.handle.close()
-        for descriptor in self.left:
-            os.close(descriptor)
+        self.left.close()

@@ -10,7 +10,8 @@ from attrs import evolve
 from hypothesis import given, strategies as st
 
 from elasticlib._programs import KILLED
-from elasticlib.workers.child._exiting import Act, Course, Outcome, Stage, announce, notices
+from elasticlib.workers.child import _exiting
+from elasticlib.workers.child._exiting import Act, Course, Notices, Outcome, Stage, announce
 from elasticlib.workers.child._start_spec import Handed
 
 FAILING = [(Outcome.RAISED, 1), (Outcome.RAISED, -2), (Outcome.ENDED, 3)]
@@ -185,7 +186,7 @@ def test_stacks_that_never_come_hold_nobody_up() -> None:
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_announcement_are_left_out(data: bytes) -> None:
-    for pid, outcome, status in notices(data):
+    for pid, outcome, status in Notices().take(data):
         assert isinstance(outcome, Outcome)
         assert struct.pack("!iBi", pid, outcome, status) in data
 
@@ -202,6 +203,39 @@ def test_only_the_worker_itself_announces() -> None:
     announce(evolve(handed, pid=os.getpid() + 1), Outcome.RAISED, 1)
     announce(evolve(handed, pid=os.getpid()), Outcome.RETURNED, 0)
 
-    assert [(os.getpid(), Outcome.RETURNED, 0)] == list(notices(os.read(reading, 100)))
+    assert [(os.getpid(), Outcome.RETURNED, 0)] == list(Notices().take(os.read(reading, 100)))
     os.close(reading)
     os.close(writing)
+
+
+# Reports that come through the pipe.
+
+
+@given(st.lists(st.integers(0, 70_000), max_size=3), st.lists(st.integers(1, 65_536), min_size=1, max_size=9))
+def test_a_report_that_no_file_may_hold_comes_whole_however_the_pipe_is_read(
+    sizes: list[int], reads: list[int]
+) -> None:
+    """Beside announcements of others."""
+    told = []
+    data = b""
+    for pid, size in enumerate(sizes, 1):
+        for begin in range(0, size, _exiting._PIECE):
+            count = min(_exiting._PIECE, size - begin)
+            data += _exiting._NOTICE.pack(pid, _exiting._POURED, count) + bytes([pid]) * count
+            data += _exiting._NOTICE.pack(99, Outcome.ENDED, 0)
+        data += _exiting._NOTICE.pack(pid, Outcome.RETURNED, 0)
+    notices, place, turn = _exiting.Notices(), 0, 0
+    while place < len(data):
+        piece, turn = data[place : place + reads[turn % len(reads)]], turn + 1
+        place += len(piece)
+        told += [pid for pid, _, _ in notices.take(piece) if pid != 99]
+
+    assert list(range(1, len(sizes) + 1)) == told
+    assert [bytes([pid]) * size for pid, size in enumerate(sizes, 1)] == [notices.report_of(pid) for pid in told]
+
+
+def test_what_others_write_into_the_pipe_is_left_out() -> None:
+    notices = _exiting.Notices()
+
+    assert [] == list(notices.take(b"a line of the user's program\n"))
+    assert [(7, Outcome.ENDED, 3)] == list(notices.take(_exiting._NOTICE.pack(7, Outcome.ENDED, 3)))

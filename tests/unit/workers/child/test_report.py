@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from elasticlib._large_files import read_exactly
 from elasticlib.workers.child import _record, _report
 from elasticlib.workers.child._report import Report, is_secondary, of_exception, qualified_name, read, write
 from tests.unit.untrusted import spoiled, strange
@@ -103,7 +104,7 @@ def test_bytes_that_are_missing_are_an_error(memory: int) -> None:
     os.pwrite(memory, b"abc", 0)
 
     with pytest.raises(EOFError, match="2 bytes less"):
-        _report.read_exactly(memory, 5)
+        read_exactly(memory, 5)
 
 
 # The memory that a worker lost and finds again.

@@ -20,6 +20,7 @@ from elasticlib.workers.child import _report
 from elasticlib.workers.child._exiting import Course, Outcome
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts
+from elasticlib.workers.spawner._left import Left
 from elasticlib.workers.spawner._spawner import Spawner
 from elasticlib.workers.spawner._worker_process import WorkerProcess
 
@@ -60,8 +61,7 @@ class Yard:
 
     def worker(self, rank: int) -> WorkerProcess:
         pid = self.process()
-        left = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
-        live = WorkerProcess(self.spawner._round, rank, pid, processes.handle_of(pid), left, Course())
+        live = WorkerProcess(self.spawner._round, rank, pid, processes.handle_of(pid), Left(), Course())
         self.spawner._live[rank] = live
         self.spawner._selector.register(live.handle, selectors.EVENT_READ, lambda: self.spawner._ended(live))
         return live
@@ -106,8 +106,7 @@ class Yard:
             os.waitpid(pid, 0)
         for live in self.spawner._live.values():
             live.handle.close()
-            for descriptor in live.left:
-                os.close(descriptor)
+            live.left.close()
         for descriptor in self.spawner._notices:
             os.close(descriptor)
         self.spawner._selector.close()
@@ -459,7 +458,7 @@ def test_who_lives_on_is_told_of_and_ends_with_the_status_of_its_program(yard: Y
     """Its threads' stacks are asked for, then it is stopped."""
     live = yard.worker(0)
     announced(yard, live, Outcome.CLOSING, 0)
-    os.write(live.left[1], b"stacks")
+    os.write(live.left.faults, b"stacks")
 
     while not yard.sent:
         yard.out_of_time()

@@ -1,0 +1,65 @@
+"""What the tests of a limit of a file's size send and run; none of it imports pytest."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from typing import Any
+
+from tests.process import duties
+
+ARGUMENT = "argument " * 5000
+
+
+def limits() -> tuple[int, int]:
+    """Those of the worker."""
+    return resource.getrlimit(resource.RLIMIT_FSIZE)
+
+
+def answer(argument: str) -> tuple[str, list[float]]:
+    """The argument again, and more."""
+    return argument, [0.5] * 20_000
+
+
+def talks(argument: str) -> tuple[str, list[float]]:
+    """As `answer`, with lines of which the last are noted."""
+    print("a line " * 2000, file=sys.stderr)
+    return answer(argument)
+
+
+def is_right(results: Any) -> bool:
+    """Whether both workers have answered."""
+    return dict(results) == dict.fromkeys((0, 1), answer(ARGUMENT))
+
+
+class LargeError(Exception):
+    """Has an argument that is larger than a file may be."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def fails(argument: str) -> None:
+    raise LargeError("x" * 50_000, argument)
+
+
+def _deep(levels: int) -> None:
+    if levels:
+        _deep(levels - 1)
+    else:
+        time.sleep(60)  # stands for work; the test ends it
+
+
+def _works_deep() -> None:
+    _deep(60)
+
+
+def stacks(config: Any) -> bool:
+    """Whether the stacks of two workers can be had, which together are larger than a file may be."""
+    from elasticlib import elastic_launch
+
+    job = elastic_launch(config, _works_deep).start()
+    duties.wait_for(lambda: len(job.stacks()) == 2 and all("_deep" in text for text in job.stacks().values()))
+    job.stop(1.0)
+    return True

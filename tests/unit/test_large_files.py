@@ -1,0 +1,104 @@
+"""Files of ours under the user's limit of a file's size."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from elasticlib import _large_files
+from elasticlib._large_files import content_of, files_with, room_for_file, write_exactly
+from elasticlib.workers.child import _buffers, _report
+
+_FSIZE = resource.RLIMIT_FSIZE
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def soft_limit() -> Iterator[tuple[int, int]]:
+    """4096 bytes, which this process may raise again."""
+    former = resource.getrlimit(_FSIZE)
+    limits = (4096, former[1])
+    resource.setrlimit(_FSIZE, limits)
+    yield limits
+    resource.setrlimit(_FSIZE, former)
+
+
+@pytest.fixture
+def hard_limit(soft_limit: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a process that may not."""
+    monkeypatch.setattr(_large_files, "_raise_limit", lambda hard, size: 4096.0)
+
+
+@contextlib.contextmanager
+def files(descriptors: list[int]) -> Iterator[list[int]]:
+    yield descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_a_file_is_larger_than_the_soft_limit_which_is_put_back(soft_limit: tuple[int, int]) -> None:
+    with files(files_with(CONTENT, "test")) as made:
+        assert 1 == len(made)
+        assert CONTENT == content_of(made)
+    assert soft_limit == resource.getrlimit(_FSIZE)
+
+
+def test_the_limit_is_put_back_after_a_failure(soft_limit: tuple[int, int]) -> None:
+    with pytest.raises(ZeroDivisionError), room_for_file(math.inf):
+        raise ZeroDivisionError
+
+    assert soft_limit == resource.getrlimit(_FSIZE)
+
+
+@pytest.mark.usefixtures("hard_limit")
+@pytest.mark.parametrize("size", [0, 1, 4096, 4097, len(CONTENT)])
+def test_content_is_in_several_files_where_one_may_not_have_it(size: int) -> None:
+    with files(files_with(CONTENT[:size], "test")) as made:
+        assert max(1, math.ceil(size / 4096)) == len(made)
+        assert CONTENT[:size] == content_of(made)
+
+
+@pytest.mark.usefixtures("hard_limit")
+def test_one_file_without_room_is_an_error() -> None:
+    with files(files_with(b"", "test")) as (descriptor,), pytest.raises(OSError, match="ulimit -f") as caught:
+        write_exactly(descriptor, CONTENT)
+
+    assert errno.EFBIG == caught.value.errno
+
+
+@pytest.mark.usefixtures("hard_limit")
+def test_a_report_is_found_in_several_files() -> None:
+    report = _report.Report("result", CONTENT)
+
+    with files(_report.in_files(report)) as made:
+        assert len(made) > 1
+        assert report == _report.read(*made)
+        assert _report.read(*made[:-1]) is None
+
+
+@pytest.mark.usefixtures("hard_limit")
+def test_what_workers_get_is_found_by_its_name() -> None:
+    memories = _buffers.handed_over({"function": CONTENT, "definitions": b"short"})
+
+    with files(list(memories.values())):
+        assert len(memories) > 2
+        assert CONTENT == _buffers.content_named("function", memories)
+        assert b"short" == _buffers.content_named("definitions", memories)
+
+
+@pytest.mark.usefixtures("hard_limit")
+def test_no_more_of_stderr_is_noted_than_the_file_may_have() -> None:
+    with files(files_with(b"", "note")) as (note,):
+        noted = _report.NotedFile(note)
+        for number in range(3000):
+            noted._keep(f"line {number}\n".encode())
+
+        text = _report.read_text(note)
+    assert len(text) <= 4096
+    assert text.endswith("line 2999\n")
