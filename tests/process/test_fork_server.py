@@ -91,7 +91,7 @@ libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)
     ],
     ids=["thread", "native-thread", "rank", "local-rank", "world-size", "has-rank", "import", "error", "syntax"],
 )
-def test_a_module_that_cannot_be_imported_leftovers_is_refused_by_name(
+def test_a_module_that_cannot_be_imported_ahead_is_refused_by_name(
     module: Callable[[str], str], code: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason and the way out are in the text; the variables need not be set to be noticed."""
@@ -146,7 +146,7 @@ def test_the_thread_pool_of_numpy_is_no_reason_to_refuse_it(monkeypatch: pytest.
     assert {0: 256.0**3, 1: 256.0**3} == results
 
 
-def test_workers_have_what_was_imported_leftovers_and_only_that() -> None:
+def test_workers_have_what_was_imported_ahead_and_only_that() -> None:
     names = ("torch", "colorsys", "chunk")
 
     results = elastic_launch(config(preload=("torch", "colorsys")), duties.modules_before)(*names)
@@ -364,7 +364,7 @@ def seen_by(script: Path, *args: str, **settings: Any) -> dict[str, Any]:
     return seen
 
 
-def test_a_module_of_the_standard_library_is_imported_leftovers_of_a_script(script: Path) -> None:
+def test_a_module_of_the_standard_library_is_imported_ahead_of_a_script(script: Path) -> None:
     assert seen_by(script, preload=("colorsys",))["warm"]
 
 
@@ -377,7 +377,7 @@ def test_a_module_beside_the_script_hides_one_of_the_standard_library(script: Pa
     assert (True, "beside the script") == (seen["warm"], seen["wrapped"])
 
 
-def test_a_module_beside_the_script_is_imported_leftovers(module: Callable[[str], str], script: Path) -> None:
+def test_a_module_beside_the_script_is_imported_ahead(module: Callable[[str], str], script: Path) -> None:
     """As the script itself would find it."""
     name = module("import sys\nsys.modules['colorsys'] = sys")
 
