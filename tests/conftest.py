@@ -1,9 +1,9 @@
 """
 What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
 
-`HYPOTHESIS_PROFILE` chooses dev (50 examples) or nightly (5000). Of tests that are marked as sampled a
-share runs, one variant of each, drawn by the seed `ELASTICLIB_SAMPLE` (0); all run with ``--whole``, and where files
-or tests are named (``pytest tests/process/test_tee.py``, ``pytest -k tee``).
+`HYPOTHESIS_PROFILE` chooses ci (15 examples, always the same), dev (50) or nightly (5000). Of tests that are marked as
+sampled a share runs, one variant of each, drawn by the seed `ELASTICLIB_SAMPLE` (0); all run with ``--whole``, and
+where files or tests are named (``pytest tests/process/test_tee.py``, ``pytest -k tee``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ IN_CI = os.environ.get("CI") == "true"
 SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0")
 HAS_ACCELERATOR = pathlib.Path("/dev/nvidiactl").exists()
 
-for _name, _examples in {"dev": 50, "nightly": 5000}.items():
+for _name, _examples in {"ci": 15, "dev": 50, "nightly": 5000}.items():
     settings.register_profile(
-        _name, max_examples=_examples, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+        _name,
+        max_examples=_examples,
+        derandomize=_name == "ci",
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
     )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

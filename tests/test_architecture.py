@@ -248,25 +248,27 @@ def calls(file: str) -> Iterator[str]:
     yield from (dotted(node.func) for node in ast.walk(tree(HOUSE / file)) if isinstance(node, ast.Call))
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_arrows_point_down(file: str) -> None:
-    own = LAYERS.index(layer(file))
+def test_arrows_point_down() -> None:
+    upwards = {
+        file: higher
+        for file in FILES
+        if (higher := {each for each in imported_layers(file) if LAYERS.index(each) > LAYERS.index(layer(file))})
+    }
 
-    higher = {each for each in imported_layers(file) if LAYERS.index(each) > own}
-
-    assert set() == higher
+    assert {} == upwards
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_the_facade_is_used_inside_for_its_place_on_disk_only(file: str) -> None:
+def test_the_facade_is_used_inside_for_its_place_on_disk_only() -> None:
+    assert {} == {file: names for file in FILES if (names := used_through_the_facade(file))}
+
+
+def used_through_the_facade(file: str) -> set[str]:
     used = {dotted(node) for node in ast.walk(tree(HOUSE / file)) if isinstance(node, ast.Attribute)}
     imported = {name.removeprefix("elasticlib.") for name in imports(file) if name.startswith("elasticlib.")}
 
     through_facade = {name for name in used if name.startswith("elasticlib.") and not name.startswith("elasticlib.__")}
 
-    assert set() == {
-        name for name in through_facade if name.split(".")[1] not in {each.split(".")[0] for each in imported}
-    }
+    return {name for name in through_facade if name.split(".")[1] not in {each.split(".")[0] for each in imported}}
 
 
 @pytest.mark.parametrize("file", PURE)
@@ -300,9 +302,10 @@ def test_the_pure_core_opens_and_prints_nothing(file: str) -> None:
     assert set() == set(calls(file)) & IMPURE_CALLS
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_module_has_at_most_400_lines(file: str) -> None:
-    assert len((HOUSE / file).read_text(encoding="utf-8").splitlines()) <= 400
+def test_a_module_has_at_most_400_lines() -> None:
+    lengths = {file: len((HOUSE / file).read_text(encoding="utf-8").splitlines()) for file in FILES}
+
+    assert {} == {file: length for file, length in lengths.items() if length > 400}
 
 
 def test_a_package_has_at_most_21_modules() -> None:
@@ -313,16 +316,14 @@ def test_a_package_has_at_most_21_modules() -> None:
     assert {} == {str(folder): count for folder, count in counted.items() if count > MOST_MODULES}
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_module_says_what_it_is_for(file: str) -> None:
-    assert ast.get_docstring(tree(HOUSE / file))
+def test_a_module_says_what_it_is_for() -> None:
+    assert [] == [file for file in FILES if not ast.get_docstring(tree(HOUSE / file))]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_torchs_own_launcher_is_not_used(file: str) -> None:
-    assert [] == [
-        name for name in imports(file) if f"{name}.".startswith(tuple(f"{each}." for each in TORCHS_OWN_LAUNCHER))
-    ]
+def test_torchs_own_launcher_is_not_used() -> None:
+    parts = tuple(f"{each}." for each in TORCHS_OWN_LAUNCHER)
+
+    assert [] == [(file, name) for file in FILES for name in imports(file) if f"{name}.".startswith(parts)]
 
 
 def test_bytes_are_unpickled_only_where_they_come_from_our_own_processes() -> None:

@@ -22,7 +22,7 @@ from tests.slurm._cluster import Cluster, Job, cluster, missing
 NODES = 4
 TRAINING = Path(__file__).parents[1] / "slurm" / "term_agree.py"
 LIMIT = 180.0
-"""Seconds for a job with a time limit, which Slurm counts in minutes."""
+"""Seconds for a job to begin, and to end: Slurm counts its time limit in minutes."""
 _SCRIPT = """#!/bin/bash
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
@@ -113,7 +113,7 @@ def preempt(slurm: Cluster, folder: Path, launcher: str, way: Way, draw: random.
     passed_on = _PASSED_ON if way.is_passed_on else ""
     script.write_text(_SCRIPT.format(launcher=command, own=own, training=TRAINING, passed_on=passed_on))
     job = slurm.submit(script, *way.options)
-    job.says(" trains", NODES)
+    job.says(" trains", NODES, LIMIT)
     way.end(job, draw)
     state = job.ends(LIMIT)
     saved = set(re.findall(r"rank (\d+) saved", job.said))

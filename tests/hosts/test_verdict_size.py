@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled, pytest.mark.skipif(bool(mis
 def test_all_nodes_know_how_a_job_of_many_large_failures_ended_and_its_root_cause_whole(backend: str) -> None:
     if backend != "c10d" and shutil.which("etcd") is None:
         pytest.skip("no etcd on this machine")
-    found = measure(backend, nodes=32, workers=8, length=20_000)
+    found = measure(backend, nodes=12, workers=8, length=20_000)
 
     assert found.seconds < 30.0
     assert found.root == 40_000

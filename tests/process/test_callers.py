@@ -246,7 +246,7 @@ def test_workers_take_over_what_the_caller_has_at_the_call(method: str, tmp_path
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_twenty_launches_leak_no_descriptor_and_no_process(method: str) -> None:
+def test_ten_launches_leak_no_descriptor_and_no_process(method: str) -> None:
     """Neither here nor in the fork server; a failed launch now and then leaks none either."""
 
     good, bad = (elastic_launch(config(start_method=method), duty) for duty in (duties.chain, duties.fails))
@@ -262,7 +262,7 @@ def test_twenty_launches_leak_no_descriptor_and_no_process(method: str) -> None:
     duties.wait_for(lambda: not _reaper.family(fork_server))
     before = held()
 
-    for index in range(20):
+    for index in range(10):
         with pytest.raises(ChildFailedError) if index % 5 == 4 else contextlib.nullcontext():
             (bad if index % 5 == 4 else good)()
 

@@ -31,6 +31,8 @@ def talks():
     while True:
         number += 1
         print("line", number, flush=True)
+        if number > 2000:
+            time.sleep(0.001)
 
 def works(seconds):
     print("ready", flush=True)

@@ -598,7 +598,7 @@ def test_pools_leave_no_descriptor_nor_thread() -> None:
 
     once()
     before = here()
-    for _ in range(5):
+    for _ in range(2):
         once()
 
     assert here() == before

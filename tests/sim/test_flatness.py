@@ -19,7 +19,7 @@ FULL = Rules(1, 1, 3, last_call=0.0, heartbeat=1.0)
 """Whoever comes besides the first node is a spare, and changes no round."""
 CYCLE = 5.0
 """Seconds in which one node comes, works and goes."""
-pytestmark = pytest.mark.sampled(0.5)
+pytestmark = pytest.mark.sampled(0.25)
 BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
 
 
@@ -118,7 +118,7 @@ def sizes(value: Any, path: str, found: Counter[str]) -> Counter[str]:
     return found
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(0.5)
 @BOTH
 @pytest.mark.parametrize("rules", [RULES, FULL], ids=["rounds", "spares"])
 def test_what_a_coordinator_and_a_node_remember_does_not_grow(
@@ -128,11 +128,11 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
     for module in (_ending, _liveness, _past):
         monkeypatch.setattr(module, "REMEMBERED", 8)
     monkeypatch.setattr(_places, "_REMEMBERED", 8)
-    cycles = 120
+    cycles = 60
     cluster = coming_and_going(cycles, coordinator, rules)
 
     seen = []
-    for now in samples(cluster, cycles, 20):
+    for now in samples(cluster, cycles, 10):
         [host] = [each for each in now._hosts.values() if each.node.rendezvous.alive]
         server = host.server if isinstance(host, Host) else host.host.server
         session = now.machines[0].nodes[0].member.session
@@ -143,11 +143,11 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
 
 def test_what_is_written_down_does_not_grow_while_one_round_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_past, "REMEMBERED", 8)
-    cycles = 120
+    cycles = 60
     cluster = coming_and_going(cycles, "elected", FULL)
 
     documents = []
-    for now in samples(cluster, cycles, 20):
+    for now in samples(cluster, cycles, 10):
         assert now.store is not None
         documents.append(len(now.store.document.data))
 

@@ -42,6 +42,8 @@ from tests.sim.adversaries import TOKEN
 from tests.sim.checks import CheckedCluster
 from tests.sim.test_adversary import NOTHING
 
+pytestmark = pytest.mark.sampled(1.0)
+
 RULES = Rules(2, 3, 3, last_call=2.0, heartbeat=10.0)
 BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
 

@@ -20,7 +20,7 @@ from tests.benchmarks.cluster_size import (
 )
 from tests.sim.checks import CheckedCluster
 
-SMALL, LARGE = 8, 48
+SMALL, LARGE = 8, 32
 GROWTH = 1.25
 """By which a figure of a node may grow from the small job to the large one."""
 pytestmark = pytest.mark.sampled(0.7)

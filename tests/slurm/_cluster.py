@@ -104,9 +104,9 @@ class Job:
         """What its tasks have written so far."""
         return self._out.read_text(errors="replace") if self._out.exists() else ""
 
-    def says(self, text: str, times: int = 1) -> None:
+    def says(self, text: str, times: int = 1, limit: float = LIMIT) -> None:
         """Return once its tasks have written *text* so often."""
-        wait_until(lambda: self.said.count(text) >= times or self.is_over(), lambda: f"{text!r} in: {self.said}")
+        wait_until(lambda: self.said.count(text) >= times or self.is_over(), lambda: f"{text!r} in: {self.said}", limit)
         assert self.said.count(text) >= times, self.said
 
     def cancel(self, *options: str) -> None:

@@ -48,6 +48,7 @@ def test_the_stores_are_torchs_own_and_nothing_else_of_it_is_imported() -> None:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "fault", ["_torch._TRIED = _torch.re.compile('0')", "sys.modules['torch._C'] = None", "import torch"]
 )
