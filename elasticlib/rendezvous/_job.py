@@ -39,6 +39,10 @@ class Job(JobOptions):
     """Fixed place of this node (static)."""
     local_addr: str | None = None
     wait_for: str = "quiet"
+    sidecars: int = 0
+    """How many this node has lost so far."""
+    after: str = ""
+    """What ended the last of them."""
     options: Mapping[str, Any] = Factory(dict)
     """What else the back end knows: TLS files, prefixes."""
 

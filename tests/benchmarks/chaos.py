@@ -31,7 +31,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from tests.benchmarks import journal, tree
+from tests.benchmarks import asleep, journal, tree
 from tests.benchmarks.job import JOBS, Job, new_folder, started
 
 LIMIT = 75.0
@@ -82,6 +82,11 @@ class Outcome:
     seconds: float
     text: str = ""
     """What the job said."""
+
+    @property
+    def missed(self) -> bool:
+        """Whether the process was not there any more, or not yet."""
+        return self.note == "missed"
 
 
 def acts(count: int, seed: int, kinds: Sequence[str] = tuple(PARTS), parts: Sequence[str] = ()) -> list[Act]:
@@ -292,6 +297,8 @@ def _judge(
     done: bool,
 ) -> str:  # fmt: skip
     """What is wrong; empty where nothing is."""
+    if None in codes and _waits_for_host(act, codes, text):
+        return ""
     if None in codes:
         return f"hung for {LIMIT:g} s"
     if left:
@@ -319,6 +326,11 @@ def _judge(
         if re.search(name, text) is None:
             return f"{name!r} is not named"
     return ""
+
+
+def _waits_for_host(act: Act, codes: Sequence[int | None], text: str) -> bool:
+    """Whether the other node waits for the one that is to host the store, which is gone, and says so."""
+    return act.kind == "two nodes" and act.phase == "start" and codes[0] is not None and "has waited" in text
 
 
 # The campaign.
@@ -349,22 +361,59 @@ def campaign(chosen: Sequence[Act], jobs: int = 1, verbose: bool = True) -> list
     return outcomes
 
 
+def campaign_asleep(count: int, seed: int, first: int = 0, jobs: int = 1, verbose: bool = True) -> int:
+    """Perform acts of `asleep`; how many were bad."""
+    chosen, up, bad = asleep.sleeps(count, seed)[first:], measure_up("one node"), 0
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, (sleep, (complaint, text)) in enumerate(
+            zip(chosen, pool.map(lambda sleep: asleep.perform(sleep, up), chosen), strict=True), 1
+        ):
+            bad += bool(complaint)
+            if verbose:
+                print(f"{number:4} {sleep}  {f'BAD {complaint}' if complaint else 'ok'}", flush=True)
+                if complaint:
+                    print("     | " + "\n     | ".join(text.strip().splitlines()[-12:]), flush=True)
+    return bad
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Acts by process and phase: bad ones of all."""
+    lines = [f"{'process':16}" + "".join(f"{phase:>12}" for phase in PHASES)]
+    for part in dict.fromkeys(part for parts in PARTS.values() for part in parts):
+        cells = []
+        for phase in PHASES:
+            here = [each for each in outcomes if (each.act.part, each.act.phase) == (part, phase) and not each.missed]
+            cells.append(f"{sum(bool(each.complaint) for each in here)} of {len(here)}")
+        lines.append(f"{part:16}" + "".join(f"{cell:>12}" for cell in cells))
+    return "\n".join(lines)
+
+
 def main() -> int:
     """The campaign as a command."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.chaos", description=__doc__.splitlines()[1])
     parser.add_argument("--acts", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="leave out the acts before this one")
-    parser.add_argument("--jobs", type=int, default=1, help="jobs at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="jobs at a time")
     parser.add_argument("--kind", choices=[*PARTS], action="append")
     parser.add_argument("--part", action="append", default=[])
+    parser.add_argument("--asleep", action="store_true", help="nothing stands still alone: nothing may be replaced")
     options = parser.parse_args()
+    if options.asleep:
+        bad_sleeps = campaign_asleep(options.acts, options.seed, options.first, options.jobs)
+        print(f"{bad_sleeps} of {options.acts - options.first} acts were bad (seed {options.seed})")
+        return 1 if bad_sleeps else 0
     chosen = acts(options.acts, options.seed, options.kind or tuple(PARTS), options.part)[options.first :]
     outcomes = campaign(chosen, options.jobs)
     bad = [each for each in outcomes if each.complaint]
-    missed = sum(each.note == "missed" for each in outcomes)
+    missed = sum(each.missed for each in outcomes)
+    print(f"\nbad acts of all, by process and phase:\n{table(outcomes)}\n")
     for what, count in sorted(Counter(f"{each.act.kind}, {each.act.part}, {each.act.how}" for each in bad).items()):
         print(f"bad: {what}: {count}")
+    orphans = sum(" left: " in each.complaint for each in bad)
+    hangs = sum(each.complaint.startswith("hung") for each in bad)
+    reports = sum(each.complaint.endswith("is not named") for each in bad)
+    print(f"{orphans} orphans, {hangs} hangs, {reports} wrong reports")
     print(f"{len(bad)} of {len(outcomes)} acts were bad, {missed} came too late (seed {options.seed})")
     return 1 if bad else 0
 

@@ -167,6 +167,28 @@ def test_the_others_hear_of_the_death_of_the_stores_host_and_name_it(start: Star
     assert "n0" in said["why"]
 
 
+def test_a_sidecar_that_is_killed_is_replaced_and_both_nodes_go_on_together(start: Start) -> None:
+    """Its node asks for ranks again, under its name."""
+    host, other = pair(start)
+    killed = other.process
+
+    os.kill(killed, signal.SIGKILL)
+
+    assert f"the sidecar (pid {killed}) of this node" in other.hears("lost", "error")["why"]
+    while host.hears("seat", "error").get("size") != 2:
+        pass  # where the new process comes late, the node was lost meanwhile
+    assert 2 == other.hears("seat", "error")["size"]
+    assert other.process != killed
+
+
+def test_the_end_of_the_sidecar_that_hosts_the_store_names_it(start: Start) -> None:
+    host, _ = pair(start)
+
+    os.kill(host.process, signal.SIGKILL)
+
+    assert f"the sidecar (pid {host.process}) of this node" in host.hears("error")["why"]
+
+
 def test_workers_of_a_launcher_that_stands_still_die_before_others_take_their_place(start: Start) -> None:
     host, other = pair(start)
     workers = other.workers

@@ -53,7 +53,8 @@ def step(state: State, event: Event, now: float) -> Outcome:
             return _settle(state, now)  # a node that nobody knows any more: of thousands, the oldest are forgotten
         state = heard_of(state, node)
         # Of a node that is not known, it may be forgotten that the messages before came.
-        if event.seq > heard + 1 and (heard or not state.past.horizon):
+        is_new_sidecar = isinstance(event.report, messages.Join) and bool(event.report.after)
+        if event.seq > heard + 1 and (heard or not state.past.horizon) and not is_new_sidecar:
             state, actions = abandon(state, f"message {heard + 1} of node {node} is missing: {event.seq} came next")
         if event.seq > heard:
             state, more = _hear(evolve(state, heard={**state.heard, node: event.seq}), event, now)
@@ -127,12 +128,12 @@ def _join(state: State, report: messages.Join, seq: int, now: float) -> Outcome:
     if known is None:
         state, entry = _places.arrived(state, entry, now)
         entry, cautions = _commands.compared(state, entry, had_ranks=report.round >= 0)
-    state, actions = _let_wait(state, entry, now)
+    state, actions = _let_wait(state, entry, now, report.after)
     return state, (*cautions, *actions)
 
 
-def _let_wait(state: State, entry: Entry, now: float) -> Outcome:
-    """A node waits for ranks; if there is room for it, the round that runs ends."""
+def _let_wait(state: State, entry: Entry, now: float, why: str = "") -> Outcome:
+    """A node waits for ranks, *why* if not for the first time; if there is room for it, the round that runs ends."""
     node, current = entry.node, state.round
     waiting = dict(state.waiting)
     waiting.pop(node, None)  # whoever asks again waits at the end
@@ -147,7 +148,7 @@ def _let_wait(state: State, entry: Entry, now: float) -> Outcome:
     if current.end is not None or node in current.succeeded:
         return state, ()
     if node in current.entries:
-        return _ending.end_round(state, current, f"node {node} joins again", restart=True)
+        return _ending.end_round(state, current, f"node {node} joins again{why and f': {why}'}", restart=True)
     return (state, ()) if entry.free_at > now else _let_in(state, current, node)
 
 

@@ -64,6 +64,10 @@ class Belief:
     key: bytes | None
     nonce: str = ""
     """The coordinator's, once its greeting was read."""
+    after: str = ""
+    """What ended the sidecar of this node that was there before; empty for the first one."""
+    sent: int = 0
+    """Number that no message of that sidecar exceeds."""
     period: float | None = None
     """The job's heartbeat time in seconds, once its greeting was read: whoever takes over goes by the same."""
 
@@ -109,7 +113,8 @@ class Belief:
 
     def join(self, descriptor: messages.Descriptor, terms: messages.Terms | None, seen: Seen) -> messages.Join:
         """The request for ranks of a node that brings that."""
-        return messages.Join(self.node, descriptor, terms, seen.round, seen.epoch, seen.heard, self.period)
+        after = self.after if seen.round < 0 else ""
+        return messages.Join(self.node, descriptor, terms, seen.round, seen.epoch, seen.heard, self.period, after)
 
     def envelope(self, seq: int, report: messages.Report) -> bytes:
         """A report of this node, as the coordinator wants it."""

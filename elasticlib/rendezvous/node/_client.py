@@ -70,6 +70,8 @@ class NodeClient:
         clock: Clock = monotonic,
         on_leave: Callable[[str], bool] = lambda why: False,
         where: str = "",
+        after: str = "",
+        sent: int = 0,
     ) -> None:
         self.node = node
         self.round: int | None = None
@@ -84,7 +86,7 @@ class NodeClient:
         """Held by whoever calls a connection; notified when there is something to do."""
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._connection: Connection | None = None
-        belief = Belief(run_id, node, key)
+        belief = Belief(run_id, node, key, after=after, sent=sent)
         self._session, self._first = Session.begin(belief, limits or Limits(), clock(), terms, where)
 
     def start(self) -> Self:

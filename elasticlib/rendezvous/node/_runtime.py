@@ -32,6 +32,8 @@ from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
 _log = logging.getLogger("elasticlib")
 
 _MOST_NAMES = 8
+_MOST_MESSAGES = 1_000_000_000
+"""Of a node, by one sidecar."""
 _AGAIN = 0.5
 _RESIGNING = 2.0
 """Seconds that `NodeRuntime.close` waits until this node's candidate has resigned."""
@@ -102,6 +104,8 @@ class NodeRuntime:
             clock=self._clock,
             on_leave=self._left,
             where=f"{job.backend} at {job.endpoint}",
+            after=job.after,
+            sent=job.sidecars * _MOST_MESSAGES,
         )
         self.member.start()  # only now: its threads call this runtime, which speaks by it
 

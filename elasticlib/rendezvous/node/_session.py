@@ -69,7 +69,7 @@ class Session:
     ) -> tuple[Session, tuple[events.Action, ...]]:
         """A node that knows nobody yet."""
         contact, actions = _session_liveness.begin(limits, now)
-        session, out = cls(belief, contact, terms, where), list[events.Action]()
+        session, out = cls(belief, contact, terms, where, outbox=Outbox(seq=belief.sent)), list[events.Action]()
         session._obey(actions, now, out)
         return session, tuple(out)
 

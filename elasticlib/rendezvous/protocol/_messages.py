@@ -78,6 +78,8 @@ class Join:
     """Count of the coordinator's latest heartbeat it has read: tells an old message from a new node's; 0: none."""
     heartbeat: float | None = field(default=None, validator=optional(ge(0)))
     """The job's heartbeat time, in seconds, that it goes by; checked against the coordinator's own, where given."""
+    after: str = ""
+    """What ended this node's last sidecar, if this is the first message of a new one: earlier ones may be missing."""
 
 
 @frozen

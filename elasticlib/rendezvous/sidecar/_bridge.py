@@ -103,6 +103,7 @@ class Bridge:
     watch: SidecarWatch = field(init=False)
     stall: float = SILENCE
     _broken: bool = False
+    _told_hosting: bool = False
     _waiting: int = 0
     """Nodes that wait for ranks, as the launcher was told."""
 
@@ -204,6 +205,9 @@ class Bridge:
                 self.channel.send({"op": "gone", "why": word.why})
             else:
                 self._tell(word)
+        if self.share.hosts_store and not self._told_hosting:
+            self._told_hosting = True
+            self.channel.send({"op": "hosts"})
         if not self.watch.held and (waiting := self.share.member.waiting()) != self._waiting:
             self._waiting = waiting
             self.channel.send({"op": "waiting", "count": waiting})

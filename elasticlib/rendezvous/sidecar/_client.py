@@ -16,16 +16,15 @@ import logging
 import os
 import signal
 import socket
-import struct
 import sys
-import threading
-from collections import deque
+
+from attrs import evolve
 
 from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
 from elasticlib._lease import Lease
-from elasticlib._programs import BEGIN, Link, Process, own, search_path, spawn, start_thread
-from elasticlib._wire import Channel, HasDescriptor, Message, room_for, takes_more, wait_readable, written
+from elasticlib._programs import BEGIN, FROM_OUTSIDE, Link, Process, own, search_path, spawn
+from elasticlib._wire import Channel, HasDescriptor, Message, room_for, wait_readable, written
 from elasticlib.errors import (
     ElasticError,
     RendezvousClosedError,
@@ -40,6 +39,7 @@ from elasticlib.rendezvous.protocol._messages import (
     Close,
     ContactLost,
     Final,
+    Leave,
     RankAssignment,
     RoundEnd,
     StoreGone,
@@ -49,6 +49,7 @@ from elasticlib.rendezvous.protocol._messages import (
 )
 from elasticlib.rendezvous.protocol._shortening import fitting
 from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
+from elasticlib.rendezvous.sidecar._sender import Sender, channel
 from elasticlib.spec import TOKEN_VARIABLE
 
 _log = logging.getLogger("elasticlib")
@@ -57,10 +58,8 @@ ALIVE = 0.04
 """Share of the heartbeat time between two signs of life to the sidecar; at most a second."""
 _ENDING = 6.0
 """Seconds beyond the job's own time for parting, after which the process is killed."""
-_SEND_LIMIT = 5
-_ALIVE = written({"op": "alive"})
-_SHORT = 16_000
-"""Bytes of a frame that are sent from the agent's own thread."""
+_MOST_LOST = 3
+"""Processes that one node may lose."""
 _BIRTH = 600.0
 """Seconds for the first word of the process, where the job names no join time."""
 _TELL_EVERY = 5.0
@@ -87,6 +86,7 @@ class SidecarClient:
     ) -> None:
         self.node = job.node
         self._job = job
+        self._stall, self._program = stall, program
         self.final: Final | None = None
         """How this node's part in the job ended, once `drain` has told it."""
         self._clock = clock
@@ -95,6 +95,8 @@ class SidecarClient:
         self._answer_limit = (DEAF + (stall or 0.0)) * job.heartbeat
         """Seconds within which the process answers, though this program stood still meanwhile."""
         self._waiting = 0
+        self._joined = True
+        """Whether the process was asked for ranks, if it is not the first one."""
         self._generation = 0
         """How often ranks were asked for: an answer to an earlier request is none any more."""
         self._listener: socket.socket | None = None
@@ -106,30 +108,31 @@ class SidecarClient:
         self._closed = False
         self._stays = False
         """Whether the process stays for other jobs, though this one has ended."""
-        ours, theirs = Channel.pair()
-        # The thread that sends must not wait for ever for a process that was stopped.
-        ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_LIMIT, 0))
-        self._link = Link(ours)
+        self._hosts = False
+        """Whether the job's store lives in the process, and ends with it."""
+        self._leases: list[Lease] = []
+        """Of each process that there was: the last one's is in use, earlier ones may still end workers."""
+        self._start()
+
+    def _start(self) -> None:
+        ours, theirs = channel()
         self._tell_after = _TELL_EVERY
-        self._begun = False
-        """Whether the process has said anything: its imports take a while."""
-        self._turned = threading.Condition()
-        self._sending = True
-        """Whether the thread has something in hand: what comes then must wait for its turn."""
+        self._begun = self._gone = False
         with contextlib.ExitStack() as undo:
-            undo.callback(self._link.close)
+            link = Link(ours)
+            undo.callback(link.close)
             with contextlib.closing(theirs):
-                self._child = self._begin(program, theirs)
-            undo.callback(self._child.wait, 0.0)
-            self._heard = self._born = clock()
-            self._lease = Lease()
-            undo.callback(self._lease.close)
-            first = written({"op": "job", "job": job.plain(), "stillness": stall})
-            self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque([(first, (os.dup(self._lease.fileno()),))])
-            """With descriptors that are closed when they are sent."""
-            self._sender = threading.Thread(target=self._send_all, name="elasticlib-rendezvous", daemon=True)
-            start_thread(self._sender)
+                child = self._begin(self._program, theirs)
+            undo.callback(child.wait, 0.0)
+            self._heard = self._born = self._clock()
+            lease = Lease()
+            undo.callback(lease.close)
+            first = written({"op": "job", "job": self._job.plain(), "stillness": self._stall})
+            interval = min(1.0, ALIVE * self._job.heartbeat) if self._job.heartbeat else None
+            self._sender = Sender(link, interval, (first, (os.dup(lease.fileno()),)))
             undo.pop_all()
+        self._link, self._child = link, child
+        self._leases.append(lease)
 
     def _begin(self, program: str, theirs: Channel) -> Process:
         return spawn([sys.executable, "-c", program, search_path()], environment(), theirs.fileno())
@@ -139,54 +142,27 @@ class SidecarClient:
     def join(self, slots: int, role: str) -> None:
         """Ask for ranks in the next round, for *slots* workers. No worker of this node may run any more."""
         self._generation += 1
+        self._joined = True
         self._say({"op": "join", "slots": slots, "role": role, "generation": self._generation})
 
     def post(self, report: WorkerReport | Close) -> None:
         """Say how the workers are, that this node goes, or that the job ends for everybody; see `NodeClient.post`."""
         body = to_plain(fitting(report))
         from_plain(body)  # what this node may not say is its own error, here and now
+        if not self._joined and not isinstance(report, Close | Leave):
+            return  # of a round that ends when this node, whose last process was lost, asks for ranks again
         self._say({"op": "report", "report": body})
 
     def guard(self, handle: int) -> Lease | None:
         """Give a handle, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
         with room_for(1):
             self._say({"op": "guard"}, os.dup(handle))
-        return self._lease if self._job.heartbeat else None
+        return self._leases[-1] if self._job.heartbeat else None
 
     def _say(self, message: Message, *descriptors: int) -> None:
         if self._closed:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {message['op']!r} comes too late")
-        body = written(message)
-        with self._turned:
-            if self._sending or self._outgoing or len(body) > _SHORT or not takes_more(self._link):
-                self._outgoing.append((body, descriptors))
-                self._turned.notify()
-            else:
-                self._send(body, descriptors)  # at once: this launcher may be stopped before its thread runs again
-
-    def _send_all(self) -> None:
-        interval = min(1.0, ALIVE * self._job.heartbeat) if self._job.heartbeat else None
-        while True:
-            with self._turned:
-                self._sending = False
-                if not self._outgoing and not self._closed:
-                    self._turned.wait(interval)
-                body, descriptors = self._outgoing.popleft() if self._outgoing else (None, ())
-                if body is None and self._closed:
-                    return
-                self._sending = True
-            try:
-                if not self._send(body or _ALIVE, descriptors):
-                    return
-            except OSError:
-                return  # stopped for so long that nothing goes in any more: `drain` hears nothing and says so
-
-    def _send(self, body: bytes, descriptors: tuple[int, ...]) -> bool:
-        try:
-            return self._link.send_body(body, descriptors)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        self._sender.say(written(message), descriptors)
 
     # What comes.
 
@@ -256,6 +232,7 @@ class SidecarClient:
             self._error = RendezvousConnectionError(f"node {self.node}: contact with the job was lost, and {why}")
             return []
         self._mute, self._mute_since = True, self._clock()
+        self._child.send(signal.SIGCONT)  # it may have been stopped, alone
         if self._begun:
             return [self._cut_off("the sidecar of this node does not answer")]
         why = f"its sidecar did not start within {self._birth_limit:g} s: {_IMPORTING}"
@@ -267,6 +244,7 @@ class SidecarClient:
         if self._begun or self._gone or self._error is not None or waited < self._tell_after:
             return
         self._tell_after = 2 * waited
+        self._child.send(signal.SIGCONT)  # it may have been stopped, alone
         what = f"node {self.node} has waited {waited:.0f} s for job {self._job.run_id!r}"
         _log.warning("%s: %s; %.0f s left", what, _IMPORTING, self._birth_limit - waited)
 
@@ -276,10 +254,30 @@ class SidecarClient:
     def _lose_process(self, words: list[Word]) -> None:
         self._gone = True
         self._child.wait(1.0)
-        if self._error is None:
-            why = "the sidecar of this node ended unexpectedly (killed from outside, or out of memory)"
-            words.append(self._cut_off(why))
+        if self._error is not None:
+            return
+        why = f"the sidecar{self._named()} of this node ended unexpectedly{FROM_OUTSIDE}"
+        words.append(self._cut_off(why))
+        if self._hosts or self.final is not None or self._job.sidecars == _MOST_LOST:
             self._error = RendezvousConnectionError(f"node {self.node}: {why}")
+        else:
+            self._replace_process(why)
+
+    def _named(self) -> str:
+        return f" (pid {self._child.pid})" if self._child.pid > 0 else ""
+
+    def _replace_process(self, why: str) -> None:
+        """Have another process take part for this node, under its name: that of a node which asks for ranks again."""
+        self._sender.close()
+        self._link.close()
+        self._mute, self._waiting = False, 0
+        self._drop_listener()
+        self._joined = False
+        self._job = evolve(self._job, sidecars=self._job.sidecars + 1, after=why)
+        try:
+            self._start()
+        except ElasticError as error:
+            self._error = error
 
     def _hear(self, message: Message, descriptors: list[int]) -> list[Word]:
         match message["op"]:
@@ -295,6 +293,8 @@ class SidecarClient:
                 if isinstance(notice, Final):
                     self.final = notice
                 return [notice]
+            case "hosts":
+                self._hosts = True
             case "waiting":
                 self._waiting = message["count"]
             case "born":
@@ -326,10 +326,8 @@ class SidecarClient:
         self._drop_listener()
         # A process that does not hear us, or has given its error, has nothing to part from.
         parts = self._sender.is_alive() and not self._mute and self._error is None
-        with self._turned:
-            self._outgoing.append((written({"op": "close"}), ()))
-            self._closed = True
-            self._turned.notify()
+        self._closed = True
+        self._sender.close(written({"op": "close"}))
         try:
             if not self._gone:
                 self._see_it_end(self._job.close_timeout + _ENDING if parts else _ENDING)
@@ -339,9 +337,10 @@ class SidecarClient:
                 raise
         finally:
             self._gone = True
-            self._sender.join(_SEND_LIMIT + 1)
+            self._sender.join()
             self._link.close()
-            self._lease.close()
+            for lease in self._leases:
+                lease.close()
 
     def _see_it_end(self, limit: float) -> None:
         """Reap the process, killed if it has not ended after *limit* s, or when the time is over that it stays."""

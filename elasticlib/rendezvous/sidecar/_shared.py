@@ -113,6 +113,9 @@ class SharedSidecar(SidecarClient):
             raise
 
     def _begin(self, program: str, theirs: Channel) -> Process:
+        if not self._host.is_alive():
+            _hosts.give_back(self._host)
+            self._host = _hosts.take()
         self._host.fork(self._backend, theirs)
         return Process(0)  # its handle comes with its first word
 

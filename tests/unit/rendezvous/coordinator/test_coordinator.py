@@ -717,6 +717,14 @@ def test_a_node_may_close_the_job_for_all() -> None:
 # --- messages
 
 
+def test_node_that_lost_its_sidecar_joins_again_whatever_messages_are_missing() -> None:
+    desk = running("a", "b")
+    desk.envelopes["b"] += 1_000_000
+    desk.hear(Join("b", offer(), after="its sidecar was killed"))
+
+    assert {"a": RoundEnd(0, "node b joins again: its sidecar was killed", True)} == desk.sent()
+
+
 def test_a_message_that_is_missing_ends_the_job() -> None:
     desk = running("a", "b")
     desk.envelopes["b"] += 1

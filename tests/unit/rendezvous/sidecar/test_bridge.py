@@ -97,6 +97,8 @@ class Member:
 
 
 class Share:
+    hosts_store = False
+
     def __init__(self) -> None:
         self.member = Member()
 

@@ -319,6 +319,8 @@ def test_what_the_process_logs_is_logged_here(
 
 
 def test_the_death_of_the_process_is_lost_contact_and_then_an_error(member: SidecarClient, process: Process) -> None:
+    process.say("hosts")
+    taken(member)
     process.end()
 
     (word,) = taken(member)
@@ -329,7 +331,24 @@ def test_the_death_of_the_process_is_lost_contact_and_then_an_error(member: Side
     assert isinstance(failing(member), RendezvousConnectionError)
 
 
+def test_a_process_that_dies_is_replaced_under_the_nodes_name(member: SidecarClient, process: Process) -> None:
+    """What is said of the round that ends with it is dropped: the node's request for ranks says that all are gone."""
+    process.end()
+
+    (word,) = taken(member)
+    member.post(Stopped("n1/1-a", 0, ()))
+    member.join(2, "trainer")
+
+    assert isinstance(word, ContactLost)
+    given = process.heard()["job"]
+    assert ("n1/1-a", 1) == (given["node"], given["sidecars"])
+    assert given["after"] in word.why
+    assert "join" == process.heard()["op"]
+
+
 def test_a_dead_process_is_reaped(member: SidecarClient, process: Process) -> None:
+    process.say("hosts")
+    taken(member)
     process.end()
     taken(member)
 
@@ -338,6 +357,8 @@ def test_a_dead_process_is_reaped(member: SidecarClient, process: Process) -> No
 
 
 def test_a_dead_process_takes_reports_without_a_word(member: SidecarClient, process: Process) -> None:
+    process.say("hosts")
+    taken(member)
     process.end()
     taken(member)
 

@@ -1,0 +1,94 @@
+"""
+Sends what the launcher says to its sidecar, and from time to time that the launcher lives.
+
+Rules of this file: no call blocks. What does not go at once is sent by a thread, which ends with the process at the
+other end, or when the last word is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections import deque
+
+from elasticlib._programs import Link, start_thread
+from elasticlib._wire import Channel, takes_more, written
+
+LIMIT = 5
+"""Seconds that the thread waits for a process that was stopped."""
+_ALIVE = written({"op": "alive"})
+_SHORT = 16_000
+"""Bytes of a frame that are sent from the caller's own thread."""
+
+
+class Sender:
+    """Sends frames through *link*, the *first* one at once; one that says that this program lives each *interval* s."""
+
+    def __init__(self, link: Link, interval: float | None, first: tuple[bytes, tuple[int, ...]]) -> None:
+        self._link = link
+        self._interval = interval
+        self._turned = threading.Condition()
+        self._sending = True
+        """Whether the thread has something in hand: what comes then must wait for its turn."""
+        self._closed = False
+        self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque([first])
+        """With descriptors that are closed when they are sent."""
+        self._thread = threading.Thread(target=self._send_all, name="elasticlib-rendezvous", daemon=True)
+        start_thread(self._thread)
+
+    def say(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        """Send it after all that was said before; *descriptors* are this object's from now on."""
+        with self._turned:
+            if self._sending or self._outgoing or len(body) > _SHORT or not takes_more(self._link):
+                self._outgoing.append((body, descriptors))
+                self._turned.notify()
+            else:
+                self._send(body, descriptors)  # at once: this launcher may be stopped before its thread runs again
+
+    def close(self, last: bytes | None = None) -> None:
+        """End with the *last* word, where there is one."""
+        with self._turned:
+            if last is not None:
+                self._outgoing.append((last, ()))
+            self._closed = True
+            self._turned.notify()
+
+    def is_alive(self) -> bool:
+        """Whether anything can still be sent."""
+        return self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait until the last word is sent, or cannot be."""
+        self._thread.join(LIMIT + 1)
+
+    def _send_all(self) -> None:
+        while True:
+            with self._turned:
+                self._sending = False
+                if not self._outgoing and not self._closed:
+                    self._turned.wait(self._interval)
+                body, descriptors = self._outgoing.popleft() if self._outgoing else (None, ())
+                if body is None and self._closed:
+                    return
+                self._sending = True
+            try:
+                if not self._send(body or _ALIVE, descriptors):
+                    return
+            except OSError:
+                return  # stopped for so long that nothing goes in any more: its silence says so
+
+    def _send(self, body: bytes, descriptors: tuple[int, ...]) -> bool:
+        try:
+            return self._link.send_body(body, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def channel() -> tuple[Channel, Channel]:
+    """A channel to a sidecar, ours and its; the thread that sends does not wait forever for a stopped process."""
+    ours, theirs = Channel.pair()
+    ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", LIMIT, 0))
+    return ours, theirs
