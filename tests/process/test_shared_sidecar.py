@@ -106,7 +106,7 @@ def test_a_sidecar_that_is_killed_is_an_error_of_its_own_handler_alone(
 
     os.kill(first, signal.SIGKILL)
 
-    with pytest.raises(RendezvousConnectionError, match="the sidecar .*of this node ended unexpectedly"):
+    with pytest.raises(RendezvousConnectionError, match=r"the sidecar .*of this node ended unexpectedly"):
         mine.next_rendezvous()
     assert [0, 1] == sorted(meet(*others))
 
@@ -136,7 +136,7 @@ def test_the_end_of_that_process_during_its_imports_is_an_error_of_whoever_waits
         for host in hosts():
             os.kill(host, signal.SIGKILL)
 
-        with pytest.raises(RendezvousError, match="the sidecar .*of this node ended unexpectedly"):
+        with pytest.raises(RendezvousError, match=r"the sidecar .*of this node ended unexpectedly"):
             waits.result(LIMIT)
 
 

@@ -81,6 +81,9 @@ class SidecarClient:
     Raises `StartError` when the process cannot be started; what it finds wrong later comes from `drain`.
     """
 
+    _is_shared = False
+    """Whether the owner is a handler, whose caller decides what a loss means."""
+
     def __init__(
         self, job: Job, *, stall: float | None = None, program: str = _PROGRAM, clock: Clock = monotonic
     ) -> None:
@@ -258,7 +261,7 @@ class SidecarClient:
             return
         why = f"the sidecar{self._named()} of this node ended unexpectedly{FROM_OUTSIDE}"
         words.append(self._cut_off(why))
-        if self._hosts or self.final is not None or self._job.sidecars == _MOST_LOST:
+        if self._hosts or self._is_shared or self.final is not None or self._job.sidecars == _MOST_LOST:
             self._error = RendezvousConnectionError(f"node {self.node}: {why}")
         else:
             self._replace_process(why)

@@ -103,6 +103,8 @@ os.register_at_fork(after_in_child=_hosts.drop)
 class SharedSidecar(SidecarClient):
     """A `SidecarClient` whose process is forked from one that this program's others come from, too."""
 
+    _is_shared = True
+
     def __init__(self, job: Job, *, stall: float | None = None) -> None:
         self._backend = job.backend
         self._host = _hosts.take()
@@ -113,9 +115,6 @@ class SharedSidecar(SidecarClient):
             raise
 
     def _begin(self, program: str, theirs: Channel) -> Process:
-        if not self._host.is_alive():
-            _hosts.give_back(self._host)
-            self._host = _hosts.take()
         self._host.fork(self._backend, theirs)
         return Process(0)  # its handle comes with its first word
 
