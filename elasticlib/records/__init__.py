@@ -32,6 +32,7 @@ from elasticlib.records._of_helpers import (
     SpawnerKilled as SpawnerKilled,
 )
 from elasticlib.records._of_jobs import (
+    DetachedEnded as DetachedEnded,
     GpuMemoryFree as GpuMemoryFree,
     GpuMemoryHeld as GpuMemoryHeld,
     GpuMemoryUnknown as GpuMemoryUnknown,

@@ -140,6 +140,18 @@ class WorkerStuck(Record, level=logging.WARNING):
 
 
 @frozen
+class DetachedEnded(Record, level=logging.WARNING):
+    """Processes that workers had detached, in sessions of their own, were killed: the program did not succeed."""
+
+    commands: dict[int, str]
+    """By process id."""
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"process {pid} ({command})" for pid, command in self.commands.items())
+        return f"killed with the workers, which had detached it: {listed}"
+
+
+@frozen
 class NotNeeded(Record, level=logging.WARNING):
     """The job ended well without this node: its workers never did their part in the round that succeeded."""
 

@@ -152,6 +152,8 @@ def record_of(event: Event, rank_base: int, signum: int) -> records.Record | Non
             return records.WorkerStuck(rank_base + rank, pid, signum, waited)
         case Stopped(survivors) if survivors:
             return records.WorkersSurvived(tuple(survivors))
+        case Stopped(ended=ended) if ended:
+            return records.DetachedEnded(ended)
     return None
 
 

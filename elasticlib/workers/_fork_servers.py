@@ -205,6 +205,9 @@ class ForkServer:
         if self._process is None:
             # Busy with imports it hears nothing; it has forked nothing yet and dies with its reaper.
             self._reaper.send(signal.SIGKILL)
+        else:
+            with contextlib.suppress(StartError):
+                self._send({"op": "end"})  # in order: else what workers have detached dies as well
         self._wake()
         with self._lock:
             self._failure = self._failure or StartError("the fork server was closed")

@@ -280,7 +280,8 @@ class SpawnerClient:
                     found = json.loads(content_of(descriptors)) if descriptors else {}
                     return [Stacks({int(rank): text for rank, text in found.items()})]
                 case "stopped":
-                    return [Stopped(message["survivors"])]
+                    ended = {int(pid): command for pid, command in message["ended"].items()}
+                    return [Stopped(message["survivors"], ended)]
             return []
         finally:
             for descriptor in descriptors:

@@ -68,6 +68,8 @@ class Stopped:
     """All workers of a round are gone, but for `survivors` that even SIGKILL did not end (process ids)."""
 
     survivors: list[int] = field(factory=list)
+    ended: dict[int, str] = field(factory=dict)
+    """Commands of processes that workers had detached and that were killed now, by process id."""
 
 
 @define

@@ -33,6 +33,8 @@ from elasticlib import processes
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
+LET_GO = 75
+"""Exit status of a fork server or spawner that leaves to themselves what successful programs have detached."""
 FORK_SERVER_FD = 3
 """The descriptor on which a fork server finds its control socket."""
 FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
@@ -120,7 +122,7 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
     while _has_children():
         members = family(me, spare)
         # Also those that look like zombies: so does a process whose first thread alone has ended.
-        alive = [pid for pid, parent, _ in members if not (parent == me and _reap(pid))]
+        alive = [pid for pid, parent, _ in members if not (parent == me and reap(pid))]
         for pid in alive:
             send_below(me, pid, signal.SIGKILL)
         if not members:
@@ -169,7 +171,7 @@ def _has_children() -> bool:
     return True
 
 
-def _reap(pid: int) -> bool:
+def reap(pid: int) -> bool:
     """Reap the child *pid* if it has ended; whether it is gone."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
@@ -233,18 +235,23 @@ def guard(parent: int, child: int, command: Sequence[str] = ()) -> NoReturn:
     """
     Wait until *parent* or *child* ends, kill every descendant, and end with the signal that ended *child* as status.
 
+    After a *child* that ended with the status `LET_GO` while *parent* lives, nobody is killed.
+
     Where *child* is a fork server, which *command* is the command line of, its spawners go on without it until they
     or *parent* end: the launches that they serve need no fork server any more.
     """
     launcher = watch(parent)
     signum = 0
     if _ends_before(child, launcher):
-        signum = _signal_that_ended(child)
+        code = _code_of(child)
+        if code == LET_GO:
+            os._exit(0)
+        signum = max(0, -code)
         while spawners := [pid for pid in _children() if _is_spawner(pid, command)]:
             sweep(spare=spawners)  # such as what one of them left behind that has ended
             if not _ends_before(spawners[0], launcher):
                 break
-            _reap(spawners[0])
+            reap(spawners[0])
     sweep()
     os._exit(signum)
 
@@ -263,10 +270,10 @@ def _ends_before(child: int, launcher: processes.Handle) -> bool:
         handle.close()
 
 
-def _signal_that_ended(child: int) -> int:
+def _code_of(child: int) -> int:
     signal.signal(signal.SIGCONT, signal.SIG_DFL)  # it is passed on to the child no more, whose number is free now
     _, code = os.waitpid(child, 0)
-    return max(0, -os.waitstatus_to_exitcode(code))
+    return os.waitstatus_to_exitcode(code)
 
 
 def _children() -> list[int]:

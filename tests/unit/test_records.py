@@ -12,6 +12,7 @@ from elasticlib.errors import ProcessFailure
 from elasticlib.records import (
     AgentFailed,
     AgentSucceeded,
+    DetachedEnded,
     HelperHeld,
     HelperLost,
     HelperReplaced,
@@ -82,6 +83,10 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
             WorkerStuck(3, 1001, 2, 2.04),
             "rank 3 (process 1001) is in native code, such as a collective, and has not handled SIGINT in 2.0 s, "
             "nor has any other worker here: killed, to free those that wait for it",
+        ),
+        (
+            DetachedEnded({71: "rsync -a out host:", 72: "sleep 60"}),
+            "killed with the workers, which had detached it: process 71 (rsync -a out host:), process 72 (sleep 60)",
         ),
         (
             NotNeeded("n2/1-a", "all 2 nodes succeeded in round 0"),

@@ -8,10 +8,12 @@ system but ``/proc`` is asked, since a dead server would hold up whoever looks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Collection, Iterator
 
 from elasticlib.workers import _reaper
 
+_LONGEST_COMMAND = 200
 _NOT_ON_DISK = ("/memfd:", "/dev/", "/proc/", "/sys/")
 
 
@@ -55,6 +57,23 @@ def children(parent: int) -> list[int]:
     except OSError:  # it is gone, or a kernel without these lists
         return [pid for pid, its_parent, _ in _reaper.family(parent) if its_parent == parent]
     return found
+
+
+def detached(parent: int, sessions: Collection[int]) -> list[int]:
+    """The living children of *parent* that are in none of the *sessions*, nor in its own."""
+    others = {*sessions, os.getsid(parent)}
+    found = [(pid, _reaper.status(pid)) for pid in children(parent)]
+    return [pid for pid, facts in found if facts is not None and facts[0] != b"Z" and int(facts[3]) not in others]
+
+
+def command(pid: int) -> str:
+    """Its command line, or the beginning of that."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(_LONGEST_COMMAND).rstrip(b"\0").split(b"\0")
+    except OSError:
+        return "?"
+    return shlex.join(map(os.fsdecode, words))
 
 
 def written_bytes(pid: int) -> int:

@@ -16,7 +16,7 @@ from elasticlib import processes
 from elasticlib._programs import not_started
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _reaper
-from elasticlib.workers.spawner import _begin
+from elasticlib.workers.spawner import _begin, _kernel_facts
 
 
 class RequestLoop:
@@ -30,6 +30,8 @@ class RequestLoop:
         self._selector = selectors.DefaultSelector()
         self._children: dict[processes.Handle, int] = {}
         """Their process ids."""
+        self._let_go: set[int] = set()
+        """What workers of successful programs have detached: it outlives the spawner, and the launcher's good end."""
 
     def serve(self, ready: Message) -> NoReturn:
         """Say *ready* and go on until the end."""
@@ -50,12 +52,23 @@ class RequestLoop:
         _reaper.sweep()
         os._exit(0)
 
+    def _end(self) -> NoReturn:
+        """The launcher ends in order: kill all but what was let go of."""
+        self._forget_ended()
+        _reaper.sweep(spare=self._let_go)
+        os._exit(_reaper.LET_GO if self._let_go else 0)
+
+    def _forget_ended(self) -> None:
+        self._let_go = {pid for pid in self._let_go if not _reaper.reap(pid)}
+
     def _obey(self) -> None:
         received = self._control.receive(whole=False)
         if received is None:
             self._leave()
         message, descriptors = received
-        if message["op"] == "ping":
+        if message["op"] == "end":
+            self._end()
+        elif message["op"] == "ping":
             self._control.send({"op": "pong", "number": message["number"]})
         elif descriptors:  # else none was free, so the asker's end is closed, and it knows
             self._fork_for(message, descriptors)
@@ -91,9 +104,13 @@ class RequestLoop:
     def _ended(self, handle: processes.Handle) -> None:
         self._selector.unregister(handle)
         handle.close()
-        os.waitpid(self._children.pop(handle), 0)
+        _, status = os.waitpid(self._children.pop(handle), 0)
+        self._forget_ended()
+        mine = set(self._children.values())
         # Whoever is my child and was not forked by me was left behind by the one that ended.
-        _reaper.sweep(spare=set(self._children.values()))
+        if os.waitstatus_to_exitcode(status) == _reaper.LET_GO:
+            self._let_go |= set(_kernel_facts.children(os.getpid())) - mine
+        _reaper.sweep(spare=mine | self._let_go)
 
 
 def _take_environment(given: Mapping[str, str], changed: Mapping[str, str | None]) -> None:

@@ -76,6 +76,12 @@ class Spawner:
     """Pickled function and ``__main__`` definitions, as descriptors."""
     _round: int = -1
     _survivors: list[int] = field(default_factory=list)
+    _sessions: set[int] = field(default_factory=set)
+    """Of the workers of this round."""
+    _well: bool = True
+    """Whether no worker of this round was stopped or failed."""
+    _let_go: list[int] = field(default_factory=list)
+    """What the workers of a program that has succeeded had detached."""
     _notices: tuple[int, int] = (-1, -1)
     """The pipe through which workers announce what has become of their programs."""
     _heard: _exiting.Notices = field(default_factory=_exiting.Notices)
@@ -164,11 +170,12 @@ class Spawner:
             case "signal store":
                 self._store.signal(message["signal"])
             case "quit":
-                self._leave()
+                _reaper.sweep(spare=self._let_go)
+                os._exit(_reaper.LET_GO if self._let_go else 0)
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
         self._round = message["round"]
-        self._survivors = []
+        self._survivors, self._let_go, self._sessions, self._well = [], [], set(), True
         self._store.end()
         streams, given = descriptors[:3], dict(zip(message["more"], descriptors[3:], strict=True))
         if "store" in given:
@@ -216,6 +223,7 @@ class Spawner:
         course = _exiting.Course(*spec.exit_timeout, for_group=spec.signals_group)
         live = WorkerProcess(self._round, spec.local_rank, pid, processes.handle_of(pid), left, course)
         self._live[live.local_rank] = live
+        self._sessions.add(pid)
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
     def _fork(self, spec: StartSpec, handed: Handed) -> int:
@@ -275,6 +283,7 @@ class Spawner:
         _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
         _, status = os.waitpid(worker.pid, 0)
         code = worker.course.exitcode(os.waitstatus_to_exitcode(status))
+        self._well = self._well and code == 0
         overdue = worker.course.exit_timeout if worker.course.overdue else None
         self._tell("exited", worker, worker.left.all(), exitcode=code, told=worker.told, overdue=overdue)
         self._forget(worker)
@@ -294,13 +303,19 @@ class Spawner:
     def _all_ended(self) -> None:
         self._stopping = None
         self._store.end()
-        survivors = [*self._survivors, *_reaper.sweep(self._survivors, limit=KILLED)]
-        self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors})
+        detached = _kernel_facts.detached(os.getpid(), self._sessions)
+        # A function's workers serve a program that goes on: a pool, a test, a cell of a notebook.
+        self._let_go = detached if self._well and self._common.kind != "function" else []
+        ended = {pid: _kernel_facts.command(pid) for pid in detached if pid not in self._let_go}
+        spare = [*self._survivors, *self._let_go]
+        survivors = [*self._survivors, *_reaper.sweep(spare, limit=KILLED)]
+        self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors, "ended": ended})
 
     def _stop(self, signum: int, grace: float, spare: bool) -> None:
         if not self._live:
             self._all_ended()
             return
+        self._well = False
         self._hear()
         now = time.monotonic()
         if self._stopping is None or self._stopping.signum != signum:

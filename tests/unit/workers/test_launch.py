@@ -184,7 +184,7 @@ def test_ends_are_taken_all_at_once_and_only_once(spawner: Spawner) -> None:
     spawner.start()
     spawner.exited(1)
     spawner.exited(0)
-    spawner.say("stopped", survivors=[])
+    spawner.say("stopped", survivors=[], ended={})
 
     first, second = spawner.spawner.drain(), spawner.spawner.drain()
 
@@ -195,9 +195,9 @@ def test_ends_are_taken_all_at_once_and_only_once(spawner: Spawner) -> None:
 def test_what_is_said_of_an_earlier_round_is_not_heard(spawner: Spawner) -> None:
     spawner.start(0)
     spawner.exited(1, -9, number=0)
-    spawner.say("stopped", 0, survivors=[])
+    spawner.say("stopped", 0, survivors=[], ended={})
     spawner.start(1)
-    spawner.say("stopped", 0, survivors=[])
+    spawner.say("stopped", 0, survivors=[], ended={})
 
     assert spawner.spawner.drain() == []
 
@@ -256,7 +256,7 @@ def test_a_stopped_spawner_is_woken_to_stop_its_workers(spawner: Spawner) -> Non
 
 def test_survivors_are_named(spawner: Spawner) -> None:
     spawner.start()
-    spawner.say("stopped", survivors=[71])
+    spawner.say("stopped", survivors=[71], ended={})
 
     assert spawner.spawner.drain() == [Stopped([71])]
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -48,7 +48,15 @@ class Yard:
         monkeypatch.setattr(_reaper, "send_below", lambda root, pid, signum: self.children.append((pid, signum)))
         monkeypatch.setattr(_kernel_facts, "children", lambda parent: self.adopted)
         monkeypatch.setattr(_kernel_facts, "is_in_group", lambda pid, leader: pid in self.adopted)
-        monkeypatch.setattr(_reaper, "sweep", lambda *spare, **limits: [])
+        self.spared: list[int] = []
+        monkeypatch.setattr(_reaper, "sweep", self.sweep)
+        monkeypatch.setattr(_kernel_facts, "detached", lambda parent, sessions: self.detached)
+        monkeypatch.setattr(_kernel_facts, "command", lambda pid: f"command {pid}")
+        self.detached: list[int] = []
+
+    def sweep(self, spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
+        self.spared = list(spare)
+        return []
 
     def process(self, spec: StartSpec | None = None, handed: Handed | None = None) -> int:
         """A process that stands for a worker; it is noted with what it would be started."""
@@ -147,6 +155,31 @@ def test_the_last_end_ends_the_round(yard: Yard) -> None:
     yard.end(last)
 
     assert [message["op"] for message in yard.said()] == ["exited", "exited", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "stops", "spared"),
+    [
+        ("script", 0, False, [77]),
+        ("program", 0, False, [77]),
+        ("function", 0, False, []),
+        ("script", 1, False, []),
+        ("script", 0, True, []),
+    ],
+)
+def test_what_workers_detached_is_let_go_of_where_their_program_succeeded(
+    yard: Yard, kind: str, code: int, stops: bool, spared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, yard.detached = yard.worker(0), [77]
+    yard.spawner._common = StartSpec(kind=kind)
+    monkeypatch.setattr(live.course, "exitcode", lambda _: code)
+    if stops:
+        yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+    yard.end(live)
+
+    *_, stopped = yard.said()
+
+    assert (spared, {} if spared else {"77": "command 77"}) == (yard.spared, stopped["ended"])
 
 
 def test_a_stop_signals_the_workers_alone_and_wakes_the_stopped_ones(yard: Yard) -> None:
