@@ -28,6 +28,7 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
+from elasticlib.rendezvous.coordinator._places import PAUSES
 from elasticlib.testing import Cut, FailWorker, Fault, FaultPlan, Join, Kill, Leave, Pause, Suspend
 from tests.benchmarks import tree
 from tests.benchmarks.forecast import AHEAD, HEARTBEAT, JOIN_TIMEOUT, LAST_CALL, Draft, Forecast, draft, foretell
@@ -42,7 +43,7 @@ BLINK, ABSENCE = 0.3, 7.0
 """Seconds without a link that nobody may notice, and those that everybody must."""
 _RETURN = 7.0
 """Seconds in which a node whose link is back finds the job again: one attempt to connect may still be under way."""
-_PAUSES = 8.0
+_PAUSES = PAUSES[-1] * HEARTBEAT
 """Seconds in which a node that came and went a few times has paused for what that costs."""
 TOKEN = "of the schedules"
 _MORE = 2

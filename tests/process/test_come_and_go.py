@@ -16,7 +16,7 @@ from tests.process.launches import WORK, Launch, free_port
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "full_node.py"
-HEARTBEAT = 2.0
+HEARTBEAT = 1.0
 MOST = len(PAUSES) + 1
 """Exits that cost a node its place."""
 

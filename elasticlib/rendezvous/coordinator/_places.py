@@ -6,9 +6,10 @@ address by which peers reach it. So agents that share a host's name are told apa
 a newcomer goes on with what the worst of those did that are gone from there: their exits are not added up.
 
 Rules of this file: an exit after a steady time, or beside a node that has succeeded, costs nothing. Others in a row
-cost pauses that grow, and then the place. A pause costs nobody else anything: the round runs on, and where too few
-nodes are there without the one that pauses, it is taken all the same once waiting has an end. A place to which nobody
-comes back for a steady time does no harm, either, unless it is refused by then.
+cost pauses, and then the place. Each exit makes the other nodes start twice; the pauses keep that at six starts a
+minute with the default heartbeat time, the first start of the job included. A pause costs nobody else anything: the
+round runs on, and where too few nodes are there without the one that pauses, it is taken all the same once waiting has
+an end. A place to which nobody comes back for a steady time does no harm, either, unless it is refused by then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from elasticlib.rendezvous.coordinator._state import Entry, Exits, Rules, State,
 
 STEADY = 60.0
 """Heartbeats after its arrival for which a node that goes has done no harm."""
-PAUSES = (0.0, 1.0, 2.0, 4.0)
+PAUSES = (0.0, 6.0, 6.0, 6.0)
 """Heartbeats from the first, second, ... exit in a row until the place gets ranks again; after that it gets none."""
 _HEARTBEAT = 10.0
 """Where the job has none."""

@@ -3,7 +3,7 @@ Who gets which ranks. Pure.
 
 Rules of this file: nodes with a fixed index come first, by it; then the node that hosts the job's store; then
 those who stay, in their old order; then newcomers in natural order of their names. Ranks run without a gap in
-that order.
+that order. Indexes count only where they differ: each Job of a Kubernetes JobSet numbers its own pods from 0.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ def natural_key(name: str) -> tuple[Any, ...]:
 def order(nodes: Mapping[str, Descriptor], last: Sequence[str] = ()) -> tuple[str, ...]:
     """The nodes by group rank; *last* is the order of the round before."""
     places = {node: place for place, node in enumerate(last)}
+    indexes = [its.index for its in nodes.values() if its.index is not None]
+    are_distinct = len(set(indexes)) == len(indexes)
 
     def key(node: str) -> tuple[Any, ...]:
-        index = nodes[node].index
+        index = nodes[node].index if are_distinct else None
         fixed = (0, index) if index is not None else (1, not nodes[node].hosts)
         return (*fixed, places.get(node, len(places)), natural_key(node))
 

@@ -38,6 +38,8 @@ def test_names_sort_as_people_do(names: list[str], expected: list[str]) -> None:
         ({"a": None, "c": None}, ["c", "b", "a"], ["c", "a"]),
         ({"a": 1, "b": 0}, ["a", "b"], ["b", "a"]),
         ({"b": 0, "a": 0}, ["b"], ["b", "a"]),
+        ({"b": 0, "a": 0, "c": 0}, [], ["a", "b", "c"]),
+        ({"main": 0, "w0": 0, "w1": 1, "w2": 2}, [], ["main", "w0", "w1", "w2"]),
     ],
 )
 def test_order_is_index_then_old_place_then_name(
@@ -53,6 +55,13 @@ def test_the_host_of_the_store_comes_first_among_nodes_without_an_index() -> Non
 
     assert ("z", "a", "b") == order({"a": offer(), "b": offer(), "z": host}, ["a", "b"])
     assert ("b", "z", "a") == order({"a": offer(), "b": offer(index=5), "z": host})
+
+
+def test_an_index_that_all_nodes_have_is_no_place() -> None:
+    """Each Job of a Kubernetes JobSet numbers its own pods from 0."""
+    host = Descriptor(1, "trainer", ("10.0.0.1",), 1000, index=0, hosts=True)
+
+    assert ("z", "a", "b") == order({"b": offer(index=0), "a": offer(index=0), "z": host})
 
 
 def test_nodes_of_different_size_and_role_get_ranks_without_a_gap() -> None:
