@@ -114,6 +114,7 @@ def choose(
         max_nodes=config.max_nodes,
         wait_for=_wait_for(config, options),
         node_rank=rank if static else index,
+        is_scheduled=rank is not None and rank == index,
         token=token,
         local_addr=config.local_addr or None,
         max_restarts=config.max_restarts,

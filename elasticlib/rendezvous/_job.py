@@ -37,6 +37,8 @@ class Job(JobOptions):
     token: str | None = field(default=None, repr=False)
     node_rank: int | None = None
     """Fixed place of this node (static)."""
+    is_scheduled: bool = False
+    """Whether a scheduler gave `node_rank`."""
     local_addr: str | None = None
     wait_for: str = "quiet"
     sidecars: int = 0

@@ -10,11 +10,9 @@ differs from none. Only who never had ranks is refused its success.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator._state import Action, Entry, Send, State
+from elasticlib.rendezvous.coordinator._state import Action, Entry, Send, State, present
 from elasticlib.rendezvous.protocol._messages import Caution, Final
 
 _OWN_ID = "give each job an id of its own (--rdzv-id)"
@@ -35,7 +33,7 @@ def compared(state: State, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tup
         return entry, ()
     caution = Caution(f"{_difference(first, entry)}: if these are two jobs, {_OWN_ID}")
     # Where each node has arguments of its own, the first node need not hear so of each.
-    is_only = not any(_differ(first, each) for each in _present(state) if _is_of_role(each, entry))
+    is_only = not any(_differ(first, each) for each in present(state) if _is_of_role(each, entry))
     warned = (state.waiting.get(first.node, first), entry) if is_only else (entry,)
     return evolve(entry, is_other=not had_ranks), tuple(Send(each.mailbox, each.node, caution) for each in warned)
 
@@ -48,17 +46,10 @@ def final_for(entry: Entry, final: Final) -> Final:
     return Final(False, why, kind="refused")
 
 
-def _present(state: State) -> Iterator[Entry]:
-    """Those with ranks first: they are the job, whoever waits beside it."""
-    if state.round is not None:
-        yield from (entry for node, entry in state.round.entries.items() if node not in state.round.left)
-    yield from state.waiting.values()
-
-
 def _first(state: State, entry: Entry) -> Entry | None:
     if not entry.descriptor.command:
         return None
-    return next((each for each in _present(state) if each.descriptor.command and _is_of_role(each, entry)), None)
+    return next((each for each in present(state) if each.descriptor.command and _is_of_role(each, entry)), None)
 
 
 def _is_of_role(each: Entry, entry: Entry) -> bool:

@@ -12,12 +12,20 @@ older round, change nothing; a message that is missing ends the job, for nobody 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous.coordinator import _causes, _commands, _ending, _liveness, _places
+from elasticlib.rendezvous.coordinator import (
+    _admission,
+    _causes,
+    _commands,
+    _ending,
+    _liveness,
+    _places,
+    _replacements,
+)
 from elasticlib.rendezvous.coordinator._ending import tell_end
 from elasticlib.rendezvous.coordinator._finalizing import gather, status
 from elasticlib.rendezvous.coordinator._liveness import given_up, mailboxes, next_loss, read
@@ -117,19 +125,25 @@ def _join(state: State, report: messages.Join, seq: int, now: float) -> Outcome:
     known = _known(state, node)
     if known is not None:
         entry = evolve(entry, arrived=known.arrived, exits=known.exits, free_at=known.free_at)
-        entry = evolve(entry, is_other=known.is_other)
-    refusal = _refusal(state, report)
+        entry = evolve(entry, is_other=known.is_other, is_replacement=known.is_replacement)
+    refusal = _admission.refusal(state, report, entry)
     if known is None:
         refusal = refusal or _places.refusal(state, entry, now) or _commands.refusal(state, entry)
     if refusal:
-        state, actions = _part(state, node, refusal)
-        return state, (Send(entry.mailbox, node, messages.Final(False, refusal, kind="refused")), *actions)
+        return _refuse(state, entry, refusal)
     cautions: tuple[Action, ...] = ()
     if known is None:
         state, entry = _places.arrived(state, entry, now)
         entry, cautions = _commands.compared(state, entry, had_ranks=report.round >= 0)
+        entry, notes = _replacements.compared(state, entry)
+        cautions += notes
     state, actions = _let_wait(state, entry, now, report.after)
     return state, (*cautions, *actions)
+
+
+def _refuse(state: State, entry: Entry, why: str) -> Outcome:
+    state, actions = _part(state, entry.node, why)
+    return state, (Send(entry.mailbox, entry.node, messages.Final(False, why, kind="refused")), *actions)
 
 
 def _let_wait(state: State, entry: Entry, now: float, why: str = "") -> Outcome:
@@ -165,46 +179,6 @@ def _known(state: State, node: str) -> Entry | None:
     current = state.round
     assigned = current.entries.get(node) if current is not None and node not in current.left else None
     return state.waiting.get(node) or assigned
-
-
-def _refusal(state: State, report: messages.Join) -> str | None:
-    rules, node, index = state.rules, report.node, report.descriptor.index
-    asked, ours = report.terms, rules.terms
-    if asked is not None and asked != ours:
-        told = f"node {node} asks for {_terms(asked)}, but this job runs with {_terms(ours)}"
-        return f"{told}: give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
-    if report.heartbeat not in (None, rules.heartbeat):
-        told = f"node {node} goes by heartbeat_timeout={report.heartbeat:g}, but this job by {rules.heartbeat:g}"
-        return f"{told}: somebody writes into the job's store; give the job a token (ELASTICLIB_TOKEN)"
-    role, work = report.descriptor.role, report.descriptor.work
-    # One of them tells for all: each was compared when it came.
-    peer = next((each for each in _present(state) if each.descriptor.role == role and each.descriptor.work), None)
-    if peer is not None and work and peer.descriptor.work != work:
-        return (
-            f"node {node} runs {work!r}, but node {peer.node} of this job runs {peer.descriptor.work!r} in the same "
-            f"role {role!r}: if these are two jobs, give each an id of its own (--rdzv-id)"
-        )
-    if not rules.fixed_places:
-        return None
-    places = f"0 to {rules.max_nodes - 1}"
-    if index is None:
-        return f"node {node} has no node rank, and each node of this job needs one: give --node-rank, from {places}"
-    if index >= rules.max_nodes:
-        return f"node rank {index} of node {node} is out of range: {rules.max_nodes} nodes have the ranks {places}"
-    for other in _present(state):
-        if other.descriptor.index == index and other.node != node:
-            return f"node rank {index} was given twice: node {other.node} has it, and node {node} asks for it"
-    return None
-
-
-def _terms(terms: messages.Terms) -> str:
-    return f"{terms.min_nodes} to {terms.max_nodes} nodes and {terms.max_restarts} restarts"
-
-
-def _present(state: State) -> Iterator[Entry]:
-    yield from state.waiting.values()
-    if state.round is not None:
-        yield from (entry for entry in state.round.entries.values() if entry.node not in state.round.left)
 
 
 # Who goes.
@@ -276,8 +250,14 @@ def _count(state: State, counts: Mapping[str, int], now: float) -> Outcome:
         return state, ()
     state, back = _liveness.heard_again(state, counts)
     told = tuple(Send(mailbox, node, messages.GivenUp(SILENT.format(state.rules.heartbeat))) for node, mailbox in back)
-    state, actions = _lose(*_liveness.look(state, counts, now))
-    return state, told + actions
+    before = state
+    state, silent = _liveness.look(state, counts, now)
+    refused: tuple[Action, ...] = ()
+    for node, why in _replacements.rejected(before, state, now).items():
+        state, actions = _refuse(state, state.waiting[node], why)
+        refused += actions
+    state, actions = _lose(state, silent)
+    return state, told + refused + actions
 
 
 def _lose(state: State, silent: tuple[str, ...]) -> Outcome:

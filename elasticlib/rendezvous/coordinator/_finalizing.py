@@ -18,6 +18,7 @@ from elasticlib.rendezvous.coordinator._ending import finish, losses_after
 from elasticlib.rendezvous.coordinator._liveness import is_missed, last_count
 from elasticlib.rendezvous.coordinator._places import next_free, pauses, ready, refused
 from elasticlib.rendezvous.coordinator._ranks import assign, order
+from elasticlib.rendezvous.coordinator._replacements import without_replacements
 from elasticlib.rendezvous.coordinator._state import (
     Action,
     ClearStore,
@@ -42,9 +43,9 @@ def gather(state: State, now: float) -> Outcome:
     if now < state.opens_at:
         return state, (WakeAt(state.opens_at),)
     deadline = _deadline(state, now)
-    there = ready(state, now)
+    there = without_replacements(state, ready(state, now))
     if len(there) < rules.min_nodes and now >= deadline:
-        there = state.waiting
+        there = without_replacements(state, state.waiting)
     present = len(there)
     if present < rules.min_nodes:
         replaces = rules.join_timeout != 0 or current is None
@@ -102,7 +103,8 @@ def finalize(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
 
 
 def _chosen(entry: Entry) -> Entry:
-    return evolve(entry, free_at=0.0, is_other=False) if entry.free_at or entry.is_other else entry
+    is_plain = not (entry.free_at or entry.is_other or entry.is_replacement)
+    return entry if is_plain else evolve(entry, free_at=0.0, is_other=False, is_replacement=False)
 
 
 def status(state: State, now: float) -> str:

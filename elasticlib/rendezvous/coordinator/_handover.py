@@ -150,6 +150,7 @@ def encode_state(state: State, now: float) -> bytes:
         "after": {entry.mailbox: _exits(entry.exits, now) for entry in _entries(state) if entry.exits is not None},
         "commands": list(commands),
         "others": [node for node, entry in state.waiting.items() if entry.is_other],
+        "replacements": [node for node, entry in state.waiting.items() if entry.is_replacement],
         "pauses": {node: entry.free_at - now for node, entry in state.waiting.items() if entry.free_at},
         "gathering": None if state.gathering_since is None else now - state.gathering_since,
         "last_join": now - state.last_join,
@@ -176,6 +177,7 @@ def _state(body: Any, now: float) -> State:
     commands = [_untrusted.line(text) for text in body.get("commands", [])]
     waiting = [_read_entry(entry, now, after, commands) for entry in _untrusted.exactly(body["waiting"], list)]
     others = {_untrusted.name(node) for node in body.get("others", [])}
+    replacements = {_untrusted.name(node) for node in body.get("replacements", [])}
     free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
     heard = _counts(body["heard"])
     return State(
@@ -183,7 +185,12 @@ def _state(body: Any, now: float) -> State:
         heard=heard,
         past=_read_past(body.get("past", [0, 0, []]), list(heard)),
         waiting={
-            entry.node: evolve(entry, free_at=free_at.get(entry.node, 0.0), is_other=entry.node in others)
+            entry.node: evolve(
+                entry,
+                free_at=free_at.get(entry.node, 0.0),
+                is_other=entry.node in others,
+                is_replacement=entry.node in replacements,
+            )
             for entry in waiting
         },
         round=None if body["round"] is None else _read_round(body["round"], now, after, commands),
@@ -213,7 +220,7 @@ def _read_past(value: Any, heard: list[str]) -> Past:
 def _entry(entry: Entry, commands: dict[str, int]) -> list[Any]:
     its = entry.descriptor
     row = [entry.node, entry.seq, its.slots, its.role, its.addresses, its.store_port, its.index, its.hosts, its.work]
-    return [*row, commands.setdefault(its.command, len(commands))]
+    return [*row, commands.setdefault(its.command, len(commands)), its.is_scheduled]
 
 
 def _entries(state: State) -> Iterator[Entry]:
@@ -232,7 +239,9 @@ def _read_exits(value: Any, now: float) -> Exits:
 
 
 def _read_entry(value: Any, now: float, after: Mapping[str, Exits], commands: Sequence[str]) -> Entry:
-    node, seq, slots, role, addresses, port, index, hosts, work, *command = value
+    node, seq, slots, role, addresses, port, index, hosts, work, *more = value
+    command = more[0] if more else None
+    is_scheduled = more[1] if len(more) > 1 else False
     descriptor = messages.Descriptor(
         _untrusted.whole(slots),
         _untrusted.line(role),
@@ -241,7 +250,8 @@ def _read_entry(value: Any, now: float, after: Mapping[str, Exits], commands: Se
         None if index is None else _untrusted.whole(index),
         _untrusted.exactly(hosts, bool),
         _untrusted.line(work),
-        commands[_untrusted.whole(command[0], 0)] if command else "",
+        "" if command is None else commands[_untrusted.whole(command, 0)],
+        _untrusted.exactly(is_scheduled, bool),
     )
     # How long it has been there is not known: what it does next is judged as a newcomer's.
     mailbox = mailbox_name(_untrusted.name(node), _untrusted.whole(seq, 1))

@@ -54,7 +54,7 @@ def given_up(state: State) -> Mapping[str, str]:
 def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tuple[str, ...]]:
     """What the heartbeats tell: the nodes that were silent for longer than they may be."""
     watch, timeout = state.watch, state.rules.heartbeat
-    was_away = watch.at is None or now - watch.at > timeout / 2
+    looks_late = was_away(state, now)
     sightings: dict[str, Sighting] = {}
     silent = []
     for node, entry in _watched(state).items():
@@ -63,13 +63,18 @@ def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tu
             old = Sighting(entry.mailbox, None, entry.came)
         if count is not None and (old.count is None or count > old.count):
             sightings[node] = Sighting(entry.mailbox, count, now)
-        elif was_away:
+        elif looks_late:
             sightings[node] = evolve(old, at=now)
         else:
             sightings[node] = old
             if now - old.at >= timeout:
                 silent.append(node)
     return evolve(state, watch=evolve(watch, sightings=sightings, at=now)), tuple(silent)
+
+
+def was_away(state: State, now: float) -> bool:
+    """Whether the coordinator has not looked at heartbeats for a while."""
+    return state.watch.at is None or now - state.watch.at > state.rules.heartbeat / 2
 
 
 def give_up(state: State, silent: Iterable[str]) -> State:

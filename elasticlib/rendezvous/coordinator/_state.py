@@ -8,7 +8,7 @@ seconds. Texts that name many nodes name the first few.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from attrs import Attribute, Factory, field, frozen
@@ -178,6 +178,8 @@ class Entry:
     """What those who had its place before it did; None: nothing that counts."""
     is_other: bool = False
     """Whether it was told to run other arguments than the job's first node, and never had ranks."""
+    is_replacement: bool = False
+    """Whether it waits for the end of another node that has its place."""
     free_at: float = 0.0
     """When it may have ranks at the earliest: a node that comes and goes pauses."""
 
@@ -281,6 +283,13 @@ class State:
 
 
 Outcome: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def present(state: State) -> Iterator[Entry]:
+    """Those with ranks first: they are the job, whoever waits beside it."""
+    if state.round is not None:
+        yield from (entry for node, entry in state.round.entries.items() if node not in state.round.left)
+    yield from state.waiting.values()
 
 
 def host_of(node: str) -> str:

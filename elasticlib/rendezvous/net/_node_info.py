@@ -69,11 +69,13 @@ class FixedNodeInfo:
     hosts: Callable[[], bool]
     work: str = ""
     command: str = ""
+    is_scheduled: bool = False
+    """Whether a scheduler gave `index`."""
 
     def describe(self, slots: int, role: str) -> Descriptor:
         """The same for each round."""
-        addresses, port = (self.address,), self.port()
-        return Descriptor(slots, role, addresses, port, self.index, self.hosts(), self.work, self.command)
+        known = self.index, self.hosts(), self.work, self.command, self.is_scheduled
+        return Descriptor(slots, role, (self.address,), self.port(), *known)
 
     def listener(self) -> socket.socket | None:
         """Nothing."""

@@ -162,7 +162,8 @@ class NodeRuntime:
         if job.backend == "static":
             host, port = self._backend.host_and_port()
             is_first = job.node_rank == 0
-            return FixedNodeInfo(host, lambda: int(port), job.node_rank, lambda: is_first, job.work, job.command)
+            said = job.work, job.command, job.is_scheduled
+            return FixedNodeInfo(host, lambda: int(port), job.node_rank, lambda: is_first, *said)
         return BoundNodeInfo(
             self._address, index=job.node_rank, hosts=lambda: self.hosts_store, work=job.work, command=job.command
         )

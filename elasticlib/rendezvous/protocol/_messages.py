@@ -51,6 +51,8 @@ class Descriptor:
     """What its workers run, for telling two jobs of one name apart."""
     command: str = ""
     """`work` with its arguments, equal for equal ones; empty: unknown."""
+    is_scheduled: bool = False
+    """Whether a scheduler gave `index`, which no two living nodes have then."""
 
 
 @frozen

@@ -330,6 +330,8 @@ class SessionChecks:
         if isinstance(notice, messages.Final):
             self.envelopes.ends()
             self.final, self._left = True, notice.kind == "left"
+        elif isinstance(notice, messages.Caution):
+            self.refusals.is_cautioned(notice.text)
         elif isinstance(notice, messages.Elaborate):
             self.envelopes.elaborates(notice.round)
         if isinstance(notice, (messages.RankAssignment, messages.Final)):

@@ -47,9 +47,13 @@ class Refusals:
         (self._may if kind in self._known else self._due).append(f"a {kind} was refused")
         self._known.add(kind)
 
+    def is_cautioned(self, text: str) -> None:
+        """The coordinator has a line for its people."""
+        self._due.append(text)
+
     def says(self, text: str) -> None:
         """A line for people."""
-        said = text.partition(":")[0]
+        said = text if text in self._due else text.partition(":")[0]
         self.demand(said in (*self._due, *self._may), f"it says {text!r}, and refused nothing of that kind")
         (self._due if said in self._due else self._may).remove(said)
 

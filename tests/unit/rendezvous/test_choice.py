@@ -197,6 +197,11 @@ def test_a_static_job_waits_for_all_its_nodes_whatever_the_least_number_is() -> 
     assert 2 == job(**{**STATIC, "min_nodes": 1}).min_nodes
 
 
+@pytest.mark.parametrize(("rank", "index", "scheduled"), [(1, 1, True), (1, 0, False), (1, None, False)])
+def test_a_node_rank_that_the_scheduler_gave_is_known_as_such(rank: int, index: int | None, scheduled: bool) -> None:
+    assert scheduled == job(**STATIC | {"node_rank": rank}, index=index).is_scheduled
+
+
 def test_an_empty_local_address_is_none() -> None:
     assert job(**C10D, local_addr="").local_addr is None
 

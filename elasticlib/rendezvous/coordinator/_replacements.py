@@ -1,0 +1,85 @@
+"""
+Nodes that ask for the place of one that may be dead, where each node has a place of its own. Pure.
+
+Pods and agents that died are often started again before it is known that they are dead. So a node that asks for a place
+which another one has waits for it, if it may be its replacement: it comes from the same host, or its scheduler gave it
+the number.
+
+Rules of this file: a replacement gets ranks once the node before it is lost, or has left. It is refused when that node
+is heard while it waits: then the place was given twice. Where no heartbeat tells who lives, nobody is a replacement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from attrs import evolve
+
+from elasticlib.rendezvous.coordinator._liveness import was_away
+from elasticlib.rendezvous.coordinator._state import Action, Entry, Send, State, host_of
+from elasticlib.rendezvous.protocol._messages import Caution
+
+PATIENCE = 0.5
+"""Share of the heartbeat time after which a heartbeat that is read was sent after the replacement came."""
+
+
+def holder(state: State, entry: Entry) -> Entry | None:
+    """The other node that has the place of *entry*, or asked for it before; None: nobody."""
+    index = entry.descriptor.index
+    first = next((each for each in _by_claim(state) if each.descriptor.index == index), entry)
+    return None if first.node == entry.node else first
+
+
+def _by_claim(state: State) -> Iterator[Entry]:
+    if state.round is not None:
+        yield from (each for node, each in state.round.entries.items() if node not in state.round.left)
+    yield from (each for each in state.waiting.values() if not each.is_replacement)
+    yield from (each for each in state.waiting.values() if each.is_replacement)
+
+
+def may_replace(state: State, entry: Entry, other: Entry) -> bool:
+    """Whether the node of *entry* may be *other*, started again."""
+    same_host = host_of(entry.node) == host_of(other.node)
+    return state.rules.heartbeat > 0 and (same_host or entry.descriptor.is_scheduled)
+
+
+def refusal(entry: Entry, other: Entry) -> str:
+    """Why the node of *entry* does not get the place that *other* has."""
+    index = entry.descriptor.index
+    return f"node rank {index} was given twice: node {other.node} has it, and node {entry.node} asks for it"
+
+
+def compared(state: State, entry: Entry) -> tuple[Entry, tuple[Action, ...]]:
+    """The node as it is remembered, and what it is told when it must wait for another one's end."""
+    other = holder(state, entry) if state.rules.fixed_places else None
+    if other is None:
+        return entry, ()
+    text = (
+        f"node rank {entry.descriptor.index} belongs to node {other.node}: node {entry.node} waits, takes its place "
+        f"once it sent no heartbeat for {state.rules.heartbeat:g} s, and is refused if it is alive"
+    )
+    return evolve(entry, is_replacement=True), (Send(entry.mailbox, entry.node, Caution(text)),)
+
+
+def without_replacements(state: State, there: Mapping[str, Entry]) -> Mapping[str, Entry]:
+    """Those of the nodes that are *there* whose place nobody else has."""
+    if not any(entry.is_replacement for entry in there.values()):
+        return there
+    return {node: entry for node, entry in there.items() if not entry.is_replacement or holder(state, entry) is None}
+
+
+def rejected(before: State, state: State, now: float) -> Mapping[str, str]:
+    """Replacements whose places belong to nodes that were heard since *before*, each with the reason."""
+    if was_away(before, now):
+        return {}  # what is read now may have been sent long ago, by a node that has died since
+    due = now - PATIENCE * state.rules.heartbeat
+    waiting = [entry for entry in state.waiting.values() if entry.is_replacement and entry.came <= due]
+    found = [(entry, other) for entry in waiting if (other := holder(state, entry)) is not None]
+    return {entry.node: refusal(entry, other) for entry, other in found if _was_heard(before, state, other)}
+
+
+def _was_heard(before: State, state: State, entry: Entry) -> bool:
+    old, new = (each.watch.sightings.get(entry.node) for each in (before, state))
+    if old is None or new is None or old.count is None or new.count is None:
+        return False
+    return old.mailbox == new.mailbox and new.count > old.count
