@@ -88,6 +88,7 @@ LAYERS = [
 PURE = [
     "workers/child/_start_spec.py",
     "_stack_text.py",
+    "workers/child/_loaded.py",
     "_marks.py",
     "_untrusted.py",
     "_times.py",
@@ -316,6 +317,16 @@ def test_a_package_has_at_most_21_modules() -> None:
     )
 
     assert {} == {str(folder): count for folder, count in counted.items() if count > MOST_MODULES}
+
+
+WALKS = ("sys.modules.values()", "sys.modules.items()")
+
+
+def test_what_stands_in_sys_modules_is_asked_for_nothing() -> None:
+    """Programs put anything there: who walks through it goes by types, with `elasticlib.workers.child._loaded`."""
+    walking = [file for file in FILES if any(walk in (HOUSE / file).read_text() for walk in WALKS)]
+
+    assert [] == [file for file in walking if "elasticlib.workers.child._loaded" not in imports(file)]
 
 
 def test_a_module_says_what_it_is_for() -> None:

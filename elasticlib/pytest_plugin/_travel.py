@@ -15,6 +15,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -26,6 +27,7 @@ from elasticlib.pytest_plugin.rank import _run
 from elasticlib.pytest_plugin.rank._modules import Place, Setting
 from elasticlib.testing.ranks._call import MadeUp, Patch
 from elasticlib.testing.ranks._refusal import CannotTravelError, why_not
+from elasticlib.workers.child import _loaded
 
 _REWRITER = "AssertionRewritingHook"
 _INI = ("python_files", "truncation_limit_lines", "truncation_limit_chars", "verbosity_assertions")
@@ -62,8 +64,8 @@ class Modules:
             self._add(module)
         if len(sys.modules) != self._count:
             for module in list(sys.modules.values()):
-                loader = getattr(getattr(module, "__spec__", None), "loader", None)
-                if type(loader).__name__ == _REWRITER:
+                spec = _loaded.names_of(module).get("__spec__")
+                if type(spec) is ModuleSpec and type(spec.loader).__name__ == _REWRITER:
                     self._add(module)
             self._count = len(sys.modules)
         return self.known
@@ -220,14 +222,19 @@ def _holder(mapping: Any) -> tuple[Any, str]:
     if mapping is sys.modules:
         return sys, "modules"
     for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
+        for name, value in list(_loaded.names_of(module).items()):
             if value is mapping:
                 return module, name
             if issubclass(type(value), type):  # isinstance would ask the object, which may warn
-                for inner, each in list(vars(value).items()):
+                for inner, each in list(_names_of_class(value).items()):
                     if each is mapping:
                         return value, inner
     return None, ""
+
+
+def _names_of_class(kind: type) -> Mapping[str, Any]:
+    """Those of the class itself, whatever its own class makes of its attributes."""
+    return vars(type)["__dict__"].__get__(kind)  # type: ignore[no-any-return]
 
 
 def _checked(patch: Patch, where: str) -> Patch:

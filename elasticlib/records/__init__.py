@@ -24,6 +24,7 @@ from elasticlib.records._of_agents import (
     WorkersSeen as WorkersSeen,
     WorkerStarted as WorkerStarted,
 )
+from elasticlib.records._of_ends import WorkerCrashedLate as WorkerCrashedLate, WorkerLingers as WorkerLingers
 from elasticlib.records._of_helpers import (
     HelperHeld as HelperHeld,
     HelperLost as HelperLost,
@@ -52,7 +53,6 @@ from elasticlib.records._of_jobs import (
     VariableIgnored as VariableIgnored,
     WatchdogReported as WatchdogReported,
     WorkerAsleep as WorkerAsleep,
-    WorkerLingers as WorkerLingers,
     WorkersCutOff as WorkersCutOff,
     WorkerServersPlaced as WorkerServersPlaced,
     WorkersStopping as WorkersStopping,

@@ -334,28 +334,6 @@ class GpuMemoryUnknown(Record, level=logging.INFO):
 
 
 @frozen
-class WorkerLingers(Record, level=logging.WARNING):
-    """A worker's program is over, but its process has not ended in the time that it has for this."""
-
-    local_rank: int
-    pid: int
-    seconds: float
-    ends: bool
-    """Whether it is stopped for that."""
-    stacks: str
-    """Those of its threads, as the fault handler writes them."""
-
-    def __str__(self) -> str:
-        what = (
-            "it is stopped" if self.ends else "it is left running, since its program succeeded (exit_timeout stops it)"
-        )
-        return (
-            f"local rank {self.local_rank} (process {self.pid}) has finished, but still runs {self.seconds:g} s later: "
-            f"threads, exit handlers or finalizers do not end, and {what}; its threads:\n{self.stacks or '(not seen)'}"
-        )
-
-
-@frozen
 class VariableIgnored(Record, level=logging.WARNING):
     """A variable of this environment has a value that is not understood, and is taken as not set."""
 

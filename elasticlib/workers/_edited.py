@@ -13,9 +13,9 @@ import sys
 import threading
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import MAGIC_NUMBER
-from types import ModuleType
 
 from elasticlib._stack_text import is_library
+from elasticlib.workers.child import _loaded
 
 _log = logging.getLogger("elasticlib")
 _BYTECODE = struct.Struct("<4sIII")
@@ -48,9 +48,9 @@ class Edits:
                 "it" if len(edited) == 1 else "them",
             )
 
-    def _is_edited(self, name: str, module: ModuleType | None) -> bool:
-        file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
-        if name == "__main__" or spec is None or not isinstance(file, str) or file in self._others:
+    def _is_edited(self, name: str, module: object) -> bool:
+        file, spec = _loaded.file_of(module), _loaded.names_of(module).get("__spec__")
+        if name == "__main__" or file is None or type(spec) is not ModuleSpec or file in self._others:
             return False
         if is_library(file):
             self._others.add(file)

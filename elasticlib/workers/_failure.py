@@ -143,6 +143,8 @@ def record_of(event: Event, rank_base: int, signum: int) -> records.Record | Non
     The ranks of this node begin at *rank_base*; *signum* is what its workers are being stopped with.
     """
     match event:
+        case Exit(rank, pid, exitcode, late=int(late)):
+            return records.WorkerCrashedLate(rank, pid, exitcode, late)
         case Lingers():
             stacks = user_part(event.stacks)
             return records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks)

@@ -254,13 +254,13 @@ class SpawnerClient:
             match message["op"]:
                 case "exited":
                     rank, pid, code, told = (message[name] for name in ("local_rank", "pid", "exitcode", "told"))
-                    overdue = message["overdue"]
+                    overdue, late = message["overdue"], message["late"]
                     if len(descriptors) < _LEFT:  # the end itself is told all the same
-                        return [Exit(rank, pid, code, told, None, "", overdue=overdue, unread=True)]
+                        return [Exit(rank, pid, code, told, None, "", overdue=overdue, late=late, unread=True)]
                     report, *texts = descriptors[:_LEFT]
                     faults, tail = (_report.read_text(descriptor) for descriptor in texts)
                     left = _report.read(report, *descriptors[_LEFT:])
-                    return [Exit(rank, pid, code, told, left, faults, tail, overdue)]
+                    return [Exit(rank, pid, code, told, left, faults, tail, overdue, late)]
                 case "failed":
                     left = _report.read(*descriptors) if descriptors else None
                     return [Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))]

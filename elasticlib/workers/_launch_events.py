@@ -29,6 +29,8 @@ class Exit:
     """The end of what Python wrote to stderr."""
     overdue: float | None = None
     """Seconds after the end of its program in which its process did not end, so that it was stopped."""
+    late: int | None = None
+    """How its process ended, where that was otherwise than by `exitcode`, when this was final already."""
     unread: bool = False
     """True where no descriptor was free for what it left, so that a report may have been lost."""
 

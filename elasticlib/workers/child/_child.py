@@ -171,8 +171,7 @@ def run_forked(
             _randomness.reseed_caller()
             _forget_the_caller()
             _ending.begin_from_caller()
-        status = _run(spec, handed, call)
-        _ending.finish(status, lambda: _exiting.announce(handed, _exiting.Outcome.CLOSING, status))
+        _ending.finish(_run(spec, handed, call), functools.partial(_exiting.announce, handed))
     except BaseException:
         # Nothing of the user has run, or its end was already reported.
         traceback.print_exc()
@@ -204,10 +203,8 @@ def run_fresh(numbers: str) -> NoReturn:
     for descriptor in descriptors:
         os.close(descriptor)
     handed = evolve(handed, pid=os.getpid())
-    # The first exit handler is the last to run: nothing of the user's is left then but finalizers.
-    atexit.register(lambda: _exiting.announce(handed, _exiting.Outcome.CLOSING, status))
-    status = _run(spec, handed, None)
-    _ending.leave(status)
+    _ending.inherit()
+    _ending.finish(_run(spec, handed, None), functools.partial(_exiting.announce, handed))
 
 
 def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> int:

@@ -1,17 +1,22 @@
 """
 The end of a worker's program: what an interpreter does at its end, in a process that shares its imports with others.
 
-Threads are joined and exit handlers run; then `__main__` and all modules that were loaded after the fork, or that
-`preload` names, are cleared in the interpreter's own order, so that what is buffered in an unclosed file gets written
-and finalizers run. Torch and what came with it stay as they are: to finalize it in eight workers takes half a second.
+Threads are joined and exit handlers run; then `__main__` and all modules that the program loaded, or that `preload`
+names, are cleared in the interpreter's own order, so that what is buffered in an unclosed file gets written and
+finalizers run. Torch and what came with it stay as they are: to finalize it in eight workers takes half a second. The
+process leaves by ``_exit``, a fresh interpreter too: in the interpreter's own end a native thread that comes back to
+Python, as gloo's does to let go of a tensor, aborts the process.
 
-Rules of this file: nothing is lost with exit status 0; daemon threads are ended first, by an exception as soon as they
-come back to Python (the interpreter stops them there); in a process that was forked from the caller nothing is touched
-that the caller made: of what was made since, files are closed, other finalizers do not run.
+Rules of this file: nothing is lost with exit status 0; nothing that happens once the status is final changes it: each
+step of the cleaning up is guarded as a whole, and asks no object of the program what it is but by its type; daemon
+threads are ended first, by an exception as soon as they come back to Python (the interpreter stops them there); in a
+process that was forked from the caller nothing is touched that the caller made: of what was made since, files are
+closed, other finalizers do not run.
 """
 
 from __future__ import annotations
 
+import _io
 import array
 import atexit
 import collections
@@ -29,10 +34,12 @@ import termios
 import threading
 import time
 import traceback
-import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
+
+from elasticlib.workers.child import _loaded
+from elasticlib.workers.child._exiting import Outcome
 
 _LOCK_LIMIT = 1.0
 """Seconds that a file's lock is waited for, as in the interpreter."""
@@ -42,9 +49,11 @@ _READERS_LOOK = 2
 """Milliseconds"""
 
 _MAIN = ("__main__", "__mp_main__")
+_LEFT_ALONE = frozenset({"torch", "functorch", "torchgen", "numpy", "triton"})
+"""Packages whose modules are not cleared, wherever they were imported: their objects hold nothing that gets lost."""
 _exit = os._exit
 _inherited: dict[str, int] = {}
-"""The modules that the fork server imported, by their names and identities."""
+"""The modules that were there before the program, by their names and identities."""
 _MOST_MOVED = 50
 """Modules of the fork server in a row after which no later ones are looked for."""
 _named: set[str] = set()
@@ -52,10 +61,10 @@ _named: set[str] = set()
 _from_caller = False
 
 
-def inherit(named: Iterable[str]) -> None:
-    """In the fork server: note the modules that its workers share, all but those *named*."""
+def inherit(named: Iterable[str] = ()) -> None:
+    """In the fork server, or in a fresh worker before its program: note the modules that stay: all but the *named*."""
     _named.update(named)
-    # Not in the workers: who looks at an object changes its count, and so copies its page.
+    # Not in forked workers: who looks at an object changes its count, and so copies its page.
     _inherited.update((name, id(module)) for name, module in sys.modules.items() if name not in _named)
 
 
@@ -66,35 +75,40 @@ def begin_from_caller() -> None:
     gc.freeze()  # what is made from here on can be told apart, and pages stay shared
 
 
-def finish(status: int, closing: Callable[[], object] = bool) -> NoReturn:
+def finish(status: int, announce: Callable[[Outcome, int], object]) -> NoReturn:
     """
-    End a forked worker as an interpreter ends, with *status*: a number from 0 on, or ``-n`` for signal ``n``.
+    End a worker as an interpreter ends, with *status*: a number from 0 on, or ``-n`` for signal ``n``.
 
-    *closing* is called when nothing of the user's is left to run but finalizers.
+    *announce* hands over how far the end has come: when nothing of the user's is left to run but finalizers, and when
+    the status is final.
     """
     _join_threads()
-    try:
-        atexit._run_exitfuncs()
-    except BaseException as error:
-        _told(error, atexit)
-    closing()
+    _guarded(atexit._run_exitfuncs, atexit)
+    announce(Outcome.CLOSING, status)
     status = _flush_streams(status)
-    _let_go_of_signals()
-    _let_readers_finish()
-    _end_daemon_threads()
+    _guarded(_let_go_of_signals)
+    _guarded(_let_readers_finish)
+    _guarded(_end_daemon_threads)
     if _named:
         gc.unfreeze()  # files and finalizers of these are found like any others
-    if _from_caller:
-        _close_files()
-    else:
-        _flush_files()  # first of all: a finalizer may hang, or crash the process
-        _clear_modules()
-    status = _flush_streams(status)
-    _flush_native_streams()
+    _guarded(_close_files if _from_caller else _flush_files)  # before finalizers: one may hang, or crash the process
+    announce(Outcome.FINAL, status)
+    if not _from_caller:
+        _guarded(_clear_modules)
+    _flush_streams(status)
+    _guarded(_flush_native_streams)
     if status < 0:  # the interpreter ends by the signal itself, so that its parent can tell
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     _exit(status & 0xFF)
+
+
+def _guarded(step: Callable[[], object], by: object = None) -> None:
+    """Take a *step* of the end; what goes wrong in it is shown and keeps none of the others from being taken."""
+    try:
+        step()
+    except BaseException as error:
+        _told(error, by or step)
 
 
 def _join_threads() -> None:
@@ -110,8 +124,9 @@ def _join_threads() -> None:
 
 def _told(error: BaseException, by: object) -> None:
     """Say of *error*, as the interpreter does, that nobody was left to handle it."""
-    print(f"Exception ignored in: {by!r}", file=sys.stderr)
-    traceback.print_exception(error)
+    with contextlib.suppress(BaseException):  # nobody is left to show it to
+        print(f"Exception ignored in: {by!r}", file=sys.stderr)
+        traceback.print_exception(error)
 
 
 def _let_go_of_signals() -> None:
@@ -121,24 +136,16 @@ def _let_go_of_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def leave(status: int) -> NoReturn:
-    """End a worker that is a fresh interpreter, whose own end does all that has to be done."""
-    if status >= 0:
-        raise SystemExit(status)
-    sys.excepthook = lambda *_: None  # it was told already
-    raise KeyboardInterrupt
-
-
 def _flush_streams(status: int) -> int:
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = vars(sys).get(name)
         try:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         except BaseException as error:
             status = status or 120  # as the interpreter does when its output is lost
-            if stream is sys.stdout:
-                with contextlib.suppress(Exception):
-                    _told(error, stream)
+            if name == "stdout":
+                _told(error, stream)
     return status
 
 
@@ -180,49 +187,55 @@ def _clear_modules() -> None:
             setattr(sys, name, None)
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
     own = _own_modules()
-    found = [weakref.ref(each) for each in map(sys.modules.get, own) if isinstance(each, types.ModuleType)]
+    found = [weakref.ref(each) for each in map(sys.modules.get, own) if _loaded.is_module(each)]
     for name in own:
         sys.modules[name] = None  # type: ignore[assignment]
     gc.collect()
     for reference in reversed(found):
         module = reference()
         if module is not None:
-            _clear(module.__dict__)
+            _clear(_loaded.names_of(module))
         del module
     gc.collect()
 
 
 def _own_modules() -> list[str]:
-    """Names of the modules that came after the fork, in their order; the last ones to come are the first to be met."""
+    """Names of the modules that the program loaded, in their order; the last ones to come are the first to be met."""
     found, met = list[str](), 0
     for name in reversed(sys.modules):
+        if type(name) is not str:
+            continue
         if _inherited.get(name) == id(sys.modules[name]):
             met += 1
             if met == _MOST_MOVED and not _named:
                 break
-        elif name not in _MAIN:
+        elif name not in _MAIN and name.partition(".")[0] not in _LEFT_ALONE:
             found.append(name)
     return [*(name for name in _MAIN if name in sys.modules), *reversed(found)]
 
 
 def _clear(names: dict[str, Any]) -> None:
     for private in (True, False):
-        for name in list(names):
+        for name in [each for each in names if type(each) is str]:
             is_private = name[:1] == "_" and name[1:2] != "_"
             if is_private == private and name != "__builtins__":
                 names[name] = None
 
 
-def _own_files() -> Iterator[Any]:
-    """Files that were opened since the program began: text first, then what wraps others, then the buffers below."""
+def _own_files(kinds: Callable[[type], bool]) -> Iterator[Any]:
+    """
+    Files of these *kinds* that were opened since the program began.
+
+    Text first, then what wraps others, then the buffers below.
+    """
     kept = {id(stream) for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__)}
     layers: dict[int, list[Any]] = {0: [], 1: [], 2: []}
-    known: dict[type, int] = {}
+    known: dict[int, int] = {}
     for each in gc.get_objects():
         kind = type(each)
-        layer = known.get(kind)
+        layer = known.get(id(kind))  # a class may be one that cannot be hashed
         if layer is None:
-            layer = known[kind] = _layer(kind)
+            layer = known[id(kind)] = _layer(kind) if kinds(kind) else -1
         if layer >= 0 and id(each) not in kept and _takes_data(each):
             layers[layer].append(each)
     for layer in sorted(layers):
@@ -230,40 +243,54 @@ def _own_files() -> Iterator[Any]:
 
 
 def _layer(kind: type) -> int:
-    """The order in which files of a *kind* are written; -1 for what is none, or has nothing in a buffer."""
-    if not issubclass(kind, io.IOBase) or kind in (io.FileIO, io.BufferedReader):
+    """The order in which files of a *kind* are written; -1 for what has nothing in a buffer."""
+    if kind is io.FileIO or kind is io.BufferedReader:
         return -1
     if kind is io.TextIOWrapper:
         return 0
-    return 2 if kind in (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair) else 1
+    return 2 if _is_buffer(kind) or kind is io.BufferedRWPair else 1
+
+
+def _is_file(kind: type) -> bool:
+    # The base in C: `io.IOBase` is an abstract class, which asks all classes below it, and those registered with it.
+    return issubclass(kind, _io._IOBase)
+
+
+def _is_plain_file(kind: type) -> bool:
+    return kind is io.TextIOWrapper or _is_buffer(kind)
+
+
+def _is_buffer(kind: type) -> bool:
+    return kind is io.BufferedWriter or kind is io.BufferedRandom
 
 
 def _takes_data(file: Any) -> bool:
     try:
         return bool(file.writable())  # not of one whose lock a thread may hold that sits in its read
-    except Exception:
+    except BaseException:
         return False  # closed, or half made
 
 
 def _flush_files() -> None:
-    buffered = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    _write([each.flush for each in _own_files() if type(each) in buffered])
+    _write(_own_files(_is_plain_file), "flush")
 
 
 def _close_files() -> None:
     kept = {id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)}
     kept |= {id(getattr(each, "buffer", None)) for each in (sys.__stdin__, sys.__stdout__, sys.__stderr__)}
-    _write([each.flush if id(each) in kept else each.close for each in _own_files()])
+    files = list(_own_files(_is_file))
+    _write([each for each in files if id(each) in kept], "flush")
+    _write([each for each in files if id(each) not in kept], "close")
 
 
-def _write(files: Iterable[Callable[[], object]]) -> None:
-    """Call all of these, which flush or close; past one whose lock another thread holds."""
+def _write(files: Iterable[Any], method: str) -> None:
+    """Call this *method* of all, which flushes or closes; past one whose lock another thread holds."""
     left = collections.deque(files)
 
     def work() -> None:
         while left:
-            with contextlib.suppress(Exception):
-                left.popleft()()
+            with contextlib.suppress(BaseException):
+                getattr(left.popleft(), method)()
 
     if len(sys._current_frames()) == 1:
         work()

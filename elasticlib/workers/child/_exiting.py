@@ -44,7 +44,7 @@ _GROUP_LATER = 1.0
 _GROUP_PATIENCE = 1.0
 """Seconds for those of a group that ignore the signal, and for all where others wait."""
 _NOTICE = struct.Struct("!iBi")
-_POURED = 4
+_POURED = 255
 """In place of an outcome: so many bytes of a report follow."""
 _PIECE = select.PIPE_BUF - _NOTICE.size
 
@@ -60,6 +60,8 @@ class Outcome(enum.IntEnum):
     """The main part of a script is over, with an exit status."""
     CLOSING = 3
     """Threads and exit handlers are done: nothing of the user's is left but finalizers."""
+    FINAL = 4
+    """What was in buffers is written: the status stands, whatever the rest of the cleaning up does to the process."""
 
 
 _MAIN_PARTS = (Outcome.RETURNED, Outcome.ENDED)
@@ -195,6 +197,8 @@ class Course:
     deadline: float | None = None
     overdue: bool = False
     """Whether it was stopped because its process did not end in time."""
+    is_final: bool = False
+    """Whether nothing that its process does from here on changes the status."""
     _dump_until: float = 0.0
     _kill_at: float = 0.0
     """When the stop signal is followed by SIGKILL."""
@@ -209,6 +213,9 @@ class Course:
 
     def heard(self, outcome: Outcome, status: int, now: float) -> bool:
         """Take in an announcement; whether it is news that the program failed."""
+        if outcome is Outcome.FINAL:
+            self.is_final, self.status = True, status
+            return False  # what failed in its last moments its end, which is near, will tell
         first = self.outcome is None
         ended_well = self.outcome in _MAIN_PARTS and self.status == 0
         if not first and not (ended_well and outcome is Outcome.CLOSING):
@@ -293,8 +300,22 @@ class Course:
                 return [Act.GIVE_UP]
         return []
 
+    def facts_of_end(self, code: int) -> dict[str, object]:
+        """What the launcher is to know of the end of the worker's process, which ended with *code*."""
+        return {
+            "exitcode": self.exitcode(code),
+            "overdue": self.exit_timeout if self.overdue else None,
+            "late": code if self.crashed_late(code) else None,
+        }
+
     def exitcode(self, code: int) -> int:
-        """The worker's exit code: that of its program, where the process ended otherwise only because we ended it."""
+        """
+        The worker's exit code, where its process ended with *code*.
+
+        That of its program, if its status was final, or the process ended otherwise only because we ended it.
+        """
+        if self.is_final:
+            return self.status
         if self.outcome is None:
             return code
         if self.overdue and self.outcome in _MAIN_PARTS and self.status == 0:
@@ -302,3 +323,7 @@ class Course:
         if self.overdue or (code < 0 and self.stage in _STOPPED):
             return self.status
         return code
+
+    def crashed_late(self, code: int) -> bool:
+        """Whether a process that ended with *code* did so by itself, after its status was final."""
+        return self.is_final and code != self.status and self.stage not in (Stage.ASKED, Stage.KILLED)

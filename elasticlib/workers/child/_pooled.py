@@ -23,7 +23,7 @@ from typing import Any
 from elasticlib import processes
 from elasticlib._stack_text import is_library
 from elasticlib._wire import Channel, Message
-from elasticlib.workers.child import _buffers, _function, _progress, _report, _results, _showing
+from elasticlib.workers.child import _buffers, _function, _loaded, _progress, _report, _results, _showing
 
 NAME = "calls of local rank "
 _ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
@@ -222,13 +222,13 @@ class _Imports:
         if len(sys.modules) == self._modules and not self._has_read:
             return {}
         self._modules, self._has_read = len(sys.modules), False
-        files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        files = set(map(_loaded.file_of, list(sys.modules.values())))
         found = {}
         for file in (files - self._seen) | (files & self._read.keys()):
-            if isinstance(file, str) and not is_library(file):
+            if file is not None and not is_library(file):
                 with contextlib.suppress(OSError):  # of what another importer has read
                     found[file] = self._read[file] if file in self._read else os.stat(file).st_mtime_ns
-            if isinstance(file, str):
+            if file is not None:
                 self._read.pop(file, None)
         self._seen |= files
         return found

@@ -282,10 +282,9 @@ class Spawner:
         # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
         _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
         _, status = os.waitpid(worker.pid, 0)
-        code = worker.course.exitcode(os.waitstatus_to_exitcode(status))
-        self._well = self._well and code == 0
-        overdue = worker.course.exit_timeout if worker.course.overdue else None
-        self._tell("exited", worker, worker.left.all(), exitcode=code, told=worker.told, overdue=overdue)
+        facts = worker.course.facts_of_end(os.waitstatus_to_exitcode(status))
+        self._well = self._well and facts["exitcode"] == 0
+        self._tell("exited", worker, worker.left.all(), told=worker.told, **facts)
         self._forget(worker)
 
     def _tell(self, what: str, worker: WorkerProcess, descriptors: tuple[int, ...] = (), **facts: object) -> None:

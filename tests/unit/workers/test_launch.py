@@ -48,7 +48,7 @@ class Spawner:
         os.write(memories[1], b"Fatal Python error" if exitcode == -11 else b"")
         os.write(memories[2], b"last words\n")
         message = {"op": "exited", "round": number, "local_rank": rank, "pid": 70 + rank}
-        self.channel.send({**message, "exitcode": exitcode, "told": False, "overdue": None}, memories)
+        self.channel.send({**message, "exitcode": exitcode, "told": False, "overdue": None, "late": None}, memories)
         for descriptor in memories:
             os.close(descriptor)
 
@@ -204,7 +204,16 @@ def test_what_is_said_of_an_earlier_round_is_not_heard(spawner: Spawner) -> None
 
 def test_an_end_is_told_though_no_descriptor_was_free_for_what_was_left(spawner: Spawner) -> None:
     spawner.start()
-    said = {"op": "exited", "round": 0, "local_rank": 1, "pid": 71, "exitcode": 3, "told": False, "overdue": None}
+    said = {
+        "op": "exited",
+        "round": 0,
+        "local_rank": 1,
+        "pid": 71,
+        "exitcode": 3,
+        "told": False,
+        "overdue": None,
+        "late": None,
+    }
     body = json.dumps(said).encode()
     spawner.channel._sock.sendall(struct.pack("!II", len(body), 3) + body)
 

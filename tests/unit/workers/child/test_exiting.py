@@ -171,6 +171,34 @@ def test_the_exit_code_of_a_program_outlives_the_signal_that_ended_its_process()
     assert (0, -11, -15) == (returned.exitcode(-15), crashed.exitcode(-11), asked.exitcode(-15))
 
 
+@pytest.mark.parametrize("code", [-11, -6, 9, 0])
+def test_a_final_status_stands_however_the_process_ends(code: int) -> None:
+    """All that was to be written is written; only finalizers are left, whose crash is told of."""
+    course = Course()
+    course.heard(Outcome.ENDED, 0, now=0.0)
+    course.heard(Outcome.CLOSING, 0, now=0.0)
+
+    assert not course.heard(Outcome.FINAL, 0, now=0.0)
+    assert (0, code != 0) == (course.exitcode(code), course.crashed_late(code))
+
+
+def test_output_that_was_lost_at_the_end_is_in_the_final_status() -> None:
+    course = Course()
+    course.heard(Outcome.RETURNED, 0, now=0.0)
+
+    course.heard(Outcome.FINAL, 120, now=0.0)
+
+    assert (120, False) == (course.exitcode(120), course.crashed_late(120))
+
+
+def test_who_is_stopped_in_its_last_moments_has_not_crashed() -> None:
+    course = Course()
+    course.heard(Outcome.FINAL, 0, now=0.0)
+    course.stop(1.0, now=1.0, spare_failed=False)
+
+    assert (0, False) == (course.exitcode(-15), course.crashed_late(-15))
+
+
 def test_stacks_that_never_come_hold_nobody_up() -> None:
     course = Course(1.0)
     course.heard(Outcome.RAISED, 1, now=0.0)
