@@ -210,8 +210,10 @@ def run_fresh(numbers: str) -> NoReturn:
 def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> int:
     """Run the user's program; its exit status, or ``-n`` for signal ``n``."""
     # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
-    faulthandler.enable(file=handed.faults, all_threads=True)
-    faulthandler.register(STACKS_SIGNAL, file=handed.faults, all_threads=True)
+    # The fault handler cannot look whether the descriptor is still its own.
+    faults = _report.moved_up(handed.faults)
+    faulthandler.enable(file=faults, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file=faults, all_threads=True)
     _report.has_the_stacks_of_crashes = True
     _report.note_stderr(handed.tail)
     _progress.attach(handed.memories.get("progress"), spec.local_rank)

@@ -11,10 +11,12 @@ The same facts go to ``TORCHELASTIC_ERROR_FILE`` in torch's JSON form for tools 
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
 import re
+import resource
 import struct
 import sys
 import time
@@ -34,6 +36,8 @@ _MOST_TEXT = 65536
 _MOST_READ = 2**24
 _MOST_NOTED = 32768
 """Bytes that the note of stderr may have; half of it, the newer, stays when it is full."""
+_MOST_FILES = 16384
+"""The highest number for a descriptor: each fork copies a table of that size."""
 _MAGIC = b"elastic1"
 has_the_stacks_of_crashes = False
 """Whether this process is a worker whose fault handler writes for the report."""
@@ -102,6 +106,31 @@ def reopened(descriptor: int, expected: tuple[int, int], owner: int) -> int:
         os.close(found)
         raise OSError(f"descriptor {descriptor}, where the launcher awaits this worker's report, was closed")
     return found
+
+
+def moved_up(descriptor: int) -> int:
+    """
+    Move *descriptor* to a number that no file of the program will get, and return it; stay where none can be had.
+
+    User code may close every descriptor it finds. The kernel gives new ones numbers below the soft limit of open files,
+    the lowest that is free: so this one goes above the limit, or, where the hard limit or a table of that size does not
+    allow it, far up.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    above = soft != hard and soft <= _MOST_FILES
+    least = soft if above else min(soft - 1, _MOST_FILES)
+    try:
+        if above:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft + 1, hard))
+        try:
+            moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, least)
+        finally:
+            if above:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    except (OSError, ValueError):
+        return descriptor
+    os.close(descriptor)
+    return moved
 
 
 def write(descriptor: int, report: Report) -> None:

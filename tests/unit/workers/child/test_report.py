@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pickle
+import resource
 import shutil
 import signal
 import stat
@@ -383,3 +385,42 @@ def test_a_memory_that_was_made_larger_than_any_is_read_in_part(memory: int) -> 
     assert _report.read_text(memory).startswith("said")
     os.pwrite(memory, _report._HEAD.pack(_report._MAGIC, 2**49, 4), 0)
     assert read(memory) is None
+
+
+@pytest.fixture
+def limits() -> Iterator[tuple[int, int]]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield before
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_moved_descriptor_is_above_what_files_get(memory: int, limits: tuple[int, int]) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+
+    moved = _report.moved_up(os.dup(memory))
+
+    assert (256, 256) == (moved, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    assert _report.identity(moved) == _report.identity(memory)
+    assert not os.get_inheritable(moved)
+    os.close(moved)
+
+
+def test_a_descriptor_stays_where_no_other_is_free(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (memory, memory))
+
+    def refuse(*_: int) -> int:
+        raise OSError
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+
+    assert memory == _report.moved_up(memory)
+
+
+def test_no_table_of_millions_is_made_for_it(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))
+    asked = []
+    monkeypatch.setattr(fcntl, "fcntl", lambda _, __, least: asked.append(least) or os.dup(memory))
+
+    os.close(_report.moved_up(os.dup(memory)))
+
+    assert [16384] == asked
