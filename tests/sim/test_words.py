@@ -18,7 +18,7 @@ from tests.sim.checks import CheckedCluster
 
 pytestmark = pytest.mark.sampled(1.0)
 
-FOR_PEOPLE = {"why", "message", "traceback", "hint", "exception_type", "gone", "story"}
+FOR_PEOPLE = {"why", "cause", "message", "traceback", "hint", "exception_type", "gone", "story"}
 """Fields whose texts are sentences."""
 REASONS = {"left"}
 """Fields that map nodes to sentences."""
