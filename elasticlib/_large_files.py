@@ -14,13 +14,23 @@ import math
 import os
 import resource
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from elasticlib.processes import anonymous_file
 
 _FSIZE = resource.RLIMIT_FSIZE
+_PART = "+"
+"""Follows a name once for each file before that has a part of the same content."""
 _lock = threading.RLock()
 """Held while the limit is raised; a signal handler may come in between, and write."""
+
+
+class HasDescriptor(Protocol):
+    """Memory that is in a file already."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
 
 
 def _renew_lock() -> None:
@@ -107,3 +117,32 @@ def content_of(descriptors: Sequence[int]) -> bytes:
     """What `files_with` has put into these."""
     parts = [read_exactly(each, os.fstat(each).st_size) for each in descriptors]
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+# Several of them, by name.
+
+
+def handed_over(memories: Mapping[str, bytes | HasDescriptor]) -> dict[str, int]:
+    """Descriptors of *memories*, for a message; the caller closes them. `content_named` finds the content again."""
+    found: dict[str, int] = {}
+    try:
+        for name, content in memories.items():
+            if isinstance(content, bytes):
+                found.update((f"{name}{_PART * number}", each) for number, each in enumerate(files_with(content, name)))
+            else:
+                found.update(zip((name,), map(os.dup, (content.fileno(),)), strict=True))  # in one step: no interrupt
+    except BaseException:
+        for descriptor in found.values():
+            os.close(descriptor)
+        raise
+    return found
+
+
+def content_named(name: str, memories: Mapping[str, int]) -> bytes:
+    """What `handed_over` got under that *name*: a limit of a file's size may have made parts of it."""
+    return content_of([memories[each] for each in parts_of(name, memories)])
+
+
+def parts_of(name: str, memories: Mapping[str, int]) -> list[str]:
+    """The names of the files that have what is called *name*."""
+    return [each for each in memories if each.rstrip(_PART) == name]

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 
 from elasticlib._folders import current, is_own, make_private, may_write_in
+from elasticlib._programs import FEW_DESCRIPTORS
 from elasticlib.errors import LogDirError
 from elasticlib.logs import _leftovers
 from elasticlib.logs._layout import DEFAULT_PREFIX, TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
@@ -158,7 +160,9 @@ class DefaultLogsSpecs(LogsSpecs):
                     self._forget_folders()
 
     def _refusal(self, error: Exception) -> LogDirError:
-        return LogDirError(f"log_dir={self._root_log_dir!r} cannot be used: {error}; give another log_dir")
+        is_full = isinstance(error, OSError) and error.errno == errno.EMFILE
+        fix = FEW_DESCRIPTORS if is_full else "; give another log_dir"
+        return LogDirError(f"log_dir={self._root_log_dir!r} cannot be used: {error}{fix}")
 
     def _make_run_folder(self, run_id: str) -> None:
         if self._base:

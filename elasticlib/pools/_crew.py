@@ -25,6 +25,7 @@ from attrs import frozen
 from elasticlib import processes
 from elasticlib._caller import CallerIdentity
 from elasticlib._folders import current
+from elasticlib._large_files import handed_over
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import (
     ChildFailedError,
@@ -44,7 +45,6 @@ from elasticlib.workers._fork_server_key import import_path
 from elasticlib.workers._launch_events import Exit
 from elasticlib.workers._signals import PutOff
 from elasticlib.workers.child import _pooled, _report, _showing
-from elasticlib.workers.child._buffers import handed_over
 
 logger = logging.getLogger(__name__)
 

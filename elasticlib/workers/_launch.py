@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from elasticlib import records
-from elasticlib._large_files import content_of
+from elasticlib._large_files import content_of, handed_over
 from elasticlib._programs import Child, HelperLostError, Link, Process, not_started
 from elasticlib._times import Term
 from elasticlib._wire import Channel, Message, wait_readable
@@ -37,7 +37,7 @@ from elasticlib.workers._launch_events import (
     Stuck,
 )
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._buffers import Memory, handed_over
+from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child._progress import Board, new_board
 from elasticlib.workers.child._start_spec import StartSpec
 

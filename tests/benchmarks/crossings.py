@@ -22,7 +22,7 @@ from typing import Any
 
 from attrs import frozen
 
-DOWN, BACK = "needle-that-goes-down", "needle-that-comes-back"
+DOWN, BACK = "-".join(("needle", "goes", "down")), "-".join(("needle", "comes", "back"))  # not in the text of this file
 FLOWS = {"arguments down": DOWN, "results back": BACK}
 _FOLDER = "ELASTICLIB_CROSSINGS"
 _MODULES = ("elasticlib", "tests.benchmarks.crossings")

@@ -8,9 +8,6 @@ SURVIVORS: dict[str, str] = {
     "node/_belief.py Belief.whole: root_node stays, not found.node": (
         "the end names the same node already, or does not refer to what was found"
     ),
-    "node/_session.py Session._disconnected: self._greet_at stays": (
-        "only when the greeting is read that was in doubt on the connection before, within a tenth of a second"
-    ),
     "node/_session.py Session._hear: self.contact stays": "what it sets is set where a loss is judged, too",
     "node/_session.py Session._hear: trying stays, not False": (
         "what it sets is set where a loss is judged, too; a node that judges no more is in test_adversary.py"

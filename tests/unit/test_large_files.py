@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from elasticlib import _large_files
-from elasticlib._large_files import content_of, files_with, room_for_file, write_exactly
-from elasticlib.workers.child import _buffers, _report
+from elasticlib._large_files import content_named, content_of, files_with, handed_over, room_for_file, write_exactly
+from elasticlib.workers.child import _report
 
 _FSIZE = resource.RLIMIT_FSIZE
 CONTENT = bytes(range(256)) * 40
@@ -84,12 +84,12 @@ def test_a_report_is_found_in_several_files() -> None:
 
 @pytest.mark.usefixtures("hard_limit")
 def test_what_workers_get_is_found_by_its_name() -> None:
-    memories = _buffers.handed_over({"function": CONTENT, "definitions": b"short"})
+    memories = handed_over({"function": CONTENT, "definitions": b"short"})
 
     with files(list(memories.values())):
         assert len(memories) > 2
-        assert CONTENT == _buffers.content_named("function", memories)
-        assert b"short" == _buffers.content_named("definitions", memories)
+        assert CONTENT == content_named("function", memories)
+        assert b"short" == content_named("definitions", memories)
 
 
 @pytest.mark.usefixtures("hard_limit")

@@ -12,17 +12,15 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from elasticlib import processes
-from elasticlib._large_files import content_of, files_with, room_for_file, write_exactly
+from elasticlib._large_files import room_for_file, write_exactly
 from elasticlib.workers.child._mapping import mapped_bytes
 
 _PAGE = mmap.PAGESIZE
 _LENGTH = struct.Struct("!Q")
-_PART = "+"
-"""Follows the name of a memory once for each file before that has a part of it."""
 shared: Sequence[int] = ()
 """Descriptors of the storages that the launcher shares, while a function is unpacked."""
 
@@ -43,32 +41,6 @@ class Memory:
     def __del__(self) -> None:
         for descriptor in self._fds:
             os.close(descriptor)
-
-
-def handed_over(memories: Mapping[str, bytes | Memory]) -> dict[str, int]:
-    """Descriptors of *memories*, for a message; the caller closes them. `content_named` finds the content again."""
-    found: dict[str, int] = {}
-    try:
-        for name, content in memories.items():
-            if isinstance(content, Memory):
-                found.update(zip((name,), map(os.dup, (content.fileno(),)), strict=True))  # in one step: no interrupt
-            else:
-                found.update((f"{name}{_PART * number}", each) for number, each in enumerate(files_with(content, name)))
-    except BaseException:
-        for descriptor in found.values():
-            os.close(descriptor)
-        raise
-    return found
-
-
-def content_named(name: str, memories: Mapping[str, int]) -> bytes:
-    """What `handed_over` got under that *name*: a limit of a file's size may have made parts of it."""
-    return content_of([memories[each] for each in parts_of(name, memories)])
-
-
-def parts_of(name: str, memories: Mapping[str, int]) -> list[str]:
-    """The names of the files that have what is called *name*."""
-    return [each for each in memories if each.rstrip(_PART) == name]
 
 
 def can_be_apart(parts: Sequence[int]) -> bool:

@@ -35,11 +35,10 @@ from typing import Any, NoReturn
 from attrs import evolve
 
 from elasticlib._caller import Surroundings
-from elasticlib._large_files import content_of
+from elasticlib._large_files import content_named, content_of, parts_of
 from elasticlib._programs import close_all_but
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import (
-    _buffers,
     _ending,
     _exiting,
     _function,
@@ -275,9 +274,9 @@ def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
     main = _new_main()
     if spec.main_file is not None:
         main.__dict__["__file__"] = spec.main_file
-    content = _buffers.content_named("function", handed.memories)
+    content = content_named("function", handed.memories)
     function, args, kwargs = _function.unpacked(content, spec.sources, handed.memories)
-    if definitions := _buffers.parts_of("definitions", handed.memories):
+    if definitions := parts_of("definitions", handed.memories):
         _function.offer_definitions([handed.memories[each] for each in definitions])
     return functools.partial(function, *(args[spec.local_rank] if spec.args_by_rank else args), **kwargs)
 

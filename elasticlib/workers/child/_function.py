@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from elasticlib import _large_files
 from elasticlib.workers.child import _buffers
 
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
@@ -51,7 +52,7 @@ def unpacked(
     try:
         before = b""
         if "definitions" in memories:
-            before = _buffers.content_named("definitions", memories)
+            before = _large_files.content_named("definitions", memories)
             _keep({name: each for name, each in memories.items() if name.startswith(OF_DEFINITIONS)})
         *definitions, (function, args, kwargs) = _loaded(before + content, 1 + bool(before), memories)
     finally:

@@ -20,10 +20,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
-from elasticlib import processes
+from elasticlib import _large_files, processes
 from elasticlib._stack_text import is_library
 from elasticlib._wire import Channel, Message
-from elasticlib.workers.child import _buffers, _function, _loaded, _progress, _report, _results, _showing
+from elasticlib.workers.child import _function, _loaded, _progress, _report, _results, _showing
 
 NAME = "calls of local rank "
 _ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
@@ -315,11 +315,11 @@ class _Server:
                 os.close(descriptor)
             raise
         try:
-            content = _buffers.content_named("function", memories)
+            content = _large_files.content_named("function", memories)
         finally:
-            for name in _buffers.parts_of("function", memories):
+            for name in _large_files.parts_of("function", memories):
                 os.close(memories.pop(name))
-        if definitions := [memories[name] for name in _buffers.parts_of("definitions", memories)]:
+        if definitions := [memories[name] for name in _large_files.parts_of("definitions", memories)]:
             former, self._definitions = self._definitions, definitions
             _function.offer_definitions(definitions)
             for descriptor in former:

@@ -51,6 +51,8 @@ class Progress:
 class Board:
     """The memory of the *count* workers of a spawner, which outlives their rounds; `close` once they have it."""
 
+    _fd = -1
+
     def __init__(self, count: int) -> None:
         self._fd = processes.anonymous_file("progress")
         with room_for_file(count * _SLOT) as most:
