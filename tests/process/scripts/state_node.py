@@ -36,8 +36,8 @@ for line in sys.stdin:
             )
             answer = [info.rank, info.world_size, place.master_port]
         elif order == "set":
-            store.set(*arguments)
-            answer = True
+            store.set(*arguments)  # returns before the server reads it, which may serve other connections first
+            answer = store.check(arguments[:1])  # the answer to it says that the value is there
         elif order == "get":
             answer = store.get(*arguments).decode() if store.check(arguments) else None
         else:
