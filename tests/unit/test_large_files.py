@@ -8,6 +8,7 @@ import math
 import os
 import resource
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -17,22 +18,28 @@ from elasticlib.workers.child import _report
 
 _FSIZE = resource.RLIMIT_FSIZE
 CONTENT = bytes(range(256)) * 40
+LIMIT = 4096
 
 
-@pytest.fixture
-def soft_limit() -> Iterator[tuple[int, int]]:
+# As decorators: when pytest reports a test, fixtures still stand, and its own output may be a longer file.
+
+
+@contextlib.contextmanager
+def soft_limit() -> Iterator[None]:
     """4096 bytes, which this process may raise again."""
     former = resource.getrlimit(_FSIZE)
-    limits = (4096, former[1])
-    resource.setrlimit(_FSIZE, limits)
-    yield limits
-    resource.setrlimit(_FSIZE, former)
+    resource.setrlimit(_FSIZE, (LIMIT, former[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(_FSIZE, former)
 
 
-@pytest.fixture
-def hard_limit(soft_limit: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.contextmanager
+def hard_limit() -> Iterator[None]:
     """As of a process that may not."""
-    monkeypatch.setattr(_large_files, "_raise_limit", lambda hard, size: 4096.0)
+    with soft_limit(), mock.patch.object(_large_files, "_raise_limit", lambda hard, size: float(LIMIT)):
+        yield
 
 
 @contextlib.contextmanager
@@ -42,21 +49,25 @@ def files(descriptors: list[int]) -> Iterator[list[int]]:
         os.close(descriptor)
 
 
-def test_a_file_is_larger_than_the_soft_limit_which_is_put_back(soft_limit: tuple[int, int]) -> None:
+@soft_limit()
+def test_a_file_is_larger_than_the_soft_limit_which_is_put_back() -> None:
+    former = resource.getrlimit(_FSIZE)
     with files(files_with(CONTENT, "test")) as made:
         assert 1 == len(made)
         assert CONTENT == content_of(made)
-    assert soft_limit == resource.getrlimit(_FSIZE)
+    assert former == resource.getrlimit(_FSIZE)
 
 
-def test_the_limit_is_put_back_after_a_failure(soft_limit: tuple[int, int]) -> None:
+@soft_limit()
+def test_the_limit_is_put_back_after_a_failure() -> None:
+    former = resource.getrlimit(_FSIZE)
     with pytest.raises(ZeroDivisionError), room_for_file(math.inf):
         raise ZeroDivisionError
 
-    assert soft_limit == resource.getrlimit(_FSIZE)
+    assert former == resource.getrlimit(_FSIZE)
 
 
-@pytest.mark.usefixtures("hard_limit")
+@hard_limit()
 @pytest.mark.parametrize("size", [0, 1, 4096, 4097, len(CONTENT)])
 def test_content_is_in_several_files_where_one_may_not_have_it(size: int) -> None:
     with files(files_with(CONTENT[:size], "test")) as made:
@@ -64,7 +75,7 @@ def test_content_is_in_several_files_where_one_may_not_have_it(size: int) -> Non
         assert CONTENT[:size] == content_of(made)
 
 
-@pytest.mark.usefixtures("hard_limit")
+@hard_limit()
 def test_one_file_without_room_is_an_error() -> None:
     with files(files_with(b"", "test")) as (descriptor,), pytest.raises(OSError, match="ulimit -f") as caught:
         write_exactly(descriptor, CONTENT)
@@ -72,7 +83,7 @@ def test_one_file_without_room_is_an_error() -> None:
     assert errno.EFBIG == caught.value.errno
 
 
-@pytest.mark.usefixtures("hard_limit")
+@hard_limit()
 def test_a_report_is_found_in_several_files() -> None:
     report = _report.Report("result", CONTENT)
 
@@ -82,7 +93,7 @@ def test_a_report_is_found_in_several_files() -> None:
         assert _report.read(*made[:-1]) is None
 
 
-@pytest.mark.usefixtures("hard_limit")
+@hard_limit()
 def test_what_workers_get_is_found_by_its_name() -> None:
     memories = handed_over({"function": CONTENT, "definitions": b"short"})
 
@@ -92,7 +103,7 @@ def test_what_workers_get_is_found_by_its_name() -> None:
         assert b"short" == content_named("definitions", memories)
 
 
-@pytest.mark.usefixtures("hard_limit")
+@hard_limit()
 def test_no_more_of_stderr_is_noted_than_the_file_may_have() -> None:
     with files(files_with(b"", "note")) as (note,):
         noted = _report.NotedFile(note)
