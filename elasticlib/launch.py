@@ -37,7 +37,7 @@ from elasticlib.spec import Entrypoint, LaunchConfig, LogsDest, LogsSpecs, Worke
 from elasticlib.state import RunResult
 from elasticlib.workers import _devices, _preload, _signals
 from elasticlib.workers._fork_servers import fork_servers
-from elasticlib.workers._plan import prepare, shown_by_caller
+from elasticlib.workers._plan import prepare, serving_caller, shown_by_caller
 
 if TYPE_CHECKING:
     from elasticlib.agent import LocalElasticAgent
@@ -162,6 +162,8 @@ class CheckedLaunch:
                     self._prepared.job, errors=config.logs_specs is None, word=word, ranks=shown_ranks(config)
                 )
                 self._prepared = evolve(self._prepared, job=job)
+            if follows_callers or _in_notebooks.shell() is not None:
+                self._prepared = evolve(self._prepared, job=serving_caller(self._prepared.job))
             self.signums = _signals.parse(self._prepared.signals_to_handle)
             warn_of_ranks(self._logs, workers, config)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": workers}))

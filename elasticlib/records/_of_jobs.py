@@ -141,7 +141,7 @@ class WorkerStuck(Record, level=logging.WARNING):
 
 @frozen
 class DetachedEnded(Record, level=logging.WARNING):
-    """Processes that workers had detached, in sessions of their own, were killed: the program did not succeed."""
+    """Processes that workers had detached, in sessions of their own, were killed: the job failed, or restarts."""
 
     commands: dict[int, str]
     """By process id."""

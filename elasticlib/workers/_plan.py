@@ -292,6 +292,11 @@ def shown_by_caller(job: Job, *, errors: bool, word: str, ranks: Sequence[int] |
     return _saying(job, shows_errors=not errors, displays=word, displays_of=ranks)
 
 
+def serving_caller(job: Job) -> Job:
+    """*job* of a pool, a test or a cell: of its workers nothing stays, also not what they detached."""
+    return _saying(job, ends_detached=True)
+
+
 def without_preload(job: Job) -> Job:
     """*job* with a fork server that imports nothing ahead."""
     assert job.fork_server is not None

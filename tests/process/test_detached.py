@@ -15,16 +15,48 @@ import pytest
 from tests.process import duties
 
 SCRIPT = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
+if sys.argv[2] == "saves":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 with open(f"{sys.argv[1]}/draft{os.environ['RANK']}", "w") as file:
     file.write(str(child.pid))
 os.rename(file.name, f"{sys.argv[1]}/child{os.environ['RANK']}")
 while not all(os.path.exists(f"{sys.argv[1]}/child{rank}") for rank in "01"):
     time.sleep(0.01)
-if sys.argv[2] == "waits":
+if sys.argv[2] in ("saves", "waits"):
     time.sleep(600)
 sys.exit(int(sys.argv[2]) if os.environ["RANK"] == "0" else 0)
+"""
+
+FUNCTIONS = """
+import os, subprocess, time
+import elasticlib
+from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
+
+def detach(fails=False):
+    # A shell, which has a child.
+    shell = ["sh", "-c", "sleep 600 & echo $!; wait"]
+    child = subprocess.Popen(shell, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    pids = [child.pid, int(child.stdout.readline())]
+    if fails:
+        raise ValueError(*pids)
+    return pids
+
+if __name__ == "__main__":
+    kept = elastic_launch(LaunchConfig(nproc_per_node=2, preload=()), detach)()
+    forked = elastic_launch(LaunchConfig(nproc_per_node=1, start_method="fork"), detach)()
+    os.kill(kept[1][0], 9)
+    while os.path.exists(f"/proc/{kept[1][0]}"):  # as long as it is a zombie, too
+        time.sleep(0.01)
+    try:
+        elastic_launch(LaunchConfig(nproc_per_node=1, max_restarts=0, preload=()), detach)(True)
+    except ChildFailedError as error:
+        failed = error.__cause__.args
+    with elasticlib.pool(1, group=None, preload=()) as workers:
+        of_pool = workers.run(detach)[0]
+    print(*kept[0], kept[1][1], *forked[0], sep=",")
+    print(*failed, *of_pool, sep=",")
 """
 
 
@@ -33,7 +65,7 @@ class Job:
 
     def __init__(self, folder: Path, then: str, *options: str) -> None:
         (folder / "script.py").write_text(SCRIPT)
-        command = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", *options]
+        command = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", *options]
         self.launcher = subprocess.Popen(
             [*command, str(folder / "script.py"), str(folder), then], stderr=subprocess.PIPE, text=True
         )
@@ -61,6 +93,29 @@ def test_detached_processes_outlive_a_program_that_succeeds(method: str, end: li
     end += job.children()
 
     assert 0 == job.launcher.returncode, stderr
+    assert [True, True] == [duties.lives(pid) for pid in end]
+    assert "detached" not in stderr
+
+
+def test_what_functions_detached_outlives_their_success_and_the_program(end: list[int], tmp_path: Path) -> None:
+    """The program goes on, with other launches: these end neither it nor what it has left behind."""
+    (tmp_path / "program.py").write_text(FUNCTIONS)
+    done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=120)
+    assert 0 == done.returncode, done.stderr
+    kept, ended = ([int(pid) for pid in line.split(",")] for line in done.stdout.splitlines())
+    end += kept + ended
+
+    assert [True] * 5 == [duties.lives(pid) for pid in kept]
+    assert [False] * 4 == [duties.lives(pid) for pid in ended]
+    assert f"process {ended[0]} (sh -c" in done.stderr
+
+
+def test_detached_processes_outlive_a_stop_at_which_all_ranks_exit_with_success(end: list[int], tmp_path: Path) -> None:
+    job = Job(tmp_path, "saves")
+    end += job.children()
+    job.launcher.terminate()
+    _, stderr = job.launcher.communicate()
+
     assert [True, True] == [duties.lives(pid) for pid in end]
     assert "detached" not in stderr
 

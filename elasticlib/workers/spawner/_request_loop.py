@@ -30,8 +30,10 @@ class RequestLoop:
         self._selector = selectors.DefaultSelector()
         self._children: dict[processes.Handle, int] = {}
         """Their process ids."""
-        self._let_go: set[int] = set()
+        self._detached: dict[processes.Handle, int] = {}
         """What workers of successful programs have detached: it outlives the spawner, and the launcher's good end."""
+        self._sessions: set[int] = set()
+        """Those of the detached processes: what these leave behind is spared, too."""
 
     def serve(self, ready: Message) -> NoReturn:
         """Say *ready* and go on until the end."""
@@ -54,12 +56,9 @@ class RequestLoop:
 
     def _end(self) -> NoReturn:
         """The launcher ends in order: kill all but what was let go of."""
-        self._forget_ended()
-        _reaper.sweep(spare=self._let_go)
-        os._exit(_reaper.LET_GO if self._let_go else 0)
-
-    def _forget_ended(self) -> None:
-        self._let_go = {pid for pid in self._let_go if not _reaper.reap(pid)}
+        self._let_go_of_relatives()
+        _reaper.sweep(spare=self._detached.values())
+        os._exit(_reaper.LET_GO if self._detached else 0)
 
     def _obey(self) -> None:
         received = self._control.receive(whole=False)
@@ -105,12 +104,42 @@ class RequestLoop:
         self._selector.unregister(handle)
         handle.close()
         _, status = os.waitpid(self._children.pop(handle), 0)
-        self._forget_ended()
-        mine = set(self._children.values())
-        # Whoever is my child and was not forked by me was left behind by the one that ended.
+        self._let_go_of_relatives()
         if os.waitstatus_to_exitcode(status) == _reaper.LET_GO:
-            self._let_go |= set(_kernel_facts.children(os.getpid())) - mine
-        _reaper.sweep(spare=mine | self._let_go)
+            for pid in self._adopted():
+                self._let_go_of(pid)
+        _reaper.sweep(spare={*self._children.values(), *self._detached.values()})
+
+    # What outlives its launch.
+
+    def _adopted(self) -> set[int]:
+        """Children that this process did not fork, and does not spare: left behind by those who have ended."""
+        known = {*self._children.values(), *self._detached.values()}
+        return set(_kernel_facts.children(os.getpid())) - known
+
+    def _let_go_of(self, pid: int) -> None:
+        """Spare the process *pid* from now on, and reap it at its end: its program may look whether it is there."""
+        try:
+            handle = processes.handle_of(pid)
+        except OSError:
+            return  # no descriptor is free: a sweep ends it
+        self._detached[handle] = pid
+        self._sessions.add(os.getsid(pid))
+        self._selector.register(handle, selectors.EVENT_READ, lambda: self._detached_ended(handle))
+
+    def _let_go_of_relatives(self) -> None:
+        """Spare what detached processes that have ended left behind, such as the commands of a shell."""
+        for pid in self._adopted():
+            if os.getsid(pid) in self._sessions:
+                self._let_go_of(pid)
+
+    def _detached_ended(self, handle: processes.Handle) -> None:
+        self._selector.unregister(handle)
+        handle.close()
+        os.waitpid(self._detached.pop(handle), 0)
+        self._let_go_of_relatives()
+        if not self._detached:
+            self._sessions.clear()  # their numbers may be others' from now on
 
 
 def _take_environment(given: Mapping[str, str], changed: Mapping[str, str | None]) -> None:

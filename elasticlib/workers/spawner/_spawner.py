@@ -79,7 +79,7 @@ class Spawner:
     _sessions: set[int] = field(default_factory=set)
     """Of the workers of this round."""
     _well: bool = True
-    """Whether no worker of this round was stopped or failed."""
+    """Whether no worker of this round failed, and no other failure or restart stopped them."""
     _let_go: list[int] = field(default_factory=list)
     """What the workers of a program that has succeeded had detached."""
     _notices: tuple[int, int] = (-1, -1)
@@ -303,8 +303,7 @@ class Spawner:
         self._stopping = None
         self._store.end()
         detached = _kernel_facts.detached(os.getpid(), self._sessions)
-        # A function's workers serve a program that goes on: a pool, a test, a cell of a notebook.
-        self._let_go = detached if self._well and self._common.kind != "function" else []
+        self._let_go = detached if self._well and not self._common.ends_detached else []
         ended = {pid: _kernel_facts.command(pid) for pid in detached if pid not in self._let_go}
         spare = [*self._survivors, *self._let_go]
         survivors = [*self._survivors, *_reaper.sweep(spare, limit=KILLED)]
@@ -314,7 +313,9 @@ class Spawner:
         if not self._live:
             self._all_ended()
             return
-        self._well = False
+        # Who saves at a signal and exits with 0 has succeeded, and may leave its upload behind. Not so where the stop
+        # clears up after a failure, or others wait for a restart.
+        self._well = self._well and not spare
         self._hear()
         now = time.monotonic()
         if self._stopping is None or self._stopping.signum != signum:

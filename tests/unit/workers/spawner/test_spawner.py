@@ -158,23 +158,24 @@ def test_the_last_end_ends_the_round(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "stops", "spared"),
+    ("serves_caller", "code", "stop", "spared"),
     [
-        ("script", 0, False, [77]),
-        ("program", 0, False, [77]),
-        ("function", 0, False, []),
-        ("script", 1, False, []),
-        ("script", 0, True, []),
+        (False, 0, "", [77]),
+        (True, 0, "", []),
+        (False, 1, "", []),
+        (False, 0, "signal", [77]),
+        (False, 1, "signal", []),
+        (False, 0, "restart", []),
     ],
 )
 def test_what_workers_detached_is_let_go_of_where_their_program_succeeded(
-    yard: Yard, kind: str, code: int, stops: bool, spared: list[int], monkeypatch: pytest.MonkeyPatch
+    yard: Yard, serves_caller: bool, code: int, stop: str, spared: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live, yard.detached = yard.worker(0), [77]
-    yard.spawner._common = StartSpec(kind=kind)
+    yard.spawner._common = StartSpec(ends_detached=serves_caller)
     monkeypatch.setattr(live.course, "exitcode", lambda _: code)
-    if stops:
-        yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+    if stop:
+        yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0, spare=stop == "restart")
     yard.end(live)
 
     *_, stopped = yard.said()
