@@ -1,13 +1,12 @@
 """
 The launcher's side of one launch: a spawner with its workers, to be started, heard and stopped.
 
-Rules of this file: no call waits for one thing only: a caller may pass a descriptor whose readiness
-interrupts; nothing is thrown away that a worker left behind.
+Rules of this file: a wait for the fork server can be interrupted by a descriptor of the caller's; nothing is thrown
+away that a worker left behind.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -18,25 +17,15 @@ from types import MappingProxyType
 from typing import Any
 
 from elasticlib import records
-from elasticlib._large_files import content_of, handed_over
+from elasticlib._large_files import handed_over
 from elasticlib._programs import Child, HelperLostError, Link, Process, not_started
 from elasticlib._times import Term
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.helpers import Helper, Reported
 from elasticlib.workers._fork_servers import ForkServer, fork_servers
-from elasticlib.workers._launch_events import (
-    Event,
-    Exit,
-    Failed,
-    Lingers,
-    Lost,
-    Stacks,
-    Stopped,
-    StoreGone,
-    Stuck,
-)
-from elasticlib.workers.child import _report
+from elasticlib.workers._launch_events import Event, Lost, StoreGone
+from elasticlib.workers._launch_messages import event_of_workers
 from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child._progress import Board, new_board
 from elasticlib.workers.child._start_spec import StartSpec
@@ -45,8 +34,6 @@ _EXIT_LIMIT = 1.0
 """Seconds between a spawner's last word, the end of its channel, and its end."""
 _IMPORTS_LOOK = 1.0
 """Seconds between looks at a fork server that is at its imports."""
-_LEFT = 3
-"""Descriptors of what a worker leaves behind."""
 _QUIT_LIMIT = 6.0
 """Seconds for a spawner that is let go of: as long as it waits for what even SIGKILL does not end, and one more."""
 
@@ -150,20 +137,23 @@ class SpawnerClient:
         None when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when it cannot come.
         """
         while self._spawner is None:
-            answer = self._answer(interrupt)
-            if answer is None:
+            if not self._await_answer(interrupt):
                 return None
-            self._early += self._event(*answer)
+            self._early += self._event(*self._answer())
         return self._spawner
 
-    def _answer(self, interrupt: int | None) -> tuple[Message, list[int]] | None:
-        """What the spawner says next; None when *interrupt* is readable first."""
+    def _await_answer(self, interrupt: int | None = None) -> bool:
+        """Wait until the spawner says something; False when *interrupt* is readable first."""
         assert self._channel is not None
         watched = [self._channel, *(() if interrupt is None else (interrupt,))]
         while not (ready := wait_readable(watched, self.while_waiting())):
             pass
-        if self._channel.fileno() not in ready:
-            return None
+        return self._channel.fileno() in ready
+
+    def _answer(self) -> tuple[Message, list[int]]:
+        """The next message of the spawner, with its descriptors; raises what became of it instead."""
+        self._await_answer()
+        assert self._channel is not None
         received = self._channel.receive(whole=False)
         if received is None:
             raise self._why_gone()
@@ -180,14 +170,15 @@ class SpawnerClient:
         return _IMPORTS_LOOK
 
     def start(
-        self, number: int, workers: list[StartSpec], listener: int | None,
-        interrupt: int | None = None, lease: Term | None = None,
-    ) -> dict[int, int]:  # fmt: skip
+        self, number: int, workers: list[StartSpec], listener: int | None, lease: Term | None = None
+    ) -> dict[int, int]:
         """
         Start *workers* for a round, with the caller's present streams; return {local rank: pid}.
 
-        *listener* is the bound socket of the round's store; when the *lease* is over, all are killed. Returns an empty
-        dict when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when none can be started.
+        *listener* is the bound socket of the round's store; when the *lease* is over, all are killed. Nothing
+        interrupts a start, which takes no longer than the forks: who stops the workers then can ask them to save.
+        Raises `StartError` or `PreloadError` when none can be started. When the spawner is lost once the first
+        worker runs, the ids are unknown ({}) and `drain` tells of the loss: what runs a program runs it once a round.
         """
         assert self._channel is not None
         self._wake()
@@ -202,15 +193,23 @@ class SpawnerClient:
         self._channel.send(message, (*streams, *given.values()))
         for stream in streams:
             os.close(stream)
-        while (received := self._answer(interrupt)) is not None:
-            answer, extra = received
-            if answer["op"] == "started" and answer["round"] == number:
-                self.started = True
-                if self._fork_server is not None:
-                    self._fork_server.listen()
-                return {int(rank): pid for rank, pid in answer["pids"].items()}
+        self._await_word("starting", number)
+        self.started = True
+        try:
+            started = self._await_word("started", number)
+        except HelperLostError:
+            return {}
+        if self._fork_server is not None:
+            self._fork_server.listen()
+        return {int(rank): pid for rank, pid in started["pids"].items()}
+
+    def _await_word(self, op: str, number: int) -> Message:
+        """The spawner's message *op* of round *number*; what it says before that is kept for `drain`."""
+        while True:
+            answer, extra = self._answer()
+            if answer["op"] == op and answer["round"] == number:
+                return answer
             self._early += self._event(answer, extra)
-        return {}
 
     def drain(self) -> list[Event]:
         """What has happened since the last call; never waits for more than one message under way."""
@@ -252,37 +251,14 @@ class SpawnerClient:
             if message["round"] != self._round:
                 return []
             match message["op"]:
-                case "exited":
-                    rank, pid, code, told = (message[name] for name in ("local_rank", "pid", "exitcode", "told"))
-                    overdue, late = message["overdue"], message["late"]
-                    if len(descriptors) < _LEFT:  # the end itself is told all the same
-                        return [Exit(rank, pid, code, told, None, "", overdue=overdue, late=late, unread=True)]
-                    report, *texts = descriptors[:_LEFT]
-                    faults, tail = (_report.read_text(descriptor) for descriptor in texts)
-                    left = _report.read(report, *descriptors[_LEFT:])
-                    return [Exit(rank, pid, code, told, left, faults, tail, overdue, late)]
-                case "failed":
-                    left = _report.read(*descriptors) if descriptors else None
-                    return [Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))]
-                case "lingers":
-                    stacks = _report.read_text(descriptors[0]) if descriptors else ""
-                    rank, pid, seconds, ends = (message[name] for name in ("local_rank", "pid", "seconds", "ends"))
-                    return [Lingers(rank, pid, seconds, ends, stacks)]
                 case "hosting":
                     store = Reported(message["pid"], lambda signum: self._say("signal store", signal=signum))
                     self._store = Helper("worker store", store)
+                    return []
                 case "store":
                     why, self._store = self._blame.pop(message["pid"], message["why"]), None
                     return [StoreGone(why, message["pid"], message["exitcode"])]
-                case "stuck":
-                    return [Stuck(message["local_rank"], message["pid"], message["waited"])]
-                case "stacks":
-                    found = json.loads(content_of(descriptors)) if descriptors else {}
-                    return [Stacks({int(rank): text for rank, text in found.items()})]
-                case "stopped":
-                    ended = {int(pid): command for pid, command in message["ended"].items()}
-                    return [Stopped(message["survivors"], ended)]
-            return []
+            return [event_of_workers(message, descriptors)]
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

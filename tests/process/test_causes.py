@@ -14,9 +14,13 @@ from tests.process import duties
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
 
+@pytest.mark.parametrize(("method", "ranks"), [("forkserver", 2), ("fork", 8)])
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_the_death_of_the_spawner_is_reported_as_that(restarts: int, caplog: pytest.LogCaptureFixture) -> None:
-    config = LaunchConfig(nproc_per_node=2, max_restarts=restarts)
+def test_the_death_of_the_spawner_is_reported_as_that(
+    restarts: int, method: str, ranks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of eight ranks the first one kills it before the last one is forked: the round has begun all the same."""
+    config = LaunchConfig(nproc_per_node=ranks, max_restarts=restarts, start_method=method)
 
     with contextlib.nullcontext() if restarts else pytest.raises(ChildFailedError) as caught:
         elastic_launch(config, duties.loses_its_spawner)()

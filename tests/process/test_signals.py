@@ -633,6 +633,15 @@ def test_a_call_that_a_signal_ends_raises_an_error_that_names_it(
     assert 0 in elastic_launch(settings, duties.chain)()
 
 
+def test_a_stop_before_all_workers_are_started_leaves_the_first_one_time_to_save(tmp_path: Path) -> None:
+    settings = LaunchConfig(nproc_per_node=8, max_restarts=0, start_method="fork")
+
+    with pytest.raises(SignalException):
+        elastic_launch(settings, duties.stops_its_job_at_once)(os.getpid(), tmp_path / "saved")
+
+    assert (tmp_path / "saved").exists()
+
+
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_restarts_wake_a_stopped_worker_to_end_it(method: str, tmp_path: Path) -> None:
     """One worker is stopped, the other fails: the next round starts although nobody continued the first."""

@@ -183,6 +183,8 @@ class Spawner:
         if self._lease is not None:
             self._lease.close()
         self._lease = Lease(given["lease"]) if "lease" in given else None
+        # Before any program runs: the launcher must not take the round for one that has not begun.
+        self._launcher.send({"op": "starting", "round": self._round})
         try:
             for differences in message["workers"]:
                 self._start_worker(self._common.with_differences(differences), streams)

@@ -53,6 +53,7 @@ class Spawner:
             os.close(descriptor)
 
     def start(self, number: int = 0) -> dict[int, int]:
+        self.say("starting", number)
         self.say("started", number, pids={"0": 70, "1": 71})
         return self.spawner.start(number, [], None)
 
@@ -152,22 +153,23 @@ def test_a_spawner_that_cannot_come_says_why(spawner: Spawner) -> None:
         spawner.spawner.spawner()
 
 
-def test_a_start_that_is_interrupted_returns_nobody(spawner: Spawner) -> None:
-    interrupt = os.eventfd(1, os.EFD_CLOEXEC)
-    try:
-        pids = spawner.spawner.start(0, [], None, interrupt)
-    finally:
-        os.close(interrupt)
-
-    assert pids == {}
-    assert not spawner.spawner.started
-
-
 def test_a_start_without_a_spawner_is_an_error(spawner: Spawner) -> None:
     spawner.channel.close()
 
     with pytest.raises(HelperLostError, match="spawner process ended unexpectedly"):
         spawner.spawner.start(0, [], None)
+
+
+def test_a_spawner_that_is_lost_once_the_first_worker_runs_is_a_loss_of_the_round(spawner: Spawner) -> None:
+    """A program may have run by then, and must not run twice in one round."""
+    spawner.say("starting")
+    spawner.channel.close()
+
+    pids = spawner.spawner.start(0, [], None)
+
+    (lost,) = spawner.spawner.drain()
+    assert pids == {} and spawner.spawner.started
+    assert isinstance(lost, Lost) and isinstance(lost.cause, HelperLostError)
 
 
 def test_an_end_comes_with_what_the_worker_left(spawner: Spawner) -> None:

@@ -353,7 +353,11 @@ def test_a_survivor_is_no_worker_of_a_later_round(yard: Yard) -> None:
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
     assert heard == []
-    assert [(message["op"], message["round"]) for message in yard.said()] == [("started", 1), ("stopped", 1)]
+    assert [(message["op"], message["round"]) for message in yard.said()] == [
+        ("starting", 1),
+        ("started", 1),
+        ("stopped", 1),
+    ]
 
 
 def test_a_survivor_leaves_no_descriptor_open(yard: Yard) -> None:
@@ -386,7 +390,7 @@ def test_a_round_is_told_with_its_processes(yard: Yard, monkeypatch: pytest.Monk
     start(yard, 0, 1)
 
     pids = {"0": yard.workers[0], "1": yard.workers[1]}
-    assert yard.said() == [{"op": "started", "round": 3, "pids": pids}]
+    assert yard.said() == [{"op": "starting", "round": 3}, {"op": "started", "round": 3, "pids": pids}]
 
 
 def test_what_the_fork_server_added_beats_the_callers_variables_and_not_the_workers_own(
@@ -422,7 +426,10 @@ def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
 
     start(yard, 0, 1)
 
-    assert yard.said() == [{"op": "broken", "why": "a worker could not be started: no process left"}]
+    assert yard.said() == [
+        {"op": "starting", "round": 3},
+        {"op": "broken", "why": "a worker could not be started: no process left"},
+    ]
 
 
 def test_a_knock_that_comes_with_the_last_end_finds_no_store(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

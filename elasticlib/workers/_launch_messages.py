@@ -1,0 +1,52 @@
+"""
+What a spawner's messages say of the workers, with what they carry in files: read into `_launch_events`.
+
+Rules of this file: the descriptors stay the caller's; an end is told whatever became of the files that came with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from elasticlib._large_files import content_of
+from elasticlib._wire import Message
+from elasticlib.workers._launch_events import Event, Exit, Failed, Lingers, Stacks, Stopped, Stuck
+from elasticlib.workers.child import _report
+
+_LEFT = 3
+"""Descriptors of what a worker leaves behind: report, crash stacks, and the end of stderr."""
+
+
+def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
+    """The event that *message* tells of; raises `ValueError` where it is none of a worker's."""
+    match message["op"]:
+        case "exited":
+            return _exit_of(message, descriptors)
+        case "failed":
+            left = _report.read(*descriptors) if descriptors else None
+            return Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))
+        case "lingers":
+            stacks = _report.read_text(descriptors[0]) if descriptors else ""
+            return Lingers(message["local_rank"], message["pid"], message["seconds"], message["ends"], stacks)
+        case "stuck":
+            return Stuck(message["local_rank"], message["pid"], message["waited"])
+        case "stacks":
+            found = json.loads(content_of(descriptors)) if descriptors else {}
+            return Stacks({int(rank): text for rank, text in found.items()})
+        case "stopped":
+            ended = {int(pid): command for pid, command in message["ended"].items()}
+            return Stopped(message["survivors"], ended)
+        case other:
+            raise ValueError(f"a spawner says {other!r}, which no launcher knows")
+
+
+def _exit_of(message: Message, descriptors: Sequence[int]) -> Exit:
+    rank, pid, code, told = (message[name] for name in ("local_rank", "pid", "exitcode", "told"))
+    overdue, late = message["overdue"], message["late"]
+    if len(descriptors) < _LEFT:  # none was free here to receive them
+        return Exit(rank, pid, code, told, None, "", overdue=overdue, late=late, unread=True)
+    report, *texts = descriptors[:_LEFT]
+    faults, tail = (_report.read_text(descriptor) for descriptor in texts)
+    left = _report.read(report, *descriptors[_LEFT:])
+    return Exit(rank, pid, code, told, left, faults, tail, overdue, late)
