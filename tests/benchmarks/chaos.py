@@ -54,6 +54,10 @@ PARTS = {
 """What can be hit in each kind of job. In two nodes the first one hosts the store, and its sidecar coordinates."""
 HOWS = ("kill", "stop", "pause")
 PHASES = ("start", "training", "end")
+_PHASE_MARKS = {"training": "up", "end": "ending"}
+"""What workers write down when they come to a phase, in which they wait until the process to be hit is found."""
+_PHASE_SECONDS = {"training": 1.0, "end": 0.3}
+"""About how long a phase lasts from then on; the act comes within it."""
 
 
 @frozen
@@ -231,13 +235,12 @@ def perform(act: Act, up: float) -> Outcome:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
     began = time.monotonic()
-    with _both(_command(act, endpoint), {"ELASTICLIB_CACHE": "", "OMP_NUM_THREADS": "1"}) as (job, launchers):
+    variables = {"ELASTICLIB_CACHE": "", "OMP_NUM_THREADS": "1", journal.HOLD: act.phase}
+    with _both(_command(act, endpoint), variables) as (job, launchers):
         pids = [each.pid for each in launchers]
-        marks = {"training": "up", "end": "ending"}
-        if act.phase in marks:
-            name = marks[act.phase]
+        if act.phase in _PHASE_MARKS:
+            name = _PHASE_MARKS[act.phase]
             _await(lambda: any(each.what == name for each in job.marks()), _UP, launchers)
-            time.sleep((1.0 if act.phase == "training" else 0.3) * act.moment)
         else:
             time.sleep(up * act.moment)
         target: list[int] = []
@@ -249,11 +252,12 @@ def perform(act: Act, up: float) -> Outcome:
             target[:] = [] if pid is None else [pid]
             return bool(target)
 
-        if not _await(found, _UP if act.phase == "start" else 1.0, launchers):
+        if not _await(found, _UP, launchers):
             return Outcome(act, "", "missed", time.monotonic() - began)
         rank = next((rank for rank, pid in _workers(job.folder).items() if pid == target[0]), -1)
         known = frozenset().union(*(tree.of_job(each.pid, job.folder) for each in launchers if each.poll() is None))
-        done = bool(journal.select(job.marks(), "done", 0))
+        (job.folder / journal.AIMED).touch()
+        time.sleep(_PHASE_SECONDS.get(act.phase, 0.0) * act.moment)
         try:
             _hit(act, target[0])
         except ProcessLookupError:
@@ -277,11 +281,12 @@ def perform(act: Act, up: float) -> Outcome:
         names = [tree.command(each.pid) or f"pid {each.pid}" for each in left]
         text = "".join(path.read_text(errors="replace") for path in sorted(job.folder.glob("stderr*")))
         restarts = max((each.attempt for each in job.marks()), default=0)
-        complaint = _judge(act, codes, restarts, rank, text, names, given_up, done)
+        complaint = _judge(act, codes, restarts, rank, text, names, given_up)
         note = f"codes {codes}, {restarts} restart{'s' * (restarts != 1)}"
         return Outcome(act, complaint, note, time.monotonic() - began, text)
 
 
+_CAUSE = re.compile(r"round \d+ ended: |^call failed: |^elasticrun: ")
 _NAMES = {
     "reaper": "reaper process",
     "fork server": "fork server process",
@@ -293,9 +298,8 @@ _NAMES = {
 
 
 def _judge(
-    act: Act, codes: Sequence[int | None], restarts: int, rank: int, text: str, left: Sequence[str], given_up: bool,
-    done: bool,
-) -> str:  # fmt: skip
+    act: Act, codes: Sequence[int | None], restarts: int, rank: int, text: str, left: Sequence[str], given_up: bool
+) -> str:
     """What is wrong; empty where nothing is."""
     if None in codes and _waits_for_host(act, codes, text):
         return ""
@@ -323,9 +327,14 @@ def _judge(
         name = rf"rank {rank}\b" if act.part == "worker" and rank >= 0 else _NAMES.get(act.part, "")
         if act.part.endswith("launcher") or act.how == "pause":
             return ""
-        if re.search(name, text) is None:
+        if re.search(name, causes_told(text)) is None:
             return f"{name!r} is not named"
     return ""
+
+
+def causes_told(text: str) -> str:
+    """Those lines of what a job said that give the cause of a round's, a call's or the job's end."""
+    return "\n".join(line for line in text.splitlines() if _CAUSE.search(line))
 
 
 def _waits_for_host(act: Act, codes: Sequence[int | None], text: str) -> bool:

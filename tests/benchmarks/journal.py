@@ -14,6 +14,10 @@ from typing import NamedTuple
 
 FOLDER = "ELASTICLIB_BENCHMARK_FOLDER"
 """The variable that names the job's folder; in a process's environment it also says whose that process is."""
+HOLD = "ELASTICLIB_BENCHMARK_HOLD"
+"""The variable that names the phase in which workers wait for `AIMED`; without it they never do."""
+AIMED = "aimed"
+"""The file that says that whoever is to be hit in that phase has been found."""
 
 
 class Mark(NamedTuple):
@@ -49,6 +53,12 @@ def mark(what: str) -> None:
     # One write with O_APPEND: lines of several workers never mix.
     os.write(journal, line.encode())
     os.close(journal)
+
+
+def hold(phase: str) -> None:
+    """Wait in *phase* until the process that is to be hit in it has been found."""
+    while os.environ.get(HOLD) == phase and not (folder() / AIMED).exists():
+        time.sleep(0.01)
 
 
 def read(place: Path) -> list[Mark]:

@@ -18,6 +18,7 @@ def work(store: bool) -> int:
         import torch.distributed as dist
 
         dist.barrier()
+    journal.hold("training")
     time.sleep(PACE)  # stands for work
     return os.getpid()
 
@@ -37,4 +38,6 @@ if __name__ == "__main__":
             time.sleep(PACE)  # the program does something else
         os.environ.update(RANK="0", TORCHELASTIC_RESTART_COUNT=str(failed))
         journal.mark("ending")
+        journal.hold("end")
+        time.sleep(PACE)  # stands for a last evaluation
     journal.mark("done")

@@ -16,10 +16,12 @@ if __name__ == "__main__":
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     (journal.folder() / f"worker.{journal.rank()}").write_text(str(os.getpid()))
     journal.mark("up")
+    journal.hold("training")
     for step in range(STEPS):
         if store is not None:
             store.add(f"step {step}", 1)
         time.sleep(PACE)  # stands for a step of a training
     journal.mark("ending")
+    journal.hold("end")
     time.sleep(2 * PACE)  # stands for a last checkpoint
     journal.mark("done")
