@@ -138,13 +138,17 @@ def modules_before(*names: str) -> dict[str, bool]:
 
 
 def note_signals(folder: Path, *, ignores: bool = False, cleans_up_for: float = 0.0) -> None:
-    """Write the name of the signal that comes and end, or only write it; start a grandchild that ignores all."""
+    """
+    Write the name of the signal that comes and end, or only write it; start a grandchild that ignores all.
+
+    It ends with 3: what it has detached would outlive a job whose ranks all end with 0.
+    """
 
     def come(signum: int, frame: object) -> None:
         time.sleep(cleans_up_for)  # stands for a checkpoint that is written
         say(folder / f"rank{os.environ['RANK']}.{signal.Signals(signum).name}", "")
         if not ignores:
-            sys.exit(0)
+            sys.exit(3)
 
     for signum in STOP_SIGNALS:
         signal.signal(signum, come)
