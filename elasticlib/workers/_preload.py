@@ -70,6 +70,8 @@ def of_script(path: str) -> Choice:
 
 def of_function(function: Callable[..., Any]) -> Choice:
     """What to import ahead for *function*."""
+    if _is_ours(function):  # a pool's: which functions its workers are to call, no text says
+        return Choice()
     code, text = getattr(function, "__code__", None), Text()
     if code is not None:
         name = function.__qualname__.partition(".")[0]
@@ -78,6 +80,10 @@ def of_function(function: Callable[..., Any]) -> Choice:
         text.imports.add(TORCH)
     text.is_whole = False  # what the function's arguments and modules bring is in no text
     return _chosen(text)
+
+
+def _is_ours(function: Callable[..., Any]) -> bool:
+    return str(getattr(function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
 def _chosen(text: Text) -> Choice:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from elasticlib.testing.ranks import _recorder
 from elasticlib.workers import _preload
 from elasticlib.workers._script_text import read
+from elasticlib.workers.child import _pooled
 from elasticlib.workers.spawner._allowed import COMPILER, NUMPY, OPTIMIZER, TORCH
 
 TRAINING = (TORCH, OPTIMIZER)
@@ -181,3 +184,8 @@ def test_a_function_without_a_file_may_import_torch() -> None:
     assert (TORCH,) == _preload.modules_of(namespace["train"])
     assert (TORCH,) == _preload.modules_of(len)
     assert (TORCH,) == _preload.modules_of("a_program")
+
+
+@pytest.mark.parametrize("serve", [_pooled.pool, _recorder.pool])
+def test_what_serves_a_pools_calls_does_not_keep_torch_from_being_imported_ahead(serve: Callable[..., None]) -> None:
+    assert (TORCH,) == _preload.modules_of(serve)
