@@ -1,9 +1,10 @@
 """
 Nothing outlives the launcher: how a process watches its parent, adopts orphans and clears up.
 
-Run as a script it is the reaper: a tiny process in a session of its own that stands between the
-launcher and the fork server. When the launcher is gone it kills every descendant and ends. When the fork server is
-gone it becomes the parent of the spawners, which go on, and ends with the last of them.
+Run as a script it is the reaper: a tiny process in a session of its own that stands between the launcher and the fork
+server. When the launcher is gone it kills every descendant and ends; only what removes the named shared memory of
+killed workers lives a moment longer. When the fork server is gone it becomes the parent of the spawners, which go on,
+and ends with the last of them.
 Fork server and spawner use the same three steps, so that any one of the chain may be killed, and the kernel wakes
 whoever of them was stopped when the one above it dies.
 
@@ -38,6 +39,10 @@ LET_GO = 75
 FORK_SERVER_FD = 3
 """The descriptor on which a fork server finds its control socket."""
 FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
+_RESOURCE_TRACKER = b"resource_tracker import main"
+"""In the command line of Python's, and of that of loky (joblib)."""
+_TORCHS_MANAGER = b"torch_shm_manager"
+_LONGEST_COMMAND = 4096
 _LOW = 256
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -115,12 +120,13 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
     """
     SIGKILL and reap every descendant of this process but *spare* and theirs; return who is left after *limit* s.
 
-    Only a process in uninterruptible sleep can be left. The caller must be a sub-reaper.
+    Only a process in uninterruptible sleep can be left, and those that remove the others' memory, which end by
+    themselves and are not waited for. The caller must be a sub-reaper.
     """
     me = os.getpid()
     deadline = time.monotonic() + limit
     while _has_children():
-        members = family(me, spare)
+        members = [each for each in family(me, spare) if not _goes_on_to_remove_memory(me, each[0])]
         # Also those that look like zombies: so does a process whose first thread alone has ended.
         alive = [pid for pid, parent, _ in members if not (parent == me and reap(pid))]
         for pid in alive:
@@ -132,6 +138,31 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
             return alive
         wait_for_ends(alive, left)
     return []
+
+
+def removes_memory(pid: int) -> bool:
+    """
+    True if *pid* unlinks the named shared memory of others when they are gone.
+
+    Python's resource tracker and torch's shared-memory manager alone know the names. They end by themselves, the one at
+    once and the other two seconds later; killed with the others they would leave that memory to the machine.
+    """
+    facts = status(pid)
+    if facts is None or facts[0] in (b"Z", b"X", b"D"):  # to read the command of one in state D may take forever
+        return False
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            program, *arguments = file.read(_LONGEST_COMMAND).split(b"\0")
+    except OSError:
+        return False
+    return os.path.basename(program) == _TORCHS_MANAGER or any(_RESOURCE_TRACKER in each for each in arguments)
+
+
+def _goes_on_to_remove_memory(root: int, pid: int) -> bool:
+    if not removes_memory(pid):
+        return False
+    send_below(root, pid, signal.SIGCONT)  # it may have been stopped with the others
+    return True
 
 
 def send_below(root: int, pid: int, signum: int) -> None:

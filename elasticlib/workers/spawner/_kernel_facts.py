@@ -41,6 +41,22 @@ def group(leader: int) -> Iterator[int]:
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit() and is_in_group(int(entry), leader))
 
 
+def group_below(root: int, leader: int) -> list[int]:
+    """The living processes of the group that *leader* began whose parent is *root*, or one of the group."""
+    found: list[int] = []
+    parents = [root]
+    while parents:
+        members = [pid for pid in children(parents.pop()) if _group_of(pid) == leader]
+        parents += members  # also a zombie: so looks a process whose first thread alone has ended
+        found += [pid for pid in members if is_in_group(pid, leader)]
+    return found
+
+
+def _group_of(pid: int) -> int:
+    facts = _reaper.status(pid)
+    return -1 if facts is None else int(facts[2])
+
+
 def is_in_group(pid: int, leader: int) -> bool:
     """True if *pid* lives, in the group that *leader* began."""
     facts = _reaper.status(pid)
@@ -60,10 +76,11 @@ def children(parent: int) -> list[int]:
 
 
 def detached(parent: int, sessions: Collection[int]) -> list[int]:
-    """The living children of *parent* that are in none of the *sessions*, nor in its own."""
+    """The living children of *parent* that are in none of the *sessions*, nor in its own; not torch's manager."""
     others = {*sessions, os.getsid(parent)}
     found = [(pid, _reaper.status(pid)) for pid in children(parent)]
-    return [pid for pid, facts in found if facts is not None and facts[0] != b"Z" and int(facts[3]) not in others]
+    apart = [pid for pid, facts in found if facts is not None and facts[0] != b"Z" and int(facts[3]) not in others]
+    return [pid for pid in apart if not _reaper.removes_memory(pid)]
 
 
 def command(pid: int) -> str:

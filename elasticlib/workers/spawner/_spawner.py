@@ -156,7 +156,7 @@ class Spawner:
             case "signal":
                 worker = self._live.get(message["local_rank"])
                 if worker is not None and message["round"] == self._round:
-                    _reaper.send_group(worker.pid, worker.handle, message["signal"])
+                    worker.send_group(message["signal"])
             case "pass on":
                 for each in self._live.values():
                     each.pass_on(message["signal"])
@@ -282,7 +282,7 @@ class Spawner:
 
     def _reap(self, worker: WorkerProcess) -> None:
         # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
-        _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
+        worker.send_group(signal.SIGKILL)
         _, status = os.waitpid(worker.pid, 0)
         facts = worker.course.facts_of_end(os.waitstatus_to_exitcode(status))
         self._well = self._well and facts["exitcode"] == 0
@@ -338,7 +338,7 @@ class Spawner:
             return
         worker = asked[rank]
         self._tell("stuck", worker, waited=time.monotonic() - stop.began)
-        _reaper.send_group(worker.pid, worker.handle, signal.SIGKILL)
+        worker.send_group(signal.SIGKILL)
 
     def _hear(self) -> None:
         """Take in what workers announce of their programs."""

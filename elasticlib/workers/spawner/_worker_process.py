@@ -44,21 +44,33 @@ class WorkerProcess:
         self.told = self.told or not (self.course.overdue or _reaper.ends(self.pid))
         self.signum = signum
         if self.course.for_group or signum == signal.SIGKILL:
-            _reaper.send_group(self.pid, self.handle, signum)
+            self.send_group(signum)
         else:
             _reaper.send(self.handle, signum)
-        _reaper.send_group(self.pid, self.handle, signal.SIGCONT)
+        self.send_group(signal.SIGCONT)
+
+    def send_group(self, signum: int) -> None:
+        """Signal its group; SIGKILL spares what removes its shared memory."""
+        if signum != signal.SIGKILL or not any(map(_reaper.removes_memory, self._group())):
+            _reaper.send_group(self.pid, self.handle, signum)
+            return
+        _reaper.send_group(self.pid, self.handle, signal.SIGSTOP)  # so that none forks while they are killed one by one
+        for pid in self._group():
+            _reaper.send_below(os.getpid(), pid, signal.SIGCONT if _reaper.removes_memory(pid) else signal.SIGKILL)
+
+    def _group(self) -> list[int]:
+        return _kernel_facts.group_below(os.getpid(), self.pid)
 
     def ask_group(self) -> None:
         """Send the stop signal to what it started in its group, but not to itself once more."""
         for pid in _kernel_facts.group(self.pid):
-            if pid != self.pid:
+            if pid != self.pid and not _reaper.removes_memory(pid):
                 _reaper.send_below(os.getpid(), pid, self.signum)
                 _reaper.send_below(os.getpid(), pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL it and its group."""
-        _reaper.send_group(self.pid, self.handle, signal.SIGKILL)
+        self.send_group(signal.SIGKILL)
         _reaper.send(self.handle, signal.SIGKILL)  # it may not lead its group yet
 
     def is_writing(self) -> bool:
@@ -68,8 +80,9 @@ class WorkerProcess:
         return self.written > before or any(map(_kernel_facts.has_own_file, family))
 
     def left_in_group(self) -> list[int]:
-        """The processes that it has left behind in its group, now that it has ended."""
-        return [pid for pid in _kernel_facts.children(os.getpid()) if _kernel_facts.is_in_group(pid, self.pid)]
+        """The processes that it has left behind in its group, now that it has ended; not what removes its memory."""
+        group = [pid for pid in _kernel_facts.children(os.getpid()) if _kernel_facts.is_in_group(pid, self.pid)]
+        return [pid for pid in group if not _reaper.removes_memory(pid)]
 
     def pass_on(self, signum: int) -> None:
         """Send it *signum* if it handles that: else it would die of it."""

@@ -128,6 +128,22 @@ def test_a_process_that_the_kernel_takes_down_has_begun_to_end(
     assert _reaper.ends(7) is ending
 
 
+SPARES_WHAT_REMOVES_MEMORY = """
+import os, signal, subprocess, sys
+from multiprocessing import resource_tracker, shared_memory
+from elasticlib.workers import _reaper
+_reaper.adopt_orphans()
+sys.warnoptions.append("ignore")
+memory = shared_memory.SharedMemory(create=True, size=1)
+tracker = resource_tracker._resource_tracker
+subprocess.Popen(["sleep", "60"])
+os.kill(tracker._pid, signal.SIGSTOP)
+print(_reaper.sweep())
+os.close(tracker._fd)
+os.waitpid(tracker._pid, 0)
+print(os.path.exists("/dev/shm/" + memory.name.lstrip("/")))
+"""
+
 STOPS_NOBODY = """
 from elasticlib.workers import _reaper
 _reaper.adopt_orphans()
@@ -186,6 +202,23 @@ def outcome(script: str, *args: str) -> str:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.stderr == ""
     return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_what_removes_shared_memory_is_spared_and_woken() -> None:
+    """Here it waits for this process, the last that has the memory: nobody waits for that."""
+    assert outcome(SPARES_WHAT_REMOVES_MEMORY) == "[]\nFalse"
+
+
+def test_only_trackers_and_managers_remove_shared_memory(sleeper: Sleeper, tmp_path: Path) -> None:
+    manager = tmp_path / "torch_shm_manager"
+    manager.symlink_to(shutil.which("sleep") or "sleep")
+
+    pids = sleeper(str(manager)), sleeper()
+    while any((_reaper.status(pid) or [b""])[0] != b"S" for pid in pids):
+        pass  # the kernel still loads the program
+
+    assert [_reaper.removes_memory(pid) for pid in pids] == [True, False]
 
 
 @pytest.mark.slow
