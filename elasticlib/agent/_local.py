@@ -199,6 +199,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 listener=None if self._listener is None else self._listener.fileno(),
                 interrupt=self._signals.hurry(),
                 guard=self._member.guard,  # from then on this process may be stopped
+                rank_base=worker_group.workers[0].global_rank,
+                world_size=worker_group.workers[0].world_size,
             )
         )
 
@@ -276,7 +278,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             signum,
             grace,
             lambda limit: self._watch_stop(signum, limit),
-            rank_base=self._worker_group.workers[0].global_rank,
             somebody_waits=somebody_waits,
             spare_failed=spare_failed,
         )

@@ -24,7 +24,11 @@ from elasticlib.records._of_agents import (
     WorkersSeen as WorkersSeen,
     WorkerStarted as WorkerStarted,
 )
-from elasticlib.records._of_ends import WorkerCrashedLate as WorkerCrashedLate, WorkerLingers as WorkerLingers
+from elasticlib.records._of_ends import (
+    LastWorkerRuns as LastWorkerRuns,
+    WorkerCrashedLate as WorkerCrashedLate,
+    WorkerLingers as WorkerLingers,
+)
 from elasticlib.records._of_helpers import (
     HelperHeld as HelperHeld,
     HelperLost as HelperLost,

@@ -19,10 +19,11 @@ from typing import Any
 
 from elasticlib import records
 from elasticlib._programs import FEW_DESCRIPTORS
+from elasticlib._stack_text import place_of
 from elasticlib._untrusted import exactly, parse, whole
 from elasticlib.errors import Frame, PicklingError, ProcessFailure, read_error_file
 from elasticlib.spec import LogsDest
-from elasticlib.workers._launch_events import Event, Exit, Lingers, Stacks, Stopped, StoreGone, Stuck
+from elasticlib.workers._launch_events import Event, Exit, LastRuns, Lingers, Stacks, Stopped, StoreGone, Stuck
 from elasticlib.workers.child import _results
 
 STORE, SPAWNER = "worker store", "spawner"
@@ -88,12 +89,18 @@ def failure_of(
         failure.happened(written)
     if not failure.traceback and end.faults.strip():
         failure.traceback = user_part(end.faults)
-    if end.overdue is not None:
+    stacks = user_part(end.faults) or "(could not be seen)"
+    if end.overran:
+        failure.message = (
+            f"the program still ran {end.overdue:g} s after all other ranks of this node had exited with 0"
+        )
+        failure.hint = f"it was stopped for that (exit_timeout); its threads then:\n{stacks}"
+    elif end.overdue is not None:
         if report is None and end.exitcode < 0:
             failure.message = "the program ended well, but its threads or exit handlers were still at work"
         failure.hint = (
             f"it did not end within {end.overdue:g} s (exit_timeout) after that and was stopped; its threads then:\n"
-            + (user_part(end.faults) or "(could not be seen)")
+            + stacks
         )
     told = set(failure.traceback.splitlines())
     failure.log_tail = tuple(line for line in failure.log_tail if line not in told)
@@ -136,11 +143,12 @@ def _written(error_file: str) -> float | None:
         return None
 
 
-def record_of(event: Event, rank_base: int, signum: int) -> records.Record | None:
+def record_of(event: Event, rank_base: int, are_all: bool, signum: int) -> records.Record | None:
     """
     The record of *event*; None for one that says nothing to people by itself.
 
-    The ranks of this node begin at *rank_base*; *signum* is what its workers are being stopped with.
+    The ranks of this node begin at *rank_base*, and *are_all* that the job has or not; *signum* is what its workers are
+    being stopped with.
     """
     match event:
         case Exit(rank, pid, exitcode, late=int(late)):
@@ -148,6 +156,10 @@ def record_of(event: Event, rank_base: int, signum: int) -> records.Record | Non
         case Lingers():
             stacks = user_part(event.stacks)
             return records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks)
+        case LastRuns(rank, pid, seconds, left, stacks):
+            text = user_part(stacks)
+            place = f"at {place}" if (place := place_of(text)) else _NATIVE if text else ""
+            return records.LastWorkerRuns(rank_base + rank, pid, seconds, left, place, are_all)
         case Stacks(texts):
             return records.StacksTold({rank: user_part(text) for rank, text in texts.items()})
         case Stuck(rank, pid, waited):
@@ -159,6 +171,9 @@ def record_of(event: Event, rank_base: int, signum: int) -> records.Record | Non
     return None
 
 
+_CALL = "call_function"
+"""Our function that calls the user's: what called it is ours, or the caller's that was forked."""
+_NATIVE = "in native code, such as the destructor of a local variable"
 _AT_ITS_END = {
     "_join_threads": "waits for the threads of the program to end",
     "_flush_files": "writes what files that were left open hold in their buffers",
@@ -166,6 +181,7 @@ _AT_ITS_END = {
     "_clear_modules": "clears the modules of the program, which runs finalizers",
     "_flush_streams": "writes what stdout and stderr hold in their buffers",
     "finish": "runs exit handlers, or writes what is left",
+    _CALL: f"called the function, which is {_NATIVE}",
 }
 """What a worker does in a function of ours, at its end."""
 _OWN_FUNCTION = re.compile(r" in (\w+)$")
@@ -175,12 +191,18 @@ def user_part(faults: str) -> str:
     """The fault handler's stacks without the frames below the user's first one; what we do where there is no other."""
     found: list[str] = []
     own: str | None = None
+    is_below = False
     for line in [*faults.splitlines(), ""]:
         if line.startswith("Extension modules:"):
             continue
         if _OWN_FRAME.search(line) is not None:
-            name = _OWN_FUNCTION.search(line)
-            own = own or _AT_ITS_END.get(name.group(1) if name is not None else "")
+            found_name = _OWN_FUNCTION.search(line)
+            name = found_name.group(1) if found_name is not None else ""
+            own = own or _AT_ITS_END.get(name)
+            is_below = is_below or name == _CALL
+            continue
+        is_below = is_below and line.startswith("  File ")
+        if is_below:
             continue
         if not line.strip() and found and found[-1].endswith("(most recent call first):") and own is not None:
             found.append(f"  (elasticlib {own})")

@@ -31,6 +31,8 @@ class Exit:
     """Seconds after the end of its program in which its process did not end, so that it was stopped."""
     late: int | None = None
     """How its process ended, where that was otherwise than by `exitcode`, when this was final already."""
+    overran: bool = False
+    """Whether it was stopped because its program ran on for `overdue` s when all others had ended."""
     unread: bool = False
     """True where no descriptor was free for what it left, so that a report may have been lost."""
 
@@ -52,6 +54,19 @@ class Lingers:
     seconds: float
     ends: bool
     """Whether it is stopped for that."""
+    stacks: str
+
+
+@define
+class LastRuns:
+    """A worker runs on, though all others have ended well."""
+
+    local_rank: int
+    pid: int
+    seconds: float
+    """Since the others have ended."""
+    left: float | None
+    """Seconds until it is stopped for that; None: it is not."""
     stacks: str
 
 
@@ -99,7 +114,7 @@ class Lost:
     cause: Exception | None = None
 
 
-Event = Exit | Failed | Lingers | Stuck | Stopped | StoreGone | Stacks | Lost
+Event = Exit | Failed | Lingers | LastRuns | Stuck | Stopped | StoreGone | Stacks | Lost
 
 
 @frozen

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from elasticlib._large_files import content_of
 from elasticlib._wire import Message
-from elasticlib.workers._launch_events import Event, Exit, Failed, Lingers, Stacks, Stopped, Stuck
+from elasticlib.workers._launch_events import Event, Exit, Failed, LastRuns, Lingers, Stacks, Stopped, Stuck
 from elasticlib.workers.child import _report
 
 _LEFT = 3
@@ -27,8 +27,11 @@ def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
             left = _report.read(*descriptors) if descriptors else None
             return Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))
         case "lingers":
-            stacks = _report.read_text(descriptors[0]) if descriptors else ""
+            stacks = content_of(descriptors).decode()
             return Lingers(message["local_rank"], message["pid"], message["seconds"], message["ends"], stacks)
+        case "alone":
+            stacks = content_of(descriptors).decode()
+            return LastRuns(message["local_rank"], message["pid"], message["seconds"], message["left"], stacks)
         case "stuck":
             return Stuck(message["local_rank"], message["pid"], message["waited"])
         case "stacks":
@@ -43,10 +46,10 @@ def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
 
 def _exit_of(message: Message, descriptors: Sequence[int]) -> Exit:
     rank, pid, code, told = (message[name] for name in ("local_rank", "pid", "exitcode", "told"))
-    overdue, late = message["overdue"], message["late"]
+    more = {name: message[name] for name in ("overdue", "late", "overran")}
     if len(descriptors) < _LEFT:  # none was free here to receive them
-        return Exit(rank, pid, code, told, None, "", overdue=overdue, late=late, unread=True)
+        return Exit(rank, pid, code, told, None, "", unread=True, **more)
     report, *texts = descriptors[:_LEFT]
     faults, tail = (_report.read_text(descriptor) for descriptor in texts)
     left = _report.read(report, *descriptors[_LEFT:])
-    return Exit(rank, pid, code, told, left, faults, tail, overdue, late)
+    return Exit(rank, pid, code, told, left, faults, tail, **more)

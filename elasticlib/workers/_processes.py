@@ -82,7 +82,7 @@ class Processes:
         self._noticed: dict[int, float] = {}
         self._stopped = False
         self._memory_kills = 0
-        self._rank_base = 0
+        self._rank_base, self._world_size = 0, 0
         self._signum = 0
 
     # A round begins.
@@ -97,6 +97,8 @@ class Processes:
         listener: int | None = None,
         interrupt: int | None = None,
         guard: Callable[[int], Term | None] | None = None,
+        rank_base: int = 0,
+        world_size: int = 0,
     ) -> dict[int, int]:
         """
         Start round *number* and return {local rank: pid}.
@@ -107,10 +109,12 @@ class Processes:
         Each worker is started with one of *specs*; its streams come from *dest*. *prefixes* stand before the
         console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets a
         handle of the process with which all workers will die, before there are any, and may give a lease: all are
-        killed when it is over. Raises `StartError` or `PreloadError`; no process is left then.
+        killed when it is over. The workers have the ranks from *rank_base* on, of *world_size*. Raises
+        `StartError` or `PreloadError`; no process is left then.
         """
         with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
             self._forget()
+            self._rank_base, self._world_size = rank_base, world_size
             self._memory_kills = _machine.memory_kills()
             self._dest = settled(dest)
             _streams.prepare(self._dest)
@@ -196,12 +200,16 @@ class Processes:
                     self._store, self._store_gone_at = self._store or event, time.time()
                 case heard.Lost():
                     self.lost = self.lost or event  # the first one knows why
-            if (record := _failure.record_of(event, self._rank_base, self._signum)) is not None:
+            if (record := self._record_of(event)) is not None:
                 self._sink(record)
         if time.monotonic() >= self._latest():
             self._end_deaf(self._spawner)
         elif not self.gone():
             self._look_at_helpers(self._spawner)
+
+    def _record_of(self, event: heard.Event) -> records.Record | None:
+        are_all = self._world_size == self._count
+        return _failure.record_of(event, self._rank_base, are_all, self._signum)
 
     def poll_timeout(self) -> float | None:
         """Seconds until `poll` wants to be called though nothing is readable; None: not at all."""
@@ -255,7 +263,6 @@ class Processes:
         grace: float,
         meanwhile: Callable[[float | None], None] | None = None,
         *,
-        rank_base: int = 0,
         somebody_waits: bool = False,
         spare_failed: bool = False,
     ) -> None:
@@ -266,9 +273,8 @@ class Processes:
 
         *meanwhile* is called again and again until then, in place of waiting for this object alone, with the seconds
         that it may take: it may listen to others too, and `hasten` the end. Where *somebody_waits* for it, they are
-        told for whom, with ranks that begin at *rank_base*.
+        told for whom.
         """
-        self._rank_base = rank_base
         self.poll()
         spawner = self._spawner
         if spawner is not None and spawner.started and not self.gone():
@@ -284,7 +290,7 @@ class Processes:
                 self.poll()
                 if tell_at is not None and time.monotonic() >= tell_at and not self.gone():
                     tell_at = None
-                    left = {rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
+                    left = {self._rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
                     if left and (time_left := self._deadline - time.monotonic()) > 0:
                         self._sink(records.StopAwaited(left, self._signum, time_left))
         if self.lost is not None or (spawner is not None and not spawner.started):

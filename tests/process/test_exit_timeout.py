@@ -250,6 +250,56 @@ def test_a_finalizer_that_never_ends_holds_no_job(tmp_path: Path) -> None:
     assert 2 == done.stderr.count("and it is stopped")
 
 
+def has_a_local_that_hangs() -> int:
+    """Return; in rank 0 a local variable keeps the call from coming back, in native code, as a process group may."""
+    _, writing = os.pipe()  # which nobody reads
+    held = os.fdopen(writing, "wb", 1 << 20)
+    if os.environ["RANK"] == "0":
+        held.write(bytes(1 << 19))
+    return 7
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_the_last_rank_is_ended_where_a_local_variable_hangs_inside_the_call(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a line that says where it is: no frame of the function is left."""
+    config = LaunchConfig(nproc_per_node=2, max_restarts=0, exit_timeout=1, start_method=method)  # type: ignore[arg-type]
+
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config, has_a_local_that_hangs)()
+
+    ((rank, failure),) = caught.value.failures.items()
+    expected = "the program still ran 1 s after all other ranks of this node had exited with 0"
+    assert (0, expected) == (rank, failure.message)
+    assert "it was stopped for that (exit_timeout)" in failure.hint
+    (line,) = [record.getMessage() for record in caplog.records if "all ranks but 0" in record.getMessage()]
+    assert line.endswith("is in native code, such as the destructor of a local variable: exit_timeout ends it now")
+
+
+HANGS_IN_MAIN = """
+import os
+
+def main():
+    _, writing = os.pipe()
+    held = os.fdopen(writing, "wb", 1 << 20)
+    if os.environ["RANK"] == "0":
+        held.write(bytes(1 << 19))
+
+main()
+"""
+
+
+def test_the_last_rank_of_a_script_is_ended_where_a_local_variable_of_a_function_hangs(tmp_path: Path) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS_IN_MAIN)
+
+    done = elasticrun("--exit-timeout", "0.5", "--nproc-per-node", "2", str(script))
+
+    assert 1 == done.returncode
+    assert "is at hangs.py:10: exit_timeout ends it now" in done.stderr
+
+
 def forks_and_returns(raises: bool) -> int:
     """Fork a child that comes back from this function too."""
     pid = os.fork()

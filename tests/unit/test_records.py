@@ -17,6 +17,7 @@ from elasticlib.records import (
     HelperLost,
     HelperReplaced,
     HelperWoken,
+    LastWorkerRuns,
     LaunchStarted,
     LogsKept,
     NotNeeded,
@@ -83,6 +84,20 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
             WorkerStuck(3, 1001, 2, 2.04),
             "rank 3 (process 1001) is in native code, such as a collective, and has not handled SIGINT in 2.0 s, "
             "nor has any other worker here: killed, to free those that wait for it",
+        ),
+        (
+            LastWorkerRuns(3, 71, 30.2, None, "at train.py:41", are_all=True),
+            "all ranks but 3 exited 30 s ago; rank 3 (process 71) is at train.py:41: it is left running (exit_timeout "
+            "would end it)",
+        ),
+        (
+            LastWorkerRuns(3, 71, 30.2, 269.8, "", are_all=False),
+            "all ranks of this node but 3 exited 30 s ago; rank 3 (process 71) still runs: exit_timeout ends it in "
+            "270 s",
+        ),
+        (
+            LastWorkerRuns(3, 71, 300.1, -0.1, "at train.py:41", are_all=True),
+            "all ranks but 3 exited 300 s ago; rank 3 (process 71) is at train.py:41: exit_timeout ends it now",
         ),
         (
             DetachedEnded({71: "rsync -a out host:", 72: "sleep 60"}),

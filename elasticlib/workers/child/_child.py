@@ -239,10 +239,10 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
             # The user's own hook is called. One that is put around what is there, as torch puts its own around it for
             # each process group, has nothing to add to.
             sys.excepthook = _nothing
-        return _outcome(lambda: _showing.run(_loaded(spec, handed)), handed, spec.shared, keeps_result=True)
+        return _outcome(lambda: _showing.call_function(_loaded(spec, handed)), handed, spec.shared, keeps_result=True)
     if spec.args_by_rank:
         call = functools.partial(call, spec.local_rank)
-    return _outcome(lambda: _showing.run(call), handed, shared=None, keeps_result=True)
+    return _outcome(lambda: _showing.call_function(call), handed, shared=None, keeps_result=True)
 
 
 def _new_main() -> types.ModuleType:

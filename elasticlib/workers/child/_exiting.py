@@ -11,8 +11,12 @@ asked for, and then it is stopped by the same ladder as every other.
       |                                         |                        |  +-- it ends, its group does not --> GROUP
       |                                         +-- a program that ended well, no timeout set --> LINGERS
       +------------------------------ the round is being stopped --------+
+      |
+      +-- all others ended well --> ALONE --some time--> DUMPS --exit timeout not set, or not over yet--> ALONE
 
-In ASKED the signal goes to the worker alone, and to its group when half of the grace is over.
+In ASKED the signal goes to the worker alone, and to its group when half of the grace is over. A worker that is ALONE
+may have its reasons, such as a checkpoint, or hang where nothing is announced: in the destructor of a process group
+that was a local variable, before the function returns.
 
 Rules of this file: time is an argument; PURE: nothing is sent or read here but the announcement itself.
 """
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import os
 import select
 import signal
@@ -34,6 +39,8 @@ from elasticlib.workers.child._start_spec import Handed
 
 DEFAULT_EXIT_TIMEOUT = 30.0
 """Seconds"""
+ALONE_TIMEOUT = 30.0
+"""Seconds for which the last worker runs on before people are told where it is."""
 _DUMP_LIMIT = 1.0
 """Seconds that the stacks of all threads get to be written."""
 _DUMP_LOOK = 0.01
@@ -73,6 +80,8 @@ class Stage(enum.Enum):
     """Where a worker's process is on its way to its end."""
 
     RUNS = enum.auto()
+    ALONE = enum.auto()
+    """It runs, and all others have ended well."""
     EXITS = enum.auto()
     DUMPS = enum.auto()
     LINGERS = enum.auto()
@@ -94,6 +103,8 @@ class Act(enum.Enum):
     """Ask for the stacks of its threads."""
     TELL = enum.auto()
     """Tell the launcher that it did not end in time."""
+    TELL_ALONE = enum.auto()
+    """Tell the launcher that it runs on, though all others have ended."""
     TERM = enum.auto()
     ASK_GROUP = enum.auto()
     """Send the stop signal to its group, too."""
@@ -197,8 +208,11 @@ class Course:
     deadline: float | None = None
     overdue: bool = False
     """Whether it was stopped because its process did not end in time."""
+    overran: bool = False
+    """Whether that was because its program ran on when all others had ended."""
     is_final: bool = False
     """Whether nothing that its process does from here on changes the status."""
+    _alone_since: float = 0.0
     _dump_until: float = 0.0
     _kill_at: float = 0.0
     """When the stop signal is followed by SIGKILL."""
@@ -225,6 +239,20 @@ class Course:
             return False  # its end, which is near, will tell
         self.stage, self.deadline = Stage.EXITS, now + self.exit_timeout
         return status != 0
+
+    def leave_alone(self, now: float, timeout: float = ALONE_TIMEOUT) -> None:
+        """All other workers have ended well: in *timeout* s people are told where this one is, if it still runs."""
+        if self.stage is Stage.RUNS:
+            self.stage, self._alone_since = Stage.ALONE, now
+            self.deadline = min(now + timeout, self._end_of_alone())
+
+    def _end_of_alone(self) -> float:
+        """When it is stopped though its program runs: never, unless the user set a time for ends."""
+        return self._alone_since + self.exit_timeout if self.was_chosen else math.inf
+
+    def time_alone(self, now: float) -> tuple[float, float]:
+        """Seconds since all others have ended, and those that it has left."""
+        return now - self._alone_since, self._end_of_alone() - now
 
     def stop(self, grace: float, now: float, spare_failed: bool) -> bool:
         """
@@ -269,12 +297,19 @@ class Course:
         if self.deadline is None or now < self.deadline:
             return []
         match self.stage:
-            case Stage.EXITS:
+            case Stage.EXITS | Stage.ALONE:
                 self.stage, self.deadline, self._dump_until = Stage.DUMPS, now + _DUMP_LOOK, now + _DUMP_LIMIT
                 return [Act.DUMP]
             case Stage.DUMPS if not dumped and now < self._dump_until:
                 self.deadline = now + _DUMP_LOOK
                 return []
+            case Stage.DUMPS if self.outcome is None and now < self._end_of_alone():
+                self.stage, self.deadline = Stage.ALONE, self._end_of_alone()
+                return [Act.TELL_ALONE]
+            case Stage.DUMPS if self.outcome is None:
+                self.overdue = self.overran = True
+                self._ask(now)
+                return [Act.TELL_ALONE, Act.TERM]
             case Stage.DUMPS if self.outcome in _MAIN_PARTS and self.status == 0 and not self.was_chosen:
                 # Its threads and exit handlers are part of the program, as those of any Python program.
                 self.stage, self.deadline = Stage.LINGERS, None
@@ -305,6 +340,7 @@ class Course:
         return {
             "exitcode": self.exitcode(code),
             "overdue": self.exit_timeout if self.overdue else None,
+            "overran": self.overran,
             "late": code if self.crashed_late(code) else None,
         }
 

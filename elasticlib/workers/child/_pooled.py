@@ -293,7 +293,7 @@ class _Server:
         shared = message["shared"]
         try:
             call = self._call(message, memories)
-            result = _showing.run(call)
+            result = _showing.call_function(call)
         except SystemExit as stop:
             if stop.code not in (None, 0):
                 return _failed(stop, shared)

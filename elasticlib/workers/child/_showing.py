@@ -46,8 +46,8 @@ def attach(word: str | None, ranks: Sequence[int] | None, rank: int, output: str
     when_imported(SHELL, _become_shell)
 
 
-def run(call: Callable[[], Any]) -> Any:
-    """Call it, and show the figures that it leaves open, as a cell does at its end."""
+def call_function(call: Callable[[], Any]) -> Any:
+    """Call the user's function, and show the figures that it leaves open, as a cell does at its end."""
     try:
         return call()
     finally:

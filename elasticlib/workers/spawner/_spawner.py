@@ -12,21 +12,17 @@ their groups, one deadline, SIGKILL, then report who survives (uninterruptible s
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
-import multiprocessing
 import os
 import selectors
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing import process as multiprocessing_process
 from typing import Any, NoReturn
-
-from attrs import evolve
 
 from elasticlib import processes
 from elasticlib._large_files import files_with
@@ -35,8 +31,9 @@ from elasticlib._programs import FEW_PROCESSES, KILLED
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _exiting, _report
-from elasticlib.workers.child._start_spec import Handed, StartSpec, both
+from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts, _stuck
+from elasticlib.workers.spawner._fork_worker import fork_worker
 from elasticlib.workers.spawner._left import Left
 from elasticlib.workers.spawner._parent import watch_parent
 from elasticlib.workers.spawner._stack_dump import StackDump
@@ -108,7 +105,7 @@ class Spawner:
             if self._stopping is not None and time.monotonic() >= self._stopping.next_look:
                 self._look_for_stuck(self._stopping)
             if self._stacks.next_look is not None and time.monotonic() >= self._stacks.next_look:
-                self._tell_stacks(self._stacks.look(time.monotonic()))
+                self._answer_with_stacks(self._stacks.look(time.monotonic()))
             if time.monotonic() >= self._lease_end():
                 # Others may have the ranks of these workers from now on, and nobody else here has ended them.
                 _reaper.sweep()
@@ -229,30 +226,8 @@ class Spawner:
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
     def _fork(self, spec: StartSpec, handed: Handed) -> int:
-        left = [*handed.left(), handed.notices]
-        keep = {*left, *self._keep, *self._memories.values()}
-        memories: list[int] = []
-        if spec.fresh:  # a new interpreter finds what it is to do in memory that it inherits
-            handed = evolve(handed, inherit=[*left, *self._memories.values()])
-            memories = files_with(json.dumps(both(spec, handed)).encode(), "start spec")
-            handed = evolve(handed, inherit=[*handed.inherit, *memories])
-            keep.update(memories)
-            spec = evolve(spec, kind="program", argv=[*spec.python, ",".join(map(str, memories))])
-        elif spec.kind == "program":
-            keep -= self._keep
         drop = None if self._call is None else self._own_descriptors()
-        # torch's multiprocessing is the standard one with tensors taught to it.
-        torchs: Any = sys.modules.get("torch.multiprocessing")
-        context = (torchs or multiprocessing).get_context("fork")
-        facts = (spec, handed, os.getpid(), keep, drop, self._call)
-        worker = context.Process(target=_child.run_forked, args=facts)
-        sys.stdout.flush()
-        worker.start()
-        # The spawner reaps by itself, after the group was killed: multiprocessing must not be first.
-        multiprocessing_process._children.discard(worker)  # type: ignore[attr-defined]
-        for memory in memories:
-            os.close(memory)
-        return int(worker.pid)
+        return fork_worker(spec, handed, self._keep, drop, self._call)
 
     def _own_descriptors(self) -> list[int]:
         """What a worker forked with all of the caller's descriptors must not hold."""
@@ -300,6 +275,9 @@ class Spawner:
         del self._live[worker.local_rank]
         if not self._live:
             self._all_ended()
+        elif len(self._live) == 1 and self._well:
+            (last,) = self._live.values()
+            last.course.leave_alone(time.monotonic())
 
     def _all_ended(self) -> None:
         self._stopping = None
@@ -358,15 +336,16 @@ class Spawner:
         course = worker.course
         if course.deadline is None or time.monotonic() < course.deadline:
             return
-        size = os.fstat(worker.left.faults).st_size
-        dumped, worker.dumped = 0 < size == worker.dumped, size
+        dumped = worker.has_dumped()
         for act in course.due(time.monotonic(), dumped):
             match act:
                 case _exiting.Act.DUMP:
-                    _reaper.send(worker.handle, _child.STACKS_SIGNAL)
+                    worker.dump()
                 case _exiting.Act.TELL:
-                    stacks = worker.left.faults
-                    self._tell("lingers", worker, (stacks,), seconds=course.exit_timeout, ends=course.overdue)
+                    self._tell_stacks("lingers", worker, seconds=course.exit_timeout, ends=course.overdue)
+                case _exiting.Act.TELL_ALONE:
+                    seconds, left = course.time_alone(time.monotonic())
+                    self._tell_stacks("alone", worker, seconds=seconds, left=None if left == math.inf else left)
                 case _exiting.Act.TERM:
                     worker.ask(signal.SIGTERM)
                 case _exiting.Act.ASK_GROUP if worker.is_writing():
@@ -385,15 +364,32 @@ class Spawner:
                     self._selector.unregister(worker.handle)
                     self._forget(worker)
 
-    def _tell_stacks(self, found: dict[int, str] | None) -> None:
+    def _tell_stacks(self, what: str, worker: WorkerProcess, **facts: object) -> None:
+        """Tell of a worker with its stacks, which the report of its end has too, if it is ended for that."""
+        with _shared(worker.stacks(keep=worker.course.overdue)) as memories:
+            self._tell(what, worker, memories, **facts)
+
+    def _answer_with_stacks(self, found: dict[int, str] | None) -> None:
         if found is not None:
-            memories = files_with(json.dumps(found).encode(), "stacks")
-            self._launcher.send({"op": "stacks", "round": self._round}, tuple(memories))
-            for memory in memories:
-                os.close(memory)
+            with _shared(json.dumps(found)) as memories:
+                self._launcher.send({"op": "stacks", "round": self._round}, memories)
 
     def _store_began(self, pid: int) -> None:
         self._launcher.send({"op": "hosting", "round": self._round, "pid": pid})
 
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
         self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})
+
+
+@contextlib.contextmanager
+def _shared(stacks: str) -> Iterator[tuple[int, ...]]:
+    """Files with the text, for the launcher; none where no descriptor is free: what is told counts by itself."""
+    try:
+        memories = files_with(stacks.encode(), "stacks")
+    except OSError:
+        memories = []
+    try:
+        yield tuple(memories)
+    finally:
+        for memory in memories:
+            os.close(memory)

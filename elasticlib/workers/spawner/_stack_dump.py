@@ -17,6 +17,7 @@ from attrs import define
 from elasticlib import processes
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
+from elasticlib.workers.spawner import _kernel_facts
 
 LIMIT = 0.7
 """Seconds that a worker has to answer: less than anybody waits who has a second for all."""
@@ -77,16 +78,16 @@ class StackDump:
     def _look_at(self, worker: _Worker, is_over: bool) -> None:
         is_held = _is_held(worker.pid)
         if not worker.asked and not is_held:  # else it would answer when it goes on, and nobody asks any more
-            worker.asked = _catches(worker.pid, self._signum)
+            worker.asked = _kernel_facts.catches(worker.pid, self._signum)
             if worker.asked:
-                _clear(worker.faults)
+                clear(worker.faults)
                 _reaper.send(worker.handle, self._signum)
         elif worker.asked:
             size, former = os.fstat(worker.faults).st_size, worker.size
             worker.size = size
             if 0 < size == former:  # the handler writes in one go
                 worker.text = _report.read_text(worker.faults)
-                _clear(worker.faults)
+                clear(worker.faults)
         if worker.text is None and (is_over or is_held):
             facts = _reaper.status(worker.pid)
             why = "it runs no Python that could tell, or is just being started" if not worker.asked else "no answer"
@@ -99,19 +100,7 @@ def _is_held(pid: int) -> bool:
     return facts is not None and facts[0] in (b"T", b"t")
 
 
-def _catches(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for the signal."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
-            for line in lines:
-                if line.startswith("SigCgt:"):
-                    return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    except (OSError, ValueError, IndexError):
-        pass  # it has ended
-    return False
-
-
-def _clear(descriptor: int) -> None:
+def clear(descriptor: int) -> None:
     """Empty the memory; worker and spawner have the place to write at in common."""
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from elasticlib import processes
 from elasticlib.workers import _reaper
+from elasticlib.workers.child import _child, _report
 from elasticlib.workers.child._exiting import Course
 from elasticlib.workers.spawner import _kernel_facts
 from elasticlib.workers.spawner._left import Left
+from elasticlib.workers.spawner._stack_dump import clear
 
 
 @dataclass
@@ -83,6 +85,23 @@ class WorkerProcess:
         """The processes that it has left behind in its group, now that it has ended; not what removes its memory."""
         group = [pid for pid in _kernel_facts.children(os.getpid()) if _kernel_facts.is_in_group(pid, self.pid)]
         return [pid for pid in group if not _reaper.removes_memory(pid)]
+
+    def dump(self) -> None:
+        """Have its threads' stacks written down; a program without a handler for that would die of it."""
+        if _kernel_facts.catches(self.pid, _child.STACKS_SIGNAL):
+            _reaper.send(self.handle, _child.STACKS_SIGNAL)
+
+    def has_dumped(self) -> bool:
+        """Whether the stacks are written to their end: the handler writes in one go."""
+        before, self.dumped = self.dumped, os.fstat(self.left.faults).st_size
+        return 0 < self.dumped == before
+
+    def stacks(self, *, keep: bool) -> str:
+        """What was written down. It is taken away, unless *keep*: else the report of a crash would hold it too."""
+        text = _report.read_text(self.left.faults)
+        if not keep:
+            clear(self.left.faults)
+        return text
 
     def pass_on(self, signum: int) -> None:
         """Send it *signum* if it handles that: else it would die of it."""

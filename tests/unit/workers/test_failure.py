@@ -16,9 +16,9 @@ import pytest
 from attrs import evolve
 
 from elasticlib.errors import root_cause
-from elasticlib.workers._failure import explain, failed, failure_of, original_exception, user_part
+from elasticlib.workers._failure import _NATIVE, explain, failed, failure_of, original_exception, user_part
 from elasticlib.workers._launch_events import Exit
-from elasticlib.workers.child import _ending
+from elasticlib.workers.child import _ending, _showing
 from elasticlib.workers.child._report import Report, of_exception
 from elasticlib.workers.child._results import pack_exception
 
@@ -308,6 +308,17 @@ def test_an_exception_of_an_unknown_class_keeps_its_name() -> None:
 @pytest.mark.parametrize("report", [None, Report("result", pickle.dumps(ValueError("a value"))), Report("error", b"")])
 def test_who_raised_nothing_has_no_exception(report: Report | None) -> None:
     assert original_exception(evolve(END, report=report)) is None
+
+
+def test_frames_of_the_caller_that_was_forked_are_left_out() -> None:
+    head = "Current thread 0x1 (most recent call first):"
+    call = f'  File "{_showing.__file__}", line 52 in {_showing.call_function.__name__}'
+    user, caller = (f'  File "/home/me/train.py", line {line} in work' for line in (3, 70))
+
+    working, returned = user_part(f"{head}\n{user}\n{call}\n{caller}\n"), user_part(f"{head}\n{call}\n{caller}\n")
+
+    assert [head, user] == working.splitlines()
+    assert [head, f"  (elasticlib called the function, which is {_NATIVE})"] == returned.splitlines()
 
 
 def test_a_stack_of_ours_alone_says_what_the_worker_does_at_its_end() -> None:

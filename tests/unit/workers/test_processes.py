@@ -22,7 +22,7 @@ from elasticlib.helpers import Helper
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.spec import WorkerSpec
 from elasticlib.workers import MultiprocessContext, Std, _call, _context, _processes
-from elasticlib.workers._launch_events import Event, Exit, Lost, Stopped, StoreGone, Stuck
+from elasticlib.workers._launch_events import Event, Exit, LastRuns, Lost, Stopped, StoreGone, Stuck
 from elasticlib.workers._processes import Processes
 from elasticlib.workers.child._report import Report
 
@@ -311,6 +311,7 @@ def test_whoever_waits_for_a_stop_is_told_once_for_whom(
 ) -> None:
     monkeypatch.setattr(_processes, "_AT_ONCE", 0.0)
     processes, spawner = make(ended(0))
+    processes._rank_base = 4
     limits: list[float | None] = []
 
     def listen(limit: float | None) -> None:
@@ -318,7 +319,7 @@ def test_whoever_waits_for_a_stop_is_told_once_for_whom(
         if len(limits) == 3:
             spawner.events.append(Stopped())
 
-    processes.stop(signal.SIGINT, 30.0, listen, rank_base=4, somebody_waits=somebody_waits)
+    processes.stop(signal.SIGINT, 30.0, listen, somebody_waits=somebody_waits)
 
     assert all(limit is not None and limit <= 30.0 + _processes._ANSWER for limit in limits)
     assert (limits[0] == 0.0) == somebody_waits
@@ -330,13 +331,29 @@ def test_a_worker_that_was_killed_in_native_code_is_told_by_its_global_rank(
     make: Make, said: list[records.Record]
 ) -> None:
     processes, spawner = make()
+    processes._rank_base = 4
 
     def find(limit: float | None) -> None:
         spawner.events += [Stuck(1, 101, 2.25), Stopped()]
 
-    processes.stop(signal.SIGINT, 30.0, find, rank_base=4)
+    processes.stop(signal.SIGINT, 30.0, find)
 
     assert [records.WorkerStuck(5, 101, signal.SIGINT, 2.25)] == said
+
+
+STACKS = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 41 in train\n'
+
+
+@pytest.mark.parametrize("world_size", [2, 6])
+def test_the_last_worker_is_told_of_by_its_global_rank_and_place(
+    make: Make, said: list[records.Record], world_size: int
+) -> None:
+    processes, _ = make(LastRuns(1, 101, 30.0, None, STACKS))
+    processes._rank_base, processes._world_size = 4, world_size
+
+    processes.poll()
+
+    assert [records.LastWorkerRuns(5, 101, 30.0, None, "at train.py:41", world_size == 2)] == said
 
 
 def test_a_loss_lets_go_of_the_spawner(make: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 
@@ -89,6 +90,67 @@ def test_finalizers_have_a_time_limit_and_change_no_status(told_before: bool, ou
     assert 60.0 == course.deadline
     assert [Act.DUMP, Act.TELL, Act.TERM] == until_told(course, 60.0)
     assert 0 == course.exitcode(-15)
+
+
+def all_others_ended(course: Course) -> None:
+    """At 0, with 30 s until people are told."""
+    course.leave_alone(0.0, timeout=30.0)
+
+
+def test_the_last_worker_is_told_of_once_and_may_take_any_time() -> None:
+    """It may write a checkpoint."""
+    course = Course(10.0)
+    all_others_ended(course)
+
+    assert [] == course.due(29.9, dumped=False)
+    assert [Act.DUMP] == course.due(30.0, dumped=False)
+    assert [Act.TELL_ALONE] == course.due(30.1, dumped=True)
+    assert [] == course.due(1e9, dumped=True)
+    assert (30.1, math.inf) == course.time_alone(30.1)
+
+
+def test_a_timeout_that_was_chosen_ends_the_last_worker_that_was_told_of_before() -> None:
+    course = Course(300.0, was_chosen=True)
+    all_others_ended(course)
+    course.due(30.0, dumped=False)
+
+    assert [Act.TELL_ALONE] == course.due(30.1, dumped=True)
+    assert (False, 300.0) == (course.overdue, course.deadline)
+    assert [Act.DUMP] == course.due(300.0, dumped=False)
+    assert [Act.TELL_ALONE, Act.TERM] == course.due(300.1, dumped=True)
+    facts = course.facts_of_end(-15)
+    assert (-15, 300.0, True) == (facts["exitcode"], facts["overdue"], facts["overran"])
+
+
+def test_a_timeout_that_was_chosen_shorter_ends_the_last_worker_at_once() -> None:
+    course = Course(1.0, was_chosen=True)
+    all_others_ended(course)
+
+    assert [Act.DUMP] == course.due(1.0, dumped=False)
+    assert [Act.TELL_ALONE, Act.TERM] == course.due(1.1, dumped=True)
+
+
+def test_the_last_worker_has_its_whole_exit_timeout_once_its_program_is_over() -> None:
+    course = Course(10.0, was_chosen=True)
+    all_others_ended(course)
+
+    course.heard(Outcome.RETURNED, 0, now=9.0)
+
+    assert (Stage.EXITS, 19.0) == (course.stage, course.deadline)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_worker_whose_program_is_over_or_that_is_stopped_is_not_left_alone(stops: bool) -> None:
+    course = Course(10.0)
+    if stops:
+        course.stop(30.0, 0.0, spare_failed=False)
+    else:
+        course.heard(Outcome.RETURNED, 0, now=0.0)
+    stage = course.stage
+
+    all_others_ended(course)
+
+    assert stage is course.stage and stage is not Stage.ALONE
 
 
 def test_a_stop_leaves_a_failed_worker_the_time_for_its_exit_handlers() -> None:

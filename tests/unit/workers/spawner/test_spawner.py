@@ -17,7 +17,7 @@ from elasticlib import processes
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._exiting import Course, Outcome
+from elasticlib.workers.child._exiting import Course, Outcome, Stage
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts
 from elasticlib.workers.spawner._left import Left
@@ -509,6 +509,34 @@ def test_who_lives_on_is_told_of_and_ends_with_the_status_of_its_program(yard: Y
     assert ("lingers", True, 30.0) == (lingers["op"], lingers["ends"], lingers["seconds"])
     assert (0, 30.0, False) == (exited["exitcode"], exited["overdue"], exited["told"])
     assert "stopped" == stopped["op"]
+
+
+def test_who_runs_on_alone_is_told_of_with_its_stacks_which_its_own_report_does_not_get(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last, other = yard.worker(0), yard.worker(1), yard.worker(2)
+    monkeypatch.setattr(Course, "exitcode", lambda *_: 0)
+    yard.end(first)
+    yard.out_of_time()
+    assert last.course.stage is other.course.stage is Stage.RUNS
+    yard.end(other)
+    os.write(last.left.faults, b"stacks")
+
+    while last.course.deadline != math.inf:
+        yard.out_of_time()
+
+    alone = yard.said()[-1]
+    assert ("alone", 1, None) == (alone["op"], alone["local_rank"], alone["left"])
+    assert 0 == os.fstat(last.left.faults).st_size
+
+
+def test_who_runs_on_after_a_failure_is_not_told_of(yard: Yard) -> None:
+    """The round is stopped for that."""
+    first, last = yard.worker(0), yard.worker(1)
+
+    yard.end(first)  # by a signal
+
+    assert last.course.stage is Stage.RUNS
 
 
 def test_announcements_of_strangers_are_left_out(yard: Yard) -> None:

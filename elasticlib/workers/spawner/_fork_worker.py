@@ -1,0 +1,59 @@
+"""
+The fork that a worker begins with, in the spawner.
+
+Rules of this file: the worker holds what is handed to it and nothing else of the spawner's.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Collection
+from multiprocessing import process as multiprocessing_process
+from typing import Any
+
+from attrs import evolve
+
+from elasticlib._large_files import files_with
+from elasticlib.workers.child import _child
+from elasticlib.workers.child._start_spec import Handed, StartSpec, both
+
+
+def fork_worker(
+    spec: StartSpec,
+    handed: Handed,
+    modules_files: Collection[int],
+    drop: Collection[int] | None,
+    call: Callable[[], Any] | None,
+) -> int:
+    """
+    Fork a worker; its process id.
+
+    *modules_files* are descriptors that modules opened at import. Where the caller itself was forked, to run *call*,
+    *drop* is what the worker must not hold.
+    """
+    left = [*handed.left(), handed.notices]
+    keep = {*left, *modules_files, *handed.memories.values()}
+    memories: list[int] = []
+    if spec.fresh:  # a new interpreter finds what it is to do in memory that it inherits
+        handed = evolve(handed, inherit=[*left, *handed.memories.values()])
+        memories = files_with(json.dumps(both(spec, handed)).encode(), "start spec")
+        handed = evolve(handed, inherit=[*handed.inherit, *memories])
+        keep.update(memories)
+        spec = evolve(spec, kind="program", argv=[*spec.python, ",".join(map(str, memories))])
+    elif spec.kind == "program":
+        keep -= set(modules_files)
+    # torch's multiprocessing is the standard one with tensors taught to it.
+    torchs: Any = sys.modules.get("torch.multiprocessing")
+    context = (torchs or multiprocessing).get_context("fork")
+    facts = (spec, handed, os.getpid(), keep, drop, call)
+    worker = context.Process(target=_child.run_forked, args=facts)
+    sys.stdout.flush()
+    worker.start()
+    # The spawner reaps by itself, after the group was killed: multiprocessing must not be first.
+    multiprocessing_process._children.discard(worker)  # type: ignore[attr-defined]
+    for memory in memories:
+        os.close(memory)
+    return int(worker.pid)
