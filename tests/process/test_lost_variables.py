@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -35,7 +36,18 @@ LOST = {
     "TORCHDYNAMO_VERBOSE": "1",
     "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
 }
-OF_OTHER_MACHINES = {"KMP_*": "Intel's OpenMP, which wheels of torch do not have"}
+OF_INTEL = "KMP_*"
+"""Read by Intel's OpenMP, which some builds of torch have, and others get by LD_PRELOAD."""
+SETS_KMP = """
+import os, sys
+name, value = "KMP_SETTINGS", "1"  # which prints what the library has read
+if sys.argv[1] == "before":
+    os.environ[name] = value
+import torch
+if sys.argv[1] == "after":
+    os.environ[name] = value
+torch.ones(1000, 1000).sum()
+"""
 
 
 def started(folder: Path, before: dict[str, str], after: dict[str, str]) -> subprocess.Popen[str]:
@@ -67,8 +79,29 @@ def test_a_variable_of_the_list_has_no_effect_after_the_import(folder: Path) -> 
     assert {"TORCHINDUCTOR_CACHE_DIR"} == READ_WHEN_USED == {name for name in after if after[name] != never[name]}
 
 
+def intels_openmp() -> str | None:
+    """Its library, where the package is installed."""
+    try:
+        files = importlib.metadata.files("intel-openmp") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((str(Path(each.locate()).resolve()) for each in files if each.name == "libiomp5.so"), None)
+
+
+@pytest.mark.skipif(intels_openmp() is None, reason="Intel's OpenMP is not here: pip install intel-openmp")
+def test_variables_of_intels_openmp_have_no_effect_after_the_import() -> None:
+    environment = {**os.environ, "LD_PRELOAD": str(intels_openmp()), "OMP_NUM_THREADS": "2"}
+
+    def printed(when: str) -> str:
+        command = [sys.executable, "-c", SETS_KMP, when]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
+
+    assert [True, False] == ["KMP_BLOCKTIME" in printed(when) for when in ("before", "after")]
+
+
 def test_each_entry_of_the_list_is_tried() -> None:
     tried = {each for each in LOST_AFTER_IMPORT if any(fnmatch.fnmatchcase(name, each) for name in LOST)}
 
-    assert {*LOST_AFTER_IMPORT} == tried | {*OF_OTHER_MACHINES}
+    assert {*LOST_AFTER_IMPORT} == tried | {OF_INTEL}
     assert not any(map(is_lost_after_import, ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR")))
