@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
@@ -299,17 +300,22 @@ held: list[Any] = []
 """What `write_and_hold` keeps beyond its return."""
 
 
+def write_when_the_main_thread_has_ended(path: str) -> None:
+    """Work of a thread for which a program waits before it ends."""
+    threading.main_thread().join()
+    Path(path).write_text("written\n")
+
+
 def write_and_hold(folder: str, finalize: bool, daemon: bool = False) -> None:
     """Write to files of all kinds that nobody closes, and keep them in a global variable."""
     namespace: dict[str, Any] = {}
     exec(WRITERS, namespace)
     held.append(namespace)
     held.append(namespace["written"](folder))
+    threading.Thread(target=write_when_the_main_thread_has_ended, args=(f"{folder}/thread",)).start()
     if finalize:
         held.append(namespace["Finalizer"](f"{folder}/finalizer"))
     if daemon:
-        import threading
-
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
