@@ -36,7 +36,7 @@ _MOST_FORK_SERVERS = 2
 _TALK_LIMIT = 5.0
 """Seconds that a fork server may leave a message of ours untaken, or one of its own half said."""
 _SLOW_IMPORT = 10.0
-"""Seconds after which an import of a fork server is told."""
+"""Seconds after which an import of a fork server is reported as slow."""
 _CLOSE_LIMIT = 0.5
 """Seconds that a launch waits for the end of a fork server that it displaced; after that a thread does."""
 
@@ -52,7 +52,7 @@ class ForkServer:
         self._reads: Reads | None = None
         self.importing: tuple[str, float, int] | None = None
         """The module at whose import it is, since when, and a file for where that is after a while."""
-        self._told_slow: set[str] = set()
+        self._reported: set[str] = set()
         self._lock = threading.Lock()
         """Held to hear the fork server, or to close it: for `_TALK_LIMIT` seconds at most."""
         self._sending = threading.Lock()
@@ -157,14 +157,14 @@ class ForkServer:
         self.importing = (module, time.monotonic(), descriptors.pop()) if descriptors else None
 
     def slow_import(self) -> records.ImportTakesLong | None:
-        """What to tell of the import that it is at, if that takes long and was not told yet."""
+        """Return a record of the import under way, if it takes long and was not reported yet; else None."""
         self.listen()
         if self.importing is None:
             return None
         module, since, stack = self.importing
-        if time.monotonic() < since + _SLOW_IMPORT or module in self._told_slow:
+        if time.monotonic() < since + _SLOW_IMPORT or module in self._reported:
             return None
-        self._told_slow.add(module)
+        self._reported.add(module)
         found = [each for each in crash_frames(_report.read_text(stack)) if not each.file.startswith("<frozen ")]
         place = f"{found[-1].file}, line {found[-1].line}" if found else ""
         return records.ImportTakesLong(module, _SLOW_IMPORT, place)
