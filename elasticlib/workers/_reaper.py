@@ -269,21 +269,24 @@ def guard(parent: int, child: int, command: Sequence[str] = ()) -> NoReturn:
     After a *child* that ended with the status `LET_GO` while *parent* lives, nobody is killed.
 
     Where *child* is a fork server, which *command* is the command line of, its spawners go on without it until they
-    or *parent* end: the launches that they serve need no fork server any more.
+    or *parent* end: the launches that they serve need no fork server any more. What they let go of is spared, too.
     """
     launcher = watch(parent)
     signum = 0
+    let_go: set[int] = set()
     if _ends_before(child, launcher):
         code = _code_of(child)
         if code == LET_GO:
             os._exit(0)
         signum = max(0, -code)
         while spawners := [pid for pid in _children() if _is_spawner(pid, command)]:
-            sweep(spare=spawners)  # such as what one of them left behind that has ended
+            sweep(spare={*spawners, *let_go})  # such as what one of them left behind that has ended
             if not _ends_before(spawners[0], launcher):
+                let_go.clear()
                 break
-            reap(spawners[0])
-    sweep()
+            if _code_of(spawners[0]) == LET_GO:
+                let_go |= {pid for pid in _children() if not _is_spawner(pid, command)}
+    sweep(spare=let_go)
     os._exit(signum)
 
 

@@ -5,9 +5,9 @@ Chaos: in each act one process of a job is killed, stopped or paused at a random
     python -m tests.benchmarks.chaos --acts 200 --seed 0 --asleep   the whole job is stopped, starved, or imports long
 
 An act is bad when a process is left over, the job does not end within `LIMIT`, it spends more than one restart, it ends
-otherwise than it should, or what it says of a restart or failure does not name the process that was hit. With
-``--asleep`` it is bad when anything is replaced at all. One line an act, then a summary; the exit status is 1 for a bad
-act.
+otherwise than it should, or what it says of a restart or failure does not name the process that was hit. What workers
+of one node have detached must live after success, and may not after anything else. With ``--asleep`` an act is bad when
+anything is replaced at all. One line an act, then a summary; the exit status is 1 for a bad act.
 """
 
 from __future__ import annotations
@@ -159,6 +159,13 @@ def _workers(folder: Path) -> dict[int, int]:
     return found
 
 
+def _detached(folder: Path) -> set[int]:
+    """What the workers of the last round have detached."""
+    names = [path.name.split(".") for path in folder.glob("detached.*")]
+    last = max((int(attempt) for _, attempt, _ in names), default=0)
+    return {int((folder / ".".join(name)).read_text()) for name in names if int(name[1]) == last}
+
+
 # One act.
 
 
@@ -171,7 +178,7 @@ def _command(act: Act, endpoint: str) -> list[list[str]]:
     plain += ["--preload", "torch" if words else ""]
     script = [str(JOBS / "chaos_worker.py"), *words]
     if act.kind == "one node":
-        return [[*plain, "--nproc-per-node=2", *script]]
+        return [[*plain, "--nproc-per-node=2", *script, "detaches"]]
     nodes = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=chaos"]
     conf = "last_call_timeout=3,reconnect_timeout=10,is_host={}"
     return [
@@ -277,11 +284,16 @@ def perform(act: Act, up: float) -> Outcome:
                 codes.append(each.wait(max(0.1, deadline - time.monotonic())))
             except subprocess.TimeoutExpired:
                 codes.append(None)
-        left = tree.left_after(LEFT, known, job.folder) if None not in codes else frozenset()
+        kept = _detached(job.folder) if not any(codes) and None not in codes else set()
+        left = tree.left_after(LEFT, known, job.folder, kept) if None not in codes else frozenset()
+        staying = [each for each in tree.table().values() if each.pid in kept]
+        tree.kill(staying)
         names = [tree.command(each.pid) or f"pid {each.pid}" for each in left]
         text = "".join(path.read_text(errors="replace") for path in sorted(job.folder.glob("stderr*")))
         restarts = max((each.attempt for each in job.marks()), default=0)
         complaint = _judge(act, codes, restarts, rank, text, names, given_up)
+        if len(staying) < len(kept):
+            complaint = complaint or f"{len(kept) - len(staying)} ended of what workers that succeeded had detached"
         note = f"codes {codes}, {restarts} restart{'s' * (restarts != 1)}"
         return Outcome(act, complaint, note, time.monotonic() - began, text)
 

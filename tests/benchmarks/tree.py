@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from attrs import frozen
@@ -112,9 +112,9 @@ def still_there(known: Iterable[Process], folder: Path) -> frozenset[Process]:
     return frozenset(processes[pid] for pid in descendants(same | marked(folder, processes), processes))
 
 
-def left_after(limit: float, known: Iterable[Process], folder: Path) -> frozenset[Process]:
+def left_after(limit: float, known: Iterable[Process], folder: Path, spare: Collection[int] = ()) -> frozenset[Process]:
     """
-    Wait until no process of the job is left; those that are left after *limit* seconds.
+    Wait until no process of the job is left but *spare*; those that are left after *limit* seconds.
 
     Two looks in a row must find nothing: a process shows no environment for the moment of its exec, and one that
     is forked during a look can be missed by it.
@@ -123,7 +123,7 @@ def left_after(limit: float, known: Iterable[Process], folder: Path) -> frozense
     known = set(known)
     clean = 0
     while True:
-        left = still_there(known, folder)
+        left = frozenset(each for each in still_there(known, folder) if each.pid not in spare)
         known |= left
         clean = 0 if left else clean + 1
         if clean == 2:

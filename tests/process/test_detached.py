@@ -110,9 +110,17 @@ def test_what_functions_detached_outlives_their_success_and_the_program(end: lis
     assert f"process {ended[0]} (sh -c" in done.stderr
 
 
-def test_detached_processes_outlive_a_stop_at_which_all_ranks_exit_with_success(end: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("loses_fork_server", [False, True])
+def test_detached_processes_outlive_a_stop_at_which_all_ranks_exit_with_success(
+    loses_fork_server: bool, end: list[int], tmp_path: Path
+) -> None:
     job = Job(tmp_path, "saves")
     end += job.children()
+    if loses_fork_server:  # which the workers that run need no more
+        spawner = duties.parent_of(duties.parent_of(end[0]))
+        fork_server = duties.parent_of(spawner)
+        os.kill(fork_server, signal.SIGKILL)
+        duties.wait_for(lambda: duties.parent_of(spawner) != fork_server)
     job.launcher.terminate()
     _, stderr = job.launcher.communicate()
 

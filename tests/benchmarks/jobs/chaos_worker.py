@@ -1,6 +1,7 @@
 """A worker of the chaos campaign: it comes up, trains for a while (with the round's store), and ends."""
 
 import os
+import subprocess
 import sys
 import time
 
@@ -14,6 +15,9 @@ if __name__ == "__main__":
         from torch.distributed import TCPStore
 
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    if "detaches" in sys.argv:
+        upload = subprocess.Popen(["sleep", "300"], start_new_session=True)
+        (journal.folder() / f"detached.{journal.attempt()}.{journal.rank()}").write_text(str(upload.pid))
     (journal.folder() / f"worker.{journal.rank()}").write_text(str(os.getpid()))
     journal.mark("up")
     journal.hold("training")
