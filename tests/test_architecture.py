@@ -142,6 +142,7 @@ PURE = [
     "numa/_cpus.py",
     "workers/_environment.py",
     "workers/spawner/_reads.py",
+    "workers/spawner/_import_watch.py",
     "logs/_layout.py",
     "logs/_lines.py",
     "logs/_bars.py",

@@ -135,6 +135,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 self._logs.remove_if_temporary()
             return result
         finally:
+            if (advice := self._processes.imports.advice()) is not None:
+                self._sink(advice)
             self._watch.close()
             self._sockets.close()
             self._gpu_memory.close()

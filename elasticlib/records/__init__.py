@@ -48,6 +48,7 @@ from elasticlib.records._of_jobs import (
     LogsKept as LogsKept,
     NotNeeded as NotNeeded,
     OutcomeMissed as OutcomeMissed,
+    PreloadAdvised as PreloadAdvised,
     PreloadSkipped as PreloadSkipped,
     RoundEnded as RoundEnded,
     RoundStarted as RoundStarted,

@@ -234,6 +234,22 @@ class ImportTakesLong(Record, level=logging.WARNING):
 
 
 @frozen
+class PreloadAdvised(Record, level=logging.WARNING):
+    """The workers of a restart were long at imports that the fork server could do ahead."""
+
+    modules: tuple[str, ...]
+    seconds: float
+    preload: tuple[str, ...]
+    """What is imported ahead now."""
+
+    def __str__(self) -> str:
+        return (
+            f"at the last restart the workers were importing {', '.join(self.modules)} for about {self.seconds:.0f} s: "
+            f"--preload {','.join((*self.preload, *self.modules))} saves that at each restart"
+        )
+
+
+@frozen
 class LogsKept(Record, level=logging.INFO):
     """A job failed, and its logs stay for a look."""
 

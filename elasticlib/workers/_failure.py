@@ -111,7 +111,12 @@ def failure_of(
     return failure
 
 
-def lost(rank: int, rank_base: int, pids: Mapping[int, int], why: str) -> ProcessFailure:
+def lost_all(count: int, rank_base: int, pids: Mapping[int, int], why: str) -> dict[int, ProcessFailure]:
+    """The failures of *count* workers that ended with their spawner, by local rank plus *rank_base*."""
+    return {rank_base + rank: _lost(rank, rank_base, pids, why) for rank in range(count)}
+
+
+def _lost(rank: int, rank_base: int, pids: Mapping[int, int], why: str) -> ProcessFailure:
     """The failure of a worker that ended with the process which started it; the first one stands for that process."""
     if rank == 0:
         return ProcessFailure(0, 0, -signal.SIGKILL, "", message=why, rank=rank_base, process=SPAWNER)

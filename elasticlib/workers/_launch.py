@@ -290,6 +290,10 @@ class SpawnerClient:
             self._wake()
             self._say("stacks")
 
+    def ask_for_place(self) -> None:
+        """Have it written down where the first worker is, if it can be without harm; `Place` follows."""
+        self._say("place")
+
     def _wake(self) -> None:
         """A spawner that was stopped from outside hears nobody."""
         if self._spawner is not None:

@@ -107,6 +107,13 @@ class Stacks:
 
 
 @define
+class Place:
+    """Where the first worker is, as its fault handler writes it; empty, or in brackets, where that is not known."""
+
+    stacks: str
+
+
+@define
 class Lost:
     """The spawner is gone, and with it every worker."""
 
@@ -114,7 +121,7 @@ class Lost:
     cause: Exception | None = None
 
 
-Event = Exit | Failed | Lingers | LastRuns | Stuck | Stopped | StoreGone | Stacks | Lost
+Event = Exit | Failed | Lingers | LastRuns | Stuck | Stopped | StoreGone | Stacks | Place | Lost
 
 
 @frozen

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from elasticlib._large_files import content_of
 from elasticlib._wire import Message
-from elasticlib.workers._launch_events import Event, Exit, Failed, LastRuns, Lingers, Stacks, Stopped, Stuck
+from elasticlib.workers._launch_events import Event, Exit, Failed, LastRuns, Lingers, Place, Stacks, Stopped, Stuck
 from elasticlib.workers.child import _report
 
 _LEFT = 3
@@ -34,9 +34,10 @@ def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
             return LastRuns(message["local_rank"], message["pid"], message["seconds"], message["left"], stacks)
         case "stuck":
             return Stuck(message["local_rank"], message["pid"], message["waited"])
-        case "stacks":
+        case "stacks" | "place" as asker:
             found = json.loads(content_of(descriptors)) if descriptors else {}
-            return Stacks({int(rank): text for rank, text in found.items()})
+            by_rank = {int(rank): text for rank, text in found.items()}
+            return Stacks(by_rank) if asker == "stacks" else Place(by_rank.get(0, ""))
         case "stopped":
             ended = {int(pid): command for pid, command in message["ended"].items()}
             return Stopped(message["survivors"], ended)

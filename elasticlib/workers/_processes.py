@@ -33,6 +33,7 @@ from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers.child._progress import Board
 from elasticlib.workers.child._start_spec import StartSpec
+from elasticlib.workers.spawner._import_watch import ImportWatch
 
 _ANSWER = 15.0
 """Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
@@ -66,6 +67,7 @@ class Processes:
         self._board: Board | None = None
         self._deadline = 0.0  # when the workers will be killed, once they are being stopped
         self._helpers = HelperWatch(sink)
+        self.imports = ImportWatch()  # of restarts
         self._forget()
 
     def _forget(self) -> None:
@@ -127,6 +129,7 @@ class Processes:
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
             self.pids = self._insist(functools.partial(self._begin, number, whole, listener, interrupt, guard))
+            self.imports.begin(self._job.fork_server.preload if self._job.fork_server else (), time.monotonic())
             return self.pids
 
     def _insist(self, begin: Callable[[], dict[int, int]]) -> dict[int, int]:
@@ -198,25 +201,26 @@ class Processes:
                     self._stopped = True
                 case heard.StoreGone():
                     self._store, self._store_gone_at = self._store or event, time.time()
+                case heard.Place(stacks):
+                    self.imports.heard(stacks)
                 case heard.Lost():
                     self.lost = self.lost or event  # the first one knows why
-            if (record := self._record_of(event)) is not None:
+            record = _failure.record_of(event, self._rank_base, self._world_size == self._count, self._signum)
+            if record is not None:
                 self._sink(record)
         if time.monotonic() >= self._latest():
             self._end_deaf(self._spawner)
         elif not self.gone():
             self._look_at_helpers(self._spawner)
-
-    def _record_of(self, event: heard.Event) -> records.Record | None:
-        are_all = self._world_size == self._count
-        return _failure.record_of(event, self._rank_base, are_all, self._signum)
+            self.imports.tend(self._spawner.ask_for_place, time.monotonic())
 
     def poll_timeout(self) -> float | None:
         """Seconds until `poll` wants to be called though nothing is readable; None: not at all."""
         limit = self._latest()
         until_limit = None if limit == math.inf else max(0.0, limit - time.monotonic())
-        until_look = None if self._spawner is None or self.gone() else self._helpers.due_in()
-        return soonest(until_limit, until_look)
+        if self._spawner is None or self.gone():
+            return until_limit
+        return soonest(until_limit, self._helpers.due_in(), self.imports.due_in(time.monotonic()))
 
     def _look_at_helpers(self, spawner: SpawnerClient) -> float:
         """Wake or replace helpers that stand still, if it is time to look; seconds until it is."""
@@ -299,6 +303,7 @@ class Processes:
 
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
         """Begin to bring the workers down, as `stop` does, and return at once."""
+        self.imports.rest()
         self._deadline, self._signum = time.monotonic() + grace, signum
         exit_timeout = self._job.common.exit_timeout[0] if spare_failed else 0.0
         self._limit = self._deadline + exit_timeout + _ANSWER
@@ -372,12 +377,9 @@ class Processes:
             kills = _machine.memory_kills() - self._memory_kills
             found = _failure.failures_of(self._ends(), self._dest, kills, self._noticed, rank_base)
         if not found and self.lost is not None and by_loss:
-            ranks = range(self._count)
-            found = {rank_base + rank: _failure.lost(rank, rank_base, self.pids, self.lost.why) for rank in ranks}
-        if self._store is not None and (rank_left := _failure.blamed(self._ends(), self._count)) is not None:
-            found[rank_base + rank_left] = _failure.lost_store(
-                self._store, rank_left, rank_base, kills, self._store_gone_at
-            )
+            found = _failure.lost_all(self._count, rank_base, self.pids, self.lost.why)
+        if self._store is not None and (left := _failure.blamed(self._ends(), self._count)) is not None:
+            found[rank_base + left] = _failure.lost_store(self._store, left, rank_base, kills, self._store_gone_at)
         return found
 
     def cut_short(self) -> dict[int, ProcessFailure]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import stat
@@ -18,7 +19,8 @@ import pytest
 
 from elasticlib import ChildFailedError, LaunchConfig, PreloadError, elastic_launch
 from elasticlib.errors import StartError
-from elasticlib.workers import _fork_servers
+from elasticlib.workers import _fork_servers, _processes
+from elasticlib.workers.spawner import _import_watch
 from tests.process import duties
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
@@ -227,6 +229,83 @@ def test_a_preloaded_module_whose_file_changed_is_imported_anew(module: Callable
     module("VALUE = 'new value'")
 
     assert ({0: "old"}, {0: "new value"}) == (first, job())
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed packages, on every search path."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+def test_a_restart_after_an_upgrade_of_a_package_imports_it_anew(installed: Path, tmp_path: Path) -> None:
+    """Though no file of the module itself is newer: an installer replaces the folder that tells the version."""
+
+    def upgrades_and_fails_once(package: str, note: str) -> tuple[int, int]:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            Path(note).write_text(str(duties.chain()["fork server"]))
+            os.rename(f"{package}-1.0.dist-info", f"{package}-2.0.dist-info")
+            sys.exit(1)
+        return int(Path(note).read_text()), duties.chain()["fork server"]
+
+    package = installed / "package_of_mine"
+    package.with_suffix(".py").touch()
+    (installed / "package_of_mine-1.0.dist-info").mkdir()
+    launch = elastic_launch(config(preload=(package.name,), max_restarts=1), upgrades_and_fails_once)
+    before, after = launch(str(package), str(tmp_path / "note"))[0]
+
+    assert before != after
+
+
+# What would save a restart time.
+
+PREPARES = """
+import pathlib, time
+folder = pathlib.Path({folder!r})
+(folder / "importing").touch()
+while not (folder / "asked").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_job_whose_restart_imports_long_says_at_its_end_what_preload_saves(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never a module of the project, though that is what was imported first."""
+
+    class Prompt(_import_watch.ImportWatch):
+        """Asks once, as soon as the worker is at its import, which then goes on."""
+
+        def due_in(self, now: float) -> float | None:
+            return None if (tmp_path / "asked").exists() or super().due_in(now) is None else 0.01
+
+        def tend(self, ask: Callable[[], object], now: float) -> None:
+            if (tmp_path / "importing").exists():
+                super().tend(ask, math.inf)
+
+        def heard(self, stacks: str) -> None:
+            if not (tmp_path / "asked").exists():
+                super().heard(stacks)
+            (tmp_path / "asked").touch()
+
+    def imports_at_a_restart(project: str) -> None:
+        assert os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+        sys.path.insert(0, project)
+        import project_of_mine  # type: ignore[import-not-found]  # noqa: F401
+
+    monkeypatch.setattr(_processes, "ImportWatch", Prompt)
+    (tmp_path / "project_of_mine.py").write_text("import big_of_mine.inner")
+    (installed / "big_of_mine").mkdir()
+    (installed / "big_of_mine/__init__.py").touch()
+    (installed / "big_of_mine/inner.py").write_text(PREPARES.format(folder=str(tmp_path)))
+
+    elastic_launch(config(preload=("colorsys",), max_restarts=1), imports_at_a_restart)(str(tmp_path))
+
+    advice = [text for text in caplog.messages if "saves that at each restart" in text]
+    assert [1, True] == [len(advice), "importing big_of_mine.inner for about 2 s: --preload colorsys,big_" in advice[0]]
 
 
 # Ends that nobody asked for.

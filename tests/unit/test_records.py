@@ -22,6 +22,7 @@ from elasticlib.records import (
     LogsKept,
     NotNeeded,
     OutcomeMissed,
+    PreloadAdvised,
     RanksAssigned,
     RanksAwaited,
     RanksMissed,
@@ -134,6 +135,11 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         (AgentSucceeded(), "the agent has done its work"),
         (AgentFailed("Traceback\n  ...\nValueError: x\n"), "the agent could not do its work: ValueError: x"),
         (WatchdogReported("watchdog started"), "watchdog started"),
+        (
+            PreloadAdvised(("pandas", "big.trainer"), 6.0, ("torch",)),
+            "at the last restart the workers were importing pandas, big.trainer for about 6 s: "
+            "--preload torch,pandas,big.trainer saves that at each restart",
+        ),
         (
             WatchdogReported("timer expired", 7, "a.py#1", 1.0, 9),
             "timer expired: timer 'a.py#1' of process 7, signal 9",

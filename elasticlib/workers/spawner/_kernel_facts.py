@@ -36,6 +36,18 @@ def _has_signal(pid: int, mask: bytes, signum: int) -> bool:
     return bool(int(value, 16) >> (signum - 1) & 1)
 
 
+def runs_other_threads(pid: int) -> bool:
+    """True if a thread of the program besides its first one is on a processor, or waits for one."""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                if thread != str(pid) and file.read().rpartition(b")")[2].split()[0] == b"R":
+                    return True
+    except OSError:
+        return True  # a thread has ended meanwhile, or nobody may look
+    return False
+
+
 def group(leader: int) -> Iterator[int]:
     """The processes of the group that *leader* began, itself among them; zombies are left out."""
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit() and is_in_group(int(entry), leader))

@@ -157,9 +157,9 @@ class Spawner:
             case "pass on":
                 for each in self._live.values():
                     each.pass_on(message["signal"])
-            case "stacks":
-                workers = [(each.local_rank, each.pid, each.handle, each.left.faults) for each in self._live.values()]
-                self._stacks.begin(workers, _child.STACKS_SIGNAL, time.monotonic())
+            case "stacks" | "place" as asker:
+                workers = [each.seen() for each in self._live.values() if asker == "stacks" or each.may_be_sampled()]
+                self._stacks.begin(workers, _child.STACKS_SIGNAL, time.monotonic(), asker)
             case "stop":
                 self._stop(message["signal"], message["grace"], message["spare"])
             case "ping":
@@ -372,7 +372,8 @@ class Spawner:
     def _answer_with_stacks(self, found: dict[int, str] | None) -> None:
         if found is not None:
             with _shared(json.dumps(found)) as memories:
-                self._launcher.send({"op": "stacks", "round": self._round}, memories)
+                for asker in self._stacks.askers:
+                    self._launcher.send({"op": asker, "round": self._round}, memories)
 
     def _store_began(self, pid: int) -> None:
         self._launcher.send({"op": "hosting", "round": self._round, "pid": pid})

@@ -1,5 +1,5 @@
 """
-The stacks of all workers' threads while they run, as the program that holds the job asked for them.
+The stacks of workers' threads while they run: as the program that holds the job asked for them, or for `ImportWatch`.
 
 A worker's fault handler, which was there before any of the user's code, writes them when a signal comes: in C, without
 the interpreter's lock, into memory that is shared with the spawner. Rules of this file: a process that would die of the
@@ -48,15 +48,22 @@ class StackDump:
     def __init__(self) -> None:
         self.next_look: float | None = None
         """When `look` is to be called; None where nothing is under way."""
+        self.askers: list[str] = []
+        """Whom the present look is for, or the last one."""
         self._signum = 0
         self._until = 0.0
         self._workers: dict[int, _Worker] = {}
 
-    def begin(self, workers: Iterable[tuple[int, int, processes.Handle, int]], signum: int, now: float) -> None:
-        """Look at these: local rank, pid, handle, and the memory of the fault handler. A look under way goes on."""
+    def begin(
+        self, workers: Iterable[tuple[int, int, processes.Handle, int]], signum: int, now: float, asker: str = ""
+    ) -> None:
+        """Look at these: local rank, pid, handle, and the memory of the fault handler. A look under way takes more."""
         if self.next_look is None:
-            self._workers = {rank: _Worker(pid, handle, faults) for rank, pid, handle, faults in workers}
-            self._signum, self.next_look, self._until = signum, now, now + LIMIT
+            self.askers, self._signum, self.next_look, self._until = [], signum, now, now + LIMIT
+        if asker not in self.askers:
+            self.askers.append(asker)
+        for rank, pid, handle, faults in workers:
+            self._workers.setdefault(rank, _Worker(pid, handle, faults))
 
     def end(self, rank: int) -> None:
         """That worker has ended, and its descriptors are closed."""

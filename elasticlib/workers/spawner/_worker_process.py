@@ -40,6 +40,14 @@ class WorkerProcess:
     written: int = 0
     """Bytes that it had written at the last look."""
 
+    def seen(self) -> tuple[int, int, processes.Handle, int]:
+        """What `StackDump` needs of it."""
+        return self.local_rank, self.pid, self.handle, self.left.faults
+
+    def may_be_sampled(self) -> bool:
+        """True for the first worker while its main thread alone runs: stacks of others that run change under a look."""
+        return self.local_rank == 0 and not _kernel_facts.runs_other_threads(self.pid)
+
     def ask(self, signum: int) -> None:
         """Send it the stop signal; one that is stopped is woken to see it."""
         # A peer may tell of a closed connection before the one that died is a zombie.

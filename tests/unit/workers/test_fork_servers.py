@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from elasticlib import records
 from elasticlib._caller import Caller
 from elasticlib._programs import Process, importable_by
 from elasticlib._wire import Channel
@@ -297,6 +298,20 @@ def test_a_fork_server_serves_by_what_it_read_once_it_has_told(
     assert not made.serves(key(preload=()), others[0], Caller.now())
 
 
+def test_a_fork_server_serves_no_launch_after_an_upgrade_of_what_is_installed(
+    fork_server: tuple[_fork_servers.ForkServer, Channel], tmp_path: Path
+) -> None:
+    """An installer replaces the folder that tells the version, which changes the time of the folder around it."""
+    made, end = fork_server
+    (tmp_path / "package_of_mine-1.0.dist-info").mkdir()
+    os.utime(tmp_path, (1.0, 1.0))
+    end.send({**READY, "files": {str(tmp_path): 10**9}})
+    before = made.alive() and made.outdated()
+    os.rename(tmp_path / "package_of_mine-1.0.dist-info", tmp_path / "package_of_mine-2.0.dist-info")
+
+    assert [False, True] == [before, made.outdated()]
+
+
 def test_a_fork_server_that_stops_in_the_middle_of_a_message_has_failed(
     fork_server: tuple[_fork_servers.ForkServer, Channel],
 ) -> None:
@@ -319,6 +334,30 @@ def test_a_fork_server_that_takes_no_orders_has_failed(fork_server: tuple[_fork_
     assert asked and not made.alive()
     for channel in asked:
         channel.close()
+
+
+def test_an_import_that_takes_long_is_told_once_with_the_line_where_it_is(
+    fork_server: tuple[_fork_servers.ForkServer, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, end = fork_server
+    stack = os.memfd_create("stack")
+    os.write(
+        stack,
+        b"Timeout (0:00:09.500000)!\nThread 0x00007f3c (most recent call first):\n"
+        b'  File "/lib/slow/native.py", line 7 in wait\n'
+        b'  File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed\n',
+    )
+    end.send({"op": "importing", "module": "slow"}, (stack,))
+    os.close(stack)
+    in_time = made.slow_import()
+    monkeypatch.setattr(_fork_servers, "_SLOW_IMPORT", 0.0)
+
+    told, once_more = made.slow_import(), made.slow_import()
+    end.send(READY)
+
+    assert in_time is once_more is made.slow_import() is None
+    assert records.ImportTakesLong("slow", 0.0, "/lib/slow/native.py, line 7") == told
+    assert made.ready()
 
 
 # Which keys are as good as another.

@@ -44,6 +44,9 @@ class Told:
     def replace(self, helper: Helper, why: str) -> None:
         raise AssertionError("no helper stands still here")
 
+    def ask_for_place(self) -> None:
+        raise AssertionError("nothing is started again here")
+
     def fileno(self) -> int:
         return self.ready
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -81,6 +82,23 @@ def test_children_are_those_that_a_process_started(start: Start) -> None:
 
     assert [] == _kernel_facts.children(child)
     os.kill(child, 9)
+
+
+@pytest.mark.parametrize(
+    ("code", "runs"),
+    [
+        ("", False),
+        ("import threading\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()", False),
+        ("import threading\nthreading.Thread(target=exec, args=('while True: pass',), daemon=True).start()", True),
+    ],
+    ids=["none", "sleeps", "runs"],
+)
+def test_a_thread_that_runs_beside_the_main_one_is_seen(code: str, runs: bool, start: Start) -> None:
+    pid, deadline = start(code).pid, time.monotonic() + 20
+    while runs != _kernel_facts.runs_other_threads(pid) and time.monotonic() < deadline:
+        pass  # a thread runs before it sleeps, and waits for the interpreter's lock before it runs
+
+    assert runs == _kernel_facts.runs_other_threads(pid)
 
 
 def test_of_a_process_that_is_gone_there_are_no_facts() -> None:

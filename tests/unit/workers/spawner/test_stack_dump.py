@@ -124,5 +124,14 @@ def test_a_second_request_has_the_answer_of_the_look_under_way(start: Start) -> 
     assert [0] == list(told(dump))
 
 
+def test_a_look_under_way_takes_more_workers_and_is_for_all_who_asked(start: Start) -> None:
+    dump, first, second = StackDump(), start(TELLS), start(TELLS)
+    dump.begin([(0, *first)], SIGNUM, time.monotonic(), "place")
+    dump.begin([(0, *first), (1, *second)], SIGNUM, time.monotonic(), "stacks")
+
+    assert [0, 1] == sorted(told(dump))
+    assert ["place", "stacks"] == dump.askers
+
+
 def test_with_no_worker_there_is_nothing_to_wait_for() -> None:
     assert {} == look()

@@ -1,0 +1,93 @@
+"""
+Where the first worker of a restart is while it imports, so that the job can say at its end what `preload` would save.
+
+Rules of this file: time is an argument; a worker is asked only while it is at the import of an installed package, and
+never of the user's own. PURE.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+from attrs import define, field
+
+from elasticlib import records
+from elasticlib._stack_text import crash_frames
+
+FIRST = 2.0
+"""Seconds after the start of the workers at which one is asked first: shorter imports are not worth a word."""
+EVERY = 1.0
+"""Seconds between two questions."""
+_MOST_NAMED = 3
+"""Modules that one line names."""
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/(?P<name>[\w/]+)\.py$")
+_REFUSED = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
+"""Packages that read their rank at import, so that `preload` refuses them; what they import it takes."""
+
+
+@define
+class ImportWatch:
+    """The imports of one launch's restarts; a worker's first answer that is no import is the last of that restart."""
+
+    _preload: tuple[str, ...] = ()
+    """What is imported ahead already."""
+    _is_restart: bool = False
+    """Whether the next start of workers is one."""
+    _due: float | None = None
+    _asked: float | None = None
+    """When the question was due whose answer is awaited."""
+    _seconds: dict[str, float] = field(factory=dict)
+    """By module, in this restart."""
+    _found: dict[str, float] = field(factory=dict)
+    """The same of the last restart in which that was long."""
+
+    def begin(self, preload: tuple[str, ...], now: float) -> None:
+        """Workers are started. Without *preload* they are to import for themselves, or have to."""
+        watched = self._is_restart and bool(preload)
+        self._preload, self._is_restart, self._seconds = preload, True, {}
+        self._due, self._asked = (now + FIRST if watched else None), None
+
+    def rest(self) -> None:
+        """Workers are being stopped, and have better things to do."""
+        self._due = self._asked = None
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until the worker is to be asked where it is; None where it is not."""
+        return None if self._due is None else max(0.0, self._due - now)
+
+    def tend(self, ask: Callable[[], object], now: float) -> None:
+        """*Ask* the worker where it is, if that is due; the answer is to be `heard`."""
+        if self._due is not None and now >= self._due:
+            self._due, self._asked = None, self._due
+            ask()
+
+    def heard(self, stacks: str) -> None:
+        """Take in where the worker was; an empty text, or one in brackets, is no answer."""
+        asked, self._asked = self._asked, None
+        module = imported(stacks)
+        if asked is None or not module:
+            return
+        self._seconds[module] = self._seconds.get(module, 0.0) + (EVERY if self._seconds else FIRST)
+        self._found = self._seconds
+        self._due = asked + EVERY
+
+    def advice(self) -> records.PreloadAdvised | None:
+        """What to import ahead, and the time that it takes in each restart; None where that was not seen to be long."""
+        longest = sorted(self._found, key=lambda module: -self._found[module])[:_MOST_NAMED]
+        if not longest:
+            return None
+        return records.PreloadAdvised(tuple(longest), sum(self._found[each] for each in longest), self._preload)
+
+
+def imported(stacks: str) -> str:
+    """The outermost module of an installed package at whose import a thread is; empty where it is at none."""
+    for importer, frame in pairwise(crash_frames(stacks)):
+        found = _INSTALLED.search(frame.file)
+        if found is None or frame.function != "<module>" or not importer.file.startswith("<frozen importlib"):
+            continue
+        name = found["name"].removesuffix("/__init__").replace("/", ".")
+        if name.partition(".")[0] not in _REFUSED:
+            return name
+    return ""
