@@ -32,6 +32,10 @@ RUN = [sys.executable, "-m", "elasticlib.run"]
 METHODS = ["forkserver", "spawn", "fork", "no preload"]
 
 
+QUIET = {"LOGLEVEL": "ERROR"}
+"""For a test of what stands on stderr: on a busy machine a long import of torch is a warning."""
+
+
 def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run *command* with the repository on its search path; it must succeed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
@@ -386,7 +390,7 @@ def test_daemon_threads_that_are_at_work_say_nothing_at_the_end(tmp_path: Path) 
     script = tmp_path / "busy.py"
     script.write_text(BUSY_DAEMON)
 
-    done = run([*RUN, "--nproc-per-node", "4", str(script)])
+    done = run([*RUN, "--nproc-per-node", "4", str(script)], env=QUIET)
 
     assert ("", "") == (done.stdout, done.stderr)
     assert "text" * 4 == (tmp_path / "busy.py.out").read_text()
@@ -586,6 +590,6 @@ def test_what_a_daemon_thread_does_about_its_end_is_no_end_of_the_process(tmp_pa
         "threading.Thread(target=beat, daemon=True).start()\nwhile not beats: time.sleep(0.001)\n"
     )
 
-    done = run([*RUN, "--nproc-per-node", "4", str(script)])
+    done = run([*RUN, "--nproc-per-node", "4", str(script)], env=QUIET)
 
     assert ("", "") == (done.stdout, done.stderr)
