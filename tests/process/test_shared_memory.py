@@ -71,9 +71,11 @@ def test_detached_process_keeps_the_shared_memory_until_its_end(tmp_path: Path) 
         assert launcher.wait(LIMIT) == 0
     name, pid = noted(tmp_path, 1)
 
-    assert duties.lives(int(pid))
-    assert left([name])
-    (tmp_path / "end").touch()
+    try:
+        assert duties.lives(int(pid))
+        assert left([name])
+    finally:
+        (tmp_path / "end").touch()
     duties.wait_for(lambda: not left([name]), LIMIT)
 
 
