@@ -59,6 +59,20 @@ if __name__ == "__main__":
     print(*failed, *of_pool, sep=",")
 """
 
+LIKE_TORCHS = """
+import importlib, subprocess, sys
+
+def detach():
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet).pid
+
+if __name__ == "__main__":
+    api = importlib.import_module(sys.argv[1])
+    where = dict(rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="detached")
+    config = api.LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, start_method="spawn", **where)
+    print("pid", *api.elastic_launch(config, detach)().values())
+"""
+
 
 class Job:
     """A job whose two workers detach a process each, and then do what is said."""
@@ -108,6 +122,18 @@ def test_what_functions_detached_outlives_their_success_and_the_program(end: lis
     assert [True] * 5 == [duties.lives(pid) for pid in kept]
     assert [False] * 4 == [duties.lives(pid) for pid in ended]
     assert f"process {ended[0]} (sh -c" in done.stderr
+
+
+@pytest.mark.sampled(0.1)
+@pytest.mark.parametrize("api", ["elasticlib", "torch.distributed.launcher.api"])
+def test_what_functions_detached_is_left_alone_as_by_torchs_launcher(api: str, end: list[int], tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(LIKE_TORCHS)
+    command = [sys.executable, str(tmp_path / "program.py"), api]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert 0 == done.returncode, done.stderr
+    end += [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("pid")]
+
+    assert [True] == [duties.lives(pid) for pid in end]
 
 
 @pytest.mark.parametrize("loses_fork_server", [False, True])
