@@ -1,7 +1,7 @@
 """
 What all tests share: Hypothesis profiles, the rule for accelerators, and no silent skips in CI.
 
-`HYPOTHESIS_PROFILE` chooses ci (15 examples, always the same), dev (50) or nightly (5000). Of tests that are marked as
+`HYPOTHESIS_PROFILE` chooses ci (10 examples, always the same), dev (50) or nightly (5000). Of tests that are marked as
 sampled a share runs, one variant of each, drawn by the seed `ELASTICLIB_SAMPLE` (0); all run with ``--whole``, and
 where files or tests are named (``pytest tests/process/test_tee.py``, ``pytest -k tee``).
 """
@@ -25,7 +25,7 @@ IN_CI = os.environ.get("CI") == "true"
 SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0")
 HAS_ACCELERATOR = pathlib.Path("/dev/nvidiactl").exists()
 
-for _name, _examples in {"ci": 15, "dev": 50, "nightly": 5000}.items():
+for _name, _examples in {"ci": 10, "dev": 50, "nightly": 5000}.items():
     settings.register_profile(
         _name,
         max_examples=_examples,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.hosts._netns import missing
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled]
 
 JOBS = """
 import os, sys

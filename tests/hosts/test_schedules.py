@@ -7,9 +7,10 @@ import pytest
 from tests.benchmarks import schedules
 from tests.hosts._netns import missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled]
+pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sampled(0.2)  # the dearest of all; test_losses.py and test_arrivals.py have the same acts one by one
 def test_random_losses_and_arrivals_end_as_foretold(backend: str) -> None:
     if why := missing():
         pytest.skip(why)

@@ -9,7 +9,7 @@ import pytest
 from tests.benchmarks.verdict_size import measure
 from tests.hosts._netns import missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled, pytest.mark.skipif(bool(missing()), reason=missing() or "")]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2), pytest.mark.skipif(bool(missing()), reason=missing() or "")]
 
 
 @pytest.mark.parametrize("backend", ["c10d", "etcd-v2", "etcd-v3"])

@@ -19,7 +19,7 @@ from elasticlib.workers import _devices, _plan
 from elasticlib.workers._fork_servers import ForkServerKey
 from tests.unit.numa.machines import Machine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
 METHODS = ["forkserver", "spawn", "fork"]
 FACTS = (

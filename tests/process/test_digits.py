@@ -73,7 +73,7 @@ def test_the_last_two_checkpoints_are_kept_and_nothing_half_written(interrupted:
     assert ["epoch-0007.pt", "epoch-0008.pt"] == sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.sampled(0.1)
 def test_a_lost_worker_changes_no_bit_of_what_is_learned(interrupted: tuple[str, Path], tmp_path: Path) -> None:
     printed = run(*LAUNCHER, SCRIPT, "--checkpoint-dir", tmp_path)
 
@@ -81,7 +81,7 @@ def test_a_lost_worker_changes_no_bit_of_what_is_learned(interrupted: tuple[str,
     torch.testing.assert_close(checkpoint(tmp_path, 8), checkpoint(interrupted[1], 8), rtol=0, atol=0)
 
 
-@pytest.mark.sampled(0.25)
+@pytest.mark.sampled(0.1)
 def test_the_script_goes_on_alone_past_a_checkpoint_that_is_cut_off(
     interrupted: tuple[str, Path], tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from elasticlib.rendezvous import RendezvousHandler, RendezvousParameters, get_r
 from elasticlib.workers._reaper import family
 from tests.process.launches import free_port, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 90.0

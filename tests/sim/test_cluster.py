@@ -54,7 +54,7 @@ RULES = Rules(2, 3, last_call=2.0, heartbeat=10.0)
 MOST = len(PAUSES) + 1
 """Exits of a node that cost it its place."""
 BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])
-FEWER = max(settings.default.max_examples // 3, 10) if settings.default else 50
+FEWER = max(settings.default.max_examples // 3, 5) if settings.default else 50
 
 clusters = st.builds(
     SimulatedCluster,

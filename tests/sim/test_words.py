@@ -22,7 +22,7 @@ FOR_PEOPLE = {"why", "cause", "message", "traceback", "hint", "exception_type", 
 """Fields whose texts are sentences."""
 REASONS = {"left"}
 """Fields that map nodes to sentences."""
-FEWER = max(settings.default.max_examples // 3, 10) if settings.default else 50
+FEWER = max(settings.default.max_examples // 3, 5) if settings.default else 50
 
 
 def scrambled(value: Any) -> Any:
