@@ -57,6 +57,8 @@ class Telemetry:
         """Since when workers that ran are to be replaced."""
         self._runs = False
         """Whether workers were told to have started, and not yet to have ended."""
+        self._ended = -1
+        """The last round whose end was told."""
         self._open: RoundEnd | None = None
         """How the round ended, while its cause is not decided."""
         self.result: RunResult | None = None
@@ -74,6 +76,9 @@ class Telemetry:
     def assigned(self, assignment: RankAssignment) -> None:
         """Ranks were received."""
         self._end_round(assignment.cause)
+        last = self._group.round
+        if assignment.cause and self._ended < last == assignment.round - 1:  # this node was cut off at its end
+            self._sink(records.RoundEnded(last, assignment.cause, True))
         waited, self._seeking = self._since(self._seeking), None
         sizes = (assignment.group_rank, assignment.group_world_size, assignment.world_size)
         master = f"{assignment.master_addresses[0]}:{assignment.master_port}"
@@ -168,6 +173,7 @@ class Telemetry:
         """Tell how the round ended whose cause was open; *cause* is empty where none was decided."""
         end, self._open = self._open, None
         if end is not None:
+            self._ended = end.round
             self._sink(records.RoundEnded(end.round, cause or end.why, end.restart and not ends_job))
 
     # The end.

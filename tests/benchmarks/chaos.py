@@ -48,10 +48,15 @@ Launched: TypeAlias = tuple[Job, list[subprocess.Popen[bytes]]]
 CHAIN = ("reaper", "fork server", "spawner", "worker", "store")
 PARTS = {
     "one node": ("launcher", *CHAIN),
+    "endpoint": ("launcher", "sidecar", "spawner"),
     "two nodes": ("launcher", "other launcher", "sidecar", "other sidecar", *CHAIN[1:]),
     "pool": ("launcher", *CHAIN),
 }
-"""What can be hit in each kind of job. In two nodes the first one hosts the store, and its sidecar coordinates."""
+"""
+What can be hit in each kind of job.
+
+With an endpoint one node has a sidecar, too, which hosts the store and coordinates; of two nodes the first one's does.
+"""
 HOWS = ("kill", "stop", "pause")
 PHASES = ("start", "training", "end")
 _PHASE_MARKS = {"training": "up", "end": "ending"}
@@ -179,7 +184,10 @@ def _command(act: Act, endpoint: str) -> list[list[str]]:
     script = [str(JOBS / "chaos_worker.py"), *words]
     if act.kind == "one node":
         return [[*plain, "--nproc-per-node=2", *script, "detaches"]]
-    nodes = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=chaos"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=chaos"]
+    if act.kind == "endpoint":
+        return [[*plain, *meeting, "--nproc-per-node=2", *script]]
+    nodes = ["--nnodes=1:2", *meeting]
     conf = "last_call_timeout=3,reconnect_timeout=10,is_host={}"
     return [
         [*plain, *nodes, "--rdzv-conf", conf.format(host), "--nproc-per-node=1", *script] for host in ("true", "false")
@@ -290,12 +298,18 @@ def perform(act: Act, up: float) -> Outcome:
         tree.kill(staying)
         names = [tree.command(each.pid) or f"pid {each.pid}" for each in left]
         text = "".join(path.read_text(errors="replace") for path in sorted(job.folder.glob("stderr*")))
-        restarts = max((each.attempt for each in job.marks()), default=0)
+        restarts = _restarts(act, job.marks())
         complaint = _judge(act, codes, restarts, rank, text, names, given_up)
         if len(staying) < len(kept):
             complaint = complaint or f"{len(kept) - len(staying)} ended of what workers that succeeded had detached"
         note = f"codes {codes}, {restarts} restart{'s' * (restarts != 1)}"
         return Outcome(act, complaint, note, time.monotonic() - began, text)
+
+
+def _restarts(act: Act, marks: Sequence[journal.Mark]) -> int:
+    """How often the workers were started again, by the job's count; where no node can join, also uncounted ones."""
+    starts = Counter(each.rank for each in marks if each.what == "up") if act.kind == "endpoint" else Counter()
+    return max([0, *(each.attempt for each in marks), *(times - 1 for times in starts.values())])
 
 
 _CAUSE = re.compile(r"round \d+ ended: |^call failed: |^elasticrun: ")
@@ -329,9 +343,8 @@ def _judge(
         return f"{restarts} restarts"
     if given_up or (act.part.endswith("launcher") and act.how == "kill"):
         return ""
-    hosts = act.kind == "two nodes" and act.part == "sidecar" and act.how == "kill"
     failed = any(codes)
-    if failed and not hosts:
+    if failed:
         return f"the job failed: {codes}"
     if act.how == "pause" and restarts and act.kind != "two nodes":
         return "a restart for a pause"

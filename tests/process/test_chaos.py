@@ -13,20 +13,21 @@ UP = 1.0
 
 
 @pytest.mark.parametrize(
-    ("part", "how", "phase"),
+    ("kind", "part", "how", "phase"),
     [
-        ("reaper", "kill", "start"),
-        ("fork server", "kill", "start"),
-        ("spawner", "kill", "start"),
-        ("fork server", "kill", "training"),
-        ("spawner", "kill", "training"),
-        ("reaper", "pause", "training"),
-        ("spawner", "pause", "end"),
-        ("spawner", "stop", "training"),
+        ("one node", "reaper", "kill", "start"),
+        ("one node", "fork server", "kill", "start"),
+        ("one node", "spawner", "kill", "start"),
+        ("one node", "fork server", "kill", "training"),
+        ("one node", "spawner", "kill", "training"),
+        ("one node", "reaper", "pause", "training"),
+        ("one node", "spawner", "pause", "end"),
+        ("one node", "spawner", "stop", "training"),
+        ("endpoint", "sidecar", "kill", "training"),
     ],
 )
-def test_job_ends_as_it_should_when_a_process_of_it_is_hit(part: str, how: str, phase: str) -> None:
-    outcome = chaos.perform(chaos.Act("one node", part, how, phase, 0.3), UP)
+def test_job_ends_as_it_should_when_a_process_of_it_is_hit(kind: str, part: str, how: str, phase: str) -> None:
+    outcome = chaos.perform(chaos.Act(kind, part, how, phase, 0.3), UP)
 
     assert "" == outcome.complaint, outcome.text
 

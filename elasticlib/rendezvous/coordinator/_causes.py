@@ -7,7 +7,7 @@ then every node has told of its failures, or is known to be lost.
 
 Rules of this file: nothing is spent before the cause is decided, and it is decided once. Workers that take their time
 to stop hold nobody up: a failure that is more than a lost connection is the cause after `CAUSE_WAIT`. Connections alone
-that were lost while a node left, or was lost, were cut by that node, which spends no restart.
+that were lost while a node left, was lost, or lost its sidecar, were cut by that node, which spends no restart.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def _decided(state: State, current: Round, reported: str) -> tuple[State, RoundE
         if left := _unfinished(current, current.left.keys()):
             why = "; ".join(f"node {node} left: {reason}" for node, reason in left.items())
             return state, RoundEnd(current.number, line(why), restart=True)
+        if current.rejoined:
+            return state, RoundEnd(current.number, current.rejoined, restart=True)
     root = root_cause(current.causes)
     return spend(state, current, reported if root is None else describe(root), fatal=is_fatal(current))
 

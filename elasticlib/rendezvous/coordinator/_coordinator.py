@@ -45,6 +45,7 @@ from elasticlib.rendezvous.coordinator._state import (
 )
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import mailbox_name
+from elasticlib.rendezvous.protocol._shortening import line
 
 __all__ = ["abandon", "asks_again", "given_up", "mailboxes", "next_loss", "read", "status", "step", "tell_end"]
 
@@ -155,14 +156,16 @@ def _let_wait(state: State, entry: Entry, now: float, why: str = "") -> Outcome:
     state = evolve(state, waiting=waiting, last_join=now)
     if current is None:
         return state, ()
-    if node in current.entries and node not in current.stopped and node not in current.succeeded:
+    again = f"node {node} joins again{why and f': {why}'}"
+    if node in current.entries and node not in current.succeeded:
         # A node that asks for ranks has no worker left, whatever it said before.
-        current = evolve(current, stopped=current.stopped | {node})
+        rejoined = current.rejoined or (why and line(again))
+        current = evolve(current, stopped=current.stopped | {node}, rejoined=rejoined)
         state = evolve(state, round=current)
     if current.end is not None or node in current.succeeded:
         return state, ()
     if node in current.entries:
-        return _ending.end_round(state, current, f"node {node} joins again{why and f': {why}'}", restart=True)
+        return _ending.end_round(state, current, again, restart=True)
     return (state, ()) if entry.free_at > now else _let_in(state, current, node)
 
 

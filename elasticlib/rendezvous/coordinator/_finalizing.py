@@ -89,7 +89,9 @@ def finalize(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
     assignments = assign([chosen[node] for node in nodes], number, state.restarts, rules.max_restarts, why)
     entries = {node: _chosen(state.waiting[node]) for node in nodes}
     heard_last = (last_count(state, entry) for entry in entries.values())
-    cause = current.end.why if current is not None and current.end is not None and current.causes else ""
+    cause = ""
+    if current is not None and current.end is not None and (current.causes or current.rejoined):
+        cause = current.end.why
     assignments = tuple(
         evolve(each, heard=last, cause=cause) for each, last in zip(assignments, heard_last, strict=True)
     )

@@ -83,8 +83,14 @@ def write_handover(memory: Handover, run_id: str, key: bytes | None, now: float)
     return text if key is None else b"%s%s:%s" % (_MARK, _signature(text, run_id, key), text)
 
 
-def read_handover(data: bytes | None, run_id: str, key: bytes | None, now: float) -> Handover:
-    """The memory that *data* holds, in the time of a clock that shows *now*; else a `RendezvousStateError`."""
+def read_handover(
+    data: bytes | None, run_id: str, key: bytes | None, now: float, *, is_private: bool = False
+) -> Handover:
+    """
+    The memory that *data* holds, in the time of a clock that shows *now*; else a `RendezvousStateError`.
+
+    *is_private*: it was where no stranger writes, so it is the latest.
+    """
     if data is None:
         raise RendezvousStateError("it is not in the store any more: the job ended without this node, or was deleted")
     text = _checked(data, run_id, key)
@@ -93,7 +99,8 @@ def read_handover(data: bytes | None, run_id: str, key: bytes | None, now: float
         nonce, epoch = _untrusted.name(body["nonce"]), body["epoch"]
         if type(epoch) is not int or not 0 <= epoch < messages.LAST_EPOCH:
             raise ValueError(f"its epoch {_untrusted.shown(epoch)} is not a number of takeovers")
-        state = _reserved(decode_state(body["state"].encode("ascii"), now), now, key is not None)
+        state = decode_state(body["state"].encode("ascii"), now)
+        state = state if is_private else _reserved(state, now, key is not None)
         outbox, garbage = Outbox.from_plain(body["mail"], state, now), Garbage.from_plain(body["gone"], now)
         return Handover(nonce, epoch, state, outbox, garbage)
     except (*_DAMAGES, RendezvousStateError) as error:
@@ -273,6 +280,7 @@ def _round(current: Round, now: float, commands: dict[str, int]) -> dict[str, An
             [now - cause.at, _message(messages.Failed(cause.node, 0, (cause.note,)))] for cause in current.causes
         ],
         "end": _message(current.end),
+        "rejoined": current.rejoined,
     }
 
 
@@ -292,6 +300,7 @@ def _read_round(value: Any, now: float, after: Mapping[str, Exits], commands: Se
         lost=_at(nodes, value["lost"]),
         causes=tuple(_read_cause(cause, now) for cause in value["causes"]),
         end=None if value["end"] is None else _read_message(value["end"], messages.RoundEnd),
+        rejoined=_untrusted.line(value.get("rejoined", "")),
     )
 
 

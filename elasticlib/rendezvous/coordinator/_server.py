@@ -117,8 +117,8 @@ class Server:
 
     def _hear(self, event: events.Event, now: float, out: list[events.Action]) -> None:
         match event:
-            case events.Loaded(data):
-                self._take_over(data, now, out)
+            case events.Loaded():
+                self._take_over(event, now, out)
             case events.Destroyed(why):
                 self._forget_all(why, now, out)
             case events.Arrived(entries):
@@ -357,10 +357,10 @@ class Server:
         memory = Handover(self.nonce, self._epoch, self.state, self._outbox, self._garbage)
         return write_handover(memory, self.run_id, self.key, now)
 
-    def _take_over(self, data: bytes | None, now: float, out: list[events.Action]) -> None:
-        if data is not None or self.seen.nonce:
+    def _take_over(self, found: events.Loaded, now: float, out: list[events.Action]) -> None:
+        if found.data is not None or self.seen.nonce:
             try:
-                last = read_handover(data, self.run_id, self.key, now)
+                last = read_handover(found.data, self.run_id, self.key, now, is_private=found.is_private)
             except RendezvousStateError as error:
                 self._forget_all(str(error), now, out)
                 return

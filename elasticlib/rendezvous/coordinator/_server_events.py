@@ -23,6 +23,8 @@ class Loaded:
     """What the last coordinator saved; None if there was none."""
 
     data: bytes | None
+    is_private: bool = False
+    """Whether it was where no stranger writes."""
 
 
 @frozen

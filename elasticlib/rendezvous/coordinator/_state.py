@@ -212,6 +212,8 @@ class Round:
     asked: frozenset[str] = field(default=frozenset(), eq=False)
     """Nodes that were asked for the rest of their failures; whoever takes over asks again."""
     end: messages.RoundEnd | None = None
+    rejoined: str = ""
+    """Which node asked for ranks again as its sidecar had ended, and how that ended; empty: none did."""
     cause_due: float | None = field(default=None, eq=False)
     """When nodes are told of a cause that was open when the round ended; None: there is nothing to tell."""
 

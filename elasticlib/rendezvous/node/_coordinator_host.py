@@ -21,6 +21,7 @@ from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedErr
 from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, perform
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
+from elasticlib.rendezvous.stores._kept_document import KeptDocument
 
 _log = logging.getLogger("elasticlib")
 
@@ -40,7 +41,7 @@ class Host:
         name: str = "",
         key: bytes | None = None,
         clock: Clock = monotonic,
-        state_log: StateLog | None = None,
+        state_log: StateLog | KeptDocument | None = None,
         remark: str = "",
         seen: Seen | None = None,
     ) -> None:
@@ -131,7 +132,7 @@ class Host:
             case events.Load():
                 assert self._state_log is not None
                 try:
-                    return events.Loaded(self._state_log.load())
+                    return events.Loaded(self._state_log.load(), isinstance(self._state_log, KeptDocument))
                 except RendezvousStateError as error:
                     return events.Destroyed(str(error))
             case events.Save(data):

@@ -41,6 +41,8 @@ class Outbox:
     """When it was sent for the first time: it may have arrived then, though nothing came back."""
     join: Join | None = None
     """What that message says."""
+    late: tuple[Written, ...] = ()
+    """Messages that were said from the last but one on that asks for ranks: the coordinator may not have read them."""
     whole: Failed | Stopped | None = None
     """The latest failures, with all that a message could say of them."""
     asked: int = -1
@@ -108,16 +110,24 @@ class Outbox:
 
     def done(self, seq: int) -> Self:
         """The message *seq*, which was the next one, is in the store."""
-        return evolve(self, envelopes=self.envelopes[1:], said=max(seq, self.said))
+        late = tuple(each for each in self.late if each.seq != seq)  # it may have been said again
+        if seq == self.join_seq:
+            joins = [each.seq for each in late if isinstance(each.what, Join)]
+            late = tuple(each for each in late if joins and each.seq >= joins[-1])
+        late = tuple(sorted((*late, *self.envelopes[:1]), key=lambda each: each.seq))
+        return evolve(self, envelopes=self.envelopes[1:], said=max(seq, self.said), late=late)
 
-    def again(self, seen: Seen) -> Self:
+    def again(self, seen: Seen, *, all_late: bool = False) -> Self:
         """
         With the last message that asked for ranks once more, should the coordinator not know it, or not any more.
 
-        It has its old number, and is nothing to who knows it; it says how far this node knows the job to have come.
+        With *all_late* messages, where the store itself may have been lost. They have their old numbers, and are
+        nothing to who knows them; the one for ranks says how far this node knows the job to have come.
         """
-        waits = any(envelope.seq == self.join_seq for envelope in self.envelopes)
-        if self.join is None or not self.has_joined or waits:
+        waiting = {envelope.seq for envelope in self.envelopes}
+        if self.join is None or not self.has_joined or self.join_seq in waiting:
             return self
-        join = evolve(self.join, round=seen.round, epoch=seen.epoch, pulse=seen.heard)
-        return evolve(self, envelopes=(Written(self.join_seq, join), *self.envelopes))
+        join = Written(self.join_seq, evolve(self.join, round=seen.round, epoch=seen.epoch, pulse=seen.heard))
+        others = [each for each in self.late if all_late and each.seq not in (*waiting, self.join_seq)]
+        said = sorted((join, *others), key=lambda each: each.seq)
+        return evolve(self, envelopes=(*said, *self.envelopes))

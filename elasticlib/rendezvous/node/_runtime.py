@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 from typing import Any
 
@@ -28,6 +29,7 @@ from elasticlib.rendezvous.protocol._exchange import Exchange
 from elasticlib.rendezvous.protocol._messages import Leave
 from elasticlib.rendezvous.protocol._shortening import SHORT, cut
 from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
+from elasticlib.rendezvous.stores._kept_document import KeptDocument
 
 _log = logging.getLogger("elasticlib")
 
@@ -64,8 +66,21 @@ class NodeRuntime:
 
     member: NodeClient
 
-    def __init__(self, job: Job, clock: Clock = monotonic, backend: Any = None) -> None:
-        """*backend* carries the job, such that any node may coordinate it; None: what the job names."""
+    def __init__(
+        self,
+        job: Job,
+        clock: Clock = monotonic,
+        backend: Any = None,
+        *,
+        document: KeptDocument | None = None,
+        endpoint: socket.socket | None = None,
+    ) -> None:
+        """
+        *backend* carries the job, such that any node may coordinate it; None: what the job names.
+
+        Where this node hosts the store, its coordinator goes on with the *document*; *endpoint* is the listening socket
+        of the store that was here before.
+        """
         self.job = job
         self._clock = clock
         self._key = key_of(job.token) if job.token else None
@@ -75,6 +90,8 @@ class NodeRuntime:
         self._candidate: Any = None
         self._served: str | None = None
         """Id of the job whose store this one is a guest in; empty where that job has ended; None: in its own."""
+        self._word: bytes | None = None
+        """What that store's process made up: another one has nothing of this job."""
         self._closing = False
         self._witnessed = False
         """Whether the others were told why this node goes."""
@@ -82,7 +99,10 @@ class NodeRuntime:
         self._pause = threading.Event()
         self._lock = threading.Lock()
         self._by_election = backend is not None or job.backend.startswith("etcd")
+        self._document = document
         self._backend = backend_of(job) if backend is None else backend
+        if endpoint is not None:
+            self._backend.listening = endpoint
 
     def prepare(self) -> None:
         """Import what takes long, in this thread and without a time limit; nothing is contacted."""
@@ -113,6 +133,13 @@ class NodeRuntime:
     def hosts_store(self) -> bool:
         """Whether the job ends with this node."""
         return self._host is not None and self._candidate is None
+
+    @property
+    def endpoint(self) -> socket.socket | None:
+        """The listening socket of the job's store, where it is here and its coordinator has a document."""
+        hosts = self.hosts_store and self._document is not None and not self._by_election
+        listening: socket.socket | None = self._backend.listening if hosts else None
+        return listening
 
     def witness(self, why: str, workers_gone: bool) -> None:
         """The agent is dead: say so in its place."""
@@ -184,7 +211,7 @@ class NodeRuntime:
         self._host.abandon(f"node {self.job.node}, which hosts the job's store, left: {why}", self.job.node)
         return True
 
-    def _new_host(self, exchange: Exchange, state_log: StateLog | None = None, remark: str = "") -> Host:
+    def _new_host(self, exchange: Exchange, state_log: StateLog | KeptDocument | None = None, remark: str = "") -> Host:
         job = self.job
         return Host(
             exchange,
@@ -206,22 +233,24 @@ class NodeRuntime:
 
     def _dial_c10d(self, timeout: float) -> Exchange:
         """Connect; before the first contact, become the store's host if this machine is it."""
-        backend = self._backend
+        backend, job = self._backend, self.job
         if not self._met and not self._host and backend.serve(self._began + self.job.rules.join_limit):
             own = self._attempt(timeout)
-            self._coordinate(backend.coordinating(own))
+            self._coordinate(backend.coordinating(own), state_log=self._document)
             own.close()
         try:
             exchange = self._attempt(timeout)
         except RefusedError as error:
             if self._served is None:
                 raise
-            owner = f"of job {_named(self._served)}" if self._served else "of a job that has ended"
-            raise RefusedError(f"{error}; it was the store {owner}, which this job shared") from error
+            raise self._lost_as_guest(str(error)) from error
+        if self._served is not None and backend.word_of(exchange) != self._word:
+            exchange.close()
+            raise self._lost_as_guest(f"the store at {job.endpoint} was opened again, and has nothing of this job")
         # The store of another job on this endpoint serves this one as well: the first who comes coordinates.
-        job, served = self.job, backend.served_run(exchange)
+        served = backend.served_run(exchange)
         if self._host is None and not self._met and served != job.run_id:
-            self._served = served
+            self._served, self._word = served, backend.word_of(exchange)
             if backend.claim(exchange):
                 owner = f"the store at {job.endpoint} was opened for job {_named(served)}" if served else ""
                 remark = f"{owner}, this is job {job.run_id!r}: is its id right?" if served else ""
@@ -229,11 +258,15 @@ class NodeRuntime:
         self._met = True
         return exchange
 
-    def _coordinate(self, exchange: Exchange, remark: str = "") -> None:
+    def _lost_as_guest(self, why: str) -> RefusedError:
+        owner = f"of job {_named(self._served)}" if self._served else "of a job that has ended"
+        return RefusedError(f"{why}; it was the store {owner}, which this job shared")
+
+    def _coordinate(self, exchange: Exchange, remark: str = "", state_log: KeptDocument | None = None) -> None:
         with self._lock:
             if self._closing:
                 raise RendezvousConnectionError("the rendezvous was closed while it connected")
-            host = self._host = self._new_host(exchange, remark=remark)
+            host = self._host = self._new_host(exchange, state_log, remark)
             start_thread(threading.Thread(target=self._serve, args=(host,), name="elasticlib-coordinator", daemon=True))
 
     def _serve(self, host: Host) -> None:

@@ -250,7 +250,7 @@ class Session:
             told = heard.read if heard.count >= self.contact.heard else None
             self._heartbeats, read = self._heartbeats.hears(told, answered=asked.task is Task.HEARTBEAT)
             if heard.epoch > self.seen.epoch and self.final is None:
-                self._outbox = self._outbox.again(self.seen)  # whoever took over may have been given an old memory
+                self._outbox = self._outbox.again(self.seen, all_late=not self.contact.limits.elected)
             self.seen = self.seen.felt(heard)
             if heard.over:
                 self._fail(errors.RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {heard.over}"), out)

@@ -45,6 +45,7 @@ from elasticlib.rendezvous.protocol._messages import (
     from_plain,
     to_plain,
 )
+from elasticlib.rendezvous.sidecar._kept import Kept
 from elasticlib.rendezvous.sidecar._torch import import_stores
 from elasticlib.rendezvous.sidecar._watch import SILENCE, SidecarWatch
 
@@ -207,7 +208,8 @@ class Bridge:
                 self._tell(word)
         if self.share.hosts_store and not self._told_hosting:
             self._told_hosting = True
-            self.channel.send({"op": "hosts"})
+            endpoint = self.share.endpoint
+            self.channel.send({"op": "hosts"}, () if endpoint is None else (endpoint.fileno(),))
         if not self.watch.held and (waiting := self.share.member.waiting()) != self._waiting:
             self._waiting = waiting
             self.channel.send({"op": "waiting", "count": waiting})
@@ -298,12 +300,14 @@ def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
         logger = logging.getLogger("elasticlib")
         logger.setLevel(logging.INFO)
         logger.addHandler(lines)
-        share = NodeRuntime(job)
+        lease, *others = first[1]
+        kept = Kept.received(others)
+        share = NodeRuntime(job, document=kept.document, endpoint=kept.endpoint)
         # Before the first word: loading a library keeps all threads here from running, and the launcher allows a
         # process that has not begun more time than one that falls silent.
         share.prepare()
         share.start()
-        bridge = Bridge(channel, share, job.heartbeat, lines, launcher.fileno(), Lease(*first[1]))
+        bridge = Bridge(channel, share, job.heartbeat, lines, launcher.fileno(), Lease(lease))
         if (stall := first[0]["stillness"]) is not None:
             bridge.stall = stall
         if bridge.run():

@@ -49,6 +49,7 @@ from elasticlib.rendezvous.protocol._messages import (
 )
 from elasticlib.rendezvous.protocol._shortening import fitting
 from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
+from elasticlib.rendezvous.sidecar._kept import Kept
 from elasticlib.rendezvous.sidecar._sender import Sender, channel
 from elasticlib.spec import TOKEN_VARIABLE
 
@@ -112,7 +113,8 @@ class SidecarClient:
         self._stays = False
         """Whether the process stays for other jobs, though this one has ended."""
         self._hosts = False
-        """Whether the job's store lives in the process, and ends with it."""
+        """Whether the job's store lives in the process, and the job ends with it."""
+        self._kept = Kept() if self._is_shared else Kept.of(job)
         self._leases: list[Lease] = []
         """Of each process that there was: the last one's is in use, earlier ones may still end workers."""
         self._start()
@@ -132,7 +134,8 @@ class SidecarClient:
             undo.callback(lease.close)
             first = written({"op": "job", "job": self._job.plain(), "stillness": self._stall})
             interval = min(1.0, ALIVE * self._job.heartbeat) if self._job.heartbeat else None
-            self._sender = Sender(link, interval, (first, (os.dup(lease.fileno()),)))
+            given = (lease.fileno(), *self._kept.descriptors())
+            self._sender = Sender(link, interval, (first, tuple(map(os.dup, given))))
             undo.pop_all()
         self._link, self._child = link, child
         self._leases.append(lease)
@@ -263,7 +266,9 @@ class SidecarClient:
         words.append(self._cut_off(why))
         if self._hosts or self._is_shared or self.final is not None or self._job.sidecars == _MOST_LOST:
             self._error = RendezvousConnectionError(f"node {self.node}: {why}")
+            self._kept.forget_endpoint()
         else:
+            _log.warning("node %s: %s: another one takes its place, and this node asks for ranks again", self.node, why)
             self._replace_process(why)
 
     def _named(self) -> str:
@@ -297,7 +302,7 @@ class SidecarClient:
                     self.final = notice
                 return [notice]
             case "hosts":
-                self._hosts = True
+                self._hosts = not self._kept.keep(descriptors)
             case "waiting":
                 self._waiting = message["count"]
             case "born":
@@ -330,6 +335,7 @@ class SidecarClient:
         # A process that does not hear us, or has given its error, has nothing to part from.
         parts = self._sender.is_alive() and not self._mute and self._error is None
         self._closed = True
+        self._kept.forget_endpoint()
         self._sender.close(written({"op": "close"}))
         try:
             if not self._gone:
@@ -344,6 +350,7 @@ class SidecarClient:
             self._link.close()
             for lease in self._leases:
                 lease.close()
+            self._kept.close()
 
     def _see_it_end(self, limit: float) -> None:
         """Reap the process, killed if it has not ended after *limit* s, or when the time is over that it stays."""

@@ -85,6 +85,8 @@ class C10dBackend:
     _word: str = field(init=False, factory=lambda: secrets.token_hex(8))
     server: Any = field(init=False, default=None)
     """The TCPStore that this process hosts, for as long as it lives; None where it does not."""
+    listening: socket.socket | None = field(init=False, default=None)
+    """The endpoint's socket, besides the server's own: it stays open when the server's process dies."""
     _inner: Address | None = field(init=False, default=None)
     """Where this very process reaches its server."""
     _local: str | None = field(init=False, default=None)
@@ -143,6 +145,9 @@ class C10dBackend:
             return False
         self.prepare()
         addresses = resolve(self.host, self.port, min(LOOK_UP, deadline - time.monotonic()))
+        if self.listening is not None:
+            self._start(self.listening.dup(), addresses)
+            return True
         bound = bind_endpoint(self.host, self.port, addresses, alone=self.job.max_nodes == 1)
         if isinstance(bound, socket.socket):
             self._start(bound, addresses)
@@ -188,6 +193,12 @@ class C10dBackend:
     def served_run(self, exchange: Exchange) -> str | None:
         """Run id of the job whose node hosts the store; None for a store that no job serves."""
         return exchange.served_run if isinstance(exchange, StoreExchange) else None
+
+    def word_of(self, exchange: Exchange) -> bytes | None:
+        """The word of the process that hosts the store, unlike that of any other; None where it has none."""
+        if self.job.store_type == "file" or not isinstance(exchange, StoreExchange):
+            return None
+        return exchange.root(SERVER, ANNOUNCED)
 
     def claim(self, exchange: Exchange) -> bool:
         """
@@ -239,6 +250,9 @@ class C10dBackend:
     def close(self) -> None:
         """End the server, if there is one; may come twice."""
         self.server = self._inner = None
+        if self.listening is not None:
+            self.listening.close()
+            self.listening = None
         if self._temporary and self._path:
             Path(self._path).unlink(missing_ok=True)
 
@@ -286,6 +300,7 @@ class C10dBackend:
         most = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        self.listening = self.listening or listener.dup()
         here, self.port = listener.getsockname()[:2]
         inner = Address(listener.family, here)
         if here in ("::", "0.0.0.0"):

@@ -1502,6 +1502,18 @@ def test_a_node_that_goes_spends_no_restart_though_its_peers_lost_connections_co
     assert f"node b {'is lost' if lost else 'left'}: gone" == desk.state.round.assignments[0].cause
 
 
+def test_a_node_whose_sidecar_ended_spends_no_restart_though_its_peers_lost_connections_come_first() -> None:
+    desk = running("a", "b", max_restarts=0)
+    desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
+    desk.envelopes["b"] += 1_000_000
+
+    desk.hear(Join("b", offer(), after="its sidecar was killed"))
+
+    assert RoundEnd(0, "node b joins again: its sidecar was killed", True) == desk.sent()["a"]
+    desk.join("a")
+    assert (0, "node b joins again: its sidecar was killed") == (desk.state.restarts, seat_of(desk.sent()["a"]).cause)
+
+
 def test_a_host_lost_in_three_rounds_running_spends_a_restart_though_lost_connections_come_first() -> None:
     desk = crash_loop(2)
     cut = (FailureNote(0, 0, 100, 1, secondary=True),)
@@ -1557,3 +1569,12 @@ def test_a_broken_connection_without_a_nodes_death_ends_the_job() -> None:
     desk.hear(Stopped("b", 0, ()))
 
     assert desk.state.final is not None and not desk.state.final.succeeded
+
+
+def test_the_ranks_of_a_node_whose_sidecar_ended_tell_it_how_its_round_ended() -> None:
+    desk = running("a")
+    desk.envelopes["a"] += 1_000_000
+
+    desk.hear(Join("a", offer(), after="its sidecar was killed"))
+
+    assert "node a joins again: its sidecar was killed" == seat_of(desk.sent()["a"]).cause

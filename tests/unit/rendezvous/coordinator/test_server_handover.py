@@ -418,6 +418,12 @@ def test_with_a_token_no_round_is_opened_from_any_memory_before_that_time(key: b
     assert (110.0 if key else 0.0) == state.opens_at
 
 
+def test_a_memory_where_no_stranger_writes_opens_a_round_at_once() -> None:
+    shell, _ = played()
+
+    assert 0.0 == read_handover(shell.saved, "job", shell.key, 100.0, is_private=True).state.opens_at
+
+
 def test_what_a_node_has_seen_of_an_earlier_job_of_that_name_says_nothing_of_this_one() -> None:
     shell, _ = played()
 

@@ -303,6 +303,9 @@ class Guests:
     def served_run(self, exchange: Any) -> str:
         return self.served
 
+    def word_of(self, exchange: Any) -> bytes:
+        return b"word"
+
     def claim(self, exchange: Any) -> bool:
         return True
 

@@ -346,6 +346,33 @@ def test_a_process_that_dies_is_replaced_under_the_nodes_name(member: SidecarCli
     assert "join" == process.heard()["op"]
 
 
+def test_a_process_that_dies_with_the_store_leaves_its_place_to_the_next(
+    member: SidecarClient, process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That one gets the coordinator's document and the listening socket, which stays open all the time."""
+    with socket.create_server(("127.0.0.1", 0)) as endpoint:
+        place = endpoint.getsockname()
+        process.say("hosts", endpoint.fileno())
+    taken(member)
+    process.end()
+    (word,) = taken(member)
+    assert isinstance(word, ContactLost)
+
+    received = process.channel.receive()
+
+    assert received is not None
+    lease, document, listening = received[1]
+    with socket.socket(fileno=listening) as endpoint, socket.create_connection(place):
+        assert place == endpoint.getsockname()
+    assert os.path.sameopenfile(document, member._kept.descriptors()[0])
+    assert word.why.partition(": ")[2] in caplog.text
+    os.close(lease), os.close(document)
+    process.end()
+    member.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(place)
+
+
 def test_a_dead_process_is_reaped(member: SidecarClient, process: Process) -> None:
     process.say("hosts")
     taken(member)

@@ -1,0 +1,60 @@
+"""
+The coordinator's document in memory that a launcher keeps, for the sidecar that replaces the one with the store.
+
+Rules of this file: whoever writes may be killed at any moment. So a document is written beside the last one, and holds
+once the head says where it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+
+from elasticlib import processes
+from elasticlib._large_files import read_exactly, write_exactly
+
+_HEAD = struct.Struct("QQ")
+"""Offset and size of the document that holds. It lies in one page, so it is written whole or not at all."""
+
+
+class KeptDocument:
+    """A document in the memory *descriptor*, which is this object's from now on; an empty one in its own."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = processes.anonymous_file("coordinator") if descriptor is None else descriptor
+
+    def fileno(self) -> int:
+        """What another process gets, to read and write the same document; -1 once closed."""
+        return self._descriptor
+
+    def load(self) -> bytes | None:
+        """What was saved last; None where nothing was."""
+        offset, size = self._place()
+        return read_exactly(self._descriptor, size, offset) if size else None
+
+    def save(self, data: bytes) -> None:
+        """Replace it. Where a limit of a file's size leaves no room, nothing is kept."""
+        offset, size = self._place()
+        before = _HEAD.size + len(data) <= offset
+        start = _HEAD.size if before else max(_HEAD.size, offset + size)
+        try:
+            write_exactly(self._descriptor, data, start)
+            write_exactly(self._descriptor, _HEAD.pack(start, len(data)))
+        except OSError:
+            self.purge()  # an older one would have a successor repeat what was decided since
+
+    def purge(self) -> None:
+        """Forget it."""
+        with contextlib.suppress(OSError):
+            write_exactly(self._descriptor, _HEAD.pack(0, 0))
+
+    def close(self) -> None:
+        """Free the memory, if nobody else has it; may come twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _place(self) -> tuple[int, int]:
+        head = os.pread(self._descriptor, _HEAD.size, 0)
+        return _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)

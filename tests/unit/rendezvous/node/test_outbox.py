@@ -1,0 +1,45 @@
+"""A node's messages, said again to a coordinator that may not have read them."""
+
+from __future__ import annotations
+
+from elasticlib.rendezvous.node._outbox import Outbox
+from elasticlib.rendezvous.node._session_events import Describe
+from elasticlib.rendezvous.protocol._messages import Descriptor, Join, Report, Stopped, Succeeded
+from elasticlib.rendezvous.protocol._progress import Seen
+
+SEEN = Seen("nonce", 1, 3, 77)
+
+
+def joined(outbox: Outbox) -> Outbox:
+    outbox = outbox.add(Describe(1, "trainer"))
+    return said(outbox.described(outbox.join_seq, Join("a", Descriptor(1, "trainer", ("a",), 1), None)))
+
+
+def said(outbox: Outbox, *reports: Report) -> Outbox:
+    for report in reports:
+        outbox = outbox.add(report)
+    while outbox.next is not None:
+        outbox = outbox.done(outbox.next.seq)
+    return outbox
+
+
+def waiting(outbox: Outbox) -> list[tuple[int, type[object]]]:
+    return [(each.seq, type(each.what)) for each in outbox.envelopes]
+
+
+def test_where_the_store_may_be_lost_all_is_said_again_from_the_last_request_but_one() -> None:
+    outbox = joined(said(joined(said(joined(Outbox()), Stopped("a", 1, ()))), Stopped("a", 2, ())))
+
+    again = outbox.again(SEEN, all_late=True)
+
+    assert [(3, Join), (4, Stopped), (5, Join)] == waiting(again)
+    join = again.envelopes[-1].what
+    assert isinstance(join, Join) and (3, 1, 77) == (join.round, join.epoch, join.pulse)
+    assert [(3, Join), (4, Stopped), (5, Join)] == waiting(said(again).again(SEEN, all_late=True))
+
+
+def test_what_was_said_since_the_last_request_comes_after_it_and_before_what_was_not_said_yet() -> None:
+    outbox = said(joined(Outbox()), Stopped("a", 1, ())).add(Succeeded("a", 1))
+
+    assert [(1, Join), (2, Stopped), (3, Succeeded)] == waiting(outbox.again(SEEN, all_late=True))
+    assert [(1, Join), (3, Succeeded)] == waiting(outbox.again(SEEN))
