@@ -11,7 +11,7 @@ import pytest
 from tests.hosts._netns import Host, shifted
 from tests.hosts._team import STORE_PORT, dynamic, etcd, met, team
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.35)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 Hosts = tuple[Host, ...]
 

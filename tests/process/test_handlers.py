@@ -19,7 +19,7 @@ from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 from tests.process.launches import free_port, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"

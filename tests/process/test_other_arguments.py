@@ -8,7 +8,7 @@ import pytest
 
 from tests.process.launches import WORKER, Launch, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 Start = Callable[..., Launch]
 
