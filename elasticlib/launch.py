@@ -218,7 +218,11 @@ class CheckedLaunch:
         try:
             plan = self._prepared.job
             warming = fork_servers.warming(plan.fork_server, plan.common.env, plan.search_path)
-            with open_files_needed("the job"), warming as there, opened(self._choice, config) as spec.rdzv_handler:
+            with (
+                open_files_needed("the job"),
+                warming as there,
+                opened(self._choice, config, job.inbox) as spec.rdzv_handler,
+            ):
                 self._say_that_it_starts(there)
                 from elasticlib.agent import LocalElasticAgent
 

@@ -19,6 +19,7 @@ from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _choice
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._membership import Requests
 from elasticlib.rendezvous._names import host_name, node_name
 from elasticlib.rendezvous._options import ETCD
 from elasticlib.rendezvous._own_token import token_of
@@ -60,8 +61,8 @@ def _find_local_etcd(job: Job) -> None:
 
 
 @contextlib.contextmanager
-def opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
-    """What the agent meets the other nodes through, for the length of the block."""
+def opened(choice: Choice, config: LaunchConfig, requests: Requests) -> Iterator[object]:
+    """What the agent meets the other nodes through, for the length of the block; see `open_remote` for *requests*."""
     # Imported only now, while the fork server is at its own imports.
     from elasticlib.rendezvous import Rules, open_local, open_remote
 
@@ -71,7 +72,7 @@ def opened(choice: Choice, config: LaunchConfig) -> Iterator[object]:
             with open_local(run_id, rules, backend=backend, node=host_name(config.local_addr), port=port) as rendezvous:
                 yield rendezvous
         case Job():
-            with open_remote(choice) as rendezvous:
+            with open_remote(choice, requests) as rendezvous:
                 yield rendezvous
         case PlugIn(run_id, backend):
             from elasticlib.rendezvous.handlers._base import RendezvousParameters

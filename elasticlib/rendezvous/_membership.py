@@ -57,6 +57,16 @@ class Membership(Protocol):
         """End it; may come twice."""
 
 
+class Requests(Protocol):
+    """What a program asks of its job, or signals ask of the program."""
+
+    def hurry(self) -> int:
+        """A descriptor that is readable while one is there that may not wait."""
+
+    def drain(self) -> list[object]:
+        """Those that came, which are heeded with that."""
+
+
 class Talk(Membership, Protocol):
     """What a handler needs besides."""
 

@@ -10,7 +10,7 @@ from attrs import frozen
 from typing_extensions import Self
 
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import Membership
+from elasticlib.rendezvous._membership import Membership, Requests
 from elasticlib.rendezvous._names import host_name
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo
@@ -68,6 +68,12 @@ def open_local(
         raise
 
 
-def open_remote(job: Job) -> Rendezvous:
-    """A place in *job* among other nodes, kept by a process of its own."""
-    return Rendezvous(job.run_id, job.backend, SidecarClient(job))
+def open_remote(job: Job, requests: Requests | None = None) -> Rendezvous:
+    """
+    A place in *job* among other nodes, kept by a process of its own.
+
+    One of the *requests* ends the wait of `Rendezvous.close` for other jobs that use this one's store.
+    """
+    member = SidecarClient(job)
+    member.requests = requests
+    return Rendezvous(job.run_id, job.backend, member)

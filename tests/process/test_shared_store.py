@@ -60,12 +60,13 @@ def test_a_store_that_stays_goes_after_its_time_and_the_guests_end_naming_it(sta
     assert (1, True) == (status, "of job 'host'" in said), said
 
 
-def test_the_wait_for_guests_is_ended_by_ctrl_c_and_spoils_no_success(start: Start) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_guests_and_spoils_no_success(signum: signal.Signals, start: Start) -> None:
     host, guest = pair(start)
     host.finish()
     host.says("stays")
 
-    host.popen.send_signal(signal.SIGINT)
+    host.popen.send_signal(signum)
 
     status, said = host.ends()
     assert (0, False) == (status, "Traceback" in said), said

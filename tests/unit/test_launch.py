@@ -322,7 +322,7 @@ def test_a_callers_health_check_is_stopped_by_a_refusal_too(nothing_opens: None,
 def test_a_callers_health_check_is_stopped_where_nobody_could_be_met(monkeypatch: pytest.MonkeyPatch) -> None:
     health: Any = Health()
 
-    def open_remote(job: Job) -> None:
+    def open_remote(job: Job, requests: object) -> None:
         raise RendezvousConnectionError("node0 refused")
 
     monkeypatch.setattr("elasticlib.rendezvous.open_remote", open_remote)
@@ -538,7 +538,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     wanted: list[Job] = []
 
     @contextlib.contextmanager
-    def open_remote(job: Job) -> Iterator[object]:
+    def open_remote(job: Job, requests: object) -> Iterator[object]:
         wanted.append(job)
         yield job
 
@@ -570,7 +570,7 @@ def test_the_fork_server_is_at_its_imports_while_the_nodes_meet(
     steps: list[str] = []
 
     @contextlib.contextmanager
-    def open_remote(job: Job) -> Iterator[object]:
+    def open_remote(job: Job, requests: object) -> Iterator[object]:
         steps.append("meet")
         yield job
 

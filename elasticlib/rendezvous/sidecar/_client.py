@@ -33,7 +33,7 @@ from elasticlib.errors import (
     RendezvousTimeoutError,
 )
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import STAYS, Word
+from elasticlib.rendezvous._membership import STAYS, Requests, Word
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.protocol._messages import (
     Close,
@@ -82,6 +82,8 @@ class SidecarClient:
     Raises `StartError` when the process cannot be started; what it finds wrong later comes from `drain`.
     """
 
+    requests: Requests | None = None
+    """Where requests to end come in; one that comes while `close` stays for other jobs ends that wait."""
     _is_shared = False
     """Whether the owner is a handler, whose caller decides what a loss means."""
 
@@ -327,7 +329,7 @@ class SidecarClient:
 
         Where the job's store lives on this node, that is when the others have read how the job ended, or after
         the job's `close_timeout`; and when other jobs in that store have ended, too, or after the job's
-        `store_linger`. A Ctrl-C ends that last wait, and nothing else.
+        `store_linger`. A Ctrl-C, or a request to end, ends that last wait, and nothing else.
         """
         if self._closed or os.getpid() != self._owner:
             return
@@ -357,10 +359,15 @@ class SidecarClient:
         self._child.send(signal.SIGCONT)
         deadline, hears = monotonic() + limit, True
         while hears or not self._child.ends(0.0):
-            sources: list[HasDescriptor] = [self._link] if hears else []
+            sources: list[int | HasDescriptor] = [self._link] if hears else []
             sources += [self._child] if self._child.fileno() >= 0 else []
+            requests = self.requests if self._stays else None
+            sources += [requests.hurry()] if requests is not None else []
             ready = wait_readable(sources, max(0.0, deadline - monotonic()))
             if not ready:
+                break
+            if requests is not None and requests.hurry() in ready:
+                requests.drain()  # heeded: the program has nothing to do for them afterwards
                 break
             if hears and self._link.fileno() in ready:
                 received = self._link.receive()
