@@ -1,8 +1,8 @@
 """
 The launcher's side of one launch: a spawner with its workers, to be started, heard and stopped.
 
-Rules of this file: a wait for the fork server can be interrupted by a descriptor of the caller's; nothing is thrown
-away that a worker left behind.
+Rules of this file: a wait for fork server or spawner can be interrupted by a descriptor of the caller's; nothing is
+thrown away that a worker left behind.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _EXIT_LIMIT = 1.0
 """Seconds between a spawner's last word, the end of its channel, and its end."""
 _IMPORTS_LOOK = 1.0
 """Seconds between looks at a fork server that is at its imports."""
+_FORKS = 1.0
+"""Seconds that a request to stop leaves for the forks of the workers, so that these can be asked to save."""
 _QUIT_LIMIT = 6.0
 """Seconds for a spawner that is let go of: as long as it waits for what even SIGKILL does not end, and one more."""
 
@@ -170,18 +172,42 @@ class SpawnerClient:
         return _IMPORTS_LOOK
 
     def start(
-        self, number: int, workers: list[StartSpec], listener: int | None, lease: Term | None = None
-    ) -> dict[int, int]:
+        self, number: int, workers: list[StartSpec], listener: int | None,
+        interrupt: int | None = None, lease: Term | None = None,
+    ) -> dict[int, int]:  # fmt: skip
         """
         Start *workers* for a round, with the caller's present streams; return {local rank: pid}.
 
-        *listener* is the bound socket of the round's store; when the *lease* is over, all are killed. Nothing
-        interrupts a start, which takes no longer than the forks: who stops the workers then can ask them to save.
-        Raises `StartError` or `PreloadError` when none can be started. When the spawner is lost once the first
-        worker runs, the ids are unknown ({}) and `drain` tells of the loss: what runs a program runs it once a round.
+        *listener* is the bound socket of the round's store; when the *lease* is over, all are killed. The result is {}
+        where *interrupt* is readable and the workers are not started within a second: if `started` is true, some may
+        run, and can be asked to save. It is {} too where the spawner is lost once the first worker runs, and in a
+        restart where not all can be started: `drain` tells of that, and the round has failed, for a program runs once
+        a round. Raises `StartError` or `PreloadError` when none can be started.
         """
         assert self._channel is not None
         self._wake()
+        self._order_start(number, workers, listener, lease)
+        is_restart = self.started
+        if self._await_word("starting", number, interrupt) is None:
+            return {}
+        self.started = True
+        try:
+            started = self._await_word("started", number, interrupt)
+        except HelperLostError:
+            return {}  # `drain` finds the end of the channel too
+        except StartError as error:
+            if not is_restart:
+                raise
+            self._early.append(Lost(str(error), error))
+            return {}
+        if started is None:
+            return {}
+        if self._fork_server is not None:
+            self._fork_server.listen()
+        return {int(rank): pid for rank, pid in started["pids"].items()}
+
+    def _order_start(self, number: int, workers: list[StartSpec], listener: int | None, lease: Term | None) -> None:
+        assert self._channel is not None
         self._round, self._store = number, None
         if self.board is not None:
             self.board.clear()
@@ -193,23 +219,20 @@ class SpawnerClient:
         self._channel.send(message, (*streams, *given.values()))
         for stream in streams:
             os.close(stream)
-        self._await_word("starting", number)
-        self.started = True
-        try:
-            started = self._await_word("started", number)
-        except HelperLostError:
-            return {}
-        if self._fork_server is not None:
-            self._fork_server.listen()
-        return {int(rank): pid for rank, pid in started["pids"].items()}
 
-    def _await_word(self, op: str, number: int) -> Message:
-        """The spawner's message *op* of round *number*; what it says before that is kept for `drain`."""
-        while True:
+    def _await_word(self, op: str, number: int, interrupt: int | None) -> Message | None:
+        """
+        Return the spawner's message *op* of round *number*; what it says before that is kept for `drain`.
+
+        None where *interrupt* is readable and nothing comes for `_FORKS` seconds.
+        """
+        assert self._channel is not None
+        while self._await_answer(interrupt) or wait_readable([self._channel], _FORKS):
             answer, extra = self._answer()
             if answer["op"] == op and answer["round"] == number:
                 return answer
             self._early += self._event(answer, extra)
+        return None
 
     def drain(self) -> list[Event]:
         """What has happened since the last call; never waits for more than one message under way."""
@@ -254,6 +277,8 @@ class SpawnerClient:
                 case "hosting":
                     store = Reported(message["pid"], lambda signum: self._say("signal store", signal=signum))
                     self._store = Helper("worker store", store)
+                    return []
+                case "starting" | "started":  # of a start that was interrupted
                     return []
                 case "store":
                     why, self._store = self._blame.pop(message["pid"], message["why"]), None

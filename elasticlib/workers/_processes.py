@@ -105,8 +105,8 @@ class Processes:
         """
         Start round *number* and return {local rank: pid}.
 
-        The result is {} when *interrupt* becomes readable before the first worker is started, and when the spawner is
-        lost after that, of which `poll` learns.
+        The result is {} where *interrupt* becomes readable and the workers are not started at once, and where the
+        round failed at its start, of which `poll` learns.
 
         Each worker is started with one of *specs*; its streams come from *dest*. *prefixes* stand before the
         console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets a
@@ -163,7 +163,7 @@ class Processes:
                 return {}
             self._board = self._spawner.board
             self._lease = None if guard is None else guard(spawner.fileno())
-            return self._spawner.start(number, specs, listener, self._lease)
+            return self._spawner.start(number, specs, listener, interrupt, self._lease)
         except ElasticError:
             self.dismiss()
             raise

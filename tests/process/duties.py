@@ -263,10 +263,11 @@ def sends_its_launcher(launcher: int, signum: int) -> None:
     os.kill(launcher, signum)
 
 
-def stops_its_job_at_once(launcher: int, saved: Path) -> None:
-    """Rank 0 has the launcher stopped as the first thing that it does, and saves when it is asked to end."""
+def stops_its_job_at_once(launcher: int, go: Path, saved: Path) -> None:
+    """Rank 0 has the launcher stopped when *go* is there, and saves when it is asked to end."""
     if os.environ["RANK"] == "0":
         signal.signal(signal.SIGTERM, lambda *_: say(saved, "all") or sys.exit())
+        wait_for(go.exists)
         os.kill(launcher, signal.SIGTERM)
     time.sleep(60)  # stands for work
 
@@ -444,10 +445,12 @@ def loses_the_store(folder: Path, does: str) -> str:
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
-def loses_its_spawner() -> str:
-    """In the first round rank 0 kills the process that started it; returns the number of restarts."""
+def loses_its_spawner(go: Path | None) -> str:
+    """In the first round rank 0 kills the process that started it, once *go* is there; return the count of restarts."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if os.environ["RANK"] == "0":
+            if go is not None:
+                wait_for(go.exists)
             os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)  # stands for work
     return os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -11,6 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pytest
+
+from elasticlib.workers.child._start_spec import StartSpec
+
 LIMIT = 60.0
 WORK = "import sys; print('at work', flush=True); sys.stdin.read(); print('done', flush=True)"
 """A worker that works until its standard input ends."""
@@ -34,6 +38,21 @@ def wait_until(condition: Callable[[], object], limit: float = 90.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"it did not come within {limit:g} s"
         time.sleep(0.02)
+
+
+def hold_second_start(monkeypatch: pytest.MonkeyPatch, begun: Path, seconds: float) -> None:
+    """In the first round of a job that forks this program, have the start of worker 1 take time, and make *begun*."""
+    from elasticlib.workers.spawner._spawner import Spawner
+
+    start = Spawner._start_worker
+
+    def start_slowly(spawner: Spawner, spec: StartSpec, streams: list[int]) -> None:
+        if spec.local_rank == 1 and not begun.exists():
+            begun.touch()
+            time.sleep(seconds)  # stands for a log file on a slow file system
+        start(spawner, spec, streams)
+
+    monkeypatch.setattr(Spawner, "_start_worker", start_slowly)
 
 
 class Launch:

@@ -5,25 +5,33 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
 from tests.process import duties
+from tests.process.launches import hold_second_start
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
 
-@pytest.mark.parametrize(("method", "ranks"), [("forkserver", 2), ("fork", 8)])
 @pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("while_starting", [False, True])
 def test_the_death_of_the_spawner_is_reported_as_that(
-    restarts: int, method: str, ranks: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of eight ranks the first one kills it before the last one is forked: the round has begun all the same."""
-    config = LaunchConfig(nproc_per_node=ranks, max_restarts=restarts, start_method=method)
+    while_starting: bool, restarts: int, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Also where it dies before the last worker is started: the round has begun all the same."""
+    config = LaunchConfig(
+        nproc_per_node=2, max_restarts=restarts, start_method="fork" if while_starting else "forkserver"
+    )
+    starts = tmp_path / "starts the second worker"
+    if while_starting:
+        hold_second_start(monkeypatch, starts, seconds=60)
 
     with contextlib.nullcontext() if restarts else pytest.raises(ChildFailedError) as caught:
-        elastic_launch(config, duties.loses_its_spawner)()
+        elastic_launch(config, duties.loses_its_spawner)(starts if while_starting else None)
 
     if caught is not None:
         assert str(caught.value).startswith("the ")

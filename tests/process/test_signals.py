@@ -18,6 +18,7 @@ from elasticlib import LaunchConfig, LaunchInterrupted, SignalException, elastic
 from elasticlib.workers import _reaper
 from elasticlib.workers.spawner._stuck import STUCK
 from tests.process import duties
+from tests.process.launches import hold_second_start
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
@@ -633,11 +634,15 @@ def test_a_call_that_a_signal_ends_raises_an_error_that_names_it(
     assert 0 in elastic_launch(settings, duties.chain)()
 
 
-def test_a_stop_before_all_workers_are_started_leaves_the_first_one_time_to_save(tmp_path: Path) -> None:
-    settings = LaunchConfig(nproc_per_node=8, max_restarts=0, start_method="fork")
+def test_a_stop_before_all_workers_are_started_leaves_the_first_one_time_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = LaunchConfig(nproc_per_node=2, max_restarts=0, start_method="fork")
+    starts = tmp_path / "starts the second worker"
+    hold_second_start(monkeypatch, starts, seconds=0.5)
 
     with pytest.raises(SignalException):
-        elastic_launch(settings, duties.stops_its_job_at_once)(os.getpid(), tmp_path / "saved")
+        elastic_launch(settings, duties.stops_its_job_at_once)(os.getpid(), starts, tmp_path / "saved")
 
     assert (tmp_path / "saved").exists()
 

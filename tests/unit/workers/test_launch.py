@@ -174,6 +174,38 @@ def test_a_spawner_that_is_lost_once_the_first_worker_runs_is_a_loss_of_the_roun
     assert isinstance(lost, Lost) and isinstance(lost.cause, HelperLostError)
 
 
+def test_a_restart_in_which_not_all_workers_can_be_started_has_failed(spawner: Spawner) -> None:
+    """It is not begun again under the same number: the first worker's program may have run."""
+    spawner.start(0)
+    spawner.say("starting", 1)
+    spawner.say("broken", why="a worker could not be started: no process left")
+
+    pids = spawner.spawner.start(1, [], None)
+
+    (lost,) = spawner.spawner.drain()
+    assert pids == {}
+    assert isinstance(lost, Lost) and lost.why == "a worker could not be started: no process left"
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_start_that_stands_still_can_be_interrupted(
+    begins: bool, spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as at a log file on a file system that does not answer; workers that run can be asked to save."""
+    monkeypatch.setattr(_launch, "_FORKS", 0.01)
+    if begins:
+        spawner.say("starting")
+    interrupt = os.eventfd(1, os.EFD_CLOEXEC)
+    try:
+        pids = spawner.spawner.start(0, [], None, interrupt)
+    finally:
+        os.close(interrupt)
+    spawner.say("started", pids={"0": 70})
+
+    assert pids == {} and spawner.spawner.drain() == []
+    assert spawner.spawner.started is begins
+
+
 def test_an_end_comes_with_what_the_worker_left(spawner: Spawner) -> None:
     spawner.start()
     report = _report.Report("result", b"payload")
