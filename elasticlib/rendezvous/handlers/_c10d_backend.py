@@ -10,6 +10,7 @@ the store is found out as for any job, see `c10d`.
 from __future__ import annotations
 
 import base64
+import contextlib
 import tempfile
 import time
 import uuid
@@ -99,18 +100,18 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 def _tcp_store(job: Job, limit: float) -> Any:
     from elasticlib.rendezvous.stores._c10d import C10dBackend
 
-    backend = C10dBackend(job)
     deadline = time.monotonic() + limit
-    while True:
-        try:
-            if backend.serve(deadline):
-                return backend.server
-            exchange = backend.dial(max(deadline - time.monotonic(), _AGAIN))
-            return exchange.store  # type: ignore[attr-defined]
-        except RendezvousConnectionError as error:
-            if time.monotonic() >= deadline:
-                raise RendezvousConnectionError(f"{error}; given up after read_timeout={limit:g} s") from error
-            time.sleep(_AGAIN)  # nobody can tell when its host comes
+    with contextlib.closing(C10dBackend(job)) as backend:  # the server lives on with the store
+        while True:
+            try:
+                if backend.serve(deadline):
+                    return backend.server
+                exchange = backend.dial(max(deadline - time.monotonic(), _AGAIN))
+                return exchange.store  # type: ignore[attr-defined]
+            except RendezvousConnectionError as error:
+                if time.monotonic() >= deadline:
+                    raise RendezvousConnectionError(f"{error}; given up after read_timeout={limit:g} s") from error
+                time.sleep(_AGAIN)  # nobody can tell when its host comes
 
 
 def _file_store(endpoint: str) -> Any:

@@ -450,6 +450,9 @@ class Ladder(Starter):
     def fileno(self) -> int:
         return self.ready
 
+    def ask_for_place(self) -> None:
+        """No import of its workers takes long."""
+
     def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
         self.stops.append((signum, grace))
         if grace < 10.0:
