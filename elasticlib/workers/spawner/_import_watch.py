@@ -1,8 +1,9 @@
 """
 Where the first worker of a restart is while it imports, so that the job can say at its end what `preload` would save.
 
-Rules of this file: time is an argument; a worker is asked only while it is at the import of an installed package, and
-never of the user's own. PURE.
+Rules of this file: time is an argument; a worker's first answer that is no import of an installed package is the last
+of that restart. The spawner asks none that sleeps in a system call, which the signal would interrupt: where the worker
+is stays unknown then, and after a few such looks in a row nobody looks again. PURE.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ FIRST = 2.0
 """Seconds after the start of the workers at which one is asked first: shorter imports are not worth a word."""
 EVERY = 1.0
 """Seconds between two questions."""
+MOST_UNKNOWN = 3
+"""Looks in a row that may find a worker asleep."""
 _MOST_NAMED = 3
 """Modules that one line names."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?P<name>[\w/]+)\.py$")
@@ -29,7 +32,7 @@ _REFUSED = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
 
 @define
 class ImportWatch:
-    """The imports of one launch's restarts; a worker's first answer that is no import is the last of that restart."""
+    """The imports of one launch's restarts."""
 
     _preload: tuple[str, ...] = ()
     """What is imported ahead already."""
@@ -38,6 +41,8 @@ class ImportWatch:
     _due: float | None = None
     _asked: float | None = None
     """When the question was due whose answer is awaited."""
+    _unknown: int = 0
+    """Looks in a row that did not find out where the worker is."""
     _seconds: dict[str, float] = field(factory=dict)
     """By module, in this restart."""
     _found: dict[str, float] = field(factory=dict)
@@ -47,7 +52,7 @@ class ImportWatch:
         """Workers are started. Without *preload* they are to import for themselves, or have to."""
         watched = self._is_restart and bool(preload)
         self._preload, self._is_restart, self._seconds = preload, True, {}
-        self._due, self._asked = (now + FIRST if watched else None), None
+        self._due, self._asked, self._unknown = (now + FIRST if watched else None), None, 0
 
     def rest(self) -> None:
         """Workers are being stopped, and have better things to do."""
@@ -64,14 +69,17 @@ class ImportWatch:
             ask()
 
     def heard(self, stacks: str) -> None:
-        """Take in where the worker was; an empty text, or one in brackets, is no answer."""
+        """Take in where the worker was; an empty text, or one in brackets, does not say that."""
         asked, self._asked = self._asked, None
-        module = imported(stacks)
-        if asked is None or not module:
+        if asked is None:
             return
-        self._seconds[module] = self._seconds.get(module, 0.0) + (EVERY if self._seconds else FIRST)
-        self._found = self._seconds
-        self._due = asked + EVERY
+        module = imported(stacks)
+        self._unknown = self._unknown + 1 if is_unknown(stacks) else 0
+        if module or 0 < self._unknown < MOST_UNKNOWN:
+            self._due = asked + EVERY
+        if module:
+            self._seconds[module] = self._seconds.get(module, 0.0) + (EVERY if self._seconds else FIRST)
+            self._found = self._seconds
 
     def advice(self) -> records.PreloadAdvised | None:
         """What to import ahead, and the time that it takes in each restart; None where that was not seen to be long."""
@@ -79,6 +87,11 @@ class ImportWatch:
         if not longest:
             return None
         return records.PreloadAdvised(tuple(longest), sum(self._found[each] for each in longest), self._preload)
+
+
+def is_unknown(stacks: str) -> bool:
+    """Whether *stacks* do not say where the worker was: it slept, or gave no answer."""
+    return not crash_frames(stacks)
 
 
 def imported(stacks: str) -> str:

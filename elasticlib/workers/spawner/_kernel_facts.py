@@ -36,16 +36,17 @@ def _has_signal(pid: int, mask: bytes, signum: int) -> bool:
     return bool(int(value, 16) >> (signum - 1) & 1)
 
 
-def runs_other_threads(pid: int) -> bool:
-    """True if a thread of the program besides its first one is on a processor, or waits for one."""
+def only_main_thread_runs(pid: int) -> bool:
+    """True if of the program's threads the first one alone is on a processor, or waits for one."""
+    running = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-                if thread != str(pid) and file.read().rpartition(b")")[2].split()[0] == b"R":
-                    return True
+                if file.read().rpartition(b")")[2].split()[0] == b"R":
+                    running.append(int(thread))
     except OSError:
-        return True  # a thread has ended meanwhile, or nobody may look
-    return False
+        return False  # a thread has ended meanwhile, or nobody may look
+    return running == [pid]
 
 
 def group(leader: int) -> Iterator[int]:

@@ -45,8 +45,13 @@ class WorkerProcess:
         return self.local_rank, self.pid, self.handle, self.left.faults
 
     def may_be_sampled(self) -> bool:
-        """True for the first worker while its main thread alone runs: stacks of others that run change under a look."""
-        return self.local_rank == 0 and not _kernel_facts.runs_other_threads(self.pid)
+        """
+        True for the first worker while its main thread alone runs, and can answer at once.
+
+        A signal would end a system call in which that sleeps, and stacks of other threads that run change under a look.
+        """
+        can_answer = self.local_rank == 0 and _kernel_facts.catches(self.pid, _child.STACKS_SIGNAL)
+        return can_answer and _kernel_facts.only_main_thread_runs(self.pid)
 
     def ask(self, signum: int) -> None:
         """Send it the stop signal; one that is stopped is woken to see it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticlib import records
-from elasticlib.workers.spawner._import_watch import EVERY, FIRST, ImportWatch, imported
+from elasticlib.workers.spawner._import_watch import EVERY, FIRST, MOST_UNKNOWN, ImportWatch, imported
 
 SITE = "/venv/lib/python3.11/site-packages"
 IMPORTER = ("<frozen importlib._bootstrap>", "_call_with_frames_removed")
@@ -80,6 +80,13 @@ def test_a_restarted_worker_is_asked_until_it_is_at_no_import() -> None:
 
     assert [FIRST, FIRST + EVERY, FIRST + 2 * EVERY] == times
     assert records.PreloadAdvised(("pandas",), FIRST + EVERY, ("torch",)) == watch.advice()
+
+
+def test_a_worker_that_sleeps_is_looked_for_a_few_times_in_a_row() -> None:
+    unknown = ["", "(no answer)"]
+    times = asked(restart(), 20.0, [*unknown, LIBRARY, *unknown, "", LIBRARY])
+
+    assert [FIRST + looks * EVERY for looks in range(3 + MOST_UNKNOWN)] == times
 
 
 def test_the_longest_imports_are_named_first() -> None:

@@ -21,9 +21,9 @@ def start() -> Iterator[Start]:
     """Start a program that runs some code, and wait until it has."""
     started: list[subprocess.Popen[str]] = []
 
-    def new(code: str, **streams: int) -> subprocess.Popen[str]:
+    def new(code: str, then: str = "time.sleep(600)", **streams: int) -> subprocess.Popen[str]:
         ready, write = os.pipe()
-        code = f"import os, sys, time\n{code}\nos.write({write}, b'x')\ntime.sleep(600)"
+        code = f"import os, sys, time\n{code}\nos.write({write}, b'x')\n{then}"
         started.append(subprocess.Popen([sys.executable, "-c", code], text=True, pass_fds=[write], **streams))
         os.close(write)
         assert os.read(ready, 1)
@@ -85,20 +85,23 @@ def test_children_are_those_that_a_process_started(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "runs"),
+    ("other", "main", "runs"),
     [
-        ("", False),
-        ("import threading\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()", False),
-        ("import threading\nthreading.Thread(target=exec, args=('while True: pass',), daemon=True).start()", True),
+        ("time.sleep(600)", "time.sleep(600)", False),
+        ("time.sleep(600)", "while True: pass", True),
+        ("while True: pass", "time.sleep(600)", False),
     ],
-    ids=["none", "sleeps", "runs"],
+    ids=["none", "main", "other"],
 )
-def test_a_thread_that_runs_beside_the_main_one_is_seen(code: str, runs: bool, start: Start) -> None:
-    pid, deadline = start(code).pid, time.monotonic() + 20
-    while runs != _kernel_facts.runs_other_threads(pid) and time.monotonic() < deadline:
+def test_a_main_thread_that_runs_while_all_others_sleep_is_seen(
+    other: str, main: str, runs: bool, start: Start
+) -> None:
+    thread = f"import threading\nthreading.Thread(target=exec, args=({other!r}, globals()), daemon=True).start()"
+    program, deadline = start(thread, then=main), time.monotonic() + 20
+    while runs != _kernel_facts.only_main_thread_runs(program.pid) and time.monotonic() < deadline:
         pass  # a thread runs before it sleeps, and waits for the interpreter's lock before it runs
 
-    assert runs == _kernel_facts.runs_other_threads(pid)
+    assert runs == _kernel_facts.only_main_thread_runs(program.pid)
 
 
 def test_of_a_process_that_is_gone_there_are_no_facts() -> None:
