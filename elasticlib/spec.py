@@ -268,8 +268,8 @@ class LaunchConfig(DataclassView):
     exit_timeout: float | None = field(default=None, validator=_rules.exit_timeout, kw_only=True)
     """Seconds from the outcome of a worker's program (it raised, returned or ended) to the end of its process: time for
     exit handlers and threads. After it the stacks of its threads are logged and it is stopped: it has failed, unless
-    only finalizers were left. Also seconds from the success of all other ranks of a node to the end of the last one.
-    None gives 30 s, and any time to threads and exit handlers of what ended well, and to the last rank."""
+    only finalizers were left. In the last rank that runs, also the time for destructors of local variables, once its
+    function has returned. None gives 30 s, and any time to these, and to threads and exit handlers after a success."""
     show: Literal["all"] | tuple[int, ...] | None = field(default=None, converter=_rules.ranks, kw_only=True)
     """Global ranks of this node whose output is shown, ``all`` or some; that of all is kept in files meanwhile. None:
     rank 0 in a notebook, of a started job and where ``sys.stdout`` was replaced, else all, by their own descriptors."""

@@ -170,12 +170,11 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--exit-timeout",
-            "seconds from the end of a worker's program to that of its process, or from that of all other ranks to the "
-            "last one's; then it is ended, its stacks logged",
+            "seconds from the end of a worker's program to that of its process; then it is ended, its stacks logged",
             None,
             float,
             metavar="SECONDS",
-            unset="30; threads and exit handlers of what ended well, and the last rank, take any time",
+            unset="30; threads and exit handlers of what ended well take any time",
         ),
     ),
     "logs": (

@@ -25,7 +25,7 @@ from elasticlib.records._of_agents import (
     WorkerStarted as WorkerStarted,
 )
 from elasticlib.records._of_ends import (
-    LastWorkerRuns as LastWorkerRuns,
+    LastRuns as LastRuns,
     WorkerCrashedLate as WorkerCrashedLate,
     WorkerLingers as WorkerLingers,
 )

@@ -37,7 +37,7 @@ class WorkerLingers(Record, level=logging.WARNING):
 
 
 @frozen
-class LastWorkerRuns(Record, level=logging.WARNING):
+class LastRuns(Record, level=logging.WARNING):
     """One worker runs on, though all others of its node have exited with success."""
 
     rank: int
@@ -45,7 +45,7 @@ class LastWorkerRuns(Record, level=logging.WARNING):
     seconds: float
     """Since the others have exited."""
     left: float | None
-    """Seconds until it is stopped for that; None: it is not."""
+    """Seconds until it is stopped, as its function has returned; None: it is not."""
     place: str
     """Where it is, such as ``at train.py:41``; empty where that could not be seen."""
     are_all: bool
@@ -53,9 +53,7 @@ class LastWorkerRuns(Record, level=logging.WARNING):
 
     def __str__(self) -> str:
         others = f"all ranks but {self.rank}" if self.are_all else f"all ranks of this node but {self.rank}"
-        end = "it is left running (exit_timeout would end it)"
-        if self.left is not None:
-            end = f"exit_timeout ends it in {self.left:.0f} s" if self.left > 0 else "exit_timeout ends it now"
+        end = "it is left running" if self.left is None else f"exit_timeout ends it in {self.left:g} s"
         where = f"is {self.place}" if self.place else "still runs"
         return f"{others} exited {self.seconds:.0f} s ago; rank {self.rank} (process {self.pid}) {where}: {end}"
 

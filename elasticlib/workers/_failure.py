@@ -36,6 +36,9 @@ _OWN_FRAME = re.compile(
     rf'^  File "({re.escape(os.path.dirname(__file__))}/|.*/multiprocessing/(process|popen_fork|context)\.py|<string>)'
 )
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+_CRASH = "Fatal Python error"
+"""With this the fault handler begins what it writes of a crash."""
+_STILL_AT_WORK = "the program ended well, but its threads, exit handlers or finalizers were still at work"
 
 
 def failed(end: Exit, error_file: str) -> bool:
@@ -87,21 +90,15 @@ def failure_of(
         failure.happened(noticed)
     elif written is not None and 0 <= written - failure.when() < _STAMP_IS_BEHIND:
         failure.happened(written)
-    if not failure.traceback and end.faults.strip():
-        failure.traceback = user_part(end.faults)
-    stacks = user_part(end.faults) or "(could not be seen)"
-    if end.overran:
-        failure.message = (
-            f"the program still ran {end.overdue:g} s after all other ranks of this node had exited with 0"
-        )
-        failure.hint = f"it was stopped for that (exit_timeout); its threads then:\n{stacks}"
-    elif end.overdue is not None:
+    stacks = _stacks_of(end)
+    raised = failure.traceback
+    failure.traceback = raised or stacks
+    if end.overdue is not None:
         if report is None and end.exitcode < 0:
-            failure.message = "the program ended well, but its threads or exit handlers were still at work"
-        failure.hint = (
-            f"it did not end within {end.overdue:g} s (exit_timeout) after that and was stopped; its threads then:\n"
-            + stacks
-        )
+            failure.message = _STILL_AT_WORK
+        failure.hint = f"it did not end within {end.overdue:g} s (exit_timeout) after that and was stopped"
+        if raised or not stacks:
+            failure.hint += f"; its threads then:\n{stacks or '(could not be seen)'}"
     told = set(failure.traceback.splitlines())
     failure.log_tail = tuple(line for line in failure.log_tail if line not in told)
     if not failure.hint and not (
@@ -109,6 +106,14 @@ def failure_of(
     ):  # stopped by us after it had raised: the signal explains nothing
         failure.hint = explain(end.exitcode, memory_kills)
     return failure
+
+
+def _stacks_of(end: Exit) -> str:
+    """The stacks that explain an *end*: of a crash, or where it was overdue; others that were asked for do not."""
+    if end.overdue is not None:
+        return user_part(end.faults)
+    crash = end.faults.rfind(_CRASH)
+    return user_part(end.faults[crash:]) if crash >= 0 and -end.exitcode in _CRASHES else ""
 
 
 def lost_all(count: int, rank_base: int, pids: Mapping[int, int], why: str) -> dict[int, ProcessFailure]:
@@ -164,7 +169,7 @@ def record_of(event: Event, rank_base: int, are_all: bool, signum: int) -> recor
         case LastRuns(rank, pid, seconds, left, stacks):
             text = user_part(stacks)
             place = f"at {place}" if (place := place_of(text)) else _NATIVE if text else ""
-            return records.LastWorkerRuns(rank_base + rank, pid, seconds, left, place, are_all)
+            return records.LastRuns(rank_base + rank, pid, seconds, left, place, are_all)
         case Stacks(texts):
             return records.StacksTold({rank: user_part(text) for rank, text in texts.items()})
         case Stuck(rank, pid, waited):

@@ -24,15 +24,13 @@ class Exit:
     """True when it ended after the launcher had sent the stop signal."""
     report: _report.Report | None
     faults: str
-    """The fault handler's stacks, empty unless the worker crashed."""
+    """What the fault handler has written: stacks of a crash, or those that were asked for last."""
     tail: str = ""
     """The end of what Python wrote to stderr."""
     overdue: float | None = None
     """Seconds after the end of its program in which its process did not end, so that it was stopped."""
     late: int | None = None
     """How its process ended, where that was otherwise than by `exitcode`, when this was final already."""
-    overran: bool = False
-    """Whether it was stopped because its program ran on for `overdue` s when all others had ended."""
     unread: bool = False
     """True where no descriptor was free for what it left, so that a report may have been lost."""
 
@@ -66,7 +64,7 @@ class LastRuns:
     seconds: float
     """Since the others have ended."""
     left: float | None
-    """Seconds until it is stopped for that; None: it is not."""
+    """Seconds until it is stopped, as its function has returned; None: it is not."""
     stacks: str
 
 

@@ -29,7 +29,7 @@ def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
         case "lingers":
             stacks = content_of(descriptors).decode()
             return Lingers(message["local_rank"], message["pid"], message["seconds"], message["ends"], stacks)
-        case "alone":
+        case "last_runs":
             stacks = content_of(descriptors).decode()
             return LastRuns(message["local_rank"], message["pid"], message["seconds"], message["left"], stacks)
         case "stuck":
@@ -47,7 +47,7 @@ def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
 
 def _exit_of(message: Message, descriptors: Sequence[int]) -> Exit:
     rank, pid, code, told = (message[name] for name in ("local_rank", "pid", "exitcode", "told"))
-    more = {name: message[name] for name in ("overdue", "late", "overran")}
+    more = {name: message[name] for name in ("overdue", "late")}
     if len(descriptors) < _LEFT:  # none was free here to receive them
         return Exit(rank, pid, code, told, None, "", unread=True, **more)
     report, *texts = descriptors[:_LEFT]

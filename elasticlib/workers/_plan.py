@@ -201,7 +201,7 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     if start_method != "forkserver":
         _refuse_preload(spec)
     if start_method == "fork":
-        return evolve(job, call=lambda: entry(*args, **kwargs))
+        return evolve(job, call=functools.partial(entry, *args, **kwargs))
     packed = _packing.pack(entry, args, kwargs)
     EDITS.tell()
     flags = flags_here()  # as multiprocessing does

@@ -17,7 +17,7 @@ from elasticlib.records import (
     HelperLost,
     HelperReplaced,
     HelperWoken,
-    LastWorkerRuns,
+    LastRuns,
     LaunchStarted,
     LogsKept,
     NotNeeded,
@@ -87,18 +87,17 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
             "nor has any other worker here: killed, to free those that wait for it",
         ),
         (
-            LastWorkerRuns(3, 71, 30.2, None, "at train.py:41", are_all=True),
-            "all ranks but 3 exited 30 s ago; rank 3 (process 71) is at train.py:41: it is left running (exit_timeout "
-            "would end it)",
+            LastRuns(3, 71, 30.2, None, "at train.py:41", are_all=True),
+            "all ranks but 3 exited 30 s ago; rank 3 (process 71) is at train.py:41: it is left running",
         ),
         (
-            LastWorkerRuns(3, 71, 30.2, 269.8, "", are_all=False),
-            "all ranks of this node but 3 exited 30 s ago; rank 3 (process 71) still runs: exit_timeout ends it in "
-            "270 s",
+            LastRuns(3, 71, 30.2, 270.0, "in native code", are_all=False),
+            "all ranks of this node but 3 exited 30 s ago; rank 3 (process 71) is in native code: exit_timeout ends "
+            "it in 270 s",
         ),
         (
-            LastWorkerRuns(3, 71, 300.1, -0.1, "at train.py:41", are_all=True),
-            "all ranks but 3 exited 300 s ago; rank 3 (process 71) is at train.py:41: exit_timeout ends it now",
+            LastRuns(3, 71, 30.2, None, "", are_all=True),
+            "all ranks but 3 exited 30 s ago; rank 3 (process 71) still runs: it is left running",
         ),
         (
             DetachedEnded({71: "rsync -a out host:", 72: "sleep 60"}),

@@ -12,11 +12,13 @@ asked for, and then it is stopped by the same ladder as every other.
       |                                         +-- a program that ended well, no timeout set --> LINGERS
       +------------------------------ the round is being stopped --------+
       |
-      +-- all others ended well --> ALONE --some time--> DUMPS --exit timeout not set, or not over yet--> ALONE
+      +-- all others ended well --> LAST_RUNS --some time--> DUMPS --stacks written--> LAST_RUNS
+                                                               +-- its function had returned --exit timeout--> ASKED
 
-In ASKED the signal goes to the worker alone, and to its group when half of the grace is over. A worker that is ALONE
-may have its reasons, such as a checkpoint, or hang where nothing is announced: in the destructor of a process group
-that was a local variable, before the function returns.
+In ASKED the signal goes to the worker alone, and to its group when half of the grace is over. The last worker that runs
+may be at work, such as on a checkpoint: people are told where it is, and no more. But a function may hang where nothing
+is announced yet: in the destructor of a process group that was a local variable. Only where its stacks show that twice
+does a timeout that the user set end it.
 
 Rules of this file: time is an argument; PURE: nothing is sent or read here but the announcement itself.
 """
@@ -39,9 +41,9 @@ from elasticlib.workers.child._start_spec import Handed
 
 DEFAULT_EXIT_TIMEOUT = 30.0
 """Seconds"""
-ALONE_TIMEOUT = 30.0
+_TELL_LAST_RUNS_AFTER = 30.0
 """Seconds for which the last worker runs on before people are told where it is."""
-_DUMP_LIMIT = 1.0
+_DUMP_LIMIT = 3.0
 """Seconds that the stacks of all threads get to be written."""
 _DUMP_LOOK = 0.01
 _GROUP_LOOK = 0.02
@@ -80,7 +82,7 @@ class Stage(enum.Enum):
     """Where a worker's process is on its way to its end."""
 
     RUNS = enum.auto()
-    ALONE = enum.auto()
+    LAST_RUNS = enum.auto()
     """It runs, and all others have ended well."""
     EXITS = enum.auto()
     DUMPS = enum.auto()
@@ -103,7 +105,7 @@ class Act(enum.Enum):
     """Ask for the stacks of its threads."""
     TELL = enum.auto()
     """Tell the launcher that it did not end in time."""
-    TELL_ALONE = enum.auto()
+    TELL_LAST_RUNS = enum.auto()
     """Tell the launcher that it runs on, though all others have ended."""
     TERM = enum.auto()
     ASK_GROUP = enum.auto()
@@ -208,11 +210,12 @@ class Course:
     deadline: float | None = None
     overdue: bool = False
     """Whether it was stopped because its process did not end in time."""
-    overran: bool = False
-    """Whether that was because its program ran on when all others had ended."""
     is_final: bool = False
     """Whether nothing that its process does from here on changes the status."""
-    _alone_since: float = 0.0
+    _others_ended: float = 0.0
+    _had_returned: bool = False
+    """Whether its function had returned at the last look, though that is not announced."""
+    _told_last_runs: bool = False
     _dump_until: float = 0.0
     _kill_at: float = 0.0
     """When the stop signal is followed by SIGKILL."""
@@ -240,19 +243,16 @@ class Course:
         self.stage, self.deadline = Stage.EXITS, now + self.exit_timeout
         return status != 0
 
-    def leave_alone(self, now: float, timeout: float = ALONE_TIMEOUT) -> None:
-        """All other workers have ended well: in *timeout* s people are told where this one is, if it still runs."""
+    def note_others_ended(self, now: float, is_function: bool) -> None:
+        """All other workers have ended well. A function may have returned, too: that is seen before people are told."""
         if self.stage is Stage.RUNS:
-            self.stage, self._alone_since = Stage.ALONE, now
-            self.deadline = min(now + timeout, self._end_of_alone())
+            self.stage, self._others_ended = Stage.LAST_RUNS, now
+            looks_early = is_function and self.was_chosen
+            self.deadline = now + min(_TELL_LAST_RUNS_AFTER, self.exit_timeout if looks_early else math.inf)
 
-    def _end_of_alone(self) -> float:
-        """When it is stopped though its program runs: never, unless the user set a time for ends."""
-        return self._alone_since + self.exit_timeout if self.was_chosen else math.inf
-
-    def time_alone(self, now: float) -> tuple[float, float]:
-        """Seconds since all others have ended, and those that it has left."""
-        return now - self._alone_since, self._end_of_alone() - now
+    def time_of_last_runs(self, now: float) -> tuple[float, float | None]:
+        """Seconds since all others have ended, and those that it has left; None: any."""
+        return now - self._others_ended, self.exit_timeout if self._had_returned else None
 
     def stop(self, grace: float, now: float, spare_failed: bool) -> bool:
         """
@@ -292,24 +292,23 @@ class Course:
         """Whether those of its group that ignore the signal had their time."""
         return now >= self._patience
 
-    def due(self, now: float, dumped: bool) -> list[Act]:
-        """What is to be done when the deadline is over; *dumped* says that the stacks are written to their end."""
+    def due(self, now: float, dumped: bool, returned: bool = False) -> list[Act]:
+        """
+        What is to be done when the deadline is over.
+
+        *dumped* says that the stacks are written to their end, and *returned* that they show a function to be over.
+        """
         if self.deadline is None or now < self.deadline:
             return []
         match self.stage:
-            case Stage.EXITS | Stage.ALONE:
+            case Stage.EXITS | Stage.LAST_RUNS:
                 self.stage, self.deadline, self._dump_until = Stage.DUMPS, now + _DUMP_LOOK, now + _DUMP_LIMIT
                 return [Act.DUMP]
             case Stage.DUMPS if not dumped and now < self._dump_until:
                 self.deadline = now + _DUMP_LOOK
                 return []
-            case Stage.DUMPS if self.outcome is None and now < self._end_of_alone():
-                self.stage, self.deadline = Stage.ALONE, self._end_of_alone()
-                return [Act.TELL_ALONE]
-            case Stage.DUMPS if self.outcome is None:
-                self.overdue = self.overran = True
-                self._ask(now)
-                return [Act.TELL_ALONE, Act.TERM]
+            case Stage.DUMPS if self.outcome is None and not (returned and self._had_returned):
+                return self._run_on(now, returned and self.was_chosen)
             case Stage.DUMPS if self.outcome in _MAIN_PARTS and self.status == 0 and not self.was_chosen:
                 # Its threads and exit handlers are part of the program, as those of any Python program.
                 self.stage, self.deadline = Stage.LINGERS, None
@@ -335,12 +334,24 @@ class Course:
                 return [Act.GIVE_UP]
         return []
 
+    def _run_on(self, now: float, had_returned: bool) -> list[Act]:
+        """The last one that runs was looked at: whether people are told now, and when it is looked at once more."""
+        tell_at = self._others_ended + _TELL_LAST_RUNS_AFTER
+        self.stage, self._had_returned = Stage.LAST_RUNS, had_returned
+        if had_returned:
+            self.deadline = now + self.exit_timeout
+        else:
+            self.deadline = tell_at if now < tell_at else None
+        if self._told_last_runs or (now < tell_at and not had_returned):
+            return []
+        self._told_last_runs = True
+        return [Act.TELL_LAST_RUNS]
+
     def facts_of_end(self, code: int) -> dict[str, object]:
         """What the launcher is to know of the end of the worker's process, which ended with *code*."""
         return {
             "exitcode": self.exitcode(code),
             "overdue": self.exit_timeout if self.overdue else None,
-            "overran": self.overran,
             "late": code if self.crashed_late(code) else None,
         }
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import base64
 import builtins
+import functools
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,10 +52,35 @@ def attach(word: str | None, ranks: Sequence[int] | None, rank: int, output: str
 def call_function(call: Callable[[], Any]) -> Any:
     """Call the user's function, and show the figures that it leaves open, as a cell does at its end."""
     try:
-        return call()
+        return call() if _has_frame(call) else _call_native(call)
     finally:
         if _shell is not None:
             _shell.events.trigger("post_execute")
+
+
+def _has_frame(call: Callable[[], Any]) -> bool:
+    """Whether *call* has a frame of its own on the stack while it works: not so what is compiled, say by Cython."""
+    while isinstance(call, functools.partial):
+        call = call.func
+    return isinstance(getattr(call, "__func__", call), types.FunctionType)
+
+
+def _call_native(call: Callable[[], Any]) -> Any:
+    return call()  # stands on the stack for what has no frame there
+
+
+_RETURNED = re.compile(
+    rf'\(most recent call first\):\n  File "{re.escape(__file__)}", line \d+ in {call_function.__name__}$', re.MULTILINE
+)
+
+
+def has_returned(stacks: str) -> bool:
+    """
+    Whether the fault handler's *stacks* show that the user's function is over, but not the call of it.
+
+    No frame is above ours then: the function's local variables are being destroyed.
+    """
+    return _RETURNED.search(stacks) is not None
 
 
 def _display(*objects: Any, **more: Any) -> Any:

@@ -30,7 +30,7 @@ from elasticlib._lease import CUT_OFF, Lease
 from elasticlib._programs import FEW_PROCESSES, KILLED
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _child, _exiting, _report
+from elasticlib.workers.child import _child, _exiting, _report, _showing
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts, _stuck
 from elasticlib.workers.spawner._fork_worker import fork_worker
@@ -277,7 +277,7 @@ class Spawner:
             self._all_ended()
         elif len(self._live) == 1 and self._well:
             (last,) = self._live.values()
-            last.course.leave_alone(time.monotonic())
+            last.course.note_others_ended(time.monotonic(), is_function=self._common.kind == "function")
 
     def _all_ended(self) -> None:
         self._stopping = None
@@ -336,16 +336,18 @@ class Spawner:
         course = worker.course
         if course.deadline is None or time.monotonic() < course.deadline:
             return
-        dumped = worker.has_dumped()
-        for act in course.due(time.monotonic(), dumped):
+        stacks = worker.stacks()
+        for act in course.due(time.monotonic(), stacks is not None, _showing.has_returned(stacks or "")):
             match act:
                 case _exiting.Act.DUMP:
                     worker.dump()
                 case _exiting.Act.TELL:
-                    self._tell_stacks("lingers", worker, seconds=course.exit_timeout, ends=course.overdue)
-                case _exiting.Act.TELL_ALONE:
-                    seconds, left = course.time_alone(time.monotonic())
-                    self._tell_stacks("alone", worker, seconds=seconds, left=None if left == math.inf else left)
+                    with _shared(stacks or "") as memories:
+                        self._tell("lingers", worker, memories, seconds=course.exit_timeout, ends=course.overdue)
+                case _exiting.Act.TELL_LAST_RUNS:
+                    seconds, left = course.time_of_last_runs(time.monotonic())
+                    with _shared(stacks or "") as memories:
+                        self._tell("last_runs", worker, memories, seconds=seconds, left=left)
                 case _exiting.Act.TERM:
                     worker.ask(signal.SIGTERM)
                 case _exiting.Act.ASK_GROUP if worker.is_writing():
@@ -363,11 +365,6 @@ class Spawner:
                     self._survivors.append(worker.pid)
                     self._selector.unregister(worker.handle)
                     self._forget(worker)
-
-    def _tell_stacks(self, what: str, worker: WorkerProcess, **facts: object) -> None:
-        """Tell of a worker with its stacks, which the report of its end has too, if it is ended for that."""
-        with _shared(worker.stacks(keep=worker.course.overdue)) as memories:
-            self._tell(what, worker, memories, **facts)
 
     def _answer_with_stacks(self, found: dict[int, str] | None) -> None:
         if found is not None:

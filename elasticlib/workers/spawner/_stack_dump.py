@@ -4,7 +4,8 @@ The stacks of workers' threads while they run: as the program that holds the job
 A worker's fault handler, which was there before any of the user's code, writes them when a signal comes: in C, without
 the interpreter's lock, into memory that is shared with the spawner. Rules of this file: a process that would die of the
 signal is not sent it; who does not answer within the limit is told of with the reason, and holds nobody else up; what
-was read is taken away again, so that the report of a crash holds that crash alone.
+was read is taken away again. An answer that is late stays there until the next question: the report of an end takes no
+stacks but those of a crash, or of an end that was overdue.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class _Worker:
     handle: processes.Handle
     faults: int
     """Where its fault handler writes."""
+    until: float
+    """When it must have answered."""
     asked: bool = False
     size: int = 0
     """Bytes at the last look."""
@@ -51,7 +54,6 @@ class StackDump:
         self.askers: list[str] = []
         """Whom the present look is for, or the last one."""
         self._signum = 0
-        self._until = 0.0
         self._workers: dict[int, _Worker] = {}
 
     def begin(
@@ -59,11 +61,11 @@ class StackDump:
     ) -> None:
         """Look at these: local rank, pid, handle, and the memory of the fault handler. A look under way takes more."""
         if self.next_look is None:
-            self.askers, self._signum, self.next_look, self._until = [], signum, now, now + LIMIT
+            self.askers, self._signum, self.next_look = [], signum, now
         if asker not in self.askers:
             self.askers.append(asker)
         for rank, pid, handle, faults in workers:
-            self._workers.setdefault(rank, _Worker(pid, handle, faults))
+            self._workers.setdefault(rank, _Worker(pid, handle, faults, now + LIMIT))
 
     def end(self, rank: int) -> None:
         """That worker has ended, and its descriptors are closed."""
@@ -74,7 +76,7 @@ class StackDump:
         """The stacks by local rank, or in brackets why there are none; None while some may still come."""
         for worker in self._workers.values():
             if worker.text is None:
-                self._look_at(worker, is_over=now >= self._until)
+                self._look_at(worker, is_over=now >= worker.until)
         if any(worker.text is None for worker in self._workers.values()):
             self.next_look = now + _LOOK
             return None

@@ -101,20 +101,15 @@ class WorkerProcess:
 
     def dump(self) -> None:
         """Have its threads' stacks written down; a program without a handler for that would die of it."""
+        clear(self.left.faults)
+        self.dumped = -1
         if _kernel_facts.catches(self.pid, _child.STACKS_SIGNAL):
             _reaper.send(self.handle, _child.STACKS_SIGNAL)
 
-    def has_dumped(self) -> bool:
-        """Whether the stacks are written to their end: the handler writes in one go."""
+    def stacks(self) -> str | None:
+        """What `dump` has had written down; None until it is there to its end: the handler writes in one go."""
         before, self.dumped = self.dumped, os.fstat(self.left.faults).st_size
-        return 0 < self.dumped == before
-
-    def stacks(self, *, keep: bool) -> str:
-        """What was written down. It is taken away, unless *keep*: else the report of a crash would hold it too."""
-        text = _report.read_text(self.left.faults)
-        if not keep:
-            clear(self.left.faults)
-        return text
+        return _report.read_text(self.left.faults) if 0 < self.dumped == before else None
 
     def pass_on(self, signum: int) -> None:
         """Send it *signum* if it handles that: else it would die of it."""

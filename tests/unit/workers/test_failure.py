@@ -165,6 +165,33 @@ def test_stacks_of_a_crash_are_its_traceback() -> None:
     assert failure.traceback == "Fatal Python error: Segmentation fault"
 
 
+ASKED_FOR = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 3 in work\n'
+
+
+@pytest.mark.parametrize("exitcode", [-signal.SIGKILL, -signal.SIGTERM, 1])
+def test_stacks_that_were_asked_for_are_no_traceback_of_a_later_end(exitcode: int) -> None:
+    assert "" == describe(evolve(END, exitcode=exitcode, faults=ASKED_FOR)).traceback
+
+
+def test_stacks_that_were_asked_for_before_a_crash_are_left_out() -> None:
+    crash = "Fatal Python error: Segmentation fault\n\n" + ASKED_FOR.replace("line 3", "line 41")
+
+    assert crash.strip() == describe(evolve(END, exitcode=-11, faults=ASKED_FOR + crash)).traceback
+
+
+def test_stacks_of_an_overdue_end_are_shown_once() -> None:
+    stopped = describe(evolve(END, exitcode=-15, overdue=2.0, faults=ASKED_FOR))
+    raised = describe(evolve(END, report=ERROR, overdue=2.0, faults=ASKED_FOR))
+    unseen = describe(evolve(END, exitcode=-15, overdue=2.0))
+
+    assert (ASKED_FOR.strip(), True) == (stopped.traceback, stopped.hint.endswith("and was stopped"))
+    assert (ERROR.traceback, True) == (
+        raised.traceback,
+        raised.hint.endswith(f"its threads then:\n{ASKED_FOR.strip()}"),
+    )
+    assert ("", True) == (unseen.traceback, unseen.hint.endswith("its threads then:\n(could not be seen)"))
+
+
 def test_last_lines_of_stderr_are_told(tmp_path: Path) -> None:
     path = tmp_path / "stderr.log"
     path.write_text("first\nlast words\n")

@@ -48,9 +48,7 @@ class Spawner:
         os.write(memories[1], b"Fatal Python error" if exitcode == -11 else b"")
         os.write(memories[2], b"last words\n")
         message = {"op": "exited", "round": number, "local_rank": rank, "pid": 70 + rank}
-        self.channel.send(
-            {**message, "exitcode": exitcode, "told": False, "overdue": None, "late": None, "overran": False}, memories
-        )
+        self.channel.send({**message, "exitcode": exitcode, "told": False, "overdue": None, "late": None}, memories)
         for descriptor in memories:
             os.close(descriptor)
 
@@ -249,7 +247,6 @@ def test_an_end_is_told_though_no_descriptor_was_free_for_what_was_left(spawner:
         "told": False,
         "overdue": None,
         "late": None,
-        "overran": False,
     }
     body = json.dumps(said).encode()
     spawner.channel._sock.sendall(struct.pack("!II", len(body), 3) + body)

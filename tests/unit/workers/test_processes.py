@@ -356,7 +356,7 @@ def test_the_last_worker_is_told_of_by_its_global_rank_and_place(
 
     processes.poll()
 
-    assert [records.LastWorkerRuns(5, 101, 30.0, None, "at train.py:41", world_size == 2)] == said
+    assert [records.LastRuns(5, 101, 30.0, None, "at train.py:41", world_size == 2)] == said
 
 
 def test_a_loss_lets_go_of_the_spawner(make: Make) -> None:

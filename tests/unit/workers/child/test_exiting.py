@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 
@@ -92,47 +91,72 @@ def test_finalizers_have_a_time_limit_and_change_no_status(told_before: bool, ou
     assert 0 == course.exitcode(-15)
 
 
-def all_others_ended(course: Course) -> None:
-    """At 0, with 30 s until people are told."""
-    course.leave_alone(0.0, timeout=30.0)
+def last_runs(exit_timeout: float, *, was_chosen: bool = True, is_function: bool = True) -> Course:
+    """The course of one that runs when all others have ended, at 0."""
+    course = Course(exit_timeout, was_chosen)
+    course.note_others_ended(0.0, is_function)
+    return course
 
 
-def test_the_last_worker_is_told_of_once_and_may_take_any_time() -> None:
+def looked_at(course: Course, returned: list[bool]) -> list[tuple[float, Act]]:
+    """What is done and when, while looks find that a function has *returned*, or not; stacks are there in no time."""
+    done = []
+    for at_look in returned:
+        if course.deadline is None:
+            break
+        now = course.deadline
+        assert [Act.DUMP] == course.due(now, dumped=False)
+        done += [(now, act) for act in course.due(now + _exiting._DUMP_LOOK, dumped=True, returned=at_look)]
+    return done
+
+
+@pytest.mark.parametrize(
+    ("exit_timeout", "was_chosen", "is_function", "returned"),
+    [(2.0, True, False, False), (2.0, True, True, False), (300.0, True, True, False), (2.0, False, True, True)],
+    ids=["script", "function", "long", "unset"],
+)
+def test_the_last_worker_is_told_of_once_and_may_take_any_time(
+    exit_timeout: float, was_chosen: bool, is_function: bool, returned: bool
+) -> None:
     """It may write a checkpoint."""
-    course = Course(10.0)
-    all_others_ended(course)
+    course = last_runs(exit_timeout, was_chosen=was_chosen, is_function=is_function)
 
-    assert [] == course.due(29.9, dumped=False)
-    assert [Act.DUMP] == course.due(30.0, dumped=False)
-    assert [Act.TELL_ALONE] == course.due(30.1, dumped=True)
-    assert [] == course.due(1e9, dumped=True)
-    assert (30.1, math.inf) == course.time_alone(30.1)
+    assert [(30.0, Act.TELL_LAST_RUNS)] == looked_at(course, [returned] * 9)
+    assert (30.0, None) == course.time_of_last_runs(30.0)
 
 
-def test_a_timeout_that_was_chosen_ends_the_last_worker_that_was_told_of_before() -> None:
-    course = Course(300.0, was_chosen=True)
-    all_others_ended(course)
+@pytest.mark.parametrize(("exit_timeout", "first"), [(2.0, 2.0), (300.0, 30.0)])
+def test_a_timeout_that_was_chosen_ends_a_function_that_has_returned_at_both_looks(
+    exit_timeout: float, first: float
+) -> None:
+    """It counts from the first of them; its local variables are being destroyed all that time."""
+    course = last_runs(exit_timeout)
+    told, (second, *ended) = looked_at(course, [True])[0], (course.deadline, *looked_at(course, [True]))
+
+    assert ((first, Act.TELL_LAST_RUNS), exit_timeout) == (told, course.time_of_last_runs(first)[1])
+    assert second == pytest.approx(first + exit_timeout, abs=0.1)
+    assert [(second, Act.TELL), (second, Act.TERM)] == ended
+    assert (-15, exit_timeout) == (course.exitcode(-15), course.facts_of_end(-15)["overdue"])
+
+
+def test_a_function_that_works_at_the_second_look_runs_on() -> None:
+    course = last_runs(2.0)
+
+    assert [(2.0, Act.TELL_LAST_RUNS)] == looked_at(course, [True, False, False])
+    assert (None, False) == (course.deadline, course.overdue)
+
+
+def test_stacks_that_were_not_seen_end_no_last_worker() -> None:
+    course = last_runs(30.0)
     course.due(30.0, dumped=False)
 
-    assert [Act.TELL_ALONE] == course.due(30.1, dumped=True)
-    assert (False, 300.0) == (course.overdue, course.deadline)
-    assert [Act.DUMP] == course.due(300.0, dumped=False)
-    assert [Act.TELL_ALONE, Act.TERM] == course.due(300.1, dumped=True)
-    facts = course.facts_of_end(-15)
-    assert (-15, 300.0, True) == (facts["exitcode"], facts["overdue"], facts["overran"])
-
-
-def test_a_timeout_that_was_chosen_shorter_ends_the_last_worker_at_once() -> None:
-    course = Course(1.0, was_chosen=True)
-    all_others_ended(course)
-
-    assert [Act.DUMP] == course.due(1.0, dumped=False)
-    assert [Act.TELL_ALONE, Act.TERM] == course.due(1.1, dumped=True)
+    assert [] == course.due(30.0 + _exiting._DUMP_LOOK, dumped=False)
+    assert [Act.TELL_LAST_RUNS] == course.due(30.0 + _exiting._DUMP_LIMIT, dumped=False)
+    assert course.deadline is None
 
 
 def test_the_last_worker_has_its_whole_exit_timeout_once_its_program_is_over() -> None:
-    course = Course(10.0, was_chosen=True)
-    all_others_ended(course)
+    course = last_runs(10.0)
 
     course.heard(Outcome.RETURNED, 0, now=9.0)
 
@@ -140,7 +164,7 @@ def test_the_last_worker_has_its_whole_exit_timeout_once_its_program_is_over() -
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_worker_whose_program_is_over_or_that_is_stopped_is_not_left_alone(stops: bool) -> None:
+def test_a_worker_whose_program_is_over_or_that_is_stopped_is_not_the_last_that_runs(stops: bool) -> None:
     course = Course(10.0)
     if stops:
         course.stop(30.0, 0.0, spare_failed=False)
@@ -148,9 +172,9 @@ def test_a_worker_whose_program_is_over_or_that_is_stopped_is_not_left_alone(sto
         course.heard(Outcome.RETURNED, 0, now=0.0)
     stage = course.stage
 
-    all_others_ended(course)
+    course.note_others_ended(0.0, is_function=True)
 
-    assert stage is course.stage and stage is not Stage.ALONE
+    assert stage is course.stage and stage is not Stage.LAST_RUNS
 
 
 def test_a_stop_leaves_a_failed_worker_the_time_for_its_exit_handlers() -> None:
@@ -271,7 +295,7 @@ def test_stacks_that_never_come_hold_nobody_up() -> None:
         acts += course.due(now, dumped=False)
 
     assert [Act.DUMP, Act.TELL, Act.TERM] == acts
-    assert now <= 2.1
+    assert now <= 1.1 + _exiting._DUMP_LIMIT
 
 
 @given(st.binary(max_size=200))

@@ -511,7 +511,7 @@ def test_who_lives_on_is_told_of_and_ends_with_the_status_of_its_program(yard: Y
     assert "stopped" == stopped["op"]
 
 
-def test_who_runs_on_alone_is_told_of_with_its_stacks_which_its_own_report_does_not_get(
+def test_the_last_worker_that_runs_is_told_of_when_the_others_have_ended_well(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, last, other = yard.worker(0), yard.worker(1), yard.worker(2)
@@ -520,14 +520,28 @@ def test_who_runs_on_alone_is_told_of_with_its_stacks_which_its_own_report_does_
     yard.out_of_time()
     assert last.course.stage is other.course.stage is Stage.RUNS
     yard.end(other)
-    os.write(last.left.faults, b"stacks")
 
-    while last.course.deadline != math.inf:
+    last.course._others_ended -= 60.0
+    while last.course.deadline is not None:
         yard.out_of_time()
+        os.write(last.left.faults, b"stacks")
 
-    alone = yard.said()[-1]
-    assert ("alone", 1, None) == (alone["op"], alone["local_rank"], alone["left"])
-    assert 0 == os.fstat(last.left.faults).st_size
+    told = yard.said()[-1]
+    assert ("last_runs", 1, None) == (told["op"], told["local_rank"], told["left"])
+
+
+def test_a_worker_that_sleeps_is_not_asked_where_it_is(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal would end the system call in which it sleeps."""
+    monkeypatch.setattr(_kernel_facts, "catches", lambda *_: True)
+    yard.worker(0)
+    with open(f"/proc/{yard.workers[0]}/stat") as file:
+        while file.read().split()[2] != "S":
+            file.seek(0)
+
+    yard.order(op="place")
+
+    assert {} == yard.spawner._stacks.look(time.monotonic())
+    assert [] == yard.alone
 
 
 def test_who_runs_on_after_a_failure_is_not_told_of(yard: Yard) -> None:

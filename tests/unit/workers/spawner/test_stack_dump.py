@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elasticlib import processes
-from elasticlib.workers.spawner._stack_dump import StackDump
+from elasticlib.workers.spawner._stack_dump import LIMIT, StackDump
 
 SIGNUM = signal.SIGRTMAX - 1
 TELLS = f"""
@@ -131,6 +131,16 @@ def test_a_look_under_way_takes_more_workers_and_is_for_all_who_asked(start: Sta
 
     assert [0, 1] == sorted(told(dump))
     assert ["place", "stacks"] == dump.askers
+
+
+def test_a_worker_that_joins_a_look_has_its_own_time_to_answer(start: Start) -> None:
+    dump, silent, tells = StackDump(), start(SILENT), start(TELLS)
+    joined = time.monotonic()
+    dump.begin([(0, *silent)], SIGNUM, joined - LIMIT, "place")
+    dump.begin([(1, *tells)], SIGNUM, joined, "stacks")
+
+    assert dump.look(joined) is None
+    assert "in sits_here" in told(dump)[1]
 
 
 def test_with_no_worker_there_is_nothing_to_wait_for() -> None:
