@@ -46,6 +46,7 @@ def test_a_seeded_sample_of_the_long_tests_is_the_default_everywhere(whole: set[
 
 
 @pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.parametrize("args", [(FILE,), (FOLDER, "-k", "test_accelerate.py")])
 def test_who_names_files_or_tests_gets_all_of_them(args: tuple[str, ...], whole: set[str]) -> None:
     assert chosen(*args) == {test for test in whole if test.startswith(FILE)}

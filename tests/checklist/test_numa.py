@@ -13,7 +13,7 @@ import pytest
 from tests.checklist.peers import Peer
 from tests.unit.numa.machines import ALLOWED, EXPECTED, TWO_PACKAGES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 PROGRAM = """
 import builtins, inspect, json, os, sys, types

@@ -43,6 +43,7 @@ def test_every_block_of_python_is_a_file() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0.5)
 def test_its_files_run_as_they_stand(folder: Path) -> None:
     done = run(folder, "-m", "pytest", "-p", "elasticlib.pytest_plugin", "-p", "no:cacheprovider", "-rf")
 
@@ -53,6 +54,7 @@ def test_its_files_run_as_they_stand(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0.5)
 def test_its_suite_runs_under_unittest(folder: Path) -> None:
     done = run(folder, "-m", "unittest", "test_suite")
 

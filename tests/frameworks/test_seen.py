@@ -8,7 +8,7 @@ import pytest
 
 from tests.frameworks.starts import Seen, reports, run, script
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 DIFFERENT = {
     "MASTER_ADDR": "the loopback address itself, which needs no resolver; torchrun says localhost",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.pytest_plugin.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(1.0)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
 CONFTEST = """
 import pytest
