@@ -35,6 +35,7 @@ def whole() -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(0.5)
 def test_a_seeded_sample_of_the_long_tests_is_the_default_everywhere(whole: set[str]) -> None:
     """In CI it is the same: what a newcomer waits for is what a change waits for."""
     sample = chosen(FOLDER)

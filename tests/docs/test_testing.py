@@ -43,7 +43,7 @@ def test_every_block_of_python_is_a_file() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(0.5)
+@pytest.mark.sampled(0.4)
 def test_its_files_run_as_they_stand(folder: Path) -> None:
     done = run(folder, "-m", "pytest", "-p", "elasticlib.pytest_plugin", "-p", "no:cacheprovider", "-rf")
 

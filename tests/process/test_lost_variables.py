@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.sampled(0.3)
+@pytest.mark.sampled(0.05)
 def test_a_variable_of_the_list_has_no_effect_after_the_import(folder: Path) -> None:
     values = {name: value.format(folder) for name, value in LOST.items()}
     values["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
