@@ -169,6 +169,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         return soonest(self._watch.poll_timeout(interval), self._processes.poll_timeout())
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        self._end_detached()
         # Rank 0 without a socket: the rendezvous' own store has the port, and no worker could bind it.
         agent_store = self._agent_store or (worker_group.group_rank == 0 and self._listener is None)
         place = self._place(worker_group, agent_store)
@@ -205,6 +206,11 @@ class LocalElasticAgent(SimpleElasticAgent):
                 world_size=worker_group.workers[0].world_size,
             )
         )
+
+    def _end_detached(self) -> None:
+        """End what workers that succeeded here have detached, since their round failed on another node."""
+        if self._processes.all_succeeded():
+            self._processes.stop(signal.SIGTERM, 0.0, spare_failed=True)
 
     def _await_gpu_memory(self) -> None:
         """Return when the memory of the workers before is free, or something came that must not wait for it."""
@@ -306,6 +312,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         try:
             if WorkerState.is_running(self._worker_group.state):
                 self._bring_down(death_sig, timeout, somebody_waits=True)
+            elif self._worker_group.state is WorkerState.FAILED:
+                self._end_detached()
         finally:
             self._processes.dismiss()
         # Where nobody reads the console, the operator will not wait for it.

@@ -23,3 +23,7 @@ from elasticlib.processes._pidfd import (
     Handle as Handle,
     pidfds as pidfds,
 )
+from elasticlib.processes._sessions import (
+    Sessions as Sessions,
+    SharedSessions as SharedSessions,
+)

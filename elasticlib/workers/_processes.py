@@ -273,7 +273,7 @@ class Processes:
         """
         Bring the workers down, with *signum* and after *grace* s with SIGKILL; return when they are gone.
 
-        With *spare_failed* workers whose programs failed keep their exit timeout.
+        With *spare_failed* workers whose programs failed keep their exit timeout, and detached processes end.
 
         *meanwhile* is called again and again until then, in place of waiting for this object alone, with the seconds
         that it may take: it may listen to others too, and `hasten` the end. Where *somebody_waits* for it, they are
@@ -281,7 +281,7 @@ class Processes:
         """
         self.poll()
         spawner = self._spawner
-        if spawner is not None and spawner.started and not self.gone():
+        if spawner is not None and spawner.started and (not self.gone() or (spare_failed and self.all_succeeded())):
             self.ask_to_stop(signum, grace, spare_failed)
             tell_at = time.monotonic() + _AT_ONCE if somebody_waits else None
             while not self.gone():
@@ -304,7 +304,7 @@ class Processes:
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
         """Begin to bring the workers down, as `stop` does, and return at once."""
         self.imports.rest()
-        self._deadline, self._signum = time.monotonic() + grace, signum
+        self._deadline, self._signum, self._stopped = time.monotonic() + grace, signum, False
         exit_timeout = self._job.common.exit_timeout[0] if spare_failed else 0.0
         self._limit = self._deadline + exit_timeout + _ANSWER
         if self._spawner is not None:

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import NoReturn
 
 if __name__ == "__main__":  # run by its path: the interpreter finds no package, and runs nothing of its __init__
@@ -34,10 +34,10 @@ from elasticlib import processes
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
-LET_GO = 75
-"""Exit status of a fork server or spawner that leaves to themselves what successful programs have detached."""
 FORK_SERVER_FD = 3
 """The descriptor on which a fork server finds its control socket."""
+KEPT_FD = 4
+"""The descriptor on which it finds the file of the sessions that outlive their launch."""
 FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 _RESOURCE_TRACKER = b"resource_tracker import main"
 """In the command line of Python's, and of that of loky (joblib)."""
@@ -99,8 +99,8 @@ def status(pid: int) -> list[bytes] | None:
         return None
 
 
-def family(root: int, spare: Collection[int] = ()) -> list[tuple[int, int, str]]:
-    """(pid, parent, state letter) of every descendant of *root*, without those in *spare* and their descendants."""
+def family(root: int, spare: Collection[int] = (), kept: Container[int] = ()) -> list[tuple[int, int, str]]:
+    """(pid, parent, state letter) of every descendant of *root*, without those in *spare* or *kept*, and theirs."""
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (facts := status(int(entry))) is not None:
@@ -110,23 +110,23 @@ def family(root: int, spare: Collection[int] = ()) -> list[tuple[int, int, str]]
     while parents:
         parent = parents.pop()
         for pid, state in children.get(parent, ()):
-            if pid not in spare:
+            if pid not in spare and pid not in kept:
                 found.append((pid, parent, state))
                 parents.append(pid)
     return found
 
 
-def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
+def sweep(spare: Collection[int] = (), limit: float = 5.0, kept: Container[int] = ()) -> list[int]:
     """
-    SIGKILL and reap every descendant of this process but *spare* and theirs; return who is left after *limit* s.
+    SIGKILL and reap every descendant of this process but *spare*, *kept* and theirs.
 
-    Only a process in uninterruptible sleep can be left, and those that remove the others' memory, which end by
-    themselves and are not waited for. The caller must be a sub-reaper.
+    Return who is left after *limit* s. Only a process in uninterruptible sleep can be left, and those that remove the
+    others' memory, which end by themselves and are not waited for. The caller must be a sub-reaper.
     """
     me = os.getpid()
     deadline = time.monotonic() + limit
     while _has_children():
-        members = [each for each in family(me, spare) if not _goes_on_to_remove_memory(me, each[0])]
+        members = [each for each in family(me, spare, kept) if not _goes_on_to_remove_memory(me, each[0])]
         # Also those that look like zombies: so does a process whose first thread alone has ended.
         alive = [pid for pid, parent, _ in members if not (parent == me and reap(pid))]
         for pid in alive:
@@ -140,12 +140,12 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
     return []
 
 
-def removes_memory(pid: int) -> bool:
+def is_memory_cleaner(pid: int) -> bool:
     """
-    True if *pid* unlinks the named shared memory of others when they are gone.
+    True for Python's resource tracker and for ``torch_shm_manager``, which unlink the named shared memory of others.
 
-    Python's resource tracker and torch's shared-memory manager alone know the names. They end by themselves, the one at
-    once and the other two seconds later; killed with the others they would leave that memory to the machine.
+    They alone know the names. They end by themselves, the one at once and the other two seconds later; killed with the
+    others they would leave that memory to the machine.
     """
     facts = status(pid)
     if facts is None or facts[0] in (b"Z", b"X", b"D"):  # to read the command of one in state D may take forever
@@ -159,7 +159,7 @@ def removes_memory(pid: int) -> bool:
 
 
 def _goes_on_to_remove_memory(root: int, pid: int) -> bool:
-    if not removes_memory(pid):
+    if not is_memory_cleaner(pid):
         return False
     send_below(root, pid, signal.SIGCONT)  # it may have been stopped with the others
     return True
@@ -262,46 +262,43 @@ def watch(parent: int) -> processes.Handle:
     return handle
 
 
-def guard(parent: int, child: int, command: Sequence[str] = ()) -> NoReturn:
+def guard(parent: int, child: int, kept: processes.SharedSessions, command: Sequence[str] = ()) -> NoReturn:
     """
     Wait until *parent* or *child* ends, kill every descendant, and end with the signal that ended *child* as status.
 
-    After a *child* that ended with the status `LET_GO` while *parent* lives, nobody is killed.
+    What is *kept* outlives *child*, but not *parent*.
 
     Where *child* is a fork server, which *command* is the command line of, its spawners go on without it until they
-    or *parent* end: the launches that they serve need no fork server any more. What they let go of is spared, too.
+    or *parent* end: the launches that they serve need no fork server any more.
     """
     launcher = watch(parent)
-    signum = 0
-    let_go: set[int] = set()
-    if _ends_before(child, launcher):
-        code = _code_of(child)
-        if code == LET_GO:
-            os._exit(0)
-        signum = max(0, -code)
-        while spawners := [pid for pid in _children() if _is_spawner(pid, command)]:
-            sweep(spare={*spawners, *let_go})  # such as what one of them left behind that has ended
-            if not _ends_before(spawners[0], launcher):
-                let_go.clear()
-                break
-            if _code_of(spawners[0]) == LET_GO:
-                let_go |= {pid for pid in _children() if not _is_spawner(pid, command)}
-    sweep(spare=let_go)
-    os._exit(signum)
+    if not _any_ends_before([child], launcher):
+        sweep()
+        os._exit(0)
+    signum = max(0, -_code_of(child))
+    while True:
+        spawners = [pid for pid in _children() if _is_spawner(pid, command)]
+        sweep(spawners, kept=kept)  # such as what one of them left behind that has ended
+        if not spawners:
+            os._exit(signum)
+        if not _any_ends_before(spawners, launcher):
+            sweep()
+            os._exit(signum)
 
 
-def _ends_before(child: int, launcher: processes.Handle) -> bool:
-    """Wait until *child* has ended, which is not reaped yet (True), or the *launcher* (False)."""
-    handle = processes.handle_of(child)
+def _any_ends_before(children: Iterable[int], launcher: processes.Handle) -> bool:
+    """Wait until one of *children* has ended, which is not reaped yet (True), or the *launcher* (False)."""
+    handles = [processes.handle_of(child) for child in children]
     poll = select.poll()
-    poll.register(launcher, select.POLLIN)
-    poll.register(handle, select.POLLIN)
+    for handle in (launcher, *handles):
+        poll.register(handle, select.POLLIN)
     try:
         while not (ready := poll.poll()):
             pass
         return launcher.fileno() not in dict(ready)
     finally:
-        handle.close()
+        for handle in handles:
+            handle.close()
 
 
 def _code_of(child: int) -> int:
@@ -326,7 +323,7 @@ def _is_spawner(pid: int, command: Sequence[str]) -> bool:
 
 
 def _close_inherited() -> None:
-    """Close all but the standard streams and `TEMPLATE_FD`, however high the limit is."""
+    """Close all but the standard streams and `FORK_SERVER_FD`, however high the limit is."""
     os.closerange(FORK_SERVER_FD + 1, _LOW)  # blindly: that makes room for the listing where the limit leaves none
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
@@ -343,6 +340,7 @@ def _main(argv: Sequence[str]) -> NoReturn:
     launcher = int(argv[1])
     # What the launcher's program made inheritable is none of ours: its peers wait for the last copy to close.
     _close_inherited()
+    os.dup2(processes.anonymous_file("detached sessions"), KEPT_FD)
     settle_signals()
     adopt_orphans()
     outlive_parent()
@@ -358,6 +356,7 @@ def _main(argv: Sequence[str]) -> NoReturn:
         die_with_parent(me)
         handle.close()
         os.set_inheritable(FORK_SERVER_FD, True)
+        os.set_inheritable(KEPT_FD, True)
         try:
             os.execv(argv[2], list(argv[2:]))
         except OSError as error:
@@ -368,7 +367,7 @@ def _main(argv: Sequence[str]) -> NoReturn:
     signal.signal(signal.SIGCONT, lambda *_: os.kill(child, signal.SIGCONT))
     # The fork server alone may hold the control socket: its end of file must mean that a peer is gone.
     os.close(FORK_SERVER_FD)
-    guard(launcher, child, argv[2:])
+    guard(launcher, child, processes.SharedSessions(KEPT_FD), argv[2:])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.process import duties
+from tests.process.launches import free_port
+
+ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import os, signal, subprocess, sys, time
@@ -27,6 +30,26 @@ while not all(os.path.exists(f"{sys.argv[1]}/child{rank}") for rank in "01"):
 if sys.argv[2] in ("saves", "waits"):
     time.sleep(600)
 sys.exit(int(sys.argv[2]) if os.environ["RANK"] == "0" else 0)
+"""
+
+NODES = """
+import os, subprocess, sys
+from pathlib import Path
+from tests.process import duties
+
+folder, attempt = Path(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+file = folder / f"detached{attempt}"
+succeeds = attempt == "1" and sys.argv[2] == "succeeds"
+if os.environ["GROUP_RANK"] == "0":
+    ends = f"while test -e /proc/{os.getpid()}; do sleep 0.1; done" if succeeds else "wait"
+    command, quiet = ["sh", "-c", f"sleep 600 & echo $!; {ends}"], subprocess.DEVNULL
+    shell = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=quiet)
+    duties.say(file, f"{os.getpid()} {shell.pid} {int(shell.stdout.readline())}")
+    sys.exit()
+duties.wait_for(file.exists)
+worker, shell, _ = map(int, file.read_text().split())
+duties.wait_for(lambda: not duties.lives(shell if succeeds else worker))
+sys.exit(0 if succeeds else 1)
 """
 
 FUNCTIONS = """
@@ -57,6 +80,56 @@ if __name__ == "__main__":
         of_pool = workers.run(detach)[0]
     print(*kept[0], kept[1][1], *forked[0], sep=",")
     print(*failed, *of_pool, sep=",")
+"""
+
+LAUNCHES = """
+import os, signal, subprocess, sys, threading, time
+from pathlib import Path
+from elasticlib import LaunchConfig, elastic_launch
+from elasticlib.errors import ElasticError
+from tests.process import duties
+
+folder = Path(sys.argv[1])
+quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+
+def detach():
+    return subprocess.Popen(["sleep", "600"], start_new_session=True, **quiet).pid
+
+def work(folder, name):
+    child = subprocess.Popen(["sleep", "600"], **quiet).pid if name == "killed" else 0
+    duties.say(folder / name, f"{os.getppid()} {child}")
+    duties.wait_for((folder / f"end {name}").exists, 60.0)
+    return detach()
+
+def launch(function, *args):
+    config = LaunchConfig(nproc_per_node=1, max_restarts=0, preload=())
+    return elastic_launch(config, function)(*args)[0]
+
+def run(name):
+    try:
+        pids.append(launch(work, folder, name))
+    except ElasticError:
+        pass
+
+if __name__ == "__main__":
+    pids, threads, spawners = [launch(detach)], {}, {}
+    for name in ("last", "killed", "first"):
+        threads[name] = threading.Thread(target=run, args=[name])
+        threads[name].start()
+        duties.wait_for((folder / name).exists, 60.0)
+        spawners[name], child = map(int, (folder / name).read_text().split())
+        pids += [child] if child else []
+    fork_server = duties.parent_of(spawners["last"])
+    os.kill(fork_server, signal.SIGKILL)
+    duties.wait_for(lambda: duties.parent_of(spawners["last"]) != fork_server)
+    (folder / "end first").touch()
+    threads["first"].join()
+    os.kill(spawners["killed"], signal.SIGKILL)
+    threads["killed"].join()
+    duties.wait_for(lambda: not duties.lives(pids[1]))
+    (folder / "end last").touch()
+    threads["last"].join()
+    print(*pids)
 """
 
 LIKE_TORCHS = """
@@ -90,6 +163,25 @@ class Job:
         return [int(file.read_text()) for file in self._files]
 
 
+OURS = (b"_reaper.py", b"_fork_server", b"program.py")
+
+
+def belongs_to_nobody(pid: int) -> bool:
+    """Whether *pid* has ended, or whatever of elasticlib was above it has."""
+    try:
+        command = Path(f"/proc/{duties.parent_of(pid)}/cmdline").read_bytes()
+    except OSError:
+        return not duties.lives(pid)
+    return not any(word in command for word in OURS)
+
+
+def outlive(pids: list[int]) -> list[bool]:
+    """Which of *pids* live when nobody is left who could end them."""
+    for pid in pids:
+        duties.wait_for(lambda pid=pid: belongs_to_nobody(pid))  # type: ignore[misc]
+    return [duties.lives(pid) for pid in pids]
+
+
 @pytest.fixture
 def end() -> Iterator[list[int]]:
     """Processes to end after the test."""
@@ -107,7 +199,7 @@ def test_detached_processes_outlive_a_program_that_succeeds(method: str, end: li
     end += job.children()
 
     assert 0 == job.launcher.returncode, stderr
-    assert [True, True] == [duties.lives(pid) for pid in end]
+    assert [True, True] == outlive(end)
     assert "detached" not in stderr
 
 
@@ -119,7 +211,7 @@ def test_what_functions_detached_outlives_their_success_and_the_program(end: lis
     kept, ended = ([int(pid) for pid in line.split(",")] for line in done.stdout.splitlines())
     end += kept + ended
 
-    assert [True] * 5 == [duties.lives(pid) for pid in kept]
+    assert [True] * 5 == outlive(kept)
     assert [False] * 4 == [duties.lives(pid) for pid in ended]
     assert f"process {ended[0]} (sh -c" in done.stderr
 
@@ -133,25 +225,52 @@ def test_what_functions_detached_is_left_alone_as_by_torchs_launcher(api: str, e
     assert 0 == done.returncode, done.stderr
     end += [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("pid")]
 
-    assert [True] == [duties.lives(pid) for pid in end]
+    assert [True] == outlive(end)
 
 
-@pytest.mark.parametrize("loses_fork_server", [False, True])
-def test_detached_processes_outlive_a_stop_at_which_all_ranks_exit_with_success(
-    loses_fork_server: bool, end: list[int], tmp_path: Path
-) -> None:
+def test_detached_processes_outlive_a_stop_at_which_all_ranks_exit_with_success(end: list[int], tmp_path: Path) -> None:
     job = Job(tmp_path, "saves")
     end += job.children()
-    if loses_fork_server:  # which the workers that run need no more
-        spawner = duties.parent_of(duties.parent_of(end[0]))
-        fork_server = duties.parent_of(spawner)
-        os.kill(fork_server, signal.SIGKILL)
-        duties.wait_for(lambda: duties.parent_of(spawner) != fork_server)
     job.launcher.terminate()
     _, stderr = job.launcher.communicate()
 
-    assert [True, True] == [duties.lives(pid) for pid in end]
+    assert [True, True] == outlive(end)
     assert "detached" not in stderr
+
+
+def test_detached_processes_outlive_the_loss_of_the_fork_server(end: list[int], tmp_path: Path) -> None:
+    """Those of launches before and after it; what a killed spawner leaves behind is ended all the same."""
+    (tmp_path / "program.py").write_text(LAUNCHES)
+    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert 0 == done.returncode, done.stderr
+    end += map(int, done.stdout.split())
+
+    assert [True, False, True, True] == outlive(end)
+
+
+@pytest.mark.sampled(0.5)
+@pytest.mark.parametrize("succeeds", [False, True])
+def test_detached_processes_live_as_long_as_all_nodes_succeed(succeeds: bool, end: list[int], tmp_path: Path) -> None:
+    """Node 0 succeeds, node 1 fails then; or works until the shell that was detached has ended, not its command."""
+    (tmp_path / "script.py").write_text(NODES)
+    command = [sys.executable, "-m", "elasticlib.run", "--nnodes", "2", "--preload", "", "--max-restarts", "1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-id", "detached", "--rdzv-endpoint", f"localhost:{free_port()}"]
+    command += [str(tmp_path / "script.py"), str(tmp_path), "succeeds" if succeeds else "fails"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    nodes = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    stderr = "".join(node.communicate(timeout=120)[1] for node in nodes)
+    shells, commands = [], []
+    for file in sorted(tmp_path.glob("detached*")):
+        _, shell, child = map(int, file.read_text().split())
+        shells.append(shell)
+        commands.append(child)
+    end += shells + commands
+
+    assert [0 if succeeds else 1] * 2 == [node.returncode for node in nodes], stderr
+    assert [False, succeeds] == outlive(commands)
+    assert all(f"process {pid} (sh -c" in stderr for pid in shells[: 1 if succeeds else 2]), stderr
 
 
 def test_detached_processes_die_with_a_program_that_fails_and_are_named(end: list[int], tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
@@ -22,12 +24,17 @@ SCRIPT = Path(__file__).parent / "scripts" / "shares_memory.py"
 LIMIT = 60.0
 
 
-def begin(how: str, folder: Path, *options: str) -> subprocess.Popen[str]:
-    """A job whose workers share memory, and end as *how* says."""
+@contextlib.contextmanager
+def begin(how: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A job whose workers share memory, and end as *how* says; killed at the end of the block."""
     command = [sys.executable, "-m", "elasticlib.run", "--shutdown-timeout", "1", *options, str(SCRIPT), how]
     quiet = subprocess.DEVNULL
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([*command, str(folder)], env=environment, stdout=quiet, stderr=quiet, text=True)
+    with subprocess.Popen([*command, str(folder)], env=environment, stdout=quiet, stderr=quiet, text=True) as launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
 
 
 def noted(folder: Path, count: int) -> list[str]:
@@ -58,10 +65,9 @@ def test_shared_memory_is_gone_after_the_end(how: str, options: list[str], worke
 
 
 def test_killed_launcher_leaves_no_shared_memory(tmp_path: Path) -> None:
-    with begin("waits", tmp_path) as launcher:
+    with begin("waits", tmp_path):
         names = noted(tmp_path, 1)
         assert left(names) == set(names)
-        launcher.kill()
 
     duties.wait_for(lambda: not left(names), LIMIT)
 

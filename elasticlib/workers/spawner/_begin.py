@@ -9,15 +9,18 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from elasticlib import processes
 from elasticlib._programs import above_standard, close_all_but, not_started
 from elasticlib._wire import Channel
 from elasticlib.workers import _reaper
+from elasticlib.workers.spawner._detached import Detached
 from elasticlib.workers.spawner._spawner import Spawner
 
 
 def be_spawner(
     descriptor: int,
     parent: int,
+    outliving: processes.SharedSessions,
     keep: frozenset[int] = frozenset(),
     changed: dict[str, str | None] | None = None,
     call: Callable[[], Any] | None = None,
@@ -39,7 +42,7 @@ def be_spawner(
         # Three descriptors a worker; the workers themselves get the caller's limit back.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        Spawner(channel, parent, keep, changed or {}, call, guardian).serve()
+        Spawner(channel, parent, keep, Detached(outliving), changed or {}, call, guardian).serve()
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the spawner process failed: {type(error).__name__}: {error}"
@@ -62,6 +65,7 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
         while (filler := os.open(os.devnull, os.O_RDWR)) < 3:
             pass  # the caller may have closed its streams: no other descriptor may take their numbers
         os.close(filler)
+        outliving = processes.SharedSessions.new()
         try:
             child = os.fork()
         except OSError as error:
@@ -69,10 +73,10 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
             Channel.adopt(descriptor).send({"op": "broken", "why": why})
             os._exit(1)
         if child == 0:
-            be_spawner(descriptor, me, call=call)
+            be_spawner(descriptor, me, outliving, call=call)
         # Whoever waits for the last copy of one of the caller's files to close does not wait for this process.
-        close_all_but({0, 1, 2})
-        _reaper.guard(launcher, child)
+        close_all_but({0, 1, 2, outliving.fileno()})
+        _reaper.guard(launcher, child, outliving)
     except BaseException:
         traceback.print_exc()
     finally:

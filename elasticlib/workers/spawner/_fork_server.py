@@ -47,9 +47,10 @@ def main() -> NoReturn:
     parent = os.getppid()
     _reaper.settle_signals()
     asked = json.loads(sys.argv.pop())
-    mine = {0, 1, 2, _reaper.FORK_SERVER_FD}
+    mine = {0, 1, 2, _reaper.FORK_SERVER_FD, _reaper.KEPT_FD}
     control = Channel.adopt(_reaper.FORK_SERVER_FD)
     os.set_inheritable(_reaper.FORK_SERVER_FD, False)
+    os.set_inheritable(_reaper.KEPT_FD, False)
     _child.base_path[:] = sys.path
     given, at_start = _first_environment(parent), dict(os.environ)
     folders = _times_of_change(_installed_folders())  # before the imports: what is installed meanwhile is news
@@ -76,7 +77,7 @@ def main() -> NoReturn:
     changed = _differences(given or at_start, dict(os.environ))
     for name in _leftovers.RANK_VARIABLES:
         changed.pop(name, None)
-    RequestLoop(control, parent, keep, changed).serve(ready)
+    RequestLoop(control, parent, keep, changed, processes.SharedSessions(_reaper.KEPT_FD)).serve(ready)
 
 
 # The imports.

@@ -55,13 +55,17 @@ def group(leader: int) -> Iterator[int]:
 
 
 def group_below(root: int, leader: int) -> list[int]:
-    """The living processes of the group that *leader* began whose parent is *root*, or one of the group."""
+    """
+    The processes of the group that *leader* began whose parent is *root*, or one of the group.
+
+    Zombies are among them: so looks a process whose first thread alone has ended.
+    """
     found: list[int] = []
     parents = [root]
     while parents:
         members = [pid for pid in children(parents.pop()) if _group_of(pid) == leader]
-        parents += members  # also a zombie: so looks a process whose first thread alone has ended
-        found += [pid for pid in members if is_in_group(pid, leader)]
+        parents += members
+        found += members
     return found
 
 
@@ -93,7 +97,7 @@ def detached(parent: int, sessions: Collection[int]) -> list[int]:
     others = {*sessions, os.getsid(parent)}
     found = [(pid, _reaper.status(pid)) for pid in children(parent)]
     apart = [pid for pid, facts in found if facts is not None and facts[0] != b"Z" and int(facts[3]) not in others]
-    return [pid for pid in apart if not _reaper.removes_memory(pid)]
+    return [pid for pid in apart if not _reaper.is_memory_cleaner(pid)]
 
 
 def command(pid: int) -> str:

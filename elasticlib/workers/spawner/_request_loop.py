@@ -22,7 +22,14 @@ from elasticlib.workers.spawner import _begin, _kernel_facts
 class RequestLoop:
     """Forks what is asked for over *control*, until that or *parent* is gone."""
 
-    def __init__(self, control: Channel, parent: int, keep: frozenset[int], changed: dict[str, str | None]) -> None:
+    def __init__(
+        self,
+        control: Channel,
+        parent: int,
+        keep: frozenset[int],
+        changed: dict[str, str | None],
+        outliving: processes.SharedSessions,
+    ) -> None:
         self._control = control
         self._parent = parent
         self._keep = keep
@@ -30,10 +37,10 @@ class RequestLoop:
         self._selector = selectors.DefaultSelector()
         self._children: dict[processes.Handle, int] = {}
         """Their process ids."""
-        self._detached: dict[processes.Handle, int] = {}
+        self._outliving = outliving
         """What workers of successful programs have detached: it outlives the spawner, and the launcher's good end."""
-        self._sessions: set[int] = set()
-        """Those of the detached processes: what these leave behind is spared, too."""
+        self._detached: dict[processes.Handle, int] = {}
+        """The children in these sessions, by process id."""
 
     def serve(self, ready: Message) -> NoReturn:
         """Say *ready* and go on until the end."""
@@ -55,10 +62,9 @@ class RequestLoop:
         os._exit(0)
 
     def _end(self) -> NoReturn:
-        """The launcher ends in order: kill all but what was let go of."""
-        self._let_go_of_relatives()
-        _reaper.sweep(spare=self._detached.values())
-        os._exit(_reaper.LET_GO if self._detached else 0)
+        """The launcher ends in order: kill all but what outlives its launch."""
+        _reaper.sweep(kept=self._outliving)
+        os._exit(0)
 
     def _obey(self) -> None:
         received = self._control.receive(whole=False)
@@ -83,7 +89,9 @@ class RequestLoop:
             (descriptor,) = descriptors
             if message["op"] in _QUESTIONS:
                 _answer(message["op"], Channel.adopt(descriptor), self._changed)
-            _begin.be_spawner(descriptor, os.getppid(), self._keep, self._changed, guardian=self._parent)
+            _begin.be_spawner(
+                descriptor, os.getppid(), self._outliving, self._keep, self._changed, guardian=self._parent
+            )
         for descriptor in descriptors:
             os.close(descriptor)
         self._watch(pid)
@@ -103,43 +111,32 @@ class RequestLoop:
     def _ended(self, handle: processes.Handle) -> None:
         self._selector.unregister(handle)
         handle.close()
-        _, status = os.waitpid(self._children.pop(handle), 0)
-        self._let_go_of_relatives()
-        if os.waitstatus_to_exitcode(status) == _reaper.LET_GO:
-            for pid in self._adopted():
-                self._let_go_of(pid)
-        _reaper.sweep(spare={*self._children.values(), *self._detached.values()})
+        os.waitpid(self._children.pop(handle), 0)
+        self._watch_detached()
+        _reaper.sweep(self._children.values(), kept=self._outliving)
 
     # What outlives its launch.
 
-    def _adopted(self) -> set[int]:
-        """Children that this process did not fork, and does not spare: left behind by those who have ended."""
-        known = {*self._children.values(), *self._detached.values()}
-        return set(_kernel_facts.children(os.getpid())) - known
+    def _watch_detached(self) -> None:
+        """Reap detached processes at their end: the program may look whether they are there."""
+        for pid in _kernel_facts.children(os.getpid()):
+            if pid in self._outliving and pid not in self._detached.values():
+                self._reap_at_end(pid)
 
-    def _let_go_of(self, pid: int) -> None:
-        """Spare the process *pid* from now on, and reap it at its end: its program may look whether it is there."""
+    def _reap_at_end(self, pid: int) -> None:
         try:
             handle = processes.handle_of(pid)
         except OSError:
-            return  # no descriptor is free: a sweep ends it
+            return  # no descriptor is free: it stays a zombie until this process ends
         self._detached[handle] = pid
-        self._sessions.add(os.getsid(pid))
         self._selector.register(handle, selectors.EVENT_READ, lambda: self._detached_ended(handle))
-
-    def _let_go_of_relatives(self) -> None:
-        """Spare what detached processes that have ended left behind, such as the commands of a shell."""
-        for pid in self._adopted():
-            if os.getsid(pid) in self._sessions:
-                self._let_go_of(pid)
 
     def _detached_ended(self, handle: processes.Handle) -> None:
         self._selector.unregister(handle)
         handle.close()
         os.waitpid(self._detached.pop(handle), 0)
-        self._let_go_of_relatives()
-        if not self._detached:
-            self._sessions.clear()  # their numbers may be others' from now on
+        self._watch_detached()  # what it leaves behind, such as the commands of a shell, is in its session
+        self._outliving.drop_ended(pid for pid, _, _ in _reaper.family(os.getpid()))
 
 
 def _take_environment(given: Mapping[str, str], changed: Mapping[str, str | None]) -> None:

@@ -27,12 +27,13 @@ from typing import Any, NoReturn
 from elasticlib import processes
 from elasticlib._large_files import files_with
 from elasticlib._lease import CUT_OFF, Lease
-from elasticlib._programs import FEW_PROCESSES, KILLED
+from elasticlib._programs import FEW_PROCESSES
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _exiting, _report, _showing
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts, _stuck
+from elasticlib.workers.spawner._detached import Detached
 from elasticlib.workers.spawner._fork_worker import fork_worker
 from elasticlib.workers.spawner._left import Left
 from elasticlib.workers.spawner._parent import watch_parent
@@ -59,6 +60,7 @@ class Spawner:
     _parent: int
     _keep: frozenset[int]
     """Descriptors that modules of the fork server opened at import: workers keep them."""
+    _detached: Detached
     _changed: dict[str, str | None] = field(default_factory=dict)
     """Variables that the fork server's interpreter or imports set or (None) removed, as in a plain program."""
     _call: Callable[[], Any] | None = None
@@ -73,12 +75,6 @@ class Spawner:
     """Pickled function and ``__main__`` definitions, as descriptors."""
     _round: int = -1
     _survivors: list[int] = field(default_factory=list)
-    _sessions: set[int] = field(default_factory=set)
-    """Of the workers of this round."""
-    _well: bool = True
-    """Whether no worker of this round failed, and no other failure or restart stopped them."""
-    _let_go: list[int] = field(default_factory=list)
-    """What the workers of a program that has succeeded had detached."""
     _notices: tuple[int, int] = (-1, -1)
     """The pipe through which workers announce what has become of their programs."""
     _heard: _exiting.Notices = field(default_factory=_exiting.Notices)
@@ -167,12 +163,13 @@ class Spawner:
             case "signal store":
                 self._store.signal(message["signal"])
             case "quit":
-                _reaper.sweep(spare=self._let_go)
-                os._exit(_reaper.LET_GO if self._let_go else 0)
+                self._detached.hand_over(keeps=self._keeps_detached())
+                os._exit(0)
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
         self._round = message["round"]
-        self._survivors, self._let_go, self._sessions, self._well = [], [], set(), True
+        self._survivors = []
+        self._detached.begin_round()
         self._store.end()
         streams, given = descriptors[:3], dict(zip(message["more"], descriptors[3:], strict=True))
         if "store" in given:
@@ -222,7 +219,7 @@ class Spawner:
         course = _exiting.Course(*spec.exit_timeout, for_group=spec.signals_group)
         live = WorkerProcess(self._round, spec.local_rank, pid, processes.handle_of(pid), left, course)
         self._live[live.local_rank] = live
-        self._sessions.add(pid)
+        self._detached.add_worker(pid)
         self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
 
     def _fork(self, spec: StartSpec, handed: Handed) -> int:
@@ -232,6 +229,7 @@ class Spawner:
     def _own_descriptors(self) -> list[int]:
         """What a worker forked with all of the caller's descriptors must not hold."""
         own = [key.fd for key in self._selector.get_map().values()]
+        own.append(self._detached.fileno())
         own += [] if self._lease is None else [self._lease.fileno()]
         own += [number for worker in self._live.values() for number in worker.left.all()]
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
@@ -260,7 +258,7 @@ class Spawner:
         worker.send_group(signal.SIGKILL)
         _, status = os.waitpid(worker.pid, 0)
         facts = worker.course.facts_of_end(os.waitstatus_to_exitcode(status))
-        self._well = self._well and facts["exitcode"] == 0
+        self._detached.succeeded = self._detached.succeeded and facts["exitcode"] == 0
         self._tell("exited", worker, worker.left.all(), told=worker.told, **facts)
         self._forget(worker)
 
@@ -275,27 +273,27 @@ class Spawner:
         del self._live[worker.local_rank]
         if not self._live:
             self._all_ended()
-        elif len(self._live) == 1 and self._well:
+        elif len(self._live) == 1 and self._detached.succeeded:
             (last,) = self._live.values()
             last.course.note_others_ended(time.monotonic(), is_function=self._common.kind == "function")
 
     def _all_ended(self) -> None:
         self._stopping = None
         self._store.end()
-        detached = _kernel_facts.detached(os.getpid(), self._sessions)
-        self._let_go = detached if self._well and not self._common.ends_detached else []
-        ended = {pid: _kernel_facts.command(pid) for pid in detached if pid not in self._let_go}
-        spare = [*self._survivors, *self._let_go]
-        survivors = [*self._survivors, *_reaper.sweep(spare, limit=KILLED)]
+        left, ended = self._detached.sweep(self._survivors, keeps=self._keeps_detached())
+        survivors = [*self._survivors, *left]
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors, "ended": ended})
 
+    def _keeps_detached(self) -> bool:
+        return not self._common.ends_detached
+
     def _stop(self, signum: int, grace: float, spare: bool) -> None:
+        # Who saves at a signal and exits with 0 has succeeded, and may leave its upload behind. Not so where the stop
+        # clears up after a failure, or others wait for a restart: that may be of another node, once all ended here.
+        self._detached.succeeded = self._detached.succeeded and not spare
         if not self._live:
             self._all_ended()
             return
-        # Who saves at a signal and exits with 0 has succeeded, and may leave its upload behind. Not so where the stop
-        # clears up after a failure, or others wait for a restart.
-        self._well = self._well and not spare
         self._hear()
         now = time.monotonic()
         if self._stopping is None or self._stopping.signum != signum:

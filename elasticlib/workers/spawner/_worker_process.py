@@ -66,12 +66,13 @@ class WorkerProcess:
 
     def send_group(self, signum: int) -> None:
         """Signal its group; SIGKILL spares what removes its shared memory."""
-        if signum != signal.SIGKILL or not any(map(_reaper.removes_memory, self._group())):
+        if signum != signal.SIGKILL or not any(map(_reaper.is_memory_cleaner, self._group())):
             _reaper.send_group(self.pid, self.handle, signum)
             return
         _reaper.send_group(self.pid, self.handle, signal.SIGSTOP)  # so that none forks while they are killed one by one
         for pid in self._group():
-            _reaper.send_below(os.getpid(), pid, signal.SIGCONT if _reaper.removes_memory(pid) else signal.SIGKILL)
+            _reaper.send_below(os.getpid(), pid, signal.SIGCONT if _reaper.is_memory_cleaner(pid) else signal.SIGKILL)
+        _reaper.send(self.handle, signal.SIGKILL)  # also where no descriptor was free for another handle
 
     def _group(self) -> list[int]:
         return _kernel_facts.group_below(os.getpid(), self.pid)
@@ -79,7 +80,7 @@ class WorkerProcess:
     def ask_group(self) -> None:
         """Send the stop signal to what it started in its group, but not to itself once more."""
         for pid in _kernel_facts.group(self.pid):
-            if pid != self.pid and not _reaper.removes_memory(pid):
+            if pid != self.pid and not _reaper.is_memory_cleaner(pid):
                 _reaper.send_below(os.getpid(), pid, self.signum)
                 _reaper.send_below(os.getpid(), pid, signal.SIGCONT)
 
@@ -97,7 +98,7 @@ class WorkerProcess:
     def left_in_group(self) -> list[int]:
         """The processes that it has left behind in its group, now that it has ended; not what removes its memory."""
         group = [pid for pid in _kernel_facts.children(os.getpid()) if _kernel_facts.is_in_group(pid, self.pid)]
-        return [pid for pid in group if not _reaper.removes_memory(pid)]
+        return [pid for pid in group if not _reaper.is_memory_cleaner(pid)]
 
     def dump(self) -> None:
         """Have its threads' stacks written down; a program without a handler for that would die of it."""

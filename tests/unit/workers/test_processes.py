@@ -281,6 +281,15 @@ def test_a_stop_of_what_is_gone_asks_nobody(make: Make) -> None:
     assert spawner.stops == []
 
 
+def test_stop_for_a_restart_asks_for_the_end_of_what_was_detached(make: Make) -> None:
+    processes, spawner = make(ended(0), ended(1), Stopped())
+
+    processes.stop(signal.SIGTERM, 30.0, lambda _: spawner.events.append(Stopped()), spare_failed=True)
+
+    assert spawner.stops == [(signal.SIGTERM, 30.0)]
+    assert processes.gone()
+
+
 def test_a_stop_is_hastened_and_never_slowed_down(make: Make) -> None:
     processes, spawner = make()
 

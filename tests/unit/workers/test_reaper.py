@@ -93,7 +93,7 @@ def test_a_number_that_a_stranger_has_by_now_is_not_swept() -> None:
         "_reaper.adopt_orphans()\n"
         "child = subprocess.Popen(['sleep', '60'])\n"
         "listed = _reaper.family(os.getpid())\n"
-        "_reaper.family = lambda root, spare=(): [(os.getppid(), child.pid, 'S'), *listed]\n"
+        "_reaper.family = lambda root, spare=(), kept=(): [(os.getppid(), child.pid, 'S'), *listed]\n"
         "signalled = []\n"
         "_reaper.send = lambda handle, signum: signalled.append(open(f'/proc/self/fdinfo/{handle.fileno()}').read())\n"
         "_reaper.sweep(limit=0.0)\n"
@@ -218,7 +218,7 @@ def test_only_trackers_and_managers_remove_shared_memory(sleeper: Sleeper, tmp_p
     while any((_reaper.status(pid) or [b""])[0] != b"S" for pid in pids):
         pass  # the kernel still loads the program
 
-    assert [_reaper.removes_memory(pid) for pid in pids] == [True, False]
+    assert [_reaper.is_memory_cleaner(pid) for pid in pids] == [True, False]
 
 
 @pytest.mark.slow

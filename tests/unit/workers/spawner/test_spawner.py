@@ -9,7 +9,7 @@ import shutil
 import signal
 import struct
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 
 import pytest
 
@@ -20,6 +20,7 @@ from elasticlib.workers.child import _report
 from elasticlib.workers.child._exiting import Course, Outcome, Stage
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts
+from elasticlib.workers.spawner._detached import Detached
 from elasticlib.workers.spawner._left import Left
 from elasticlib.workers.spawner._spawner import Spawner
 from elasticlib.workers.spawner._worker_process import WorkerProcess
@@ -31,7 +32,9 @@ class Yard:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launcher, theirs = Channel.pair()
         self.theirs = theirs
-        self.spawner = Spawner(theirs, os.getppid(), frozenset(), {"SET": "by the wrapper", "RANK": "by an import"})
+        self.outliving = processes.SharedSessions.new()
+        changed = {"SET": "by the wrapper", "RANK": "by an import"}
+        self.spawner = Spawner(theirs, os.getppid(), frozenset(), Detached(self.outliving), changed)
         self.spawner.listen()
         self.started: list[tuple[StartSpec, Handed]] = []
         self.sent: list[tuple[int, int]] = []
@@ -48,14 +51,14 @@ class Yard:
         monkeypatch.setattr(_reaper, "send_below", lambda root, pid, signum: self.children.append((pid, signum)))
         monkeypatch.setattr(_kernel_facts, "children", lambda parent: self.adopted)
         monkeypatch.setattr(_kernel_facts, "is_in_group", lambda pid, leader: pid in self.adopted)
-        self.spared: list[int] = []
+        self.kept: list[int] = []
         monkeypatch.setattr(_reaper, "sweep", self.sweep)
         monkeypatch.setattr(_kernel_facts, "detached", lambda parent, sessions: self.detached)
         monkeypatch.setattr(_kernel_facts, "command", lambda pid: f"command {pid}")
         self.detached: list[int] = []
 
-    def sweep(self, spare: Collection[int] = (), limit: float = 5.0) -> list[int]:
-        self.spared = list(spare)
+    def sweep(self, spare: Collection[int] = (), limit: float = 5.0, kept: Container[int] = ()) -> list[int]:
+        self.kept = [pid for pid in self.detached if pid in kept]
         return []
 
     def process(self, spec: StartSpec | None = None, handed: Handed | None = None) -> int:
@@ -118,6 +121,7 @@ class Yard:
         for descriptor in self.spawner._notices:
             os.close(descriptor)
         self.spawner._selector.close()
+        os.close(self.outliving.fileno())
         self.launcher.close()
         self.theirs.close()
 
@@ -158,29 +162,32 @@ def test_the_last_end_ends_the_round(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize(
-    ("serves_caller", "code", "stop", "spared"),
+    ("serves_caller", "code", "stop", "keeps"),
     [
-        (False, 0, "", [77]),
-        (True, 0, "", []),
-        (False, 1, "", []),
-        (False, 0, "signal", [77]),
-        (False, 1, "signal", []),
-        (False, 0, "restart", []),
+        (False, 0, "", True),
+        (True, 0, "", False),
+        (False, 1, "", False),
+        (False, 0, "signal", True),
+        (False, 1, "signal", False),
+        (False, 0, "restart", False),
+        (False, 0, "restart once it has ended", False),
     ],
 )
-def test_what_workers_detached_is_let_go_of_where_their_program_succeeded(
-    yard: Yard, serves_caller: bool, code: int, stop: str, spared: list[int], monkeypatch: pytest.MonkeyPatch
+def test_detached_processes_are_kept_where_the_workers_succeeded(
+    yard: Yard, serves_caller: bool, code: int, stop: str, keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live, yard.detached = yard.worker(0), [77]
+    live, yard.detached = yard.worker(0), [pid := os.getppid()]
     yard.spawner._common = StartSpec(ends_detached=serves_caller)
     monkeypatch.setattr(live.course, "exitcode", lambda _: code)
-    if stop:
+    if stop in ("signal", "restart"):
         yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0, spare=stop == "restart")
     yard.end(live)
+    if stop == "restart once it has ended":
+        yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0, spare=True)
 
     *_, stopped = yard.said()
 
-    assert (spared, {} if spared else {"77": "command 77"}) == (yard.spared, stopped["ended"])
+    assert (yard.kept, stopped["ended"]) == (([pid], {}) if keeps else ([], {str(pid): f"command {pid}"}))
 
 
 def test_a_stop_signals_the_workers_alone_and_wakes_the_stopped_ones(yard: Yard) -> None:

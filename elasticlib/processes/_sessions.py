@@ -1,0 +1,81 @@
+"""
+Sessions of processes that are kept when those who started them end.
+
+Rules of this file: a number that was kept is dropped once no process has it, since it may become another session's.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+
+from elasticlib.processes._memory import anonymous_file
+
+_ENTRY = struct.Struct("=i")
+_LONGEST = 1 << 20
+
+
+class Sessions:
+    """Sessions by their numbers; a process is in them (``pid in sessions``) if its session is."""
+
+    def __init__(self, pids: Iterable[int] = ()) -> None:
+        """The sessions of the processes *pids*."""
+        self._numbers = {number for pid in pids if (number := _session_of(pid))}
+
+    def numbers(self) -> set[int]:
+        """Return the session numbers."""
+        return self._numbers
+
+    def __contains__(self, pid: object) -> bool:
+        numbers = self.numbers()
+        return bool(numbers) and isinstance(pid, int) and _session_of(pid) in numbers
+
+
+class SharedSessions(Sessions):
+    """
+    Sessions in a file in memory, which the reaper shares with fork server and spawners.
+
+    A spawner notes there what it leaves behind, just before it ends: whichever of the processes above it are lost, the
+    next one spares that, and nothing else. The file is a journal, so nobody waits for a lock: a negative number drops
+    its session again.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def new(cls) -> SharedSessions:
+        """No sessions, in a file of their own."""
+        return cls(anonymous_file("detached sessions"))
+
+    def fileno(self) -> int:
+        """Return the descriptor of the file."""
+        return self._descriptor
+
+    def numbers(self) -> set[int]:
+        found: set[int] = set()
+        for (number,) in _ENTRY.iter_unpack(os.pread(self._descriptor, _LONGEST, 0)):
+            (found.add if number > 0 else found.discard)(abs(number))
+        return found
+
+    def add(self, sessions: Sessions) -> None:
+        """Keep *sessions*, too."""
+        self._write(sessions.numbers())
+
+    def drop_ended(self, pids: Iterable[int]) -> None:
+        """Drop the sessions that none of *pids* is in."""
+        if kept := self.numbers():
+            self._write(-number for number in kept - Sessions(pids).numbers())
+
+    def _write(self, entries: Iterable[int]) -> None:
+        # All who share the file share its position as well: each write goes to its end.
+        if data := b"".join(map(_ENTRY.pack, entries)):
+            os.write(self._descriptor, data)
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0  # it has ended

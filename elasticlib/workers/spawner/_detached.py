@@ -1,0 +1,55 @@
+"""
+What the workers of a round have detached, in sessions of their own: kept where they succeeded, else killed with them.
+
+Rules of this file: what is kept is known by its sessions, so that a shell that ends leaves its commands behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from elasticlib import processes
+from elasticlib._programs import KILLED
+from elasticlib.workers import _reaper
+from elasticlib.workers.spawner import _kernel_facts
+
+
+class Detached:
+    """What one launch has detached, round after round; *outliving* is for those above this process to spare."""
+
+    def __init__(self, outliving: processes.SharedSessions) -> None:
+        self._outliving = outliving
+        self._kept = processes.Sessions()
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """Forget the round before."""
+        self.succeeded = True
+        """Whether no worker of this round failed, and no other failure or restart stopped them."""
+        self._workers: set[int] = set()
+
+    def add_worker(self, pid: int) -> None:
+        """Know the session of a worker of this round."""
+        self._workers.add(pid)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is shared with those above this process."""
+        return self._outliving.fileno()
+
+    def sweep(self, spare: Collection[int], *, keeps: bool) -> tuple[list[int], dict[int, str]]:
+        """
+        Kill what is below this process but *spare* and, where the workers have succeeded and *keeps*, the detached.
+
+        Return the processes that even SIGKILL did not end, and the commands of the detached ones that were killed.
+        """
+        found = _kernel_facts.detached(os.getpid(), self._workers)
+        kept, ended = (found, []) if self.succeeded and keeps else ([], found)
+        self._kept = processes.Sessions(kept)
+        commands = {pid: _kernel_facts.command(pid) for pid in ended}
+        return _reaper.sweep(spare, limit=KILLED, kept=self._kept), commands
+
+    def hand_over(self, *, keeps: bool) -> None:
+        """Kill all but what is kept, and leave that to those above this process."""
+        self.sweep((), keeps=keeps)  # what is kept may have detached more
+        self._outliving.add(self._kept)
