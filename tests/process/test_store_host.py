@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,9 +13,11 @@ import pytest
 
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
 from tests.process import duties
+from tests.process.launches import LIMIT, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
+OUTLIVES = Path(__file__).parent / "scripts" / "outlives_its_peer.py"
 METHODS = ["forkserver", "fork"]
 NAMED = r"the process that hosts the workers' store \(pid \d+\) was ended by SIGKILL"
 
@@ -50,3 +54,19 @@ def test_a_store_that_dies_is_the_root_cause_whatever_the_workers_say_of_it(
     assert cause.message in str(caught.value.__cause__)
     assert time.monotonic() - begun < 20, "nobody waited for a time-out"
     duties.wait_for(lambda: not os.path.exists(f"/proc/{killed}"))
+
+
+def test_a_node_that_is_done_keeps_the_store_for_the_workers_of_other_nodes() -> None:
+    """As under torchrun, whose agents wait for each other with the store that they host."""
+    options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    command = [sys.executable, "-m", "elasticlib.run", *options, "--max-restarts", "0", str(OUTLIVES)]
+
+    nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        said = [node.communicate(timeout=LIMIT) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+
+    assert [0, 0] == [node.returncode for node in nodes], said
+    assert ["", "all steps"] == sorted(out.strip() for out, _ in said)

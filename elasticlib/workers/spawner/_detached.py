@@ -43,7 +43,7 @@ class Detached:
 
         Return the processes that even SIGKILL did not end, and the commands of the detached ones that were killed.
         """
-        found = _kernel_facts.detached(os.getpid(), self._workers)
+        found = [pid for pid in _kernel_facts.detached(os.getpid(), self._workers) if pid not in spare]
         kept, ended = (found, []) if self.succeeded and keeps else ([], found)
         self._kept = processes.Sessions(kept)
         commands = {pid: _kernel_facts.command(pid) for pid in ended}

@@ -163,6 +163,7 @@ class Spawner:
             case "signal store":
                 self._store.signal(message["signal"])
             case "quit":
+                self._store.end()
                 self._detached.hand_over(keeps=self._keeps_detached())
                 os._exit(0)
 
@@ -279,8 +280,11 @@ class Spawner:
 
     def _all_ended(self) -> None:
         self._stopping = None
-        self._store.end()
-        left, ended = self._detached.sweep(self._survivors, keeps=self._keeps_detached())
+        if not self._detached.succeeded:
+            self._store.end()
+        # Else it stays as long as this process: workers of other nodes may still use it.
+        stays = [*self._survivors, *self._store.pids()]
+        left, ended = self._detached.sweep(stays, keeps=self._keeps_detached())
         survivors = [*self._survivors, *left]
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors, "ended": ended})
 
@@ -374,7 +378,8 @@ class Spawner:
         self._launcher.send({"op": "hosting", "round": self._round, "pid": pid})
 
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
-        self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})
+        if self._live:  # else it is no matter of ours any more
+            self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})
 
 
 @contextlib.contextmanager

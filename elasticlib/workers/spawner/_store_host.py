@@ -88,6 +88,10 @@ class StoreHost:
         how = f"was ended by {name_of_signal(-code)}" if code < 0 else f"ended with status {code}"
         self._told(f"{_NAME} (pid {pid}) {how}{': ' if said else ''}{said}", pid, code)
 
+    def pids(self) -> list[int]:
+        """Return the process that hosts the store, if there is one."""
+        return [] if self._handle is None else [self._pid]
+
     def signal(self, signum: int) -> None:
         """Signal the process, if there is one."""
         if self._handle is not None:
