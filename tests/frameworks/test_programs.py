@@ -42,6 +42,13 @@ def ends(folder: Path, *command: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+def both_end_well(outcomes: dict[str, tuple[int, str]]) -> None:
+    statuses = {launcher: status for launcher, (status, _) in outcomes.items()}
+    stderr = "\n".join(text[-3000:] for status, text in outcomes.values() if status)
+
+    assert {"elasticlib": 0, "torchrun": 0} == statuses, stderr
+
+
 @pytest.mark.parametrize("program", ACCELERATES)
 def test_accelerates_own_programs_end_well_under_both_launchers(program: str, tmp_path: Path) -> None:
     outcomes = {
@@ -49,9 +56,7 @@ def test_accelerates_own_programs_end_well_under_both_launchers(program: str, tm
         for launcher, command in LAUNCHERS.items()
     }
 
-    assert {"elasticlib": 0, "torchrun": 0} == {launcher: status for launcher, (status, _) in outcomes.items()}, (
-        outcomes
-    )
+    both_end_well(outcomes)
 
 
 @pytest.mark.parametrize("tests", NOTEBOOKS)
@@ -62,9 +67,7 @@ def test_accelerates_own_test_of_notebooks_ends_well_with_both_launchers(
 
     outcomes = {launcher: ends(tmp_path, job, launcher, *tests) for launcher in LAUNCHERS}
 
-    assert {"elasticlib": 0, "torchrun": 0} == {launcher: status for launcher, (status, _) in outcomes.items()}, (
-        outcomes
-    )
+    both_end_well(outcomes)
 
 
 def test_a_notebooks_workers_start_again_on_the_same_static_port_until_they_end_well(tmp_path: Path) -> None:
@@ -73,9 +76,7 @@ def test_a_notebooks_workers_start_again_on_the_same_static_port_until_they_end_
 
     outcomes = {launcher: ends(tmp_path, job, launcher, "test_fault_tolerant") for launcher in LAUNCHERS}
 
-    assert {"elasticlib": 0, "torchrun": 0} == {launcher: status for launcher, (status, _) in outcomes.items()}, (
-        outcomes
-    )
+    both_end_well(outcomes)
 
 
 LIGHTHOUSE = """
