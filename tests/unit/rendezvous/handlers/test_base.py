@@ -438,7 +438,7 @@ def test_shutting_down_wakes_a_thread_that_waits_for_a_round() -> None:
 
 def test_too_few_nodes_are_a_timeout() -> None:
     meeting = Meeting(2, 2, coordinated=False)
-    rules = evolve(meeting.job.rules, join_timeout=0.05, heartbeat=0.0)
+    rules = evolve(meeting.job.rules, join_timeout=3.0, heartbeat=0.0)
     meeting.host = Host(meeting.exchange.clone(), rules, run_id="job")
     meeting.host.start()
 
