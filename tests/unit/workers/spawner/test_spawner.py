@@ -61,10 +61,10 @@ class Yard:
         self.kept = [pid for pid in self.detached if pid in kept]
         return []
 
-    def process(self, spec: StartSpec | None = None, handed: Handed | None = None) -> int:
+    def process(self, spec: StartSpec | None = None, handed: Handed | None = None, *, setsid: bool = False) -> int:
         """A process that stands for a worker; it is noted with what it would be started."""
         sleep = shutil.which("sleep") or "sleep"
-        pid = os.posix_spawn(sleep, ["sleep", "60"], {})
+        pid = os.posix_spawn(sleep, ["sleep", "60"], {}, setsid=setsid)
         self.workers.append(pid)
         if spec is not None and handed is not None:
             self.started.append((spec, handed))
@@ -176,7 +176,7 @@ def test_the_last_end_ends_the_round(yard: Yard) -> None:
 def test_detached_processes_are_kept_where_the_workers_succeeded(
     yard: Yard, serves_caller: bool, code: int, stop: str, keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live, yard.detached = yard.worker(0), [pid := os.getppid()]
+    live, yard.detached = yard.worker(0), [pid := yard.process(setsid=True)]
     yard.spawner._common = StartSpec(ends_detached=serves_caller)
     monkeypatch.setattr(live.course, "exitcode", lambda _: code)
     if stop in ("signal", "restart"):
