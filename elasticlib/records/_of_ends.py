@@ -38,12 +38,12 @@ class WorkerLingers(Record, level=logging.WARNING):
 
 @frozen
 class LastRuns(Record, level=logging.WARNING):
-    """One worker runs on, though all others of its node have exited with success."""
+    """One worker runs on, though all others of its node have finished with success."""
 
     rank: int
     pid: int
     seconds: float
-    """Since the others have exited."""
+    """Since the others have finished."""
     left: float | None
     """Seconds until it is stopped, as its function has returned; None: it is not."""
     place: str
@@ -55,7 +55,7 @@ class LastRuns(Record, level=logging.WARNING):
         others = f"all ranks but {self.rank}" if self.are_all else f"all ranks of this node but {self.rank}"
         end = "it is left running" if self.left is None else f"exit_timeout ends it in {self.left:g} s"
         where = f"is {self.place}" if self.place else "still runs"
-        return f"{others} exited {self.seconds:.0f} s ago; rank {self.rank} (process {self.pid}) {where}: {end}"
+        return f"{others} finished {self.seconds:.0f} s ago; rank {self.rank} (process {self.pid}) {where}: {end}"
 
 
 @frozen

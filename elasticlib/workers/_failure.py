@@ -185,6 +185,7 @@ _CALL = "call_function"
 """Our function that calls the user's: what called it is ours, or the caller's that was forked."""
 _NATIVE = "in native code, such as the destructor of a local variable"
 _AT_ITS_END = {
+    "await_release": "has called the function, which returned, and waits for those of the other local ranks",
     "_join_threads": "waits for the threads of the program to end",
     "_flush_files": "writes what files that were left open hold in their buffers",
     "_close_files": "writes what files that were left open hold in their buffers",

@@ -57,12 +57,12 @@ class Lingers:
 
 @define
 class LastRuns:
-    """A worker runs on, though all others have ended well."""
+    """A worker runs on, though all others have finished well."""
 
     local_rank: int
     pid: int
     seconds: float
-    """Since the others have ended."""
+    """Since the others have finished."""
     left: float | None
     """Seconds until it is stopped, as its function has returned; None: it is not."""
     stacks: str

@@ -59,7 +59,6 @@ def test_accelerates_own_programs_end_well_under_both_launchers(program: str, tm
     both_end_well(outcomes)
 
 
-@pytest.mark.sampled(0.001)  # under load a rank that is done cuts the other one's first connections, one time in eight
 @pytest.mark.parametrize("tests", NOTEBOOKS)
 def test_accelerates_own_test_of_notebooks_ends_well_with_both_launchers(
     tests: tuple[str, ...], tmp_path: Path

@@ -305,6 +305,35 @@ def test_the_last_rank_may_save_for_longer_than_the_exit_timeout(tmp_path: Path)
     assert (0, "saved\n", "") == (done.returncode, done.stdout, done.stderr)
 
 
+def returns_before_the_other(folder: str, raises: bool) -> bool:
+    """Rank 0 returns at once; whether its process had ended half a second later, when rank 1 raises or returns."""
+    if os.environ["RANK"] == "0":
+        atexit.register(Path(folder, "ended").touch)
+        Path(folder, "returned").touch()
+        return False
+    while not Path(folder, "returned").exists():
+        time.sleep(0.005)
+    time.sleep(0.5)  # in which the process would end
+    if raises:
+        raise ValueError("bad batch")
+    return Path(folder, "ended").exists()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_functions_that_return_wait_for_those_of_the_other_ranks(method: str, tmp_path: Path) -> None:
+    """Others may be about to connect to them; when one fails, exit handlers of the others run all the same."""
+    config = LaunchConfig(nproc_per_node=2, max_restarts=0, exit_timeout=0.2, start_method=method)  # type: ignore[arg-type]
+
+    assert {0: False, 1: False} == elastic_launch(config, returns_before_the_other)(str(tmp_path), False)
+    assert (tmp_path / "ended").exists()
+
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config, returns_before_the_other)(str(tmp_path), True)
+    assert [1] == list(caught.value.failures) and (tmp_path / "ended").exists()
+
+
 def forks_and_returns(raises: bool) -> int:
     """Fork a child that comes back from this function too."""
     pid = os.fork()

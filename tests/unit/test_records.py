@@ -88,16 +88,16 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         ),
         (
             LastRuns(3, 71, 30.2, None, "at train.py:41", are_all=True),
-            "all ranks but 3 exited 30 s ago; rank 3 (process 71) is at train.py:41: it is left running",
+            "all ranks but 3 finished 30 s ago; rank 3 (process 71) is at train.py:41: it is left running",
         ),
         (
             LastRuns(3, 71, 30.2, 270.0, "in native code", are_all=False),
-            "all ranks of this node but 3 exited 30 s ago; rank 3 (process 71) is in native code: exit_timeout ends "
+            "all ranks of this node but 3 finished 30 s ago; rank 3 (process 71) is in native code: exit_timeout ends "
             "it in 270 s",
         ),
         (
             LastRuns(3, 71, 30.2, None, "", are_all=True),
-            "all ranks but 3 exited 30 s ago; rank 3 (process 71) still runs: it is left running",
+            "all ranks but 3 finished 30 s ago; rank 3 (process 71) still runs: it is left running",
         ),
         (
             DetachedEnded({71: "rsync -a out host:", 72: "sleep 60"}),

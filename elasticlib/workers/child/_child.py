@@ -39,8 +39,8 @@ from elasticlib._large_files import content_named, content_of, parts_of
 from elasticlib._programs import close_all_but
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import (
+    _announcing,
     _ending,
-    _exiting,
     _function,
     _pooled,
     _progress,
@@ -170,7 +170,7 @@ def run_forked(
             _randomness.reseed_caller()
             _forget_the_caller()
             _ending.begin_from_caller()
-        _ending.finish(_run(spec, handed, call), functools.partial(_exiting.announce, handed))
+        _ending.finish(_run(spec, handed, call), functools.partial(_announcing.announce, handed))
     except BaseException:
         # Nothing of the user has run, or its end was already reported.
         traceback.print_exc()
@@ -203,7 +203,7 @@ def run_fresh(numbers: str) -> NoReturn:
         os.close(descriptor)
     handed = evolve(handed, pid=os.getpid())
     _ending.inherit()
-    _ending.finish(_run(spec, handed, None), functools.partial(_exiting.announce, handed))
+    _ending.finish(_run(spec, handed, None), functools.partial(_announcing.announce, handed))
 
 
 def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> int:
@@ -292,7 +292,7 @@ def _outcome(
         result = run()
     except SystemExit as stop:
         status = _exit_status(stop.code)
-        _exiting.announce(handed, _exiting.Outcome.RETURNED if keeps_result else _exiting.Outcome.ENDED, status)
+        _announcing.announce(handed, _announcing.Outcome.ENDED, status)
         return status
     except BaseException as error:
         # Interrupted, a script ends as under `python`, a function's process as one of `torch.multiprocessing`.
@@ -302,7 +302,7 @@ def _outcome(
         _raised(error, handed, shared, status)
         return _shown(error, status)
     if not keeps_result:
-        _exiting.announce(handed, _exiting.Outcome.ENDED, 0)
+        _announcing.announce(handed, _announcing.Outcome.ENDED, 0)
         return 0
     try:
         payload = _results.pack_result(result, shared)
@@ -313,7 +313,9 @@ def _outcome(
         print(f"elasticlib: {text}", file=sys.stderr)
         return 1
     status = 0 if _deliver(_report.Report("result", payload), handed) else 1
-    _exiting.announce(handed, _exiting.Outcome.RETURNED, status)
+    _announcing.announce(handed, _announcing.Outcome.RETURNED, status)
+    if status == 0:
+        _announcing.await_release(handed)
     return status
 
 
@@ -349,7 +351,7 @@ def _raised(error: BaseException, handed: Handed, shared: Collection[str] | None
     entry = _report.of_exception(error, pickled)
     if _deliver(entry, handed):
         _record.leave(entry)
-    _exiting.announce(handed, _exiting.Outcome.RAISED, status)
+    _announcing.announce(handed, _announcing.Outcome.RAISED, status)
 
 
 def _deliver(report: _report.Report, handed: Handed) -> bool:
@@ -367,7 +369,7 @@ def _deliver(report: _report.Report, handed: Handed) -> bool:
         except OSError as failure:
             if failure.errno != errno.EFBIG:
                 raise
-            _exiting.pour(handed, _report.packed(report))  # no file of ours may be so large
+            _announcing.pour(handed, _report.packed(report))  # no file of ours may be so large
     except OSError as failure:
         print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)
         return False

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from elasticlib.workers.child import _loaded
-from elasticlib.workers.child._exiting import Outcome
+from elasticlib.workers.child._announcing import Outcome
 
 _LOCK_LIMIT = 1.0
 """Seconds that a file's lock is waited for, as in the interpreter."""

@@ -2,15 +2,17 @@
 A worker between its program's outcome and its process' end: how long that may take, what follows.
 
 A program that raised, returned or ended is known by then; its process may live on: other threads work, exit handlers
-run, finalizers or native calls do not come back. A worker announces its outcome when its report is written, through
-a pipe that all workers of a spawner share. From then on it has its *exit timeout*; then the stacks of its threads are
-asked for, and then it is stopped by the same ladder as every other.
+run, finalizers or native calls do not come back. From the outcome on, which the worker announces, it has its *exit
+timeout*; then the stacks of its threads are asked for, and then it is stopped by the same ladder as every other. A
+function that returned waits for those of the other local ranks first.
 
     RUNS --outcome--> EXITS --exit timeout--> DUMPS --stacks written--> ASKED --grace--> KILLED --limit--> given up
       |                                         |                        ^  |
       |                                         |                        |  +-- it ends, its group does not --> GROUP
       |                                         +-- a program that ended well, no timeout set --> LINGERS
       +------------------------------ the round is being stopped --------+
+      |
+      +-- a function returned --> WAITS --all others returned or ended--> EXITS
       |
       +-- all others ended well --> LAST_RUNS --some time--> DUMPS --stacks written--> LAST_RUNS
                                                                +-- its function had returned --exit timeout--> ASKED
@@ -20,24 +22,18 @@ may be at work, such as on a checkpoint: people are told where it is, and no mor
 is announced yet: in the destructor of a process group that was a local variable. Only where its stacks show that twice
 does a timeout that the user set end it.
 
-Rules of this file: time is an argument; PURE: nothing is sent or read here but the announcement itself.
+Rules of this file: time is an argument; PURE: nothing is sent or read here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import math
-import os
-import select
 import signal
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elasticlib._programs import KILLED
-from elasticlib.workers.child import _report
-from elasticlib.workers.child._start_spec import Handed
+from elasticlib.workers.child._announcing import Outcome
 
 DEFAULT_EXIT_TIMEOUT = 30.0
 """Seconds"""
@@ -52,30 +48,8 @@ _GROUP_LATER = 1.0
 """Seconds for which the signal to a group is put off while its worker writes."""
 _GROUP_PATIENCE = 1.0
 """Seconds for those of a group that ignore the signal, and for all where others wait."""
-_NOTICE = struct.Struct("!iBi")
-_POURED = 255
-"""In place of an outcome: so many bytes of a report follow."""
-_PIECE = select.PIPE_BUF - _NOTICE.size
-
-
-class Outcome(enum.IntEnum):
-    """How far a worker's program has come, in its own words."""
-
-    RAISED = 0
-    """An exception ended it; its report is written."""
-    RETURNED = 1
-    """A function returned; its result is written."""
-    ENDED = 2
-    """The main part of a script is over, with an exit status."""
-    CLOSING = 3
-    """Threads and exit handlers are done: nothing of the user's is left but finalizers."""
-    FINAL = 4
-    """What was in buffers is written: the status stands, whatever the rest of the cleaning up does to the process."""
-
-
 _MAIN_PARTS = (Outcome.RETURNED, Outcome.ENDED)
 """Outcomes after which threads and exit handlers of the program may still work."""
-_KINDS = frozenset({*map(int, Outcome), _POURED})
 
 
 class Stage(enum.Enum):
@@ -83,7 +57,9 @@ class Stage(enum.Enum):
 
     RUNS = enum.auto()
     LAST_RUNS = enum.auto()
-    """It runs, and all others have ended well."""
+    """It runs, and all others have finished well."""
+    WAITS = enum.auto()
+    """Its function has returned, and it waits for those of the other local ranks."""
     EXITS = enum.auto()
     DUMPS = enum.auto()
     LINGERS = enum.auto()
@@ -106,7 +82,7 @@ class Act(enum.Enum):
     TELL = enum.auto()
     """Tell the launcher that it did not end in time."""
     TELL_LAST_RUNS = enum.auto()
-    """Tell the launcher that it runs on, though all others have ended."""
+    """Tell the launcher that it runs on, though all others have finished."""
     TERM = enum.auto()
     ASK_GROUP = enum.auto()
     """Send the stop signal to its group, too."""
@@ -117,78 +93,6 @@ class Act(enum.Enum):
     KILL = enum.auto()
     GIVE_UP = enum.auto()
     """Not even SIGKILL ended it."""
-
-
-def announce(handed: Handed, outcome: Outcome, status: int) -> None:
-    """Tell the spawner what has become of this worker's program; a process that the worker forked tells nothing."""
-    if os.getpid() != handed.pid:
-        return
-    with contextlib.suppress(OSError), _pipe(handed) as descriptor:  # else the end of the process will tell
-        os.write(descriptor, _NOTICE.pack(handed.pid, outcome, status))
-
-
-def pour(handed: Handed, report: bytes) -> None:
-    """
-    Leave a packed report that no file may hold with the spawner, before its outcome is announced.
-
-    It goes through the pipe in pieces that the kernel does not mix with those of other workers. Raises OSError.
-    """
-    with _pipe(handed) as descriptor:
-        room = select.poll()
-        room.register(descriptor, select.POLLOUT)
-        for begin in range(0, len(report), _PIECE):
-            piece = report[begin : begin + _PIECE]
-            room.poll()  # the spawner reads as fast as it can
-            while not _is_written(descriptor, _NOTICE.pack(handed.pid, _POURED, len(piece)) + piece):
-                room.poll()
-
-
-def _is_written(descriptor: int, data: bytes) -> bool:
-    try:
-        os.write(descriptor, data)
-    except BlockingIOError:  # another worker was faster
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _pipe(handed: Handed) -> Iterator[int]:
-    descriptor = _report.reopened(handed.notices, handed.notices_identity, handed.spawner)
-    try:
-        yield descriptor
-    finally:
-        if descriptor != handed.notices:
-            os.close(descriptor)
-
-
-class Notices:
-    """What workers announce, as the spawner reads it: the pipe gives it in pieces of any length."""
-
-    def __init__(self) -> None:
-        self._unread = b""
-        self._poured: dict[int, bytearray] = {}
-        """By pid, as much as has come of the worker's report."""
-
-    def take(self, data: bytes) -> Iterator[tuple[int, Outcome, int]]:
-        """(pid, outcome, status) of each announcement in *data*; what is none is left out."""
-        self._unread += data
-        while len(self._unread) >= _NOTICE.size:
-            pid, kind, number = _NOTICE.unpack_from(self._unread)
-            size = _NOTICE.size + (number if kind == _POURED else 0)
-            if not _NOTICE.size <= size <= select.PIPE_BUF or kind not in _KINDS:
-                self._unread = b""  # somebody else wrote there, and nobody knows where the next one begins
-            elif len(self._unread) < size:
-                return
-            elif kind == _POURED:
-                self._poured.setdefault(pid, bytearray()).extend(self._unread[_NOTICE.size : size])
-                self._unread = self._unread[size:]
-            else:
-                self._unread = self._unread[size:]
-                yield pid, Outcome(kind), number
-
-    def report_of(self, pid: int) -> bytes:
-        """The packed report that the worker has poured, which is forgotten here; empty where its file has it."""
-        return bytes(self._poured.pop(pid, b""))
 
 
 @dataclass
@@ -212,7 +116,9 @@ class Course:
     """Whether it was stopped because its process did not end in time."""
     is_final: bool = False
     """Whether nothing that its process does from here on changes the status."""
-    _others_ended: float = 0.0
+    was_waiting: bool = False
+    """Whether it waited for other local ranks when the stop began: released, it leaves by itself."""
+    _others_finished: float = 0.0
     _had_returned: bool = False
     """Whether its function had returned at the last look, though that is not announced."""
     _told_last_runs: bool = False
@@ -240,19 +146,34 @@ class Course:
         self.outcome, self.status = outcome, status
         if self.stage in _STOPPED:
             return False  # its end, which is near, will tell
-        self.stage, self.deadline = Stage.EXITS, now + self.exit_timeout
+        if outcome is Outcome.RETURNED and status == 0:
+            self.stage, self.deadline = Stage.WAITS, None
+        else:
+            self._exit(now)
         return status != 0
 
-    def note_others_ended(self, now: float, is_function: bool) -> None:
-        """All other workers have ended well. A function may have returned, too: that is seen before people are told."""
+    def _exit(self, now: float) -> None:
+        self.stage, self.deadline = Stage.EXITS, now + self.exit_timeout
+
+    def waits(self) -> bool:
+        """Whether it waits for other local ranks."""
+        return self.stage is Stage.WAITS
+
+    def release(self, now: float) -> None:
+        """It waits for nobody any more."""
+        if self.waits():
+            self._exit(now)
+
+    def note_others_finished(self, now: float, is_function: bool) -> None:
+        """All others have finished well. A function may have returned, too: that is seen before people are told."""
         if self.stage is Stage.RUNS:
-            self.stage, self._others_ended = Stage.LAST_RUNS, now
+            self.stage, self._others_finished = Stage.LAST_RUNS, now
             looks_early = is_function and self.was_chosen
             self.deadline = now + min(_TELL_LAST_RUNS_AFTER, self.exit_timeout if looks_early else math.inf)
 
     def time_of_last_runs(self, now: float) -> tuple[float, float | None]:
-        """Seconds since all others have ended, and those that it has left; None: any."""
-        return now - self._others_ended, self.exit_timeout if self._had_returned else None
+        """Seconds since all others have finished, and those that it has left; None: any."""
+        return now - self._others_finished, self.exit_timeout if self._had_returned else None
 
     def stop(self, grace: float, now: float, spare_failed: bool) -> bool:
         """
@@ -266,6 +187,7 @@ class Course:
             self._kill_at, self.deadline = min(self._kill_at, now + grace), now
             return False
         self.grace, self._others_wait = grace, spare_failed
+        self.was_waiting = self.was_waiting or self.waits()
         if spare_failed and self.failed() and self.stage in (Stage.EXITS, Stage.DUMPS):
             return False
         self._ask(now)
@@ -336,7 +258,7 @@ class Course:
 
     def _run_on(self, now: float, had_returned: bool) -> list[Act]:
         """The last one that runs was looked at: whether people are told now, and when it is looked at once more."""
-        tell_at = self._others_ended + _TELL_LAST_RUNS_AFTER
+        tell_at = self._others_finished + _TELL_LAST_RUNS_AFTER
         self.stage, self._had_returned = Stage.LAST_RUNS, had_returned
         if had_returned:
             self.deadline = now + self.exit_timeout

@@ -116,6 +116,9 @@ class Handed:
     notices: int
     """The pipe for what becomes of the program."""
     notices_identity: tuple[int, int]
+    release: int
+    """The pipe that is written to when functions that have returned need not wait for each other any more."""
+    release_identity: tuple[int, int]
     spawner: int
     """Process id of the spawner, which holds all of these, too."""
     memories: Mapping[str, int] = field(factory=dict)

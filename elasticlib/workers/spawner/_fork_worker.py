@@ -34,7 +34,7 @@ def fork_worker(
     *modules_files* are descriptors that modules opened at import. Where the caller itself was forked, to run *call*,
     *drop* is what the worker must not hold.
     """
-    left = [*handed.left(), handed.notices]
+    left = [*handed.left(), handed.notices, handed.release]
     keep = {*left, *modules_files, *handed.memories.values()}
     memories: list[int] = []
     if spec.fresh:  # a new interpreter finds what it is to do in memory that it inherits

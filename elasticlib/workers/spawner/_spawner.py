@@ -12,7 +12,6 @@ their groups, one deadline, SIGKILL, then report who survives (uninterruptible s
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
@@ -20,24 +19,24 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from elasticlib import processes
-from elasticlib._large_files import files_with
 from elasticlib._lease import CUT_OFF, Lease
 from elasticlib._programs import FEW_PROCESSES
 from elasticlib._wire import Channel, Message
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _child, _exiting, _report, _showing
+from elasticlib.workers.child import _announcing, _child, _exiting, _report, _showing
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts, _stuck
 from elasticlib.workers.spawner._detached import Detached
 from elasticlib.workers.spawner._fork_worker import fork_worker
 from elasticlib.workers.spawner._left import Left
 from elasticlib.workers.spawner._parent import watch_parent
-from elasticlib.workers.spawner._stack_dump import StackDump
+from elasticlib.workers.spawner._release import Release
+from elasticlib.workers.spawner._stack_dump import StackDump, shared_text
 from elasticlib.workers.spawner._store_host import StoreHost
 from elasticlib.workers.spawner._worker_process import WorkerProcess
 
@@ -77,7 +76,9 @@ class Spawner:
     _survivors: list[int] = field(default_factory=list)
     _notices: tuple[int, int] = (-1, -1)
     """The pipe through which workers announce what has become of their programs."""
-    _heard: _exiting.Notices = field(default_factory=_exiting.Notices)
+    _heard: _announcing.Notices = field(default_factory=_announcing.Notices)
+    _release: Release = field(default_factory=Release)
+    """Of functions that have returned."""
     _stopping: _stuck.Stop | None = None
     """What is known of workers that take their time to end."""
     _lease: Lease | None = None
@@ -181,6 +182,7 @@ class Spawner:
         # Before any program runs: the launcher must not take the round for one that has not begun.
         self._launcher.send({"op": "starting", "round": self._round})
         try:
+            self._release.begin_round()
             for differences in message["workers"]:
                 self._start_worker(self._common.with_differences(differences), streams)
         except OSError as error:
@@ -195,6 +197,7 @@ class Spawner:
 
     def _start_worker(self, spec: StartSpec, streams: list[int]) -> None:
         left = Left()
+        release, release_identity = self._release.for_workers()
         opened = {
             name: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             for name, path in (("stdout", spec.stdout), ("stderr", spec.stderr))
@@ -209,6 +212,8 @@ class Spawner:
             tail=left.tail,
             notices=self._notices[1],
             notices_identity=_report.identity(self._notices[1]),
+            release=release,
+            release_identity=release_identity,
             spawner=os.getpid(),
             memories=self._memories,
         )
@@ -230,7 +235,7 @@ class Spawner:
     def _own_descriptors(self) -> list[int]:
         """What a worker forked with all of the caller's descriptors must not hold."""
         own = [key.fd for key in self._selector.get_map().values()]
-        own.append(self._detached.fileno())
+        own += [self._detached.fileno(), *self._release.own()]
         own += [] if self._lease is None else [self._lease.fileno()]
         own += [number for worker in self._live.values() for number in worker.left.all()]
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
@@ -272,11 +277,21 @@ class Spawner:
         worker.close()
         self._heard.report_of(worker.pid)  # of one that was killed while it left that
         del self._live[worker.local_rank]
-        if not self._live:
+        if self._live:
+            self._look_who_runs()
+        else:
             self._all_ended()
-        elif len(self._live) == 1 and self._detached.succeeded:
-            (last,) = self._live.values()
-            last.course.note_others_ended(time.monotonic(), is_function=self._common.kind == "function")
+
+    def _look_who_runs(self) -> None:
+        """Release functions that have returned when all have; note the last worker that runs."""
+        now = time.monotonic()
+        run = [each.course for each in self._live.values() if not each.course.waits()]
+        if not run:
+            self._release.give()
+            for each in self._live.values():
+                each.course.release(now)
+        elif len(run) == 1 and self._detached.succeeded:
+            run[0].note_others_finished(now, is_function=self._common.kind == "function")
 
     def _all_ended(self) -> None:
         self._stopping = None
@@ -299,6 +314,7 @@ class Spawner:
             self._all_ended()
             return
         self._hear()
+        self._release.give()
         now = time.monotonic()
         if self._stopping is None or self._stopping.signum != signum:
             self._stopping = _stuck.Stop(signum, now, restart_waits=spare)
@@ -332,6 +348,8 @@ class Spawner:
                 worker.left.put_report(report)
             if worker is not None and worker.course.heard(outcome, status, time.monotonic()):
                 self._tell("failed", worker, worker.left.reports(), exitcode=status)
+        if any(each.course.waits() for each in self._live.values()):
+            self._look_who_runs()
 
     def _look_at(self, worker: WorkerProcess) -> None:
         """Do what is due about a worker that takes its time."""
@@ -344,11 +362,11 @@ class Spawner:
                 case _exiting.Act.DUMP:
                     worker.dump()
                 case _exiting.Act.TELL:
-                    with _shared(stacks or "") as memories:
+                    with shared_text(stacks or "") as memories:
                         self._tell("lingers", worker, memories, seconds=course.exit_timeout, ends=course.overdue)
                 case _exiting.Act.TELL_LAST_RUNS:
                     seconds, left = course.time_of_last_runs(time.monotonic())
-                    with _shared(stacks or "") as memories:
+                    with shared_text(stacks or "") as memories:
                         self._tell("last_runs", worker, memories, seconds=seconds, left=left)
                 case _exiting.Act.TERM:
                     worker.ask(signal.SIGTERM)
@@ -370,7 +388,7 @@ class Spawner:
 
     def _answer_with_stacks(self, found: dict[int, str] | None) -> None:
         if found is not None:
-            with _shared(json.dumps(found)) as memories:
+            with shared_text(json.dumps(found)) as memories:
                 for asker in self._stacks.askers:
                     self._launcher.send({"op": asker, "round": self._round}, memories)
 
@@ -380,17 +398,3 @@ class Spawner:
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
         if self._live:  # else it is no matter of ours any more
             self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})
-
-
-@contextlib.contextmanager
-def _shared(stacks: str) -> Iterator[tuple[int, ...]]:
-    """Files with the text, for the launcher; none where no descriptor is free: what is told counts by itself."""
-    try:
-        memories = files_with(stacks.encode(), "stacks")
-    except OSError:
-        memories = []
-    try:
-        yield tuple(memories)
-    finally:
-        for memory in memories:
-            os.close(memory)

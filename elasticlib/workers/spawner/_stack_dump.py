@@ -10,12 +10,14 @@ stacks but those of a crash, or of an end that was overdue.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from attrs import define
 
 from elasticlib import processes
+from elasticlib._large_files import files_with
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _report
 from elasticlib.workers.spawner import _kernel_facts
@@ -113,3 +115,17 @@ def clear(descriptor: int) -> None:
     """Empty the memory; worker and spawner have the place to write at in common."""
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+@contextlib.contextmanager
+def shared_text(stacks: str) -> Iterator[tuple[int, ...]]:
+    """Files with the text, for the launcher; none where no descriptor is free: what is told counts by itself."""
+    try:
+        memories = files_with(stacks.encode(), "stacks")
+    except OSError:
+        memories = []
+    try:
+        yield tuple(memories)
+    finally:
+        for memory in memories:
+            os.close(memory)

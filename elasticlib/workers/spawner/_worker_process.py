@@ -60,9 +60,13 @@ class WorkerProcess:
         self.signum = signum
         if self.course.for_group or signum == signal.SIGKILL:
             self.send_group(signum)
-        else:
+        elif not self._leaves_by_itself(signum):
             _reaper.send(self.handle, signum)
         self.send_group(signal.SIGCONT)
+
+    def _leaves_by_itself(self, signum: int) -> bool:
+        """True if its function had returned: *signum*, which it does not handle, would cut its exit handlers off."""
+        return self.course.was_waiting and not _kernel_facts.catches(self.pid, signum)
 
     def send_group(self, signum: int) -> None:
         """Signal its group; SIGKILL spares what removes its shared memory."""

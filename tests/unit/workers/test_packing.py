@@ -542,6 +542,7 @@ for memory, content in zip(memories.values(), pickle.loads(sys.stdin.buffer.read
     os.write(memory, content)
 handed = Handed(
     environment={}, streams=(), report=0, identity=(0, 0), faults=0, tail=0, notices=0, notices_identity=(0, 0),
+    release=0, release_identity=(0, 0),
     spawner=0, memories=memories,
 )
 result = _child._loaded(StartSpec(), handed)()

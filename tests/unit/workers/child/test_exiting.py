@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import struct
-
 import pytest
-from attrs import evolve
-from hypothesis import given, strategies as st
 
 from elasticlib._programs import KILLED
 from elasticlib.workers.child import _exiting
-from elasticlib.workers.child._exiting import Act, Course, Notices, Outcome, Stage, announce
-from elasticlib.workers.child._start_spec import Handed
+from elasticlib.workers.child._announcing import Outcome
+from elasticlib.workers.child._exiting import Act, Course, Stage
 
 FAILING = [(Outcome.RAISED, 1), (Outcome.RAISED, -2), (Outcome.ENDED, 3)]
 WELL = [(Outcome.CLOSING, 0)]
@@ -53,11 +48,47 @@ def test_who_does_not_end_in_time_is_dumped_told_of_and_stopped(outcome: Outcome
     assert course.deadline is None
 
 
+def ended_well(outcome: Outcome, *, was_chosen: bool = False) -> Course:
+    """The course of one with *outcome* at 0, which waits for no other rank."""
+    course = Course(10.0, was_chosen)
+    course.heard(outcome, 0, now=0.0)
+    course.release(0.0)
+    return course
+
+
+def test_a_function_that_returned_waits_as_long_as_others_run() -> None:
+    course = Course(10.0, was_chosen=True)
+    course.heard(Outcome.RETURNED, 0, now=1.0)
+
+    assert (True, None) == (course.waits(), course.deadline)
+    course.release(100.0)
+    assert (False, Stage.EXITS, 110.0) == (course.waits(), course.stage, course.deadline)
+    course.release(105.0)
+    assert 110.0 == course.deadline
+
+
+@pytest.mark.parametrize(("outcome", "status"), [*FAILING, (Outcome.RETURNED, 1), (Outcome.ENDED, 0)])
+def test_none_but_a_function_that_returned_waits(outcome: Outcome, status: int) -> None:
+    course = Course(10.0)
+    course.heard(outcome, status, now=0.0)
+
+    assert not course.waits()
+
+
+@pytest.mark.parametrize("outcome", MAIN_PARTS)
+def test_a_stop_knows_who_waited_then(outcome: Outcome) -> None:
+    course = Course(10.0)
+    course.heard(outcome, 0, now=0.0)
+
+    assert course.stop(30.0, 1.0, spare_failed=True) and course.stop(5.0, 2.0, spare_failed=False)
+
+    assert (outcome is Outcome.RETURNED, Stage.ASKED) == (course.was_waiting, course.stage)
+
+
 @pytest.mark.parametrize("outcome", MAIN_PARTS)
 def test_a_program_that_ended_well_is_reported_once_and_let_be(outcome: Outcome) -> None:
     """Threads that work on are a legitimate program, whether it is a script or a function."""
-    course = Course(10.0)
-    course.heard(outcome, 0, now=0.0)
+    course = ended_well(outcome)
 
     assert [Act.DUMP, Act.TELL] == until_told(course, 10.0)
     assert (Stage.LINGERS, None, False) == (course.stage, course.deadline, course.overdue)
@@ -69,8 +100,7 @@ def test_a_timeout_that_was_chosen_holds_for_what_ended_well_and_then_it_has_fai
     outcome: Outcome, code: int
 ) -> None:
     """What its threads were at is cut off, also where the process takes the signal for an order to end with 0."""
-    course = Course(10.0, was_chosen=True)
-    course.heard(outcome, 0, now=0.0)
+    course = ended_well(outcome, was_chosen=True)
 
     assert [Act.DUMP, Act.TELL, Act.TERM] == until_told(course, 10.0)
     assert (code or -15) == course.exitcode(code)
@@ -80,8 +110,7 @@ def test_a_timeout_that_was_chosen_holds_for_what_ended_well_and_then_it_has_fai
 @pytest.mark.parametrize("told_before", [False, True])
 def test_finalizers_have_a_time_limit_and_change_no_status(told_before: bool, outcome: Outcome) -> None:
     """Once its threads and exit handlers are done, nothing of the user's is left to wait for."""
-    course = Course(10.0)
-    course.heard(outcome, 0, now=0.0)
+    course = ended_well(outcome)
     if told_before:
         until_told(course, 10.0)
 
@@ -94,7 +123,7 @@ def test_finalizers_have_a_time_limit_and_change_no_status(told_before: bool, ou
 def last_runs(exit_timeout: float, *, was_chosen: bool = True, is_function: bool = True) -> Course:
     """The course of one that runs when all others have ended, at 0."""
     course = Course(exit_timeout, was_chosen)
-    course.note_others_ended(0.0, is_function)
+    course.note_others_finished(0.0, is_function)
     return course
 
 
@@ -159,6 +188,7 @@ def test_the_last_worker_has_its_whole_exit_timeout_once_its_program_is_over() -
     course = last_runs(10.0)
 
     course.heard(Outcome.RETURNED, 0, now=9.0)
+    course.release(9.0)
 
     assert (Stage.EXITS, 19.0) == (course.stage, course.deadline)
 
@@ -172,7 +202,7 @@ def test_a_worker_whose_program_is_over_or_that_is_stopped_is_not_the_last_that_
         course.heard(Outcome.RETURNED, 0, now=0.0)
     stage = course.stage
 
-    course.note_others_ended(0.0, is_function=True)
+    course.note_others_finished(0.0, is_function=True)
 
     assert stage is course.stage and stage is not Stage.LAST_RUNS
 
@@ -296,60 +326,3 @@ def test_stacks_that_never_come_hold_nobody_up() -> None:
 
     assert [Act.DUMP, Act.TELL, Act.TERM] == acts
     assert now <= 1.1 + _exiting._DUMP_LIMIT
-
-
-@given(st.binary(max_size=200))
-def test_bytes_that_are_no_announcement_are_left_out(data: bytes) -> None:
-    for pid, outcome, status in Notices().take(data):
-        assert isinstance(outcome, Outcome)
-        assert struct.pack("!iBi", pid, outcome, status) in data
-
-
-def test_only_the_worker_itself_announces() -> None:
-    """A process that it forked has what it was handed, too."""
-    reading, writing = os.pipe()
-    facts = os.fstat(writing)
-    here = (facts.st_dev, facts.st_ino)
-    handed = Handed(
-        environment={}, streams=(), report=-1, identity=here, faults=-1, tail=-1, notices=writing,
-        notices_identity=here, spawner=os.getpid(),
-    )  # fmt: skip
-    announce(evolve(handed, pid=os.getpid() + 1), Outcome.RAISED, 1)
-    announce(evolve(handed, pid=os.getpid()), Outcome.RETURNED, 0)
-
-    assert [(os.getpid(), Outcome.RETURNED, 0)] == list(Notices().take(os.read(reading, 100)))
-    os.close(reading)
-    os.close(writing)
-
-
-# Reports that come through the pipe.
-
-
-@given(st.lists(st.integers(0, 70_000), max_size=3), st.lists(st.integers(1, 65_536), min_size=1, max_size=9))
-def test_a_report_that_no_file_may_hold_comes_whole_however_the_pipe_is_read(
-    sizes: list[int], reads: list[int]
-) -> None:
-    """Beside announcements of others."""
-    told = []
-    data = b""
-    for pid, size in enumerate(sizes, 1):
-        for begin in range(0, size, _exiting._PIECE):
-            count = min(_exiting._PIECE, size - begin)
-            data += _exiting._NOTICE.pack(pid, _exiting._POURED, count) + bytes([pid]) * count
-            data += _exiting._NOTICE.pack(99, Outcome.ENDED, 0)
-        data += _exiting._NOTICE.pack(pid, Outcome.RETURNED, 0)
-    notices, place, turn = _exiting.Notices(), 0, 0
-    while place < len(data):
-        piece, turn = data[place : place + reads[turn % len(reads)]], turn + 1
-        place += len(piece)
-        told += [pid for pid, _, _ in notices.take(piece) if pid != 99]
-
-    assert list(range(1, len(sizes) + 1)) == told
-    assert [bytes([pid]) * size for pid, size in enumerate(sizes, 1)] == [notices.report_of(pid) for pid in told]
-
-
-def test_what_others_write_into_the_pipe_is_left_out() -> None:
-    notices = _exiting.Notices()
-
-    assert [] == list(notices.take(b"a line of the user's program\n"))
-    assert [(7, Outcome.ENDED, 3)] == list(notices.take(_exiting._NOTICE.pack(7, Outcome.ENDED, 3)))

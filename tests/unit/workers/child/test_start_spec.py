@@ -27,7 +27,7 @@ SPECS = st.builds(
 )
 HANDED = Handed(
     environment={"RANK": "0"}, streams=[3, 4, 5], report=6, identity=(1, 2), faults=7, tail=8, notices=9,
-    notices_identity=(1, 3), spawner=77, memories={"function": 10}, inherit=[6, 7],
+    notices_identity=(1, 3), release=11, release_identity=(1, 4), spawner=77, memories={"function": 10}, inherit=[6, 7],
 )  # fmt: skip
 
 

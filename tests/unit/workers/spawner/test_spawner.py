@@ -16,8 +16,9 @@ import pytest
 from elasticlib import processes
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _report
-from elasticlib.workers.child._exiting import Course, Outcome, Stage
+from elasticlib.workers.child import _announcing, _report
+from elasticlib.workers.child._announcing import Outcome
+from elasticlib.workers.child._exiting import Course, Stage
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts
 from elasticlib.workers.spawner._detached import Detached
@@ -528,13 +529,50 @@ def test_the_last_worker_that_runs_is_told_of_when_the_others_have_ended_well(
     assert last.course.stage is other.course.stage is Stage.RUNS
     yard.end(other)
 
-    last.course._others_ended -= 60.0
+    last.course._others_finished -= 60.0
     while last.course.deadline is not None:
         yard.out_of_time()
         os.write(last.left.faults, b"stacks")
 
     told = yard.said()[-1]
     assert ("last_runs", 1, None) == (told["op"], told["local_rank"], told["left"])
+
+
+def announce(yard: Yard, *workers: WorkerProcess) -> None:
+    """Their functions have returned."""
+    for each in workers:
+        os.write(yard.spawner._notices[1], _announcing._NOTICE.pack(each.pid, Outcome.RETURNED, 0))
+    yard.spawner._hear()
+
+
+def test_functions_that_have_returned_are_released_when_all_have(yard: Yard) -> None:
+    yard.spawner._release.begin_round()
+    released, _ = yard.spawner._release.for_workers()
+    first, last, other = yard.worker(0), yard.worker(1), yard.worker(2)
+
+    announce(yard, first, last)
+    assert [first.course.waits(), last.course.waits(), wait_readable([released], 0)] == [True, True, set()]
+    assert other.course.stage is Stage.LAST_RUNS
+    yard.end(other)  # without a word
+
+    assert [first.course.stage, last.course.stage, wait_readable([released], 0)] == [Stage.EXITS] * 2 + [{released}]
+
+
+@pytest.mark.parametrize("handles", [False, True])
+def test_a_stop_releases_functions_that_have_returned_and_signals_their_handlers_alone(
+    yard: Yard, handles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one the signal would cut off their exit handlers."""
+    monkeypatch.setattr(_kernel_facts, "catches", lambda *_: handles)
+    yard.spawner._release.begin_round()
+    released, _ = yard.spawner._release.for_workers()
+    returned, runs = yard.worker(0), yard.worker(1)
+    announce(yard, returned)
+
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    assert [pid for pid, _ in yard.alone] == ([returned.pid, runs.pid] if handles else [runs.pid])
+    assert {released} == wait_readable([released], 0)
 
 
 def test_a_worker_that_sleeps_is_not_asked_where_it_is(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
