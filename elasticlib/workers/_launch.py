@@ -141,7 +141,7 @@ class SpawnerClient:
         while self._spawner is None:
             if not self._await_answer(interrupt):
                 return None
-            self._early += self._event(*self._answer())
+            self._early += self._event(*self._receive_answer())
         return self._spawner
 
     def _await_answer(self, interrupt: int | None = None) -> bool:
@@ -152,9 +152,8 @@ class SpawnerClient:
             pass
         return self._channel.fileno() in ready
 
-    def _answer(self) -> tuple[Message, list[int]]:
+    def _receive_answer(self) -> tuple[Message, list[int]]:
         """The next message of the spawner, with its descriptors; raises what became of it instead."""
-        self._await_answer()
         assert self._channel is not None
         received = self._channel.receive(whole=False)
         if received is None:
@@ -228,7 +227,7 @@ class SpawnerClient:
         """
         assert self._channel is not None
         while self._await_answer(interrupt) or wait_readable([self._channel], _FORKS):
-            answer, extra = self._answer()
+            answer, extra = self._receive_answer()
             if answer["op"] == op and answer["round"] == number:
                 return answer
             self._early += self._event(answer, extra)

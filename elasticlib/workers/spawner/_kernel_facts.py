@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from elasticlib.workers import _reaper
 
@@ -49,14 +49,9 @@ def only_main_thread_runs(pid: int) -> bool:
     return running == [pid]
 
 
-def group(leader: int) -> Iterator[int]:
-    """The processes of the group that *leader* began, itself among them; zombies are left out."""
-    return (int(entry) for entry in os.listdir("/proc") if entry.isdigit() and is_in_group(int(entry), leader))
-
-
-def group_below(root: int, leader: int) -> list[int]:
+def group(root: int, leader: int) -> list[int]:
     """
-    The processes of the group that *leader* began whose parent is *root*, or one of the group.
+    The processes of the group that *leader* began, itself among them, whose parent is *root* or one of the group.
 
     Zombies are among them: so looks a process whose first thread alone has ended.
     """
@@ -72,12 +67,6 @@ def group_below(root: int, leader: int) -> list[int]:
 def _group_of(pid: int) -> int:
     facts = _reaper.status(pid)
     return -1 if facts is None else int(facts[2])
-
-
-def is_in_group(pid: int, leader: int) -> bool:
-    """True if *pid* lives, in the group that *leader* began."""
-    facts = _reaper.status(pid)
-    return facts is not None and int(facts[2]) == leader and facts[0] not in (b"Z", b"X")
 
 
 def children(parent: int) -> list[int]:

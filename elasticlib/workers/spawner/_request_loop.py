@@ -6,10 +6,11 @@ Rules of this file: each request gets an answer; a child that ends is never a re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import selectors
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from elasticlib import processes
@@ -35,12 +36,10 @@ class RequestLoop:
         self._keep = keep
         self._changed = changed
         self._selector = selectors.DefaultSelector()
-        self._children: dict[processes.Handle, int] = {}
-        """Their process ids."""
         self._outliving = outliving
         """What workers of successful programs have detached: it outlives the spawner, and the launcher's good end."""
-        self._detached: dict[processes.Handle, int] = {}
-        """The children in these sessions, by process id."""
+        self._watched: set[int] = set()
+        """The children that are reaped at their end: what was forked here, and what was detached."""
 
     def serve(self, ready: Message) -> NoReturn:
         """Say *ready* and go on until the end."""
@@ -94,7 +93,7 @@ class RequestLoop:
             )
         for descriptor in descriptors:
             os.close(descriptor)
-        self._watch(pid)
+        self._watch(pid, self._end_leftovers)
 
     def _let_go_of_all(self) -> None:
         """In a child: what is this loop's alone."""
@@ -103,39 +102,35 @@ class RequestLoop:
         for descriptor in own:
             os.close(descriptor)
 
-    def _watch(self, pid: int) -> None:
+    def _watch(self, pid: int, at_end: Callable[[], None]) -> None:
+        """Reap the child *pid* at its end, then call *at_end*."""
         handle = processes.handle_of(pid)
-        self._children[handle] = pid
-        self._selector.register(handle, selectors.EVENT_READ, lambda: self._ended(handle))
+        self._watched.add(pid)
+        self._selector.register(handle, selectors.EVENT_READ, lambda: self._ended(pid, handle, at_end))
 
-    def _ended(self, handle: processes.Handle) -> None:
+    def _ended(self, pid: int, handle: processes.Handle, at_end: Callable[[], None]) -> None:
         self._selector.unregister(handle)
         handle.close()
-        os.waitpid(self._children.pop(handle), 0)
+        os.waitpid(pid, 0)
+        self._watched.remove(pid)
         self._watch_detached()
-        _reaper.sweep(self._children.values(), kept=self._outliving)
-
-    # What outlives its launch.
+        at_end()
 
     def _watch_detached(self) -> None:
-        """Reap detached processes at their end: the program may look whether they are there."""
+        """
+        Watch what a child that ended has left here of what outlives its launch, such as the commands of a shell.
+
+        It is reaped at its end, since the program may look whether it is there.
+        """
         for pid in _kernel_facts.children(os.getpid()):
-            if pid in self._outliving and pid not in self._detached.values():
-                self._reap_at_end(pid)
+            if pid in self._outliving and pid not in self._watched:
+                with contextlib.suppress(OSError):  # no descriptor is free: it stays a zombie until this process ends
+                    self._watch(pid, self._drop_ended_sessions)
 
-    def _reap_at_end(self, pid: int) -> None:
-        try:
-            handle = processes.handle_of(pid)
-        except OSError:
-            return  # no descriptor is free: it stays a zombie until this process ends
-        self._detached[handle] = pid
-        self._selector.register(handle, selectors.EVENT_READ, lambda: self._detached_ended(handle))
+    def _end_leftovers(self) -> None:
+        _reaper.sweep(self._watched, kept=self._outliving)
 
-    def _detached_ended(self, handle: processes.Handle) -> None:
-        self._selector.unregister(handle)
-        handle.close()
-        os.waitpid(self._detached.pop(handle), 0)
-        self._watch_detached()  # what it leaves behind, such as the commands of a shell, is in its session
+    def _drop_ended_sessions(self) -> None:
         self._outliving.drop_ended(pid for pid, _, _ in _reaper.family(os.getpid()))
 
 

@@ -244,7 +244,7 @@ class Spawner:
         self._hear()
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         self._selector.unregister(worker.handle)
-        if worker.left_in_group() and worker.course.leaves_time_to_group(time.monotonic()):
+        if worker.others_in_group() and worker.course.leaves_time_to_group(time.monotonic()):
             if not worker.course.for_group:
                 worker.ask_group()
         else:
@@ -252,7 +252,7 @@ class Spawner:
 
     def _look_at_group(self, worker: WorkerProcess) -> None:
         """Reap the worker, which has ended, when nobody of its group is left who could heed the signal."""
-        left = worker.left_in_group()
+        left = worker.others_in_group()
         if not left or (
             worker.course.patience_is_over(time.monotonic())
             and all(_kernel_facts.ignores(pid, worker.signum) for pid in left)

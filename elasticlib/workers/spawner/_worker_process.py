@@ -78,15 +78,11 @@ class WorkerProcess:
             _reaper.send_below(os.getpid(), pid, signal.SIGCONT if _reaper.is_memory_cleaner(pid) else signal.SIGKILL)
         _reaper.send(self.handle, signal.SIGKILL)  # also where no descriptor was free for another handle
 
-    def _group(self) -> list[int]:
-        return _kernel_facts.group_below(os.getpid(), self.pid)
-
     def ask_group(self) -> None:
         """Send the stop signal to what it started in its group, but not to itself once more."""
-        for pid in _kernel_facts.group(self.pid):
-            if pid != self.pid and not _reaper.is_memory_cleaner(pid):
-                _reaper.send_below(os.getpid(), pid, self.signum)
-                _reaper.send_below(os.getpid(), pid, signal.SIGCONT)
+        for pid in self.others_in_group():
+            _reaper.send_below(os.getpid(), pid, self.signum)
+            _reaper.send_below(os.getpid(), pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL it and its group."""
@@ -99,10 +95,13 @@ class WorkerProcess:
         family = [self.pid, *_kernel_facts.children(self.pid)]
         return self.written > before or any(map(_kernel_facts.has_own_file, family))
 
-    def left_in_group(self) -> list[int]:
-        """The processes that it has left behind in its group, now that it has ended; not what removes its memory."""
-        group = [pid for pid in _kernel_facts.children(os.getpid()) if _kernel_facts.is_in_group(pid, self.pid)]
-        return [pid for pid in group if not _reaper.is_memory_cleaner(pid)]
+    def others_in_group(self) -> list[int]:
+        """The living processes of its group but itself and what removes its shared memory."""
+        living = [pid for pid in self._group() if pid != self.pid and not _reaper.ends(pid)]
+        return [pid for pid in living if not _reaper.is_memory_cleaner(pid)]
+
+    def _group(self) -> list[int]:
+        return _kernel_facts.group(os.getpid(), self.pid)
 
     def dump(self) -> None:
         """Have its threads' stacks written down; a program without a handler for that would die of it."""
@@ -123,7 +122,7 @@ class WorkerProcess:
             if _kernel_facts.catches(self.pid, signum):
                 _reaper.send(self.handle, signum)
             return
-        for pid in _kernel_facts.group(self.pid):
+        for pid in self._group():
             if _kernel_facts.catches(pid, signum):
                 _reaper.send_below(os.getpid(), pid, signum)
 

@@ -50,8 +50,9 @@ class Yard:
         monkeypatch.setattr(_reaper, "send_group", lambda leader, _, signum: self.sent.append((leader, signum)))
         monkeypatch.setattr(_reaper, "send", lambda handle, signum: self.alone.append((self.pid_of(handle), signum)))
         monkeypatch.setattr(_reaper, "send_below", lambda root, pid, signum: self.children.append((pid, signum)))
-        monkeypatch.setattr(_kernel_facts, "children", lambda parent: self.adopted)
-        monkeypatch.setattr(_kernel_facts, "is_in_group", lambda pid, leader: pid in self.adopted)
+        has_ended = _reaper.ends
+        monkeypatch.setattr(_reaper, "ends", lambda pid: pid not in self.adopted and has_ended(pid))
+        monkeypatch.setattr(_kernel_facts, "group", lambda root, leader: [leader, *self.adopted])
         self.kept: list[int] = []
         monkeypatch.setattr(_reaper, "sweep", self.sweep)
         monkeypatch.setattr(_kernel_facts, "detached", lambda parent, sessions: self.detached)
@@ -220,7 +221,7 @@ def test_who_is_asked_again_by_the_same_signal_does_not_hear_of_it(yard: Yard) -
 
 def test_a_group_gets_the_signal_when_half_of_the_time_is_over(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     live = yard.worker(0)
-    monkeypatch.setattr(_kernel_facts, "group", lambda leader: iter([leader, 77]))
+    yard.adopted = [77]
     monkeypatch.setattr(WorkerProcess, "is_writing", lambda _: False)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
@@ -243,13 +244,10 @@ def test_the_children_of_a_worker_that_writes_are_left_alone(yard: Yard, monkeyp
     assert 0.0 < live.course.deadline < live.course._kill_at
 
 
-def test_what_a_stopped_worker_leaves_in_its_group_has_the_rest_of_the_time(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_stopped_worker_leaves_in_its_group_has_the_rest_of_the_time(yard: Yard) -> None:
     live = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
     yard.adopted = [77]
-    monkeypatch.setattr(_kernel_facts, "group", lambda leader: iter([leader, 77]))
     yard.end(live)
     before = yard.said()
 
