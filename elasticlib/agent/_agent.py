@@ -293,9 +293,9 @@ class SimpleElasticAgent(ElasticAgent):
             case _policy.Stop(why, signum, grace):
                 self._stop(why, signum, grace)
                 # Contact that was lost meanwhile explains why workers were killed: it is heard of first.
-                with contextlib.suppress(RendezvousError) if signum is not None else contextlib.nullcontext():
+                with contextlib.suppress(RendezvousError):  # which is raised when it is asked again
                     self._listen()
-                self._events.append(_policy.WorkersGone())
+                self._events.append(_policy.WorkersGone(self._result.state is WorkerState.SUCCEEDED))
             case _policy.TellFailed(number):
                 member.post(messages.Failed(member.node, number, notes(self._failures().values())))
             case _policy.TellStopped(number):

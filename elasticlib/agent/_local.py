@@ -275,7 +275,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         return found
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._bring_down(signal.SIGTERM, self._grace, spare_failed=True)
+        if not self._processes.all_succeeded():  # else what they have detached lives as long as their success counts
+            self._bring_down(signal.SIGTERM, self._grace, spare_failed=True)
+        if self._processes.all_succeeded() and not any(end.told for end in self._processes.exits.values()):
+            self._result = self._monitor_workers(worker_group)
 
     def _bring_down(
         self, signum: signal.Signals, grace: float, *, spare_failed: bool = False, somebody_waits: bool = False

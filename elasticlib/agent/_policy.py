@@ -9,8 +9,8 @@ in order. The coordinator decides about rounds; this decides about the node's ow
     RUNNING --succeeded--> WAITING --final--> DONE
                            WAITING --ended / contact lost--> JOINING --final--> DONE
 
-Results are those of the last round that began here, and count if the job's success is that round's: whoever asked
-for ranks again meanwhile, and got none, still has them.
+What has succeeded stays so. Results are those of the last round that began here, and count if the job's success is that
+round's: whoever asked for ranks again meanwhile, and got none, still has them.
 """
 
 from __future__ import annotations
@@ -88,6 +88,9 @@ class WorkersSucceeded:
 @frozen
 class WorkersGone:
     """The stop that was ordered is done."""
+
+    succeeded: bool = False
+    """Whether all workers had ended well before it reached any."""
 
 
 @frozen
@@ -220,7 +223,7 @@ def _react(state: State, event: Event) -> Step:
         case WorkersSucceeded():
             return _orphaned(evolve(state, phase=Phase.WAITING, succeeded=True), TellSucceeded(state.round))
         case WorkersGone():
-            return _gone(state)
+            return _gone(state, event)
         case RoundEnd():
             return _ended(state, event)
         case Final():
@@ -235,15 +238,16 @@ def _react(state: State, event: Event) -> Step:
             assert_never(event)
 
 
-def _gone(state: State) -> Step:
+def _gone(state: State, gone: WorkersGone) -> Step:
     if state.phase is not Phase.STOPPING:
         return state, ()
-    told = TellStopped(state.round)
     if state.stop is not None or state.final is not None:
-        return _done(state, told)
+        return _done(state, TellStopped(state.round))
+    state = evolve(state, succeeded=gone.succeeded)
+    told = TellSucceeded(state.round) if gone.succeeded else TellStopped(state.round)
     if state.lost or (state.end is not None and state.end.restart):
-        return evolve(state, phase=Phase.JOINING), (told, Join())
-    return evolve(state, phase=Phase.WAITING), (told,)
+        return _orphaned(evolve(state, phase=Phase.JOINING), told, Join())
+    return _orphaned(evolve(state, phase=Phase.WAITING), told)
 
 
 def _ended(state: State, end: RoundEnd) -> Step:
@@ -263,16 +267,18 @@ def _out_of_contact(state: State, loss: ContactLost) -> Step:
         return evolve(state, phase=Phase.STOPPING, lost=True), (Stop(loss.why, grace=loss.grace),)
     if state.phase is Phase.STOPPING:
         return evolve(state, lost=True), ()
-    # Whoever took this node for dead has no word for it any more, but answers a new request to join.
-    return evolve(state, phase=Phase.JOINING), (Join(),)
+    # Whoever took this node for dead has no word for it any more, but answers a new request to join. The sidecar that
+    # was told of a success may be gone with it.
+    told = (TellSucceeded(state.round),) if state.succeeded and state.end is None else ()
+    return evolve(state, phase=Phase.JOINING), (*told, Join())
 
 
 def _orphaned(state: State, *first: Action) -> Step:
-    """Where nobody is left who could repeat a round that ended well here, it counts."""
+    """Where nobody is left who could repeat a round that ended well here, it counts; else do what comes *first*."""
     if not (state.gone and state.succeeded and state.end is None and state.final is None and state.stop is None):
         return state, first
     why = f"round {state.round} succeeded on this node, and how it ended on other nodes is not known: {state.gone}"
-    return evolve(state, phase=Phase.DONE), (*first, Finish(True, why, results=True))
+    return evolve(state, phase=Phase.DONE), (Finish(True, why, results=True),)
 
 
 def _final(state: State, final: Final) -> Step:

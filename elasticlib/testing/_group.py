@@ -45,6 +45,7 @@ class Group:
     failure: FailWorker | None = None
     """How it failed, where a fault says so."""
     gone: bool = False
+    succeeded: bool = False
     _then: Callable[[], None] | None = None
     """What waits for their end."""
 
@@ -56,7 +57,7 @@ class Group:
     def end(self, how: str) -> None:
         """None of them runs any more."""
         if not self.gone:
-            self.gone, self.spawner.alive = True, False
+            self.gone, self.succeeded, self.spawner.alive = True, how == "succeeded", False
             node = self.node
             node.cluster.history.append(Gone(node.timeline.now, node.name, self.assignment.round, how))
             if self._then is not None:

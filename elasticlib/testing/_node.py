@@ -197,7 +197,7 @@ class Node:
     def _stopped(self, rest: deque[_policy.Action]) -> None:
         self._busy = False
         self._perform(rest)
-        self._queue.append(_policy.WorkersGone())
+        self._queue.append(_policy.WorkersGone(self.group is not None and self.group.succeeded))
         self._go_on()
 
     def _start_workers(self, assignment: RankAssignment) -> None:

@@ -7,6 +7,7 @@ the chain above it; what then ends it is the test's business.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import resource
@@ -422,26 +423,42 @@ def works_until(go: Path, folder: Path) -> None:
 
 
 def loses_the_store(folder: Path, does: str) -> str:
-    """In the first round rank 0 kills the process that hosts the store; then all wait, or ask the store."""
+    """
+    In the first round rank 0 kills the process that hosts the store; then all wait, or ask the store.
+
+    In the second one it does so when both functions have returned.
+    """
     import torch
     from torch import distributed
 
     from elasticlib.workers import _reaper
 
     distributed.init_process_group("gloo")
+    pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+    distributed.all_gather(pids, torch.tensor([os.getpid()]))
+
+    def kill() -> None:
+        spawner = os.getppid()
+        children = {pid for pid, parent, _ in _reaper.family(spawner) if parent == spawner}
+        (host,) = children - {int(pid) for pid in pids}
+        say(folder / "store", str(host))
+        os.kill(host, signal.SIGKILL)
+        wait_for(lambda: not os.path.exists(f"/proc/{host}"))
+
+    def kill_at_the_end() -> None:
+        wait_for(lambda: not os.path.exists(f"/proc/{int(pids[1])}"))
+        kill()
+
+    is_first = os.environ["RANK"] == "0"
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
-        distributed.all_gather(pids, torch.tensor([os.getpid()]))
-        if os.environ["RANK"] == "0":
-            spawner = os.getppid()
-            children = {pid for pid, parent, _ in _reaper.family(spawner) if parent == spawner}
-            (host,) = children - {int(pid) for pid in pids}
-            say(folder / "store", str(host))
-            os.kill(host, signal.SIGKILL)
+        if is_first:
+            kill()
         if does == "talks":
             wait_for((folder / "store").exists)
             distributed.distributed_c10d._get_default_store().get("never set")
         time.sleep(60)  # stands for work; the end of the store ends it
+    if is_first:
+        atexit.register(kill_at_the_end)
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 

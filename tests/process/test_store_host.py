@@ -28,7 +28,7 @@ def config(method: str, restarts: int) -> LaunchConfig:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_store_that_dies_costs_one_restart(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The next round has a store of its own, as always."""
+    """The next round has a store of its own, as always; when that dies, all workers have returned: it costs nothing."""
     results = elastic_launch(config(method, 1), duties.loses_the_store)(tmp_path, "waits")
 
     assert {0: "1", 1: "1"} == results

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from attrs import Factory, define, field
 from hypothesis import settings, strategies as st
@@ -64,17 +65,18 @@ class Node:
     assignment: RankAssignment | None = None
     workers: bool = False
     failures: tuple[FailureNote, ...] = ()
+    succeeded: int = -1
     stopping: RoundEnd | None = None
     leaving: bool = False
     outcomes: list[Final] = Factory(list)
 
-    def join(self) -> None:
+    def join(self, **of_new_sidecar: Any) -> None:
         self.ports += 1
         self.assignment, self.stopping, self.failures, self.inside, self.leaving = None, None, (), True, False
         self.outbox.clear()
         slots = 1 + NAMES.index(self.name)
         role = "trainer" if slots % 2 else "reader"
-        self.say(Join(self.name, Descriptor(slots, role, (self.name,), self.ports)))
+        self.say(Join(self.name, Descriptor(slots, role, (self.name,), self.ports), **of_new_sidecar))
         self.mailbox = mailbox_name(self.name, self.seq)
 
     def say(self, report: Report) -> None:
@@ -91,7 +93,7 @@ class Node:
 
     def succeed(self) -> None:
         if self.assignment and self.may_fail():
-            self.workers = False
+            self.workers, self.succeeded = False, self.assignment.round
             self.say(Succeeded(self.name, self.assignment.round))
 
     def stop(self) -> None:
@@ -110,6 +112,12 @@ class Node:
         """The agent died, its workers with it, and a new one joins under its name."""
         self.workers = False
         self.join()
+
+    def lose_sidecar(self) -> None:
+        """Its workers end, and the next sidecar asks for ranks."""
+        self.workers = False
+        self.seq += 1000
+        self.join(after="its sidecar was killed", succeeded=self.succeeded)
 
     def drain(self) -> None:
         notice = self.outbox.popleft()
@@ -148,6 +156,12 @@ class Cluster:
 
     def post(self, seq: int, report: Report) -> None:
         self.inbox.append(Received(seq, report))
+
+    def lose(self, name: str, most: int) -> None:
+        """Of what the node has said and nobody has read, *most* messages were not passed on by its sidecar."""
+        own = [event for event in self.inbox if event.report.node == name]
+        self.inbox = deque(event for event in self.inbox if event not in own[max(0, len(own) - most) :])
+        self.nodes[name].lose_sidecar()
 
     def deliver(self) -> None:
         event = self.inbox.popleft()
@@ -218,6 +232,13 @@ class ClusterMachine(RuleBasedStateMachine):
             self.departures -= 1
             node.come_anew() if anew else node.leave()
 
+    @precondition(lambda self: self.departures > 0)
+    @rule(name=nodes, most=st.integers(0, 3))
+    def a_sidecar_is_replaced(self, name: str, most: int) -> None:
+        if self.cluster.nodes[name].inside:
+            self.departures -= 1
+            self.cluster.lose(name, most)
+
     @rule(name=nodes)
     def a_node_takes_a_notice(self, name: str) -> None:
         if self.cluster.nodes[name].outbox:
@@ -273,6 +294,9 @@ class ClusterMachine(RuleBasedStateMachine):
         if current.number not in self.sealed:
             assert len(self.sealed) == current.number, "a round number was left out"
             self.check_seats(sealed)
+            former, _ = self.sealed.get(current.number - 1, ({}, ()))
+            unfinished = [name for name in former if cluster.nodes[name].succeeded < current.number - 1]
+            assert unfinished or not former, "a round that succeeded on all its nodes is repeated"
             self.sealed[current.number] = sealed
         assert sealed == self.sealed[current.number], "a sealed round has changed"
         assert max(self.sealed) == current.number, "a former round is open again"

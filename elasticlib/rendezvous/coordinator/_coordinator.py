@@ -106,12 +106,19 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
     if report.node in current.succeeded:
         return state, ()
     match report:
-        case messages.Succeeded(node=node):
-            succeeded, stopped = current.succeeded | {node}, current.stopped - {node}
-            return evolve(state, round=evolve(current, succeeded=succeeded, stopped=stopped)), ()
+        case messages.Succeeded(node=node, round=number):
+            return _count_success(state, node, number), ()
         case messages.Failed() | messages.Stopped():
             return _lose_workers(state, current, report, now)
     assert_never(report)
+
+
+def _count_success(state: State, node: str, number: int) -> State:
+    current = state.round
+    if current is None or current.number != number or node not in current.entries:
+        return state
+    succeeded, stopped = current.succeeded | {node}, current.stopped - {node}
+    return evolve(state, round=evolve(current, succeeded=succeeded, stopped=stopped))
 
 
 # Who comes.
@@ -138,7 +145,7 @@ def _join(state: State, report: messages.Join, seq: int, now: float) -> Outcome:
         entry, cautions = _commands.compared(state, entry, had_ranks=report.round >= 0)
         entry, notes = _replacements.compared(state, entry)
         cautions += notes
-    state, actions = _let_wait(state, entry, now, report.after)
+    state, actions = _let_wait(_count_success(state, node, report.succeeded), entry, now, report.after)
     return state, (*cautions, *actions)
 
 

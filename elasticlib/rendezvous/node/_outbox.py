@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from elasticlib.errors import RendezvousError
 from elasticlib.rendezvous.node._session_events import Denied, Describe
-from elasticlib.rendezvous.protocol._messages import Close, Failed, Join, Report, Stopped, encode
+from elasticlib.rendezvous.protocol._messages import Close, Failed, Join, Report, Stopped, Succeeded, encode
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._shortening import early, fitting, whole
 
@@ -41,6 +41,8 @@ class Outbox:
     """When it was sent for the first time: it may have arrived then, though nothing came back."""
     join: Join | None = None
     """What that message says."""
+    succeeded: int = -1
+    """The round whose success was told before ranks were asked for, which was by a sidecar before this one."""
     late: tuple[Written, ...] = ()
     """Messages that were said from the last but one on that asks for ranks: the coordinator may not have read them."""
     whole: Failed | Stopped | None = None
@@ -59,7 +61,9 @@ class Outbox:
         return self.join_seq > 0 and self.said >= self.join_seq
 
     def add(self, what: Report | Describe) -> Self:
-        """With one message more."""
+        """With one message more; of a round that ended before ranks were asked for, only that it succeeded."""
+        if not self.join_seq and isinstance(what, Failed | Stopped | Succeeded):
+            return evolve(self, succeeded=what.round) if isinstance(what, Succeeded) else self
         if isinstance(what, (Failed, Stopped)):
             told = whole(what)
             out = self._with(told if told.round == self.asked else early(told, self.whole))
@@ -80,6 +84,7 @@ class Outbox:
 
     def described(self, seq: int, report: Report) -> Self:
         """The message *seq* is known now."""
+        report = evolve(report, succeeded=self.succeeded) if isinstance(report, Join) else report
         join = report if seq == self.join_seq and isinstance(report, Join) else self.join
         envelopes = tuple(Written(seq, report) if it.seq == seq else it for it in self.envelopes)
         return evolve(self, join=join, envelopes=envelopes)

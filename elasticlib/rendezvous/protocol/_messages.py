@@ -82,6 +82,8 @@ class Join:
     """The job's heartbeat time, in seconds, that it goes by; checked against the coordinator's own, where given."""
     after: str = ""
     """What ended this node's last sidecar, if this is the first message of a new one: earlier ones may be missing."""
+    succeeded: int = field(default=-1, validator=ge(-1))
+    """The round whose success that sidecar may not have passed on; -1: none."""
 
 
 @frozen

@@ -39,7 +39,6 @@ from elasticlib.rendezvous.protocol._messages import (
     Close,
     ContactLost,
     Final,
-    Leave,
     RankAssignment,
     RoundEnd,
     StoreGone,
@@ -101,8 +100,6 @@ class SidecarClient:
         self._answer_limit = (DEAF + (stall or 0.0)) * job.heartbeat
         """Seconds within which the process answers, though this program stood still meanwhile."""
         self._waiting = 0
-        self._joined = True
-        """Whether the process was asked for ranks, if it is not the first one."""
         self._generation = 0
         """How often ranks were asked for: an answer to an earlier request is none any more."""
         self._listener: socket.socket | None = None
@@ -150,15 +147,12 @@ class SidecarClient:
     def join(self, slots: int, role: str) -> None:
         """Ask for ranks in the next round, for *slots* workers. No worker of this node may run any more."""
         self._generation += 1
-        self._joined = True
         self._say({"op": "join", "slots": slots, "role": role, "generation": self._generation})
 
     def post(self, report: WorkerReport | Close) -> None:
         """Say how the workers are, that this node goes, or that the job ends for everybody; see `NodeClient.post`."""
         body = to_plain(fitting(report))
         from_plain(body)  # what this node may not say is its own error, here and now
-        if not self._joined and not isinstance(report, Close | Leave):
-            return  # of a round that ends when this node, whose last process was lost, asks for ranks again
         self._say({"op": "report", "report": body})
 
     def guard(self, handle: int) -> Lease | None:
@@ -269,6 +263,8 @@ class SidecarClient:
         if self._hosts or self._is_shared or self.final is not None or self._job.sidecars == _MOST_LOST:
             self._error = RendezvousConnectionError(f"node {self.node}: {why}")
             self._kept.forget_endpoint()
+            if self._hosts or self._job.max_nodes == 1:
+                words.append(StoreGone(why))  # nobody coordinates the job any more
         else:
             _log.warning("node %s: %s: another one takes its place, and this node asks for ranks again", self.node, why)
             self._replace_process(why)
@@ -282,7 +278,6 @@ class SidecarClient:
         self._link.close()
         self._mute, self._waiting = False, 0
         self._drop_listener()
-        self._joined = False
         self._job = evolve(self._job, sidecars=self._job.sidecars + 1, after=why)
         try:
             self._start()

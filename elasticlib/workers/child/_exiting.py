@@ -134,6 +134,10 @@ class Course:
         """Whether its program is known to have failed."""
         return self.outcome is not None and self.status != 0
 
+    def ended_well(self) -> bool:
+        """Whether its program is known to have ended well."""
+        return self.outcome is not None and self.status == 0
+
     def heard(self, outcome: Outcome, status: int, now: float) -> bool:
         """Take in an announcement; whether it is news that the program failed."""
         if outcome is Outcome.FINAL:

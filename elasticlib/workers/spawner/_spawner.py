@@ -142,9 +142,8 @@ class Spawner:
             case "job":
                 self._common = StartSpec.of(message["common"])
                 self._memories = dict(zip(message["memories"], descriptors, strict=True))
-                me = os.getpid()
                 with processes.own_descriptors() as itself:
-                    self._launcher.send({"op": "spawning", "spawner": me}, itself)
+                    self._launcher.send({"op": "spawning", "spawner": os.getpid()}, itself)
             case "start":
                 self._start(message, descriptors)
             case "signal":
@@ -396,5 +395,6 @@ class Spawner:
         self._launcher.send({"op": "hosting", "round": self._round, "pid": pid})
 
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
-        if self._live:  # else it is no matter of ours any more
+        self._hear()
+        if not all(each.course.ended_well() for each in self._live.values()):  # else they need it no more
             self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})

@@ -13,10 +13,12 @@ endpoint, folder, part = sys.argv[1:]
 
 
 def work(go: Path) -> str:
-    """The host's worker ends when it may, the other one at once."""
+    """The host's worker ends when it may, the other one at once, with how often they ran."""
+    with (go.parent / os.environ["RANK"]).open("a") as runs:
+        runs.write("I")
     if os.environ["GROUP_RANK"] == "0":
         wait_for(go.exists, limit=60.0)
-    return f"result of rank {os.environ['RANK']}"
+    return f"result {(go.parent / os.environ['RANK']).read_text()} of rank {os.environ['RANK']}"
 
 
 logging.basicConfig(level=records.FINE, format="%(message)s")

@@ -761,6 +761,15 @@ def test_results_of_the_round_that_succeeded_are_returned_though_contact_was_los
     result = run(agent)
 
     assert result == succeeded()
+    assert [("join", 2, "trainer"), ("succeeded", 0), ("succeeded", 0), ("join", 2, "trainer")] == member.told
+
+
+def test_results_are_kept_though_contact_was_lost_before_they_were_seen(assigned: Assigned) -> None:
+    agent, member = assigned([NODES, None, LOST, None, WELL], [succeeded()])
+
+    result = run(agent)
+
+    assert result == succeeded()
     assert [("join", 2, "trainer"), ("succeeded", 0), ("join", 2, "trainer")] == member.told
 
 

@@ -214,6 +214,19 @@ def test_a_spawner_that_is_lost_after_all_workers_ended_well_costs_nothing(make:
     assert result.state is WorkerState.SUCCEEDED
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_stop_leaves_alone_who_had_succeeded_and_gives_results_of_whom_it_did_not_end(make: Make, told: bool) -> None:
+    agent, spawner = make(), Ladder()
+    agent._processes._spawner = spawner  # type: ignore[assignment]
+    note(agent, ended(0), ended(1, told=told), stopped=True)
+
+    agent._stop_workers(agent.get_worker_group())
+
+    spawner.close()
+    agent._processes._spawner = None
+    assert ([], not told) == (spawner.stops, agent._result.state is WorkerState.SUCCEEDED)
+
+
 def test_the_original_exception_is_the_workers_own(make: Make) -> None:
     agent = make()
     error = ValueError("a bad value")

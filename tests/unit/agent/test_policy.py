@@ -337,6 +337,29 @@ def test_a_new_seat_forgets_that_contact_was_lost() -> None:
     assert actions == (TellStopped(1),)
 
 
+ENDED_WELL = WorkersGone(succeeded=True)
+
+
+@pytest.mark.parametrize("course", [(*WAITING, LOST), (*WAITING, LOST, LOST), (*RUNNING, LOST, ENDED_WELL)])
+def test_success_is_told_again_before_ranks_are_asked_for(course: tuple[Event, ...]) -> None:
+    """Whoever was told may have died with it."""
+    state, actions = after(*course)
+
+    assert (state.phase, actions) == (Phase.JOINING, (TellSucceeded(0), Join()))
+    assert step(state, WELL)[1] == (Finish(True, WELL.why, final=WELL, results=True),)
+
+
+def test_success_that_a_stop_finds_is_told() -> None:
+    state, actions = after(*STOPPING, ENDED_WELL)
+
+    assert (state.phase, state.succeeded, actions) == (Phase.WAITING, True, (TellSucceeded(0),))
+
+
+@pytest.mark.parametrize("event", [StopRequested(TERM), LATER])
+def test_success_that_comes_after_the_end_changes_nothing(event: Event) -> None:
+    assert after(*RUNNING, event, ENDED_WELL) == after(*RUNNING, event, WorkersGone())
+
+
 @pytest.mark.parametrize(
     ("course", "event"),
     [
@@ -379,8 +402,13 @@ ROUNDS = st.integers(0, 2)
 
 @pytest.mark.parametrize(
     "course",
-    [(*WAITING, GONE), (*WAITING, LOST, GONE), (*RUNNING, GONE, WorkersSucceeded())],
-    ids=["told", "told, and then cut off", "in the same moment"],
+    [
+        (*WAITING, GONE),
+        (*WAITING, LOST, GONE),
+        (*RUNNING, GONE, WorkersSucceeded()),
+        (*RUNNING, LOST, GONE, ENDED_WELL),
+    ],
+    ids=["told", "told, and then cut off", "in the same moment", "cut off in the same moment"],
 )
 def test_work_that_succeeded_is_not_failed_by_a_store_that_went(course: tuple[Event, ...]) -> None:
     state, actions = after(*course)
@@ -408,7 +436,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(assignment, ROUNDS),
     st.builds(WorkersFailed, st.just("failed")),
     st.just(WorkersSucceeded()),
-    st.just(WorkersGone()),
+    st.builds(WorkersGone, st.booleans()),
     st.builds(RoundEnd, ROUNDS, st.just("ended"), st.booleans()),
     st.builds(Final, st.booleans(), st.just("over"), round=st.none() | ROUNDS),
     st.just(LOST),
@@ -491,7 +519,7 @@ def test_whoever_waits_without_contact_asks_again(course: tuple[Event, ...]) -> 
     """The others may have taken it for dead: it is on no list any more."""
     state, actions = after(*course, LOST)
 
-    assert (Phase.JOINING, (Join(),)) == (state.phase, actions)
+    assert (Phase.JOINING, Join()) == (state.phase, actions[-1])
 
 
 @given(COURSES)

@@ -725,6 +725,25 @@ def test_node_that_lost_its_sidecar_joins_again_whatever_messages_are_missing() 
     assert {"a": RoundEnd(0, "node b joins again: its sidecar was killed", True)} == desk.sent()
 
 
+@pytest.mark.parametrize("others", [(), ("a",)])
+def test_success_that_a_node_tells_with_its_request_for_ranks_counts(others: tuple[str, ...]) -> None:
+    """The sidecar that it was told to is gone: the round goes on, and ends well with the other nodes."""
+    desk = running("b", *others)
+    desk.envelopes["b"] += 1_000_000
+    desk.hear(Join("b", offer(), after="its sidecar was killed", succeeded=0))
+    desk.hear(*(Succeeded(node, 0) for node in others))
+
+    assert {"b", *others} == desk.sent().keys()
+    assert (True, 0) == (final_of(desk).succeeded, final_of(desk).round)
+
+
+def test_success_of_another_round_or_of_a_stranger_does_not_count() -> None:
+    desk = running("a", "b")
+    desk.hear(Join("c", offer(), succeeded=0), Join("b", offer(), after="its sidecar was killed", succeeded=7))
+
+    assert {"a": RoundEnd(0, "node b joins again: its sidecar was killed", True)} == desk.sent()
+
+
 def test_a_message_that_is_missing_ends_the_job() -> None:
     desk = running("a", "b")
     desk.envelopes["b"] += 1

@@ -30,6 +30,7 @@ from elasticlib.rendezvous.protocol._messages import (
     Leave,
     Notice,
     Stopped,
+    StoreGone,
     Succeeded,
     from_plain,
     to_plain,
@@ -323,20 +324,18 @@ def test_the_death_of_the_process_is_lost_contact_and_then_an_error(member: Side
     taken(member)
     process.end()
 
-    (word,) = taken(member)
+    word, gone = taken(member)
 
-    assert isinstance(word, ContactLost)
+    assert isinstance(word, ContactLost) and isinstance(gone, StoreGone)
     assert word.grace == pytest.approx(0.15 * HEARTBEAT)
     assert member.poll_timeout() == 0.0
     assert isinstance(failing(member), RendezvousConnectionError)
 
 
 def test_a_process_that_dies_is_replaced_under_the_nodes_name(member: SidecarClient, process: Process) -> None:
-    """What is said of the round that ends with it is dropped: the node's request for ranks says that all are gone."""
     process.end()
 
     (word,) = taken(member)
-    member.post(Stopped("n1/1-a", 0, ()))
     member.join(2, "trainer")
 
     assert isinstance(word, ContactLost)

@@ -492,6 +492,19 @@ def test_a_failure_is_told_when_it_is_announced_with_its_report(yard: Yard) -> N
     assert yard.said() == [{"op": "failed", "round": -1, "local_rank": 1, "pid": live.pid, "exitcode": 1}]
 
 
+def test_a_store_that_ends_is_told_of_unless_all_programs_have_ended_well(yard: Yard) -> None:
+    """Their status is final, whatever is left to do for their processes."""
+    done, works = yard.worker(0), yard.worker(1)
+    announced(yard, done, Outcome.ENDED, 0)
+    yard.spawner._store_ended("killed", 7, -9)
+    assert ["store"] == [message["op"] for message in yard.said()]
+
+    os.write(yard.spawner._notices[1], struct.pack("!iBi", works.pid, Outcome.RETURNED, 0))
+    yard.spawner._store_ended("killed", 7, -9)
+
+    assert [] == yard.said()
+
+
 def test_a_stop_after_a_failure_spares_who_has_failed(yard: Yard) -> None:
     failed, other = yard.worker(0), yard.worker(1)
     announced(yard, failed, Outcome.RAISED, 1)
