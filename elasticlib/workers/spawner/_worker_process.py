@@ -32,7 +32,7 @@ class WorkerProcess:
     left: Left
     course: Course
     told: bool = False
-    """Whether it was sent the stop signal while it lived."""
+    """Whether it was sent the stop signal while that could change its status."""
     signum: int = 0
     """The stop signal that it was sent last."""
     dumped: int = -1
@@ -56,7 +56,7 @@ class WorkerProcess:
     def ask(self, signum: int) -> None:
         """Send it the stop signal; one that is stopped is woken to see it."""
         # A peer may tell of a closed connection before the one that died is a zombie.
-        self.told = self.told or not (self.course.overdue or _reaper.ends(self.pid))
+        self.told = self.told or not (self.course.overdue or self.course.is_final or _reaper.ends(self.pid))
         self.signum = signum
         if self.course.for_group or signum == signal.SIGKILL:
             self.send_group(signum)

@@ -505,6 +505,17 @@ def test_a_store_that_ends_is_told_of_unless_all_programs_have_ended_well(yard: 
     assert [] == yard.said()
 
 
+@pytest.mark.parametrize(("outcome", "told"), [(Outcome.ENDED, True), (Outcome.FINAL, False)])
+def test_a_stop_does_not_end_whose_status_is_final(yard: Yard, outcome: Outcome, told: bool) -> None:
+    live = yard.worker(0)
+    announced(yard, live, outcome, 0)
+    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
+
+    yard.end(live)
+
+    assert [(0, told)] == [(each["exitcode"], each["told"]) for each in yard.said() if each["op"] == "exited"]
+
+
 def test_a_stop_after_a_failure_spares_who_has_failed(yard: Yard) -> None:
     failed, other = yard.worker(0), yard.worker(1)
     announced(yard, failed, Outcome.RAISED, 1)
