@@ -279,6 +279,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._bring_down(signal.SIGTERM, self._grace, spare_failed=True)
         if self._processes.all_succeeded() and not any(end.told for end in self._processes.exits.values()):
             self._result = self._monitor_workers(worker_group)
+            self._telemetry.seen(self._result)
 
     def _bring_down(
         self, signum: signal.Signals, grace: float, *, spare_failed: bool = False, somebody_waits: bool = False

@@ -61,9 +61,10 @@ def step(state: State, event: Event, now: float) -> Outcome:
         if not heard and not isinstance(event.report, (messages.Join, messages.Close)):
             return _settle(state, now)  # a node that nobody knows any more: of thousands, the oldest are forgotten
         state = heard_of(state, node)
-        # Of a node that is not known, it may be forgotten that the messages before came.
-        is_new_sidecar = isinstance(event.report, messages.Join) and bool(event.report.after)
-        if event.seq > heard + 1 and (heard or not state.past.horizon) and not is_new_sidecar:
+        # Of a node that is not known, it may be forgotten that the messages before came; one whose sidecar ended asks
+        # for ranks, or goes, with a number of its own.
+        may_skip = isinstance(event.report, messages.Leave) or bool(getattr(event.report, "after", ""))
+        if event.seq > heard + 1 and (heard or not state.past.horizon) and not may_skip:
             state, actions = abandon(state, f"message {heard + 1} of node {node} is missing: {event.seq} came next")
         if event.seq > heard:
             state, more = _hear(evolve(state, heard={**state.heard, node: event.seq}), event, now)

@@ -737,6 +737,15 @@ def test_success_that_a_node_tells_with_its_request_for_ranks_counts(others: tup
     assert (True, 0) == (final_of(desk).succeeded, final_of(desk).round)
 
 
+def test_node_that_lost_its_sidecar_may_leave_whatever_messages_are_missing() -> None:
+    """As with a signal to its launcher, before it has asked for ranks again."""
+    desk = running("a", "b", min_nodes=1)
+    desk.envelopes["b"] += 1_000_000
+    desk.hear(Leave("b", "signal 15", 0))
+
+    assert RoundEnd(0, "node b left: signal 15", True) == desk.sent()["a"]
+
+
 def test_success_of_another_round_or_of_a_stranger_does_not_count() -> None:
     desk = running("a", "b")
     desk.hear(Join("c", offer(), succeeded=0), Join("b", offer(), after="its sidecar was killed", succeeded=7))
