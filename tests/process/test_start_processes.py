@@ -342,10 +342,10 @@ def test_signals_are_the_programs_own_again_when_all_has_ended(started: Started,
     assert own_handlers() == before
 
 
-def test_a_second_signal_means_no_more_patience(started: Started, tmp_path: Path) -> None:
-    script = f"trap 'kill -HUP {os.getpid()}' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
+def test_an_interrupt_in_a_stop_means_no_more_patience(started: Started, tmp_path: Path) -> None:
+    script = f"trap 'kill -INT {os.getpid()}' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
     came: list[int] = []
-    former = signal.signal(signal.SIGHUP, lambda signum, frame: came.append(signum))
+    former = signal.signal(signal.SIGINT, lambda signum, frame: came.append(signum))
     try:
         context = started("sh", ("-c", script))
         while not (tmp_path / "ready").exists():
@@ -353,9 +353,9 @@ def test_a_second_signal_means_no_more_patience(started: Started, tmp_path: Path
 
         context.close(timeout=LONG)
     finally:
-        signal.signal(signal.SIGHUP, former)
+        signal.signal(signal.SIGINT, former)
 
-    assert came == [signal.SIGHUP]
+    assert came == [signal.SIGINT]
     assert result_of(context).failures[0].exitcode == -signal.SIGKILL
 
 
