@@ -347,6 +347,7 @@ class SpawnerClient:
 
     def close(self) -> None:
         """Kill what still runs and let the spawner go; call it in any state, more than once."""
+        self.while_waiting = lambda: None  # else who set it would wait for the garbage collector, with all of a job
         if self._channel is not None and (self.started or self._fork_server is None or self._fork_server.ready()):
             self._wake()
             self._channel.send({"op": "quit"})
