@@ -282,9 +282,10 @@ class _Counter:
     def __init__(self) -> None:
         self.bytes = 0
 
-    def write(self, data: bytes) -> int:
-        self.bytes += len(data)
-        return len(data)
+    def write(self, data: bytes | pickle.PickleBuffer) -> int:
+        size = memoryview(data).nbytes  # a pickler hands what is beyond its frames over as it is
+        self.bytes += size
+        return size
 
 
 class _Scales(_Pickler):

@@ -577,3 +577,20 @@ def test_what_was_packed_is_let_go_of_at_once() -> None:
         assert seen() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("elements", [10, 100_000, 1_000_000])
+def test_a_cells_function_goes_with_a_global_tensor_of_any_size(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays in the pickle's frames, beyond them, or goes apart."""
+    source = f"""
+    import torch
+    data = torch.zeros({elements})
+    def size():
+        return data.numel()
+    """
+    function = main_function(source, "size", monkeypatch)
+
+    packed = pack(function, (), {})
+
+    assert "size" in packed.names
+    assert bool(packed.memories_apart) is (4 * elements >= _packing._LARGE)

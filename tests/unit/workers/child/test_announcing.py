@@ -31,7 +31,7 @@ def handed_with(**facts: Any) -> Handed:
     return evolve(nothing, **facts)
 
 
-@pytest.mark.parametrize("change", [{}, {"pid": 1}, {"release_identity": (1, 2)}, {"release": -1}])
+@pytest.mark.parametrize("change", [{}, {"pid": os.getpid() + 1}, {"release_identity": (1, 2)}, {"release": -1}])
 def test_a_worker_is_released_by_a_byte_and_nobody_else_waits(change: dict[str, Any]) -> None:
     """Neither a process that it forked, nor a program that closed the descriptor."""
     reading, writing = os.pipe()
