@@ -31,7 +31,6 @@ from elasticlib.numa import NumaOptions
 from elasticlib.rendezvous import _options
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT
 from elasticlib.rendezvous.node import _session_liveness
-from elasticlib.rendezvous.protocol._timing import INTERVAL
 from elasticlib.rendezvous.sidecar import _client
 from elasticlib.rendezvous.stores.etcd import _backend as etcd
 from elasticlib.spec import DEFAULT_SIGNALS, LaunchConfig, WorkerSpec
@@ -197,14 +196,14 @@ def test_a_keys_default_is_what_counts_where_it_is_not_given(backend: str, name:
 
 def test_defaults_that_are_said_in_words_are_the_codes() -> None:
     """Of constants that the texts cannot be made from, for they lie above them."""
-    attempt = _session_liveness.ATTEMPT
+    attempt, share = _session_liveness.ATTEMPT, _session_liveness.RECONNECT
     alive = (
         _options.read("c10d", {"keep_alive_interval": "4"}).heartbeat / 4,
         _options.read("c10d", {"keep_alive_max_attempt": "1"}).heartbeat,
     )
     job = {"rdzv_backend": "c10d", "rdzv_endpoint": "host:0"}
 
-    assert f"{attempt:g}; where contact was lost {INTERVAL:g} of heartbeat_timeout, from 1 to {attempt:g}" == (
+    assert f"{attempt:g}; where contact was lost {share:g} of heartbeat_timeout, from 1 to {attempt:g}" == (
         _options.KEYS["read_timeout"].default
     )
     assert [_options.KEYS[f"keep_alive_{name}"].default for name in ("max_attempt", "interval")] == [

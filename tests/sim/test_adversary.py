@@ -232,7 +232,7 @@ def test_who_is_cut_off_until_the_job_has_ended_in_its_absence_finds_no_memory_o
     slow = Slow(1, 0.233, 32.0, delay=2.0), Slow(0, 30.0, 36.0, delay=2.0)
     tamper = Tamper(0.041, 60.0, seed=427827, every=2.0, where=("hello",), acts=(16, 17))
     plan = FaultPlan((Join(1, 0.122), *slow, tamper))
-    cluster = SimulatedCluster(rules, 2, plan, "elected", seed=9, work=5.0, token=TOKEN)
+    cluster = SimulatedCluster(rules, 2, plan, "elected", seed=123, work=5.0, token=TOKEN)
     cluster.run()
 
     assert ["lost", "succeeded", "succeeded"] == kinds(cluster)
@@ -284,7 +284,7 @@ def test_an_old_memory_gives_nobody_ranks_while_he_hides_the_coordinators_heartb
 ):
     rules = Rules(2, 2, 3, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     plan = FaultPlan((Tamper(13.625, 5.0, seed=841016, acts=(1, 14, 15, 16, 19)),))
-    cluster = CheckedCluster(rules, 4, plan, "elected", seed=842, work=60.0, token=TOKEN)
+    cluster = CheckedCluster(rules, 4, plan, "elected", seed=844, work=60.0, token=TOKEN)
     cluster.run()
 
     took = [record.node.partition("/")[0] for record in cluster.history if isinstance(record, TookOver)]

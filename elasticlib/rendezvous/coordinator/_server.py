@@ -251,7 +251,7 @@ class Server:
         self._looked_at, self._greets = now, True
         self._garbage.bury(self._outbox, counts, now, self.state.rules.heartbeat)
         # Once a heartbeat says that a notice was not read for longer than a heartbeat takes, the store has lost it.
-        self._outbox.remind(now, 2 * self._interval)
+        self._outbox.remind(now, 3 * self._interval)
         self._litter = self._garbage.clear_up(self._outbox, set(here), self.state, now)
         self._incoming.retain(set(here))
         # Often enough that a silent node is noticed soon after its time is over: who comes later is lost later.

@@ -1,8 +1,8 @@
 """
 A node's own heartbeats: when the next one goes out, and which of them the coordinator has read. Pure.
 
-Rules of this file: times are this node's monotonic seconds. Between two heartbeats, and while they rest, the
-coordinator is listened to. It tells by number which heartbeat it has read last; this node's own clock tells how long
+Rules of this file: times are this node's monotonic seconds. While the heartbeats rest the coordinator is listened to in
+their place. It tells by number which heartbeat it has read last; this node's own clock tells how long
 ago that one was sent.
 """
 
@@ -15,9 +15,9 @@ from typing_extensions import Self
 
 from elasticlib.rendezvous.protocol._heartbeats_read import TOLD_MODULO, HeartbeatsRead
 from elasticlib.rendezvous.protocol._messages import RankAssignment
-from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK
+from elasticlib.rendezvous.protocol._timing import INTERVAL
 
-_UNANSWERED = frozenset(4 * 2**times for times in range(20))
+_UNANSWERED = frozenset(6 * 2**times for times in range(20))
 """Heartbeats without ranks after which the request to join may have been removed from the store."""
 _FAR = TOLD_MODULO // 2
 """So many heartbeats after one that was read, what is told of a later one is not heard: it might mean an older one."""
@@ -32,8 +32,8 @@ class OwnHeartbeats:
     count: int = 0
     held: bool = False
     """Whether they rest."""
-    send_at: float = 0.0
-    """When the next one is due."""
+    due_at: float = 0.0
+    """When it is time for `turn`."""
     ranks: RankAssignment | None = None
     """The latest, since the last request to join."""
     unanswered: int = 0
@@ -42,7 +42,6 @@ class OwnHeartbeats:
     """When the last one of these was sent that is in the store."""
     answered: int = 0
     """Of these, those after which the coordinator's was read."""
-    _listen_at: float = 0.0
     _known: int = 1
     """None of a lower number is the last that was read."""
     _sent: tuple[tuple[int, float], ...] = ()
@@ -50,20 +49,13 @@ class OwnHeartbeats:
 
     # When.
 
-    def due_at(self) -> float:
-        """When it is time for `turn`."""
-        return min(self.send_at, self._listen_at)
-
     def hold(self, held: bool, now: float) -> Self:
         """They are to rest, or to go on at once."""
-        return evolve(self, held=held, send_at=self.send_at if held else now)
+        return evolve(self, held=held, due_at=self.due_at if held else now)
 
     def turn(self, now: float, heartbeat: float) -> tuple[Self, bool]:
         """It is time: whether one goes out, or the coordinator is listened to; *heartbeat* is the heartbeat time."""
-        after = evolve(self, listen_at=now + LOOK * heartbeat)
-        if now < self.send_at:
-            return after, False
-        after = evolve(after, send_at=now + INTERVAL * heartbeat)
+        after = evolve(self, due_at=now + INTERVAL * heartbeat)
         if self.held:
             return after, False
         sent = (*self._sent[1 - (_KEPT if self.ranks is None else _FAR) :], (self.count + 1, now))

@@ -98,7 +98,7 @@ class Session:
             return None
         if not self._greeted:
             return None if self._doubt is None else self._doubt.look_at
-        return self._heartbeats.due_at() if self._may_send_heartbeat() else None
+        return self._heartbeats.due_at if self._may_send_heartbeat() else None
 
     def kill_at(self) -> float | None:
         """When workers that still run here must be killed; None: there is no need that can be foreseen."""
@@ -182,7 +182,7 @@ class Session:
     def _disconnected(self) -> None:
         self._connected = self._greeted = False
         self._doubt, self._lanes = None, self._lanes.cleared()
-        self._heartbeats, self._mailbox = evolve(self._heartbeats, send_at=0.0), self._mailbox.awaits(None)
+        self._heartbeats, self._mailbox = evolve(self._heartbeats, due_at=0.0), self._mailbox.awaits(None)
 
     def _fail(self, error: events.Permanent, out: list[events.Action]) -> None:
         self.error = self.error or error
@@ -206,7 +206,7 @@ class Session:
                 self._outbox = self._outbox.done(asked.seq)
                 self._mailbox = self._mailbox.woken(asked.key)
                 if asked.seq == self._outbox.join_seq and not self._heartbeats.unanswered:
-                    self._heartbeats = evolve(self._heartbeats, send_at=now)
+                    self._heartbeats = evolve(self._heartbeats, due_at=now)
                     self._judge(_session_liveness.Acknowledged(asked.sent), now, out)
             case ((Task.HEARTBEAT | Task.LISTEN), [heard]):
                 if asked.task is Task.HEARTBEAT:
@@ -347,7 +347,7 @@ class Session:
             self._ask(Task.WAKE, Update({stale: memory.WAKE}, ()), now, out)
         elif self.closed:
             self._part(out)
-        elif self._may_send_heartbeat() and now >= self._heartbeats.due_at():
+        elif self._may_send_heartbeat() and now >= self._heartbeats.due_at:
             self._send_heartbeat(now, out)
 
     def _send(self, envelope: Written, now: float, out: list[events.Action]) -> None:
@@ -365,7 +365,7 @@ class Session:
         return self.contact.limits.heartbeat > 0 and self._outbox.has_joined and not self.closed
 
     def _send_heartbeat(self, now: float, out: list[events.Action]) -> None:
-        """Or listen to the coordinator, between two of them, or while they rest."""
+        """Or listen to the coordinator, while they rest."""
         self._heartbeats, sends = self._heartbeats.turn(now, self.contact.limits.heartbeat)
         if not sends:
             self._ask(Task.LISTEN, Read(memory.HEARD), now, out)

@@ -31,7 +31,7 @@ from attrs import evolve, frozen
 from typing_extensions import assert_never
 
 from elasticlib.rendezvous.protocol._messages import EPOCH_BITS
-from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, INTERVAL, KILL, STALE, STILL, TICK
+from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, KILL, STALE, STILL, TICK
 
 SLEPT = 16
 """
@@ -43,6 +43,8 @@ heartbeats are not read.
 """
 ATTEMPT = 5.0
 """Seconds for one attempt to connect."""
+RECONNECT = 0.25
+"""Share of the heartbeat time for one, where contact was lost."""
 NOTHING_HEARD = -1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _REFUSALS = 4
@@ -254,7 +256,7 @@ def wake_at(contact: SessionLiveness) -> float | None:
 def attempt_of(contact: SessionLiveness) -> float:
     """Seconds for one attempt to connect: after a loss of contact there are fewer to lose."""
     heartbeat = contact.limits.heartbeat
-    return min(ATTEMPT, max(1.0, INTERVAL * heartbeat)) if heartbeat else ATTEMPT
+    return min(ATTEMPT, max(1.0, RECONNECT * heartbeat)) if heartbeat else ATTEMPT
 
 
 def search(contact: SessionLiveness, now: float) -> str:

@@ -1,18 +1,18 @@
 """
 The times of the protocol, as shares of the heartbeat time that the coordinator announces. Pure.
 
-0 .. INTERVAL .. FENCE .. FENCE + GRACE < KILL .. 1: a node sends a heartbeat each INTERVAL, and looks each LOOK what
-the coordinator says. The coordinator reads all heartbeats each LOOK, and says then which it has read. FENCE after
-a node sent the last one that was read, it stops its workers, which have GRACE for it; at KILL they are killed; 1 after
+0 .. INTERVAL .. FENCE .. FENCE + GRACE < KILL .. 1: a node sends a heartbeat each INTERVAL, and reads what the
+coordinator says. The coordinator reads all heartbeats each LOOK, and says then which it has read. FENCE after a
+node sent the last one that was read, it stops its workers, which have GRACE for it; at KILL they are killed; 1 after
 it was read the coordinator takes the node for lost. So it works with clocks alone, whatever is lost, late or removed.
 """
 
 SHORTEST_HEARTBEAT = 0.1
 """Seconds: a shorter heartbeat time leaves no time for a message and its answer."""
 LOOK = 0.1
-"""Share of the heartbeat time between two readings of all heartbeats, and of the coordinator's."""
-INTERVAL = 0.25
-"""Share of the heartbeat time between two heartbeats."""
+"""Share of the heartbeat time between two readings of all heartbeats."""
+INTERVAL = 0.15
+"""Share of the heartbeat time between two heartbeats of a node, with each of which it reads the coordinator's."""
 STALE = 0.5
 """Share after which ranks that come are believed only once the coordinator says that it has heard the node since."""
 FENCE = 0.75
@@ -25,7 +25,7 @@ DEAF = 0.45
 """
 Share for which a sidecar may be silent, before its launcher takes it for stopped.
 
-That is about when its workers are killed, since the last heartbeat that was read may be INTERVAL + 2 LOOK old when it
+That is about when its workers are killed, since the last heartbeat that was read may be 2 INTERVAL + LOOK old when it
 stops.
 """
 STILL = 0.15

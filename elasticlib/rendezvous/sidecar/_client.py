@@ -54,7 +54,7 @@ from elasticlib.spec import TOKEN_VARIABLE
 
 _log = logging.getLogger("elasticlib")
 
-ALIVE = 0.04
+ALIVE = 0.075
 """Share of the heartbeat time between two signs of life to the sidecar; at most a second."""
 _ENDING = 6.0
 """Seconds beyond the job's own time for parting, after which the process is killed."""
@@ -74,7 +74,7 @@ class SidecarClient:
     """
     This node's place in *job*, kept by a process of its own that starts now; fulfils `Membership`.
 
-    This program counts as standing still, and its node's heartbeats rest, when no thread of it runs for a tenth of the
+    This program counts as standing still, and its node's heartbeats rest, when no thread of it runs for 0.15 of the
     heartbeat time, or *stall* times the heartbeat time where that is given: for a program that supervises
     no workers, whatever keeps its other threads from running does not make it dead.
 

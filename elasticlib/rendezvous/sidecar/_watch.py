@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from elasticlib._times import soonest
 
-SILENCE = 0.1
+SILENCE = 0.15
 """Share of the heartbeat time: a launcher that is silent for so long stands still, unless it says otherwise."""
 _ANSWER = 0.15
 """Share of the heartbeat time between two answers to the launcher's signs of life."""

@@ -89,9 +89,10 @@ class LeaderExchange(StoreExchange):
         An older greeting may be written again by anybody, and the one of a dead coordinator stands there: whoever
         coordinates goes on with its heartbeat. Of two the one that sees that first stops, before it writes again.
         """
-        data, heartbeat = self.read([ANNOUNCEMENT, COORDINATOR_HEARTBEAT])
+        [data] = self.read([ANNOUNCEMENT])
         if data == self._greeted or (announcement := greeting_of(data, self._run_id, self.claim.key)) is None:
             return
+        [heartbeat] = self.read([COORDINATOR_HEARTBEAT])
         self._rival, lives = self._rival.then(announcement, heartbeat, self.claim.key)
         if lives:
             raise LeadershipLost(f"node {announcement.host} coordinates it as well")

@@ -12,6 +12,7 @@ written.
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,7 +117,8 @@ class StoreExchange(Exchange):
             left = None if deadline is None else deadline - self._clock()
             if entries or (left is not None and left <= 0):
                 return entries
-            self.wait(f"inbox/{self._next}", self._pause(left))
+            if not self.wait(f"inbox/{self._next}", self._pause(left)) and not self._missing:
+                return ()
 
     def _gather(self) -> list[Posted]:
         count = self.count("inbox")
@@ -187,14 +189,15 @@ class StoreExchange(Exchange):
         return None
 
     def wait(self, key: str, timeout: float | None) -> bool:
-        deadline = None if timeout is None else self._clock() + timeout
+        left = math.inf if timeout is None else timeout
         with self._speaking() as store:
-            while True:
-                left = LONGEST_WAIT if deadline is None else deadline - self._clock()
-                if left <= 0:
-                    return store.check([self.full_key(key)])
+            if left <= 0:
+                return store.check([self.full_key(key)])
+            while left > 0:
                 if self._wait(store, self.full_key(key), min(left, LONGEST_WAIT)):
                     return True
+                left -= LONGEST_WAIT
+        return False
 
     def delete(self, keys: Sequence[str]) -> None:
         with self._speaking() as store:

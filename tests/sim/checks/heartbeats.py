@@ -2,8 +2,8 @@
 What must hold for a node's heartbeats.
 
 One goes out in each interval of the heartbeat time, no later for anything else that is to be said, and no earlier;
-each has the next number, and says what was read and said. Between two of them the coordinator's is read after each
-`LOOK`. Those of a node that is held rest; the coordinator's are read all the same.
+each has the next number, and says what was read and said. Those of a node that is held rest; the coordinator's are read
+all the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import string
 from attrs import Factory, define
 
 from elasticlib.rendezvous.protocol._messages import HeartbeatsRead, NodeHeartbeat, RankAssignment
-from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK
+from elasticlib.rendezvous.protocol._timing import INTERVAL
 from tests.sim.checks.demand import SOON, Demand
 
 DIGITS = string.ascii_letters + string.digits + "+/"
@@ -44,7 +44,6 @@ class Heartbeats:
     _credited: int = 0
     """The last one that the coordinator has read."""
     _due_at: float = -math.inf
-    _listens_at: float = math.inf
 
     def at_once(self) -> None:
         """The next one is due."""
@@ -87,18 +86,13 @@ class Heartbeats:
 
     def listens(self, now: float) -> None:
         """The coordinator's is read without one of the node before."""
-        if self.held and now >= self._due_at - SOON:
-            self._goes_out(now)
-            return
-        self.demand(now < self._due_at, "the coordinator's heartbeat is read in the place of one of the node")
-        self.demand(now >= self._listens_at - SOON, "the coordinator's heartbeat is read too early")
-        self._listens_at = now + LOOK * self.heartbeat
+        self.demand(self.held, "the coordinator's heartbeat is read in the place of one of the node")
+        self._goes_out(now)
 
     def _goes_out(self, now: float) -> None:
         self.demand(now >= self._due_at - SOON, f"a heartbeat goes out {self._due_at - now:.6f} s too early")
-        self._due_at, self._listens_at = now + INTERVAL * self.heartbeat, now + LOOK * self.heartbeat
+        self._due_at = now + INTERVAL * self.heartbeat
 
     def rests(self, now: float) -> None:
         """Nothing goes out though it could."""
         self.demand(now < self._due_at, "a heartbeat is due, and does not go out")
-        self.demand(now < self._listens_at, "it is time to read the coordinator's heartbeat")

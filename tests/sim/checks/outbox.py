@@ -26,7 +26,7 @@ from elasticlib.rendezvous.protocol._operations import Read, Write
 from elasticlib.rendezvous.protocol._timing import INTERVAL
 from tests.sim.checks.demand import SOON, Demand
 
-REMINDED = 2 * INTERVAL
+REMINDED = 3 * INTERVAL
 """Share of the heartbeat time after which what was not read is written again."""
 LATE = 2.0
 """Seconds after which a node that is gone is forgotten, besides the heartbeat time."""

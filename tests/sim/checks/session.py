@@ -44,7 +44,7 @@ from tests.sim.checks.mailbox import Mailbox
 from tests.sim.checks.told import WAITED, Refusals, Waiting, is_told, notice_in
 from tests.sim.checks.waking import Waking
 
-_UNANSWERED = frozenset(4 * 2**times for times in range(20))
+_UNANSWERED = frozenset(6 * 2**times for times in range(20))
 """Heartbeats without ranks after which the request to join is said again."""
 
 

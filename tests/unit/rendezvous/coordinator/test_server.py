@@ -177,7 +177,7 @@ def test_heartbeats_are_read_in_time_and_what_was_not_read_is_written_again() ->
 
     shell.later(LOOK * HEARTBEAT)
     assert Read((heartbeat_key("b/1"),)) == shell.done[-1]
-    shell.now += 2 * INTERVAL * HEARTBEAT
+    shell.now += 3 * INTERVAL * HEARTBEAT
     shell.hear(Heard([encode(NodeHeartbeat(1, 0, 1))]))
 
     assert {mailbox_key("b/1", 0), ANNOUNCEMENT, COORDINATOR_HEARTBEAT} == {

@@ -70,7 +70,7 @@ from elasticlib.rendezvous.protocol._messages import (
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Update, Wait
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._shortening import EARLY, ENVELOPE, refers
-from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL, KILL, LOOK
+from elasticlib.rendezvous.protocol._timing import FENCE, INTERVAL, KILL
 
 HEARTBEAT = 10.0
 GREETING = Announcement("job", "nonce", "a", Terms(1, 2, 3), HEARTBEAT)
@@ -529,13 +529,8 @@ def test_heartbeats_begin_with_the_request_and_come_each_interval() -> None:
     assert shell.session.speaks_at() is None
     shell.joined()
 
-    assert shell.session.speaks_at() == pytest.approx(shell.now + LOOK * HEARTBEAT)
-    for _ in range(2):
-        shell.later(LOOK * HEARTBEAT)
-        assert Read((COORDINATOR_HEARTBEAT,)) == shell.what()
-        shell.answer([None])
-    assert shell.session.speaks_at() == pytest.approx(shell.now + (INTERVAL - 2 * LOOK) * HEARTBEAT)
-    shell.later((INTERVAL - 2 * LOOK) * HEARTBEAT)
+    assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL * HEARTBEAT)
+    shell.later(INTERVAL * HEARTBEAT)
 
     assert {NODE_HEARTBEAT: put(NodeHeartbeat(2, 0, 1))} == shell.what().values
 
@@ -562,7 +557,7 @@ def test_a_node_whose_heartbeats_rest_hears_which_was_read_last() -> None:
     shell.beaten()
     shell.hear(Hold(True))
 
-    shell.later(INTERVAL / 2 * HEARTBEAT)
+    shell.later(INTERVAL * HEARTBEAT)
     shell.answer([put(tells("c", count=9))])
 
     assert shell.session.kill_at() == sent + KILL * HEARTBEAT
@@ -785,7 +780,7 @@ def test_the_workers_time_counts_from_the_last_heartbeat_that_the_coordinator_sa
     shell.heartbeats = 5
     shell.beaten()
 
-    shell.later(INTERVAL / 2 * HEARTBEAT)
+    shell.later(INTERVAL * HEARTBEAT)
     shell.answer([put(told)])
 
     assert shell.session.kill_at() == read + KILL * HEARTBEAT
@@ -811,17 +806,17 @@ def test_ranks_that_came_thousands_of_heartbeats_too_late_are_none() -> None:
 def test_ranks_that_may_be_old_are_told_once_the_coordinator_has_heard_this_node_since(heard: int) -> None:
     """It was given them for a heartbeat of long ago: they may have been kept from it, and be others' by now."""
     shell = Shell().greeted().joined()
-    for _ in range(2):
+    for _ in range(4):
         shell.later(INTERVAL * HEARTBEAT)
         shell.beaten()
     shell.reads(evolve(SEAT, heard=heard))
     assert () == shell.words()
 
-    shell.later(INTERVAL / 2 * HEARTBEAT)
+    shell.later(INTERVAL * HEARTBEAT)
     shell.answer([put(tells("b", count=9))])
     assert () == shell.words()
-    shell.later(INTERVAL / 2 * HEARTBEAT)
-    shell.answer([put(tells("d", count=12))])
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer([put(tells("g", count=12))])
 
     assert (evolve(SEAT, heard=heard),) == shell.words()
     assert shell.session.kill_at() == pytest.approx(shell.now - INTERVAL * HEARTBEAT + KILL * HEARTBEAT)
@@ -842,7 +837,7 @@ def test_ranks_that_are_as_old_as_the_last_heartbeats_are_told_at_once() -> None
 @pytest.mark.parametrize("then", [RoundEnd(0, "a node was lost", True), Final(False, "it failed")])
 def test_who_hears_of_the_end_of_a_round_whose_ranks_came_too_late_has_none(then: RoundEnd | Final) -> None:
     shell = Shell().greeted().joined()
-    for _ in range(2):
+    for _ in range(4):
         shell.later(INTERVAL * HEARTBEAT)
         shell.beaten()
     shell.reads(SEAT)
@@ -857,7 +852,7 @@ def test_who_hears_of_the_end_of_a_round_whose_ranks_came_too_late_has_none(then
 
 def test_ranks_that_came_too_late_are_none_once_contact_is_lost() -> None:
     shell = Shell().greeted().joined()
-    for _ in range(2):
+    for _ in range(4):
         shell.later(INTERVAL * HEARTBEAT)
         shell.beaten()
     shell.reads(SEAT)
@@ -865,8 +860,8 @@ def test_ranks_that_came_too_late_are_none_once_contact_is_lost() -> None:
     shell.later(FENCE * HEARTBEAT + 0.1)
     shell.greeted()
     shell.beaten()
-    shell.later(INTERVAL / 2 * HEARTBEAT)
-    shell.answer([put(tells("e", count=9))])
+    shell.later(INTERVAL * HEARTBEAT)
+    shell.answer([put(tells("g", count=9))])
 
     assert [ContactLost] == [type(word) for word in shell.words()]
 
@@ -883,7 +878,7 @@ def test_a_request_for_ranks_is_said_again_with_its_number_when_no_answer_comes(
 
     assert [
         (heartbeats, Envelope(1, Join("b", DESCRIPTOR, None, -1, 0, pulse=heartbeats - 1, heartbeat=10.0)))
-        for heartbeats in (4, 8)
+        for heartbeats in (6, 12)
     ] == said
 
 

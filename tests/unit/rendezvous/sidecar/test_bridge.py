@@ -34,6 +34,7 @@ from elasticlib.rendezvous.protocol._messages import (
     to_plain,
 )
 from elasticlib.rendezvous.sidecar._bridge import Bridge, LogLines, told
+from elasticlib.rendezvous.sidecar._watch import SILENCE
 
 LIMIT = 30.0
 HEARTBEAT = 10.0
@@ -373,7 +374,7 @@ def test_what_a_dead_launcher_said_last_is_taken_in(desk: Desk) -> None:
 
 
 def test_a_silent_launchers_node_stops_beating_until_it_speaks(desk: Desk) -> None:
-    desk.now += 0.1 * HEARTBEAT
+    desk.now += SILENCE * HEARTBEAT
     desk.step()
     desk.step()
     silent = list(desk.member.asked)

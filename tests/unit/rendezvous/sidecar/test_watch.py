@@ -18,7 +18,7 @@ def test_the_heartbeats_of_a_silent_launcher_rest_until_it_speaks() -> None:
     spoke = silent.said(102.0).judge(102.0, None)
 
     assert (False, True, False) == (VIGIL.judge(100.9, None).held, silent.held, spoke.held)
-    assert (101.0, None) == (VIGIL.wake_at(None), silent.wake_at(None))
+    assert (101.5, None) == (VIGIL.wake_at(None), silent.wake_at(None))
 
 
 def test_without_heartbeats_nobody_is_silent() -> None:
@@ -59,4 +59,4 @@ def test_signs_of_life_are_answered_from_time_to_time() -> None:
 
 
 def test_it_wakes_for_whatever_is_due_first() -> None:
-    assert (100.5, 101.0) == (RUNNING.wake_at(100.5), RUNNING.wake_at(105.0))
+    assert (100.5, 101.5) == (RUNNING.wake_at(100.5), RUNNING.wake_at(105.0))
