@@ -43,6 +43,8 @@ _RESOURCE_TRACKER = b"resource_tracker import main"
 """In the command line of Python's, and of that of loky (joblib)."""
 _TORCHS_MANAGER = b"torch_shm_manager"
 _LONGEST_COMMAND = 4096
+_LOOKS_AT_SLEEP, _LOOK = 20, 0.005
+"""How often, and each how many seconds, one in uninterruptible sleep is looked at."""
 _LOW = 256
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -147,8 +149,7 @@ def is_memory_cleaner(pid: int) -> bool:
     They alone know the names. They end by themselves, the one at once and the other two seconds later; killed with the
     others they would leave that memory to the machine.
     """
-    facts = status(pid)
-    if facts is None or facts[0] in (b"Z", b"X", b"D"):  # to read the command of one in state D may take forever
+    if _settled_state(pid) in ("", "Z", "X", "D"):  # to read the command of one in state D may take forever
         return False
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -156,6 +157,18 @@ def is_memory_cleaner(pid: int) -> bool:
     except OSError:
         return False
     return os.path.basename(program) == _TORCHS_MANAGER or any(_RESOURCE_TRACKER in each for each in arguments)
+
+
+def _settled_state(pid: int) -> str:
+    """The state letter; empty when it is gone. Uninterruptible sleep counts when it lasts: a page fault is one, too."""
+    state = ""
+    for _ in range(_LOOKS_AT_SLEEP):
+        facts = status(pid)
+        state = "" if facts is None else facts[0].decode()
+        if state != "D":
+            break
+        time.sleep(_LOOK)
+    return state
 
 
 def _goes_on_to_remove_memory(root: int, pid: int) -> bool:

@@ -221,6 +221,19 @@ def test_only_trackers_and_managers_remove_shared_memory(sleeper: Sleeper, tmp_p
     assert [_reaper.is_memory_cleaner(pid) for pid in pids] == [True, False]
 
 
+@pytest.mark.parametrize(("looks", "is_one"), [(0, True), (3, True), (1000, False)])
+def test_what_removes_memory_is_known_past_a_short_uninterruptible_sleep(
+    looks: int, is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page fault is one; the command of a process that stays there must not be read."""
+    states = iter([[b"D"]] * looks)
+    monkeypatch.setattr(_reaper, "status", lambda pid: next(states, [b"S"]))
+    command = [sys.executable, "-c", "0  # resource_tracker import main\ninput()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert is_one is _reaper.is_memory_cleaner(process.pid)
+        process.kill()
+
+
 @pytest.mark.slow
 def test_a_sweep_without_family_is_done_at_once() -> None:
     assert outcome(STOPS_NOBODY) == "[] []"
