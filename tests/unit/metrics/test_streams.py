@@ -32,7 +32,7 @@ class Kept(metrics.MetricHandler):
 
 @pytest.fixture(autouse=True)
 def former_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_streams, "_handlers", dict(_streams._handlers))
+    monkeypatch.setattr(_streams, "_handlers", {None: metrics.NullMetricHandler()})  # as before any test
 
 
 @pytest.fixture
