@@ -146,6 +146,14 @@ class SimpleElasticAgent(ElasticAgent):
         """Seconds between two looks at workers that run; None when `_watched` tells all."""
         return self._worker_group.spec.monitor_interval
 
+    def _serves_others(self) -> bool:
+        """Whether workers of other nodes use a store that this node hosts, though its own have ended."""
+        return False
+
+    def _store_is_lost(self) -> bool:
+        """Whether that store is gone."""
+        return False
+
     def _dump_stacks(self) -> None:
         """Have workers that run write down the stacks of their threads; those come as `records.StacksTold`."""
 
@@ -247,13 +255,17 @@ class SimpleElasticAgent(ElasticAgent):
     def _wait(self) -> list[_policy.Event]:
         """What happened since the last call; blocks until something may have."""
         runs = WorkerState.is_running(self._worker_group.state)
+        serves = _policy.awaits_others(self._state) and self._serves_others()
         watched: list[HasDescriptor] = [self._signals, self._member]
-        if runs:
+        if runs or serves:
             watched += self._watched()
-        wait_readable(watched, soonest(self._member.poll_timeout(), self._poll_timeout() if runs else None))
+        limit = self._poll_timeout() if runs or serves else None
+        wait_readable(watched, soonest(self._member.poll_timeout(), limit))
         events: list[_policy.Event] = [*self._requests()]
         # Workers may have been killed because contact was lost: looked at first, that is heard of before them.
         seen = self._look() if runs else []
+        if serves and self._store_is_lost():
+            seen = [_policy.WorkerStoreLost()]
         return [*events, *self._words(), *seen]
 
     def _requests(self) -> list[_policy.StopRequested]:

@@ -259,6 +259,13 @@ class LocalElasticAgent(SimpleElasticAgent):
             return RunResult(WorkerState.UNHEALTHY, {}, self._failures())
         return RunResult(WorkerState.HEALTHY)
 
+    def _serves_others(self) -> bool:
+        return self._processes.hosts_store() or self._processes.lost_store_of_others()
+
+    def _store_is_lost(self) -> bool:
+        self._processes.poll()
+        return self._processes.lost_store_of_others()
+
     def _dump_stacks(self) -> None:
         self._processes.ask_for_stacks()
 

@@ -64,6 +64,8 @@ class State:
     """Contact was lost while workers ran: their round goes on without this node."""
     succeeded: bool = False
     """The coordinator was told that all workers of `round` ended well, and no later round has begun here."""
+    told_of_store: bool = False
+    """The coordinator was told that the workers' store was lost after they had ended well here."""
     gone: str = ""
     """Why nobody coordinates the job any more; empty where that is not known."""
     story: tuple[str, ...] = field(default=(), eq=False, repr=False)
@@ -94,6 +96,11 @@ class WorkersGone:
 
 
 @frozen
+class WorkerStoreLost:
+    """All workers of this node ended well, and those of other nodes have lost the store that it hosts for them."""
+
+
+@frozen
 class StopRequested:
     """A handled signal came, or the program itself wants its workers stopped as by such a one."""
 
@@ -109,7 +116,7 @@ class StopRequested:
         return self.asked or f"signal {self.signum}"
 
 
-Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | StopRequested
+Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | WorkerStoreLost | StopRequested
 
 
 # Actions: what the shell must do now.
@@ -228,6 +235,8 @@ def _react(state: State, event: Event) -> Step:
             return _ended(state, event)
         case Final():
             return _final(state, event)
+        case WorkerStoreLost():
+            return _store_lost(state)
         case StoreGone():
             return _orphaned(evolve(state, gone=event.why))
         case ContactLost():
@@ -260,6 +269,17 @@ def _ended(state: State, end: RoundEnd) -> Step:
         phase, join = (Phase.JOINING, (Join(),)) if end.restart else (Phase.WAITING, ())
         return evolve(state, phase=phase), (TellStopped(state.round), *join)
     return state, ()
+
+
+def _store_lost(state: State) -> Step:
+    if not awaits_others(state) or state.told_of_store:
+        return state, ()
+    return evolve(state, told_of_store=True), (TellFailed(state.round),)
+
+
+def awaits_others(state: State) -> bool:
+    """Whether the workers of this node ended well, and whether those of the other nodes do is not known yet."""
+    return state.succeeded and state.phase is not Phase.DONE and state.end is None and state.final is None
 
 
 def _out_of_contact(state: State, loss: ContactLost) -> Step:

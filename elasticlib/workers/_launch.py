@@ -281,7 +281,7 @@ class SpawnerClient:
                     return []
                 case "store":
                     why, self._store = self._blame.pop(message["pid"], message["why"]), None
-                    return [StoreGone(why, message["pid"], message["exitcode"])]
+                    return [StoreGone(why, message["pid"], message["exitcode"], message["needed"])]
             return [event_of_workers(message, descriptors)]
         finally:
             for descriptor in descriptors:
@@ -322,6 +322,10 @@ class SpawnerClient:
         """A spawner that was stopped from outside hears nobody."""
         if self._spawner is not None:
             self._spawner.send(signal.SIGCONT)
+
+    def hosts_store(self) -> bool:
+        """Whether a process of the spawner hosts the workers' store, or did until the spawner was lost."""
+        return self._store is not None
 
     def helpers(self) -> list[Helper]:
         """The processes that the workers need, or that this launch waits for."""

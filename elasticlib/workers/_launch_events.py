@@ -95,6 +95,8 @@ class StoreGone:
     pid: int
     """0 where there was none."""
     exitcode: int
+    was_needed: bool = True
+    """Whether a worker of this node still needed it; those of other nodes may need it longer."""
 
 
 @define

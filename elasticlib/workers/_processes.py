@@ -213,14 +213,17 @@ class Processes:
         elif not self.gone():
             self._look_at_helpers(self._spawner)
             self.imports.tend(self._spawner.ask_for_place, time.monotonic())
+        elif self.hosts_store():
+            self._look_at_helpers(self._spawner)
 
     def poll_timeout(self) -> float | None:
         """Seconds until `poll` wants to be called though nothing is readable; None: not at all."""
         limit = self._latest()
         until_limit = None if limit == math.inf else max(0.0, limit - time.monotonic())
-        if self._spawner is None or self.gone():
+        if self._spawner is None or (self.gone() and not self.hosts_store()):
             return until_limit
-        return soonest(until_limit, self._helpers.due_in(), self.imports.due_in(time.monotonic()))
+        until_asked = None if self.gone() else self.imports.due_in(time.monotonic())
+        return soonest(until_limit, self._helpers.due_in(), until_asked)
 
     def _look_at_helpers(self, spawner: SpawnerClient) -> float:
         """Wake or replace helpers that stand still, if it is time to look; seconds until it is."""
@@ -249,7 +252,8 @@ class Processes:
 
     def any_failed(self) -> bool:
         """Whether a worker has ended otherwise than well, or all have lost the store that they meet in."""
-        return self._store is not None or any(end.exitcode != 0 for end in self._ends().values())
+        has_lost_store = self._store is not None and self._store.was_needed
+        return has_lost_store or any(end.exitcode != 0 for end in self._ends().values())
 
     def _ends(self) -> dict[int, heard.Exit]:
         """How workers ended, or will, by what is known now."""
@@ -258,6 +262,19 @@ class Processes:
     def all_succeeded(self) -> bool:
         """Whether all workers have ended well, and what they started is gone too."""
         return len(self.exits) == self._count and not self.any_failed() and self.gone()
+
+    def hosts_store(self) -> bool:
+        """Whether the store of this round is here, and workers of other nodes may need it longer than those here."""
+        return self._has_others() and self._spawner is not None and self._spawner.hosts_store()
+
+    def lost_store_of_others(self) -> bool:
+        """Whether workers of other nodes have lost the store of this round after all here had ended well."""
+        has_lost = self._store is not None or (self.lost is not None and self.hosts_store())
+        return has_lost and self._has_others() and self.all_succeeded()
+
+    def _has_others(self) -> bool:
+        """Whether other nodes take part in this round."""
+        return self._world_size > self._count
 
     # A round ends.
 
@@ -377,7 +394,9 @@ class Processes:
             kills = _machine.memory_kills() - self._memory_kills
             found = _failure.failures_of(self._ends(), self._dest, kills, self._noticed, rank_base)
         if not found and self.lost is not None and by_loss:
-            found = _failure.lost_all(self._count, rank_base, self.pids, self.lost.why)
+            # Where all had ended well, the spawner alone was lost.
+            lost = 1 if self.all_succeeded() else self._count
+            found = _failure.lost_all(lost, rank_base, self.pids, self.lost.why)
         if self._store is not None and (left := _failure.blamed(self._ends(), self._count)) is not None:
             found[rank_base + left] = _failure.lost_store(self._store, left, rank_base, kills, self._store_gone_at)
         return found

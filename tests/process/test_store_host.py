@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -56,10 +57,10 @@ def test_a_store_that_dies_is_the_root_cause_whatever_the_workers_say_of_it(
     duties.wait_for(lambda: not os.path.exists(f"/proc/{killed}"))
 
 
-def test_a_node_that_is_done_keeps_the_store_for_the_workers_of_other_nodes() -> None:
-    """As under torchrun, whose agents wait for each other with the store that they host."""
+def two_nodes(*arguments: str) -> str:
+    """Run the script on two nodes, which must end well; what they wrote to stderr."""
     options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    command = [sys.executable, "-m", "elasticlib.run", *options, "--max-restarts", "0", str(OUTLIVES)]
+    command = [sys.executable, "-m", "elasticlib.run", *options, "--max-restarts", "1", str(OUTLIVES), *arguments]
 
     nodes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:
@@ -70,3 +71,24 @@ def test_a_node_that_is_done_keeps_the_store_for_the_workers_of_other_nodes() ->
 
     assert [0, 0] == [node.returncode for node in nodes], said
     assert ["", "all steps"] == sorted(out.strip() for out, _ in said)
+    return "".join(err for _, err in said)
+
+
+def test_a_node_that_is_done_keeps_the_store_for_the_workers_of_other_nodes() -> None:
+    """As under torchrun, whose agents wait for each other with the store that they host."""
+    assert "round 0 ended" not in two_nodes()
+
+
+def test_a_store_that_dies_after_the_workers_of_its_node_costs_a_restart_in_its_name() -> None:
+    """Workers of the other node see a lost connection."""
+    said = two_nodes(str(int(signal.SIGKILL)))
+
+    assert re.search(rf"round 0 ended: {NAMED} on node .*; restart 1 of 1", said), said
+
+
+def test_a_store_that_stands_still_after_the_workers_of_its_node_is_continued() -> None:
+    """Workers of the other node would wait for it in silence."""
+    said = two_nodes(str(int(signal.SIGSTOP)))
+
+    assert re.search(r"the worker store process \(pid \d+\) was stopped .*: it is continued", said), said
+    assert "round 0 ended" not in said

@@ -104,7 +104,7 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
     current = state.round
     if current is None or report.round != current.number or report.node not in current.entries:
         return state, ()
-    if report.node in current.succeeded:
+    if report.node in current.succeeded and not _names_helpers_alone(report):
         return state, ()
     match report:
         case messages.Succeeded(node=node, round=number):
@@ -112,6 +112,13 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
         case messages.Failed() | messages.Stopped():
             return _lose_workers(state, current, report, now)
     assert_never(report)
+
+
+def _names_helpers_alone(report: messages.Failed | messages.Stopped | messages.Succeeded) -> bool:
+    """Whether it tells of processes of ours that are lost: workers of other nodes may need them, such as the store."""
+    if not isinstance(report, messages.Failed) or not report.failures:
+        return False
+    return all(note.process for note in report.failures)
 
 
 def _count_success(state: State, node: str, number: int) -> State:

@@ -138,14 +138,17 @@ class Course:
         """Whether its program is known to have ended well."""
         return self.outcome is not None and self.status == 0
 
+    def _main_part_ended_well(self) -> bool:
+        """Whether its function or script is over, and well, while its threads and exit handlers may still work."""
+        return self.outcome in _MAIN_PARTS and self.status == 0
+
     def heard(self, outcome: Outcome, status: int, now: float) -> bool:
         """Take in an announcement; whether it is news that the program failed."""
         if outcome is Outcome.FINAL:
             self.is_final, self.status = True, status
             return False  # what failed in its last moments its end, which is near, will tell
-        first = self.outcome is None
-        ended_well = self.outcome in _MAIN_PARTS and self.status == 0
-        if not first and not (ended_well and outcome is Outcome.CLOSING):
+        is_first = self.outcome is None
+        if not is_first and not (self._main_part_ended_well() and outcome is Outcome.CLOSING):
             return False
         self.outcome, self.status = outcome, status
         if self.stage in _STOPPED:
@@ -235,7 +238,7 @@ class Course:
                 return []
             case Stage.DUMPS if self.outcome is None and not (returned and self._had_returned):
                 return self._run_on(now, returned and self.was_chosen)
-            case Stage.DUMPS if self.outcome in _MAIN_PARTS and self.status == 0 and not self.was_chosen:
+            case Stage.DUMPS if self._main_part_ended_well() and not self.was_chosen:
                 # Its threads and exit handlers are part of the program, as those of any Python program.
                 self.stage, self.deadline = Stage.LINGERS, None
                 return [Act.TELL]
@@ -291,7 +294,7 @@ class Course:
             return self.status
         if self.outcome is None:
             return code
-        if self.overdue and self.outcome in _MAIN_PARTS and self.status == 0:
+        if self.overdue and self._main_part_ended_well():
             return code or -signal.SIGTERM  # its own threads or exit handlers were cut off: that is no success
         if self.overdue or (code < 0 and self.stage in _STOPPED):
             return self.status

@@ -396,5 +396,6 @@ class Spawner:
 
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
         self._hear()
-        if not all(each.course.ended_well() for each in self._live.values()):  # else they need it no more
-            self._launcher.send({"op": "store", "round": self._round, "why": why, "pid": pid, "exitcode": exitcode})
+        needed = not all(each.course.ended_well() for each in self._live.values())
+        facts = {"round": self._round, "why": why, "pid": pid, "exitcode": exitcode, "needed": needed}
+        self._launcher.send({"op": "store", **facts})

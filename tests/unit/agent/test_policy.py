@@ -26,6 +26,7 @@ from elasticlib.agent._policy import (
     WorkersFailed,
     WorkersGone,
     WorkersSucceeded,
+    WorkerStoreLost,
     step,
 )
 from elasticlib.errors import InvalidTransitionError
@@ -432,6 +433,21 @@ def test_a_store_that_went_makes_no_success_of_what_is_none(course: tuple[Event,
     assert state.phase is not Phase.DONE
 
 
+def test_a_store_that_others_have_lost_is_a_failure_told_once() -> None:
+    state, actions = after(*WAITING, WorkerStoreLost())
+
+    assert (TellFailed(0),) == actions
+    assert step(state, WorkerStoreLost()) == (state, ())
+    assert state.succeeded, "and if the others succeed all the same, so has the job"
+
+
+@pytest.mark.parametrize("course", [RUNNING, (*WAITING, AGAIN), (*WAITING, NO_MORE)], ids=["at work", "again", "over"])
+def test_a_store_that_nobody_misses_any_more_is_told_to_nobody(course: tuple[Event, ...]) -> None:
+    state, _ = after(*course)
+
+    assert step(state, WorkerStoreLost()) == (state, ())
+
+
 EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(assignment, ROUNDS),
     st.builds(WorkersFailed, st.just("failed")),
@@ -441,6 +457,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(Final, st.booleans(), st.just("over"), round=st.none() | ROUNDS),
     st.just(LOST),
     st.just(GONE),
+    st.just(WorkerStoreLost()),
     st.builds(StopRequested, st.sampled_from([TERM, int(signal.SIGINT)])),
     st.builds(StopRequested, st.just(TERM), st.just("the program said so"), st.none() | st.floats(0, 60)),
 )

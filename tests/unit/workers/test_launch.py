@@ -256,9 +256,9 @@ def test_an_end_is_told_though_no_descriptor_was_free_for_what_was_left(spawner:
 
 def test_the_end_of_the_store_is_told_with_its_process(spawner: Spawner) -> None:
     spawner.start()
-    spawner.say("store", why="it was ended by SIGKILL", pid=77, exitcode=-9)
+    spawner.say("store", why="it was ended by SIGKILL", pid=77, exitcode=-9, needed=False)
 
-    assert spawner.spawner.drain() == [StoreGone("it was ended by SIGKILL", 77, -9)]
+    assert spawner.spawner.drain() == [StoreGone("it was ended by SIGKILL", 77, -9, was_needed=False)]
 
 
 def hold(spawner: Spawner) -> int:

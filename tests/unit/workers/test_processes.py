@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from elasticlib import records
 from elasticlib._lease import Lease
@@ -34,6 +35,7 @@ class Told:
         self.events = list(events)
         self.stops: list[tuple[int, float]] = []
         self.started = True
+        self.is_host = False
         self.closed = 0
         self.killed = False
         self.ready = os.eventfd(1, os.EFD_CLOEXEC)
@@ -46,6 +48,9 @@ class Told:
 
     def ask_for_place(self) -> None:
         raise AssertionError("nothing is started again here")
+
+    def hosts_store(self) -> bool:
+        return self.is_host
 
     def fileno(self) -> int:
         return self.ready
@@ -234,6 +239,26 @@ def test_a_store_that_ended_is_a_failure_though_all_workers_run(make: Make) -> N
     assert (rank, failure.message, failure.pid, failure.exitcode) == (4, STORE.why, 7, -signal.SIGKILL)
     assert failure.process == "worker store"
     assert str(processes.original_exception(0)) == STORE.why
+
+
+@pytest.mark.parametrize("lost", [evolve(STORE, was_needed=False), Lost("killed")], ids=["store", "spawner"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_store_that_ends_after_the_workers_here_is_lost_by_those_of_other_nodes(
+    lost: Event, world_size: int, make: Make
+) -> None:
+    processes, spawner = make(ended(0), ended(1), Stopped())
+    processes._world_size, spawner.is_host = world_size, True
+    processes.poll()
+    before = processes.hosts_store(), processes.lost_store_of_others()
+    spawner.events = [lost]
+
+    processes.poll()
+
+    others = world_size > 2
+    assert before == (others, False) and processes.all_succeeded()
+    assert processes.lost_store_of_others() == others
+    ((rank, failure),) = processes.failures(4).items()
+    assert (rank, failure.message) == (4, lost.why)
 
 
 def test_a_store_that_ended_is_the_root_cause_of_connections_that_were_lost(make: Make) -> None:

@@ -685,6 +685,32 @@ def test_a_failure_report_of_a_node_that_succeeded_changes_nothing() -> None:
     assert 0 == desk.state.restarts
 
 
+def lost_store(desk: Desk) -> None:
+    """Node a, which is done, tells that the store which b uses is gone."""
+    of_store = evolve(note(0), message="the store is gone", process="worker store")
+    desk.hear(Succeeded("a", 0), Failed("a", 0, (of_store,)))
+
+
+def test_a_store_lost_by_a_node_that_succeeded_is_the_cause_of_what_follows() -> None:
+    desk = running("a", "b", max_restarts=1)
+    lost_store(desk)
+    told = desk.sent()
+    desk.hear(Stopped("b", 0, (evolve(note(1), secondary=True),)))
+
+    assert {"a", "b"} == told.keys()
+    assert "the store is gone" in desk.state.round.end.why
+    assert 1 == desk.state.restarts
+
+
+def test_a_store_lost_as_the_last_workers_succeed_costs_nothing() -> None:
+    desk = running("a", "b")
+    lost_store(desk)
+    desk.hear(Succeeded("b", 0))
+
+    assert final_of(desk).succeeded
+    assert 0 == desk.state.restarts
+
+
 def test_nothing_happens_after_the_end() -> None:
     desk = running("a")
     desk.hear(Succeeded("a", 0))

@@ -16,7 +16,7 @@ import pytest
 from elasticlib import processes
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _announcing, _report
+from elasticlib.workers.child import _report
 from elasticlib.workers.child._announcing import Outcome
 from elasticlib.workers.child._exiting import Course, Stage
 from elasticlib.workers.child._start_spec import Handed, StartSpec
@@ -492,17 +492,17 @@ def test_a_failure_is_told_when_it_is_announced_with_its_report(yard: Yard) -> N
     assert yard.said() == [{"op": "failed", "round": -1, "local_rank": 1, "pid": live.pid, "exitcode": 1}]
 
 
-def test_a_store_that_ends_is_told_of_unless_all_programs_have_ended_well(yard: Yard) -> None:
-    """Their status is final, whatever is left to do for their processes."""
+def test_a_store_that_ends_is_needed_unless_all_programs_have_ended_well(yard: Yard) -> None:
+    """Their status is final, whatever is left to do for their processes; those of other nodes may need it."""
     done, works = yard.worker(0), yard.worker(1)
     announced(yard, done, Outcome.ENDED, 0)
     yard.spawner._store_ended("killed", 7, -9)
-    assert ["store"] == [message["op"] for message in yard.said()]
+    assert [("store", True)] == [(message["op"], message["needed"]) for message in yard.said()]
 
     os.write(yard.spawner._notices[1], struct.pack("!iBi", works.pid, Outcome.RETURNED, 0))
     yard.spawner._store_ended("killed", 7, -9)
 
-    assert [] == yard.said()
+    assert [("store", False)] == [(message["op"], message["needed"]) for message in yard.said()]
 
 
 @pytest.mark.parametrize(("outcome", "told"), [(Outcome.ENDED, True), (Outcome.FINAL, False)])
@@ -560,19 +560,13 @@ def test_the_last_worker_that_runs_is_told_of_when_the_others_have_ended_well(
     assert ("last_runs", 1, None) == (told["op"], told["local_rank"], told["left"])
 
 
-def announce(yard: Yard, *workers: WorkerProcess) -> None:
-    """Their functions have returned."""
-    for each in workers:
-        os.write(yard.spawner._notices[1], _announcing._NOTICE.pack(each.pid, Outcome.RETURNED, 0))
-    yard.spawner._hear()
-
-
 def test_functions_that_have_returned_are_released_when_all_have(yard: Yard) -> None:
     yard.spawner._release.begin_round()
     released, _ = yard.spawner._release.for_workers()
     first, last, other = yard.worker(0), yard.worker(1), yard.worker(2)
 
-    announce(yard, first, last)
+    for each in first, last:
+        announced(yard, each, Outcome.RETURNED, 0)
     assert [first.course.waits(), last.course.waits(), wait_readable([released], 0)] == [True, True, set()]
     assert other.course.stage is Stage.LAST_RUNS
     yard.end(other)  # without a word
@@ -589,7 +583,7 @@ def test_a_stop_releases_functions_that_have_returned_and_signals_their_handlers
     yard.spawner._release.begin_round()
     released, _ = yard.spawner._release.for_workers()
     returned, runs = yard.worker(0), yard.worker(1)
-    announce(yard, returned)
+    announced(yard, returned, Outcome.RETURNED, 0)
 
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
