@@ -128,6 +128,8 @@ class FailWorker(_NodeFault):
     """
     A worker of the node fails, if one runs; *secondary*: as one does that lost its peer.
 
+    On the node that hosts the workers' store that store is lost instead, once all workers there have ended well.
+
     So many *workers* fail at once, each with a message and a traceback of *text* characters (0: a short message).
     """
 

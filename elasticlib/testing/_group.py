@@ -115,5 +115,7 @@ class Group:
         first = FailureNote(
             self.assignment.rank_base, 0, 1, 1, message, traceback=text, secondary=fault.secondary, age=age
         )
+        if self.succeeded:
+            return (evolve(first, secondary=False, process="worker store"),)
         others = range(1, fault.workers)
         return (first, *(evolve(first, rank=first.rank + index, local_rank=index) for index in others))

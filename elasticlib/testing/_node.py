@@ -231,11 +231,14 @@ class Node:
         self.timeline.after(CHANNEL, self.agent, see)
 
     def fail_workers(self, fault: FailWorker) -> None:
-        """A worker fails; its brothers go on."""
-        group = self.working
-        if group is not None and group.failed_at is None and not group.process.frozen:
+        """A worker fails; its brothers go on. Once all have ended well, it is the store that they shared."""
+        group = self.group
+        if group is None or group.failed_at is not None or group.process.frozen:
+            return
+        loses_store = group.succeeded and group.assignment.group_rank == 0
+        if not group.gone or loses_store:
             group.failed_at, group.failure = self.agent.clock(), fault
-            self.tell_agent(group, WORKERS_FAILED)
+            self.tell_agent(group, _policy.WorkerStoreLost() if loses_store else WORKERS_FAILED)
 
     def _notes(self) -> tuple[FailureNote, ...]:
         return () if self.group is None else self.group.notes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from attrs import evolve
 from hypothesis import given, settings, strategies as st
@@ -17,6 +19,7 @@ from elasticlib.testing import (
     Pause,
     Rules,
     SimulatedCluster,
+    Slow,
     Stubborn,
 )
 from tests.sim.checks import CheckedCluster
@@ -116,3 +119,20 @@ def test_a_failure_of_its_own_is_the_cause_though_a_machine_dies_beside_it(coord
 
     second = second_round(cluster)
     assert ("on node n0 " in second.cause, 1) == (True, second.restarts)
+
+
+@BOTH
+def test_a_store_lost_by_a_node_that_is_done_is_the_cause_of_the_failures_that_follow(coordinator: str) -> None:
+    late = Slow(1, at=0.05, seconds=3.0, delay=0.9)
+    cluster = run(late, FailWorker(0, at=61.0), FailWorker(1, at=61.001, secondary=True), coordinator=coordinator)
+
+    assert re.search(r"n0/\S+ failed in round 0 on node n0; restart 1 of 1", second_round(cluster).cause)
+    assert {"succeeded"} == ends(cluster)
+
+
+@BOTH
+def test_a_store_lost_after_all_are_done_costs_nothing(coordinator: str) -> None:
+    cluster = run(FailWorker(0, at=63.0), coordinator=coordinator)
+
+    (only,) = [record for record in cluster.history if isinstance(record, Finalized)]
+    assert (0, {"succeeded"}) == (only.restarts, ends(cluster))

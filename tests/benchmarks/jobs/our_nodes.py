@@ -52,6 +52,8 @@ class Nodes:
         self._members: dict[int, NodeClient] = {}
         self._selector = selectors.DefaultSelector()
         self._notes: dict[int, tuple[FailureNote, ...]] = {}
+        self._stopped: dict[NodeClient, int] = {}
+        """The last round whose end each has heard."""
         self.root = 0
 
     def connect(self) -> list[tuple[float, int]]:
@@ -142,8 +144,10 @@ class Nodes:
                 case RankAssignment():
                     found.append((time.monotonic(), word.group_rank))
                 case RoundEnd():
-                    member.post(Stopped(member.node, word.round, ()))
-                    member.join(1, "default")
+                    if self._stopped.get(member) != word.round:  # else it is told again, with the cause
+                        self._stopped[member] = word.round
+                        member.post(Stopped(member.node, word.round, ()))
+                        member.join(1, "default")
                 case ContactLost():  # a thousand members share this process: some may get no turn for seconds
                     member.join(1, "default")
                 case Final():
