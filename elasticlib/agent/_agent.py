@@ -147,11 +147,11 @@ class SimpleElasticAgent(ElasticAgent):
         return self._worker_group.spec.monitor_interval
 
     def _serves_others(self) -> bool:
-        """Whether workers of other nodes use a store that this node hosts, though its own have ended."""
+        """Whether this node hosts the store of the round for workers of other nodes, too: they may outlive its own."""
         return False
 
-    def _store_is_lost(self) -> bool:
-        """Whether that store is gone."""
+    def _finds_store_lost(self) -> bool:
+        """Look at that store; whether it is gone."""
         return False
 
     def _dump_stacks(self) -> None:
@@ -256,6 +256,8 @@ class SimpleElasticAgent(ElasticAgent):
         """What happened since the last call; blocks until something may have."""
         runs = WorkerState.is_running(self._worker_group.state)
         serves = _policy.awaits_others(self._state) and self._serves_others()
+        if serves and self._finds_store_lost():
+            return [_policy.WorkerStoreLost()]
         watched: list[HasDescriptor] = [self._signals, self._member]
         if runs or serves:
             watched += self._watched()
@@ -264,8 +266,8 @@ class SimpleElasticAgent(ElasticAgent):
         events: list[_policy.Event] = [*self._requests()]
         # Workers may have been killed because contact was lost: looked at first, that is heard of before them.
         seen = self._look() if runs else []
-        if serves and self._store_is_lost():
-            seen = [_policy.WorkerStoreLost()]
+        if serves and self._finds_store_lost():  # the cause of what other nodes report of the round
+            events.append(_policy.WorkerStoreLost())
         return [*events, *self._words(), *seen]
 
     def _requests(self) -> list[_policy.StopRequested]:

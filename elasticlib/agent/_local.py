@@ -260,9 +260,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         return RunResult(WorkerState.HEALTHY)
 
     def _serves_others(self) -> bool:
-        return self._processes.hosts_store() or self._processes.lost_store_of_others()
+        return self._processes.serves_others()
 
-    def _store_is_lost(self) -> bool:
+    def _finds_store_lost(self) -> bool:
         self._processes.poll()
         return self._processes.lost_store_of_others()
 

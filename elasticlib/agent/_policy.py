@@ -147,7 +147,7 @@ class Stop:
 
 @frozen
 class TellFailed:
-    """Tell the coordinator at once that workers failed."""
+    """Tell the coordinator at once that workers failed, or that the store is lost which those of other nodes use."""
 
     round: int
 
@@ -272,14 +272,15 @@ def _ended(state: State, end: RoundEnd) -> Step:
 
 
 def _store_lost(state: State) -> Step:
-    if not awaits_others(state) or state.told_of_store:
+    if not awaits_others(state):
         return state, ()
     return evolve(state, told_of_store=True), (TellFailed(state.round),)
 
 
 def awaits_others(state: State) -> bool:
-    """Whether the workers of this node ended well, and whether those of the other nodes do is not known yet."""
-    return state.succeeded and state.phase is not Phase.DONE and state.end is None and state.final is None
+    """Whether all workers here ended well, and it is still open how the round ends elsewhere."""
+    is_open = state.end is None and state.final is None and state.phase is not Phase.DONE
+    return state.succeeded and is_open and not state.told_of_store
 
 
 def _out_of_contact(state: State, loss: ContactLost) -> Step:
@@ -290,7 +291,7 @@ def _out_of_contact(state: State, loss: ContactLost) -> Step:
     # Whoever took this node for dead has no word for it any more, but answers a new request to join. The sidecar that
     # was told of a success may be gone with it.
     told = (TellSucceeded(state.round),) if state.succeeded and state.end is None else ()
-    return evolve(state, phase=Phase.JOINING), (*told, Join())
+    return evolve(state, phase=Phase.JOINING, told_of_store=False), (*told, Join())
 
 
 def _orphaned(state: State, *first: Action) -> Step:

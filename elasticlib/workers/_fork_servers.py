@@ -181,6 +181,11 @@ class ForkServer:
     def _ping(self, number: int) -> None:
         self._send({"op": "ping", "number": number})
 
+    def signal_child(self, pid: int, signum: int) -> None:
+        """Have *signum* sent to its child *pid*, if that has not ended: this program holds no handle of it."""
+        with contextlib.suppress(StartError):  # which a launch learns of by itself
+            self._send({"op": "signal", "pid": pid, "signal": signum})
+
     def replace(self, why: str) -> None:
         """Kill it: it stands still, which is *why* another one takes its place."""
         with self._lock:

@@ -7,6 +7,7 @@ thrown away that a worker left behind.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -113,6 +114,7 @@ class SpawnerClient:
 
             _begin.guard_spawner(theirs, me, call)
         self._anchor = Child(pid)
+        self._itself = Helper("reaper", Reported(pid, self._anchor.send))
         theirs.close()
         self._start_spawner(link)
 
@@ -249,8 +251,9 @@ class SpawnerClient:
 
     def _why_gone(self) -> Exception:
         pid = 0 if self._spawner is None else self._spawner.pid
-        if pid in self._blame:
-            return HelperLostError(self._blame[pid])
+        itself = 0 if self._itself is None else self._itself.process.pid
+        if itself in self._blame:
+            return HelperLostError(self._blame[itself])
         if self._fork_server is None:
             reaper = self._anchor
             if reaper is not None and (status := reaper.exitcode() or 0) < 0:
@@ -264,6 +267,9 @@ class SpawnerClient:
                 self._spawner = Process.sent(message["spawner"], descriptors)
                 self._itself = Helper("spawner", self._spawner, lambda number: self._say("ping", number=number))
                 descriptors = []
+                return []
+            if message["op"] == "forked":
+                self._note_forked(message["pid"])
                 return []
             if message["op"] == "broken":
                 return [Lost(message["why"], StartError(message["why"]))]
@@ -286,6 +292,18 @@ class SpawnerClient:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _note_forked(self, pid: int) -> None:
+        """Note the spawner before it has begun: those that forked it pass signals on."""
+        if self._spawner is not None:
+            return
+        fork_server, anchor = self._fork_server, self._anchor
+        if fork_server is not None:
+            send: Callable[[int], object] = functools.partial(fork_server.signal_child, pid)
+        else:
+            assert anchor is not None
+            send = anchor.send
+        self._itself = Helper("spawner", Reported(pid, send))
 
     def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
         """
@@ -323,14 +341,18 @@ class SpawnerClient:
         if self._spawner is not None:
             self._spawner.send(signal.SIGCONT)
 
-    def hosts_store(self) -> bool:
-        """Whether a process of the spawner hosts the workers' store, or did until the spawner was lost."""
-        return self._store is not None
+    def helpers_of_others(self) -> list[Helper]:
+        """The processes that workers of other nodes need; the spawner is woken to pass signals on, and not replaced."""
+        if self._itself is not None:
+            self._itself.is_needed = False
+        return [helper for helper in (self._itself, self._store) if helper is not None]
 
     def helpers(self) -> list[Helper]:
         """The processes that the workers need, or that this launch waits for."""
+        if self._itself is not None:
+            self._itself.is_needed = True
         own = [helper for helper in (self._itself, self._store) if helper is not None]
-        return own if self._fork_server is None else own + self._fork_server.helpers(self._itself is None)
+        return own if self._fork_server is None else own + self._fork_server.helpers(self._spawner is None)
 
     def _say(self, op: str, **facts: object) -> None:
         if self._channel is not None:

@@ -77,6 +77,8 @@ class Processes:
         self.pids: dict[int, int] = {}
         self.lost: heard.Lost | None = None
         """Why all workers are gone at once, and nothing more will be heard of them."""
+        self._has_store = False
+        """Whether this node was given the socket of the round's store."""
         self._store: heard.StoreGone | None = None
         self._store_gone_at = 0.0
         self._limit = math.inf  # when whoever stops the workers must have done so
@@ -116,7 +118,7 @@ class Processes:
         """
         with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
             self._forget()
-            self._rank_base, self._world_size = rank_base, world_size
+            self._rank_base, self._world_size, self._has_store = rank_base, world_size, listener is not None
             self._memory_kills = _machine.memory_kills()
             self._dest = settled(dest)
             _streams.prepare(self._dest)
@@ -213,14 +215,14 @@ class Processes:
         elif not self.gone():
             self._look_at_helpers(self._spawner)
             self.imports.tend(self._spawner.ask_for_place, time.monotonic())
-        elif self.hosts_store():
-            self._look_at_helpers(self._spawner)
+        elif self._hosts_for_others():
+            self._helpers.tend(self._spawner.helpers_of_others, (), self._spawner.replace)
 
     def poll_timeout(self) -> float | None:
         """Seconds until `poll` wants to be called though nothing is readable; None: not at all."""
         limit = self._latest()
         until_limit = None if limit == math.inf else max(0.0, limit - time.monotonic())
-        if self._spawner is None or (self.gone() and not self.hosts_store()):
+        if self._spawner is None or (self.gone() and not self._hosts_for_others()):
             return until_limit
         until_asked = None if self.gone() else self.imports.due_in(time.monotonic())
         return soonest(until_limit, self._helpers.due_in(), until_asked)
@@ -263,18 +265,17 @@ class Processes:
         """Whether all workers have ended well, and what they started is gone too."""
         return len(self.exits) == self._count and not self.any_failed() and self.gone()
 
-    def hosts_store(self) -> bool:
-        """Whether the store of this round is here, and workers of other nodes may need it longer than those here."""
-        return self._has_others() and self._spawner is not None and self._spawner.hosts_store()
+    def serves_others(self) -> bool:
+        """Whether the store of this round was given to this node, and workers of other nodes use it too."""
+        return self._has_store and self._world_size > self._count
+
+    def _hosts_for_others(self) -> bool:
+        return self.serves_others() and self.lost is None and self._store is None
 
     def lost_store_of_others(self) -> bool:
         """Whether workers of other nodes have lost the store of this round after all here had ended well."""
-        has_lost = self._store is not None or (self.lost is not None and self.hosts_store())
-        return has_lost and self._has_others() and self.all_succeeded()
-
-    def _has_others(self) -> bool:
-        """Whether other nodes take part in this round."""
-        return self._world_size > self._count
+        is_lost = self._store is not None or self.lost is not None
+        return is_lost and self.serves_others() and self.all_succeeded()
 
     # A round ends.
 
@@ -397,9 +398,15 @@ class Processes:
             # Where all had ended well, the spawner alone was lost.
             lost = 1 if self.all_succeeded() else self._count
             found = _failure.lost_all(lost, rank_base, self.pids, self.lost.why)
-        if self._store is not None and (left := _failure.blamed(self._ends(), self._count)) is not None:
-            found[rank_base + left] = _failure.lost_store(self._store, left, rank_base, kills, self._store_gone_at)
+        store = self._missed_store()
+        if store is not None and (left := _failure.blamed(self._ends(), self._count)) is not None:
+            found[rank_base + left] = _failure.lost_store(store, left, rank_base, kills, self._store_gone_at)
         return found
+
+    def _missed_store(self) -> heard.StoreGone | None:
+        """The end of the round's store, if workers of this node or of others needed it."""
+        store = self._store
+        return store if store is not None and (store.was_needed or self.lost_store_of_others()) else None
 
     def cut_short(self) -> dict[int, ProcessFailure]:
         """The workers that `stop` ended before they were done, by local rank, or that were not seen to end."""
@@ -408,8 +415,9 @@ class Processes:
     def original_exception(self, rank: int) -> BaseException | None:
         """The exception that ended worker *rank* in this round, where it can be rebuilt."""
         end = self._ends().get(rank)
-        if self._store is not None and rank == _failure.blamed(self._ends(), self._count):
-            return StartError(self._store.why)
+        store = self._missed_store()
+        if store is not None and rank == _failure.blamed(self._ends(), self._count):
+            return StartError(store.why)
         if end is None:
             return self.lost.cause if self.lost is not None else None
         return _failure.original_exception(end)

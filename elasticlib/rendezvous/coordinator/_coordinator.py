@@ -114,8 +114,8 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
     assert_never(report)
 
 
-def _names_helpers_alone(report: messages.Failed | messages.Stopped | messages.Succeeded) -> bool:
-    """Whether it tells of processes of ours that are lost: workers of other nodes may need them, such as the store."""
+def _names_helpers_alone(report: messages.WorkerReport) -> bool:
+    """Whether the report names only lost processes of elasticlib's own, such as the store that other nodes use."""
     if not isinstance(report, messages.Failed) or not report.failures:
         return False
     return all(note.process for note in report.failures)

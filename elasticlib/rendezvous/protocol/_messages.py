@@ -88,7 +88,7 @@ class Join:
 
 @frozen
 class Failed:
-    """To the coordinator, at once: workers of this node failed; others may still run."""
+    """To the coordinator, at once: workers here failed, or the store that those of other nodes use; others may run."""
 
     node: Name
     round: int

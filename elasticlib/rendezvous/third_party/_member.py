@@ -217,7 +217,7 @@ class HandlerMember:
                 self._look()
             case Seek(slots, role):
                 self._seek(slots, role)
-            case Failed(round=number, failures=notes) if self._runs(number):
+            case Failed(round=number, failures=notes) if self._runs(number) or self._awaits_others(number):
                 self._end(self._word_on(number, notes), spent=1)
             case Stopped(round=number, failures=notes):
                 if self._runs(number):
@@ -240,6 +240,10 @@ class HandlerMember:
 
     def _runs(self, number: int) -> bool:
         return self._phase is _Phase.RUNNING and number == self._past.round
+
+    def _awaits_others(self, number: int) -> bool:
+        """Whether the workers here ended well: what fails then is the store that this node hosts for the others."""
+        return self._phase is _Phase.BARRIER and number == self._past.round
 
     def _seek(self, slots: int, role: str) -> None:
         self._phase, self._last_word, self._judges = _Phase.IDLE, None, False

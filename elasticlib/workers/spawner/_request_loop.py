@@ -74,6 +74,9 @@ class RequestLoop:
             self._end()
         elif message["op"] == "ping":
             self._control.send({"op": "pong", "number": message["number"]})
+        elif message["op"] == "signal":
+            if message["pid"] in self._watched:  # else it has ended, and the number may be a stranger's
+                os.kill(message["pid"], message["signal"])
         elif descriptors:  # else none was free, so the asker's end is closed, and it knows
             self._fork_for(message, descriptors)
 
@@ -91,9 +94,11 @@ class RequestLoop:
             _begin.be_spawner(
                 descriptor, os.getppid(), self._outliving, self._keep, self._changed, guardian=self._parent
             )
+        self._watch(pid, self._end_leftovers)
+        if message["op"] not in _QUESTIONS:
+            _begin.tell_forked(descriptors[0], pid)
         for descriptor in descriptors:
             os.close(descriptor)
-        self._watch(pid, self._end_leftovers)
 
     def _let_go_of_all(self) -> None:
         """In a child: what is this loop's alone."""

@@ -441,6 +441,13 @@ def test_a_store_that_others_have_lost_is_a_failure_told_once() -> None:
     assert state.succeeded, "and if the others succeed all the same, so has the job"
 
 
+def test_a_store_that_others_have_lost_is_told_again_after_contact_was_lost() -> None:
+    """The sidecar that was told of it may be gone."""
+    _, actions = after(*WAITING, WorkerStoreLost(), LOST, WorkerStoreLost())
+
+    assert (TellFailed(0),) == actions
+
+
 @pytest.mark.parametrize("course", [RUNNING, (*WAITING, AGAIN), (*WAITING, NO_MORE)], ids=["at work", "again", "over"])
 def test_a_store_that_nobody_misses_any_more_is_told_to_nobody(course: tuple[Event, ...]) -> None:
     state, _ = after(*course)

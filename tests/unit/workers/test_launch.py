@@ -15,6 +15,7 @@ import pytest
 from elasticlib._programs import HelperLostError
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
+from elasticlib.helpers import Helper
 from elasticlib.workers import _launch
 from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers._launch_events import Exit, Lost, Stopped, StoreGone
@@ -64,6 +65,27 @@ def spawner() -> Iterator[Spawner]:
     yield spawner
     spawner.channel.close()
     spawner.spawner.close()
+
+
+class FakeForkServer:
+    """Stands in for a fork server that has forked a spawner."""
+
+    def __init__(self, passed_on: list[tuple[int, int]]) -> None:
+        self._passed_on = passed_on
+        self.waits = False
+
+    def signal_child(self, pid: int, signum: int) -> None:
+        self._passed_on.append((pid, signum))
+
+    def helpers(self, is_awaited: bool) -> list[Helper]:
+        self.waits = is_awaited
+        return []
+
+    def failure(self, child: str, pid: int) -> Exception:
+        return HelperLostError.of(child, pid)
+
+    def ready(self) -> bool:
+        return True
 
 
 class Hanging:
@@ -399,3 +421,23 @@ def test_rounds_leave_no_descriptor_open(spawner: Spawner) -> None:
         spawner.spawner.drain()
 
     assert open_descriptors() == before
+
+
+def test_a_spawner_that_has_not_begun_is_known_by_those_that_forked_it(
+    spawner: Spawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped at its fork it can say nothing; killed, it is lost by the name and reason that its launch gave."""
+    passed_on: list[tuple[int, int]] = []
+    monkeypatch.setattr(spawner.spawner, "_fork_server", server := FakeForkServer(passed_on))
+    spawner.say("forked", pid=77)
+    spawner.channel.close()
+    with pytest.raises(HelperLostError):
+        spawner.spawner.spawner()
+    (helper,) = spawner.spawner.helpers()
+
+    helper.process.send(signal.SIGCONT)
+    spawner.spawner.replace(helper, "it stood still")
+
+    assert [(77, signal.SIGCONT), (77, signal.SIGKILL)] == passed_on
+    assert "it stood still" == str(spawner.spawner._why_gone())
+    assert server.waits, "until the spawner itself has said something"

@@ -249,6 +249,17 @@ def test_a_failure_restarts_all_nodes_and_is_counted_once_for_the_job(cluster: C
     assert [(assignments[0].round + 1, 1)] * 2 == [(assignment.round, assignment.restart_count) for assignment in again]
 
 
+def test_a_store_that_a_node_loses_after_its_success_is_the_cause_for_all(cluster: Cluster) -> None:
+    members = pair(cluster, Meeting(2), max_restarts=1)
+    assignments = assigned(cluster, *members)
+    members[0].post(Succeeded(members[0].node, assignments[0].round))
+    members[0].post(Failed(members[0].node, assignments[0].round, (note(0, "the store is gone"),)))
+
+    ends = [expect(RoundEnd, member) for member in members]
+
+    assert [True, True] == ["the store is gone; restart 1 of 1" in end.why for end in ends]
+
+
 def test_failures_of_several_nodes_at_once_are_one_restart(cluster: Cluster) -> None:
     members = pair(cluster, Meeting(2), max_restarts=1)
     assignments = assigned(cluster, *members)
