@@ -230,6 +230,8 @@ def test_what_removes_memory_is_known_past_a_short_uninterruptible_sleep(
     monkeypatch.setattr(_reaper, "status", lambda pid: next(states, [b"S"]))
     command = [sys.executable, "-c", "0  # resource_tracker import main\ninput()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            pass  # it is at its exec
         assert is_one is _reaper.is_memory_cleaner(process.pid)
         process.kill()
 
