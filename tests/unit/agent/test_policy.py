@@ -606,7 +606,8 @@ def test_a_run_succeeds_only_by_the_coordinators_word_or_where_it_is_gone_and_wi
                 final = event if isinstance(event, Final) else before.final
                 if final is None:
                     assert before.gone or isinstance(event, StoreGone)
-                    assert before.succeeded or isinstance(event, WorkersSucceeded)
+                    # Workers that are being stopped may all have ended well before the stop reached any.
+                    assert before.succeeded or event in (WorkersSucceeded(), WorkersGone(succeeded=True))
                     assert before.end is None
                 else:
                     assert final.succeeded
