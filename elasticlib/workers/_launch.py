@@ -296,7 +296,7 @@ class SpawnerClient:
     def _note_forked(self, pid: int) -> None:
         """Note the spawner before it has begun: those that forked it pass signals on."""
         if self._spawner is not None:
-            return
+            return  # its own first word was faster
         fork_server, anchor = self._fork_server, self._anchor
         if fork_server is not None:
             send: Callable[[int], object] = functools.partial(fork_server.signal_child, pid)
@@ -343,16 +343,17 @@ class SpawnerClient:
 
     def helpers_of_others(self) -> list[Helper]:
         """The processes that workers of other nodes need; the spawner is woken to pass signals on, and not replaced."""
-        if self._itself is not None:
-            self._itself.is_needed = False
-        return [helper for helper in (self._itself, self._store) if helper is not None]
+        return self._own_helpers(needs_spawner=False)
 
     def helpers(self) -> list[Helper]:
         """The processes that the workers need, or that this launch waits for."""
-        if self._itself is not None:
-            self._itself.is_needed = True
-        own = [helper for helper in (self._itself, self._store) if helper is not None]
+        own = self._own_helpers(needs_spawner=True)
         return own if self._fork_server is None else own + self._fork_server.helpers(self._spawner is None)
+
+    def _own_helpers(self, *, needs_spawner: bool) -> list[Helper]:
+        if self._itself is not None:
+            self._itself.is_needed = needs_spawner
+        return [helper for helper in (self._itself, self._store) if helper is not None]
 
     def _say(self, op: str, **facts: object) -> None:
         if self._channel is not None:

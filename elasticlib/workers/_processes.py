@@ -270,12 +270,15 @@ class Processes:
         return self._has_store and self._world_size > self._count
 
     def _hosts_for_others(self) -> bool:
-        return self.serves_others() and self.lost is None and self._store is None
+        return self.serves_others() and not self._store_is_gone()
+
+    def _store_is_gone(self) -> bool:
+        """Whether its process ended, or the spawner that hosts it."""
+        return self._store is not None or self.lost is not None
 
     def lost_store_of_others(self) -> bool:
         """Whether workers of other nodes have lost the store of this round after all here had ended well."""
-        is_lost = self._store is not None or self.lost is not None
-        return is_lost and self.serves_others() and self.all_succeeded()
+        return self._store_is_gone() and self.serves_others() and self.all_succeeded()
 
     # A round ends.
 

@@ -284,6 +284,8 @@ def guard(parent: int, child: int, kept: processes.SharedSessions, command: Sequ
     Where *child* is a fork server, which *command* is the command line of, its spawners go on without it until they
     or *parent* end: the launches that they serve need no fork server any more.
     """
+    # The launcher, which holds no handle of a child that has not begun, wakes it by way of this process.
+    signal.signal(signal.SIGCONT, lambda *_: os.kill(child, signal.SIGCONT))
     launcher = watch(parent)
     if not _any_ends_before([child], launcher):
         sweep()
@@ -376,8 +378,6 @@ def _main(argv: Sequence[str]) -> NoReturn:
             os.write(2, f"cannot run {argv[2]}: {error}\n".encode())
             os._exit(127)
     handle.close()
-    # The launcher, which holds no handle of a fork server at its imports, wakes it by way of this process.
-    signal.signal(signal.SIGCONT, lambda *_: os.kill(child, signal.SIGCONT))
     # The fork server alone may hold the control socket: its end of file must mean that a peer is gone.
     os.close(FORK_SERVER_FD)
     guard(launcher, child, processes.SharedSessions(KEPT_FD), argv[2:])

@@ -57,7 +57,7 @@ def test_a_spawner_that_is_stopped_before_it_begins_is_continued(
 
 @pytest.mark.parametrize(("number", "who"), [(1, "reaper"), (2, "spawner")])
 def test_forks_of_the_caller_that_are_stopped_before_they_begin_are_continued(
-    number: int, who: str, stops_at: Callable[[int], str]
+    number: int, who: str, stops_at: Callable[[int], str], tmp_path: Path
 ) -> None:
     program = f"""
 import {stops_at(number)}
@@ -65,7 +65,7 @@ from elasticlib import LaunchConfig, elastic_launch
 
 print(elastic_launch(LaunchConfig(nproc_per_node=1, start_method="fork"), lambda: "done")())
 """
-    path = Path(sys.path[0], "program.py")
+    path = tmp_path / "program.py"
     path.write_text(program)
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60)
 

@@ -53,10 +53,10 @@ def be_spawner(
 
 
 def tell_forked(descriptor: int, child: int) -> None:
-    """Tell the launch at the other end of *descriptor* of its *child*, which cannot while it is stopped."""
-    asker = Channel.adopt(os.dup(descriptor))
-    asker.send({"op": "forked", "pid": child})
-    asker.close()
+    """Report its *child* to the launch at the other end of *descriptor*, which is closed: a stopped one could not."""
+    launch = Channel.adopt(descriptor)
+    launch.send({"op": "forked", "pid": child})
+    launch.close()
 
 
 def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> NoReturn:
@@ -81,7 +81,6 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
             os._exit(1)
         if child == 0:
             be_spawner(descriptor, me, outliving, call=call)
-        signal.signal(signal.SIGCONT, lambda *_: os.kill(child, signal.SIGCONT))
         tell_forked(descriptor, child)
         # Whoever waits for the last copy of one of the caller's files to close does not wait for this process.
         close_all_but({0, 1, 2, outliving.fileno()})

@@ -95,10 +95,11 @@ class RequestLoop:
                 descriptor, os.getppid(), self._outliving, self._keep, self._changed, guardian=self._parent
             )
         self._watch(pid, self._end_leftovers)
-        if message["op"] not in _QUESTIONS:
-            _begin.tell_forked(descriptors[0], pid)
-        for descriptor in descriptors:
+        (descriptor,) = descriptors
+        if message["op"] in _QUESTIONS:
             os.close(descriptor)
+        else:
+            _begin.tell_forked(descriptor, pid)
 
     def _let_go_of_all(self) -> None:
         """In a child: what is this loop's alone."""
