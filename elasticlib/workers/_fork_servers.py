@@ -32,7 +32,7 @@ from elasticlib.workers.spawner._reads import Reads, serves
 
 _FORK_SERVER_BOOT = BOOT + "from elasticlib.workers.spawner._fork_server import main; main()"
 
-_MOST_FORK_SERVERS = 2
+_MOST_IDLE = 2
 _TALK_LIMIT = 5.0
 """Seconds that a fork server may leave a message of ours untaken, or one of its own half said."""
 _SLOW_IMPORT = 10.0
@@ -248,7 +248,7 @@ class ForkServer:
 
 class _ForkServers:
     """
-    The fork servers of this program: at most two, the most recently used last.
+    The fork servers of this program, the most recently used last: those in use, and at most two that are idle.
 
     The lock is held for looking and for starting, never for an end: no launch waits for another one's fork server.
     """
@@ -271,7 +271,6 @@ class _ForkServers:
                 self._kept.remove(found)
             found.spawners += 1
             self._kept.append(found)
-            done += self._surplus()
         _end(done)
         return found
 
@@ -311,7 +310,7 @@ class _ForkServers:
     def _surplus(self) -> list[ForkServer]:
         """Take out and return those that are too many; under the lock."""
         idle = [fork_server for fork_server in self._kept if fork_server.spawners == 0]
-        surplus = idle[: max(0, len(self._kept) - _MOST_FORK_SERVERS)]
+        surplus = idle[: max(0, len(idle) - _MOST_IDLE)]
         self._kept = [fork_server for fork_server in self._kept if fork_server not in surplus]
         return surplus
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from elasticlib import ChildFailedError, LaunchConfig, PreloadError, elastic_launch
+from elasticlib import ChildFailedError, LaunchConfig, PreloadError, elastic_launch, pool
 from elasticlib.errors import StartError
-from elasticlib.workers import _fork_servers, _processes
+from elasticlib.workers import _processes
 from elasticlib.workers.spawner import _import_watch
 from tests.process import duties
 
@@ -203,19 +203,20 @@ def test_a_variable_that_the_interpreter_reads_makes_a_new_fork_server_and_both_
     assert before == after
 
 
-def test_no_more_than_two_fork_servers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that was not used for longest goes, with its reaper; one at work stays."""
-    busy = sum(each.spawners > 0 for each in _fork_servers.fork_servers._kept)
-    monkeypatch.setattr(_fork_servers, "_MOST_FORK_SERVERS", _fork_servers._MOST_FORK_SERVERS + busy)
-    chains = []
-    for value in ("1", "2", "3"):
-        monkeypatch.setenv("MALLOC_ARENA_MAX", value)
-        chains.append(chain())
+def test_no_more_than_two_idle_fork_servers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was not used for longest goes, with its reaper. One at work stays, and takes no place from them."""
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    with pool(1, group=None, preload=()) as ranks:
+        at_work = ranks.run(duties.chain)[0]
+        chains = []
+        for value in ("2", "3", "4"):
+            monkeypatch.setenv("MALLOC_ARENA_MAX", value)
+            chains.append(chain())
 
-    oldest, *kept = chains
-    assert not duties.lives(oldest["fork server"])
-    assert not duties.lives(oldest["reaper"])
-    assert all(duties.lives(each["fork server"]) for each in kept)
+        oldest, *kept = chains
+        assert not duties.lives(oldest["fork server"])
+        assert not duties.lives(oldest["reaper"])
+        assert all(duties.lives(each["fork server"]) for each in (at_work, *kept))
 
 
 def test_a_preloaded_module_whose_file_changed_is_imported_anew(module: Callable[[str], str], tmp_path: Path) -> None:
