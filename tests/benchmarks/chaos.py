@@ -6,8 +6,9 @@ Chaos: in each act one process of a job is killed, stopped or paused at a random
 
 An act is bad when a process is left over, the job does not end within `LIMIT`, it spends more than one restart, it ends
 otherwise than it should, or what it says of a restart or failure does not name the process that was hit. What workers
-of one node have detached must live after success, and may not after anything else. With ``--asleep`` an act is bad when
-anything is replaced at all. One line an act, then a summary; the exit status is 1 for a bad act.
+of one node have detached must live after success, and may not after anything else, unless the launcher is killed when
+they are done. With ``--asleep`` an act is bad when anything is replaced at all. One line an act, then a summary; the
+exit status is 1 for a bad act.
 """
 
 from __future__ import annotations
@@ -292,18 +293,28 @@ def perform(act: Act, up: float) -> Outcome:
                 codes.append(each.wait(max(0.1, deadline - time.monotonic())))
             except subprocess.TimeoutExpired:
                 codes.append(None)
-        kept = _detached(job.folder) if not any(codes) and None not in codes else set()
-        left = tree.left_after(LEFT, known, job.folder, kept) if None not in codes else frozenset()
-        staying = [each for each in tree.table().values() if each.pid in kept]
+        detached = _detached(job.folder)
+        kept = detached if not any(codes) and None not in codes else set()
+        # A launcher that is killed when its workers are done may have let go of these already.
+        spared = detached if act.part == "launcher" and _are_done(job.marks()) else kept
+        left = tree.left_after(LEFT, known, job.folder, spared) if None not in codes else frozenset()
+        staying = [each for each in tree.table().values() if each.pid in spared]
         tree.kill(staying)
         names = [tree.command(each.pid) or f"pid {each.pid}" for each in left]
         text = "".join(path.read_text(errors="replace") for path in sorted(job.folder.glob("stderr*")))
         restarts = _restarts(act, job.marks())
         complaint = _judge(act, codes, restarts, rank, text, names, given_up)
-        if len(staying) < len(kept):
-            complaint = complaint or f"{len(kept) - len(staying)} ended of what workers that succeeded had detached"
+        if ended := kept.difference(each.pid for each in staying):
+            complaint = complaint or f"{len(ended)} ended of what workers that succeeded had detached"
         note = f"codes {codes}, {restarts} restart{'s' * (restarts != 1)}"
         return Outcome(act, complaint, note, time.monotonic() - began, text)
+
+
+def _are_done(marks: Sequence[journal.Mark]) -> bool:
+    """Whether all workers of the last round have come to their end."""
+    last = max((each.attempt for each in marks), default=0)
+    up, done = ({each.rank for each in marks if (each.what, each.attempt) == (what, last)} for what in ("up", "done"))
+    return bool(done) and up == done
 
 
 def _restarts(act: Act, marks: Sequence[journal.Mark]) -> int:
