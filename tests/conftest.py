@@ -67,8 +67,8 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     One variant of each sampled test, and of these the share that the marker names.
 
-    A file's marker means that share of its tests, one at least; a class's or a test's own marker the part of all seeds
-    with which this one runs.
+    A file's marker means that share of its tests, on average over the seeds; a class's or a test's own marker the part
+    of all seeds with which this one runs.
     """
     files: dict[pathlib.Path, dict[str, list[pytest.Item]]] = {}
     shares: dict[pathlib.Path, float] = {}
@@ -86,7 +86,8 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
             drawn.setdefault(name, []).append(item)
     for path, tests in files.items():
         # Each draws for itself: another test more or less changes little for the others.
-        kept = sorted(tests, key=_draw)[: math.ceil(shares[path] * len(tests))]
+        count = math.floor(shares[path] * len(tests) + _draw(path.name))
+        kept = sorted(tests, key=_draw)[:count]
         drawn |= {name: tests[name] for name in kept}
     chosen = {random.Random(f"{SAMPLE}/{name}/variant").choice(found) for name, found in drawn.items()}
     left_out = {item for item in items if item.get_closest_marker("sampled")} - chosen
