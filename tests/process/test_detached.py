@@ -129,6 +129,10 @@ if __name__ == "__main__":
     duties.wait_for(lambda: not duties.lives(pids[1]))
     (folder / "end last").touch()
     threads["last"].join()
+    pids.append(launch(detach))
+    chain = launch(duties.chain)
+    os.kill(chain["reaper"], signal.SIGKILL)
+    duties.wait_for(lambda: not duties.lives(chain["fork server"]))
     print(*pids)
 """
 
@@ -238,7 +242,9 @@ def test_detached_processes_outlive_a_stop_at_which_all_ranks_exit_with_success(
     assert "detached" not in stderr
 
 
-def test_detached_processes_outlive_the_loss_of_the_fork_server(end: list[int], tmp_path: Path) -> None:
+def test_detached_processes_outlive_the_loss_of_the_fork_server_and_of_its_reaper(
+    end: list[int], tmp_path: Path
+) -> None:
     """Those of launches before and after it; what a killed spawner leaves behind is ended all the same."""
     (tmp_path / "program.py").write_text(LAUNCHES)
     command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
@@ -247,7 +253,7 @@ def test_detached_processes_outlive_the_loss_of_the_fork_server(end: list[int], 
     assert 0 == done.returncode, done.stderr
     end += map(int, done.stdout.split())
 
-    assert [True, False, True, True] == outlive(end)
+    assert [True, False, True, True, True] == outlive(end)
 
 
 @pytest.mark.sampled(0.5)

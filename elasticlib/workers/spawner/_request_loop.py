@@ -44,7 +44,7 @@ class RequestLoop:
     def serve(self, ready: Message) -> NoReturn:
         """Say *ready* and go on until the end."""
         self._selector.register(self._control, selectors.EVENT_READ, self._obey)
-        self._selector.register(_reaper.watch(self._parent), selectors.EVENT_READ, self._leave)
+        self._selector.register(_reaper.watch(self._parent), selectors.EVENT_READ, self._end)
         _reaper.outlive_parent()
         # A descriptor of each launch's spawner; workers get the caller's limit.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -57,11 +57,12 @@ class RequestLoop:
                 key.data()
 
     def _leave(self) -> NoReturn:
+        """The launcher is gone: kill all."""
         _reaper.sweep()
         os._exit(0)
 
     def _end(self) -> NoReturn:
-        """The launcher ends in order: kill all but what outlives its launch."""
+        """The launcher ends in order, or the reaper was lost: kill all but what outlives its launch."""
         _reaper.sweep(kept=self._outliving)
         os._exit(0)
 

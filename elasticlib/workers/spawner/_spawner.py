@@ -92,7 +92,7 @@ class Spawner:
     def serve(self) -> NoReturn:
         """Follow orders until the launcher or the parent is gone."""
         self._selector.register(self._launcher, selectors.EVENT_READ, self._obey)
-        watch_parent(self._selector, self._parent, self._guardian, self._lose_guards)
+        watch_parent(self._selector, self._parent, self._guardian, self._leave)
         self.listen()
         while True:
             for key, _ in self._selector.select(self._left()):
@@ -130,17 +130,6 @@ class Spawner:
         _reaper.sweep()
         os._exit(0)
 
-    def _lose_guards(self) -> NoReturn:
-        """End where those above this process have died; what workers that had succeeded by then detached lives on."""
-        if self._live:
-            self._leave()
-        self._end_orderly()
-
-    def _end_orderly(self) -> NoReturn:
-        self._store.end()
-        self._detached.hand_over(keeps=self._keeps_detached())
-        os._exit(0)
-
     def _lease_end(self) -> float:
         return self._lease.ends_at() if self._lease is not None and self._live else math.inf
 
@@ -174,7 +163,9 @@ class Spawner:
             case "signal store":
                 self._store.signal(message["signal"])
             case "quit":
-                self._end_orderly()
+                self._store.end()
+                self._detached.hand_over(keeps=self._keeps_detached())
+                os._exit(0)
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
         self._round = message["round"]

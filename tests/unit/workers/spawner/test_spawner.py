@@ -8,7 +8,6 @@ import selectors
 import shutil
 import signal
 import struct
-import sys
 import time
 from collections.abc import Collection, Container, Iterator
 
@@ -191,22 +190,6 @@ def test_detached_processes_are_kept_where_the_workers_succeeded(
     *_, stopped = yard.said()
 
     assert (yard.kept, stopped["ended"]) == (([pid], {}) if keeps else ([], {str(pid): f"command {pid}"}))
-
-
-@pytest.mark.parametrize(("has_ended", "code", "keeps"), [(True, 0, True), (True, 1, False), (False, 0, False)])
-def test_detached_processes_of_workers_that_had_succeeded_outlive_the_loss_of_fork_server_and_reaper(
-    yard: Yard, has_ended: bool, code: int, keeps: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live, yard.detached = yard.worker(0), [pid := yard.process(setsid=True)]
-    monkeypatch.setattr(live.course, "exitcode", lambda _: code)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    if has_ended:
-        yard.end(live)
-
-    with pytest.raises(SystemExit):
-        yard.spawner._lose_guards()
-
-    assert yard.kept == ([pid] if keeps else [])
 
 
 def test_a_stop_signals_the_workers_alone_and_wakes_the_stopped_ones(yard: Yard) -> None:
