@@ -36,9 +36,9 @@ class SharedSessions(Sessions):
     """
     Sessions in a file in memory, which the reaper shares with fork server and spawners.
 
-    A spawner notes there what it leaves behind, just before it ends: whichever of the processes above it are lost, the
-    next one spares that, and nothing else. The file is a journal, so nobody waits for a lock: a negative number drops
-    its session again.
+    A spawner notes there what it keeps, once its workers have succeeded: whichever of the processes above it are lost,
+    the next one spares that, and nothing else. The file is a journal, so nobody waits for a lock: a negative number
+    drops its session again.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -59,9 +59,10 @@ class SharedSessions(Sessions):
             (found.add if number > 0 else found.discard)(abs(number))
         return found
 
-    def add(self, sessions: Sessions) -> None:
-        """Keep *sessions*, too."""
-        self._write(sessions.numbers())
+    def replace(self, former: Sessions, new: Sessions) -> None:
+        """Keep the *new* sessions in place of the *former* ones."""
+        dropped, added = former.numbers() - new.numbers(), new.numbers() - former.numbers()
+        self._write([*(-number for number in dropped), *added])
 
     def drop_ended(self, pids: Iterable[int]) -> None:
         """Drop the sessions that none of *pids* is in."""

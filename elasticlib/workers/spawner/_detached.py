@@ -45,11 +45,11 @@ class Detached:
         """
         found = [pid for pid in _kernel_facts.detached(os.getpid(), self._workers) if pid not in spare]
         kept, ended = (found, []) if self.succeeded and keeps else ([], found)
-        self._kept = processes.Sessions(kept)
+        self._keep(processes.Sessions(kept))
         commands = {pid: _kernel_facts.command(pid) for pid in ended}
         return _reaper.sweep(spare, limit=KILLED, kept=self._kept), commands
 
-    def hand_over(self, *, keeps: bool) -> None:
-        """Kill all but what is kept, and leave that to those above this process."""
-        self.sweep((), keeps=keeps)  # what is kept may have detached more
-        self._outliving.add(self._kept)
+    def _keep(self, sessions: processes.Sessions) -> None:
+        """Keep these *sessions* alone, also where a process above this one clears up."""
+        self._outliving.replace(self._kept, sessions)
+        self._kept = sessions

@@ -164,7 +164,7 @@ class Spawner:
                 self._store.signal(message["signal"])
             case "quit":
                 self._store.end()
-                self._detached.hand_over(keeps=self._keeps_detached())
+                self._detached.sweep((), keeps=self._keeps_detached())  # what is kept may have detached more
                 os._exit(0)
 
     def _start(self, message: Message, descriptors: list[int]) -> None:

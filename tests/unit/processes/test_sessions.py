@@ -50,22 +50,32 @@ def test_sessions_that_another_process_adds_are_known(
     shell: tuple[int, int], other: int, shared: SharedSessions
 ) -> None:
     if (pid := os.fork()) == 0:
-        shared.add(Sessions([shell[0]]))
+        shared.replace(Sessions(), Sessions([shell[0]]))
         os._exit(0)
     os.waitpid(pid, 0)
-    shared.add(Sessions([other]))
+    shared.replace(Sessions(), Sessions([other]))
 
     assert {shell[0], other} == shared.numbers()
     assert shell[1] in shared
 
 
+def test_sessions_that_are_kept_no_more_are_dropped(shell: tuple[int, int], other: int, shared: SharedSessions) -> None:
+    both, one = Sessions([shell[0], other]), Sessions([other])
+    shared.replace(Sessions(), both)
+
+    shared.replace(both, one)
+    assert {other} == shared.numbers()
+    shared.replace(one, Sessions())
+    assert set() == shared.numbers()
+
+
 def test_session_without_processes_is_dropped(shell: tuple[int, int], other: int, shared: SharedSessions) -> None:
     leader, child = shell
-    shared.add(Sessions([leader, other]))
+    shared.replace(Sessions(), Sessions([leader, other]))
 
     shared.drop_ended([child])
     assert {leader} == shared.numbers()
     shared.drop_ended([])
-    shared.add(Sessions([other]))
+    shared.replace(Sessions(), Sessions([other]))
 
     assert {other} == shared.numbers()

@@ -190,6 +190,7 @@ def test_detached_processes_are_kept_where_the_workers_succeeded(
     *_, stopped = yard.said()
 
     assert (yard.kept, stopped["ended"]) == (([pid], {}) if keeps else ([], {str(pid): f"command {pid}"}))
+    assert yard.outliving.numbers() == ({pid} if keeps else set()), "by the processes above, too"
 
 
 def test_a_stop_signals_the_workers_alone_and_wakes_the_stopped_ones(yard: Yard) -> None:
