@@ -40,6 +40,7 @@ DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 START_METHODS = ("spawn", "fork", "forkserver")
 WAITS = ("quiet", "min", "max")
 RAISES = ("both", "ChildFailedError")
+MAINS = ("import", "value")
 TOKEN_VARIABLE = "ELASTICLIB_TOKEN"
 """Environment variable that gives a job's token where the configuration has none."""
 DEVICE_WORDS = ("auto", "cpu", "gpu", "xpu")
@@ -280,6 +281,13 @@ class LaunchConfig(DataclassView):
     """GPUs that the workers see: indices of those that this program sees, or names such as ``GPU-8932f937``; () for
     none. None: all that no other job of this program has. A worker's own is that of its local rank, among these."""
 
+    main: Literal["import", "value"] | None = field(
+        default=None, validator=optional(_rules.one_of(MAINS)), kw_only=True
+    )
+    """How workers get the caller's script: they import it, as those of ``multiprocessing`` do (``import``), or get the
+    function with what it uses of it (``value``). None: import where the call stands behind the script's
+    ``if __name__ == "__main__":``, else by value, as from a notebook."""
+
     @max_nodes.validator
     def _not_below_min(self, attribute: Attribute[Any], value: int) -> None:
         _rules.whole(1)(self, attribute, value)
@@ -357,6 +365,10 @@ class WorkerSpec(DataclassView):
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
     worker_server: bool = field(default=False, kw_only=True)
     exit_timeout: float | None = field(default=None, validator=_alone(_rules.exit_timeout), kw_only=True)
+    """As in `LaunchConfig`."""
+    main: Literal["import", "value"] | None = field(
+        default=None, validator=_alone(optional(_rules.one_of(MAINS))), kw_only=True
+    )
     """As in `LaunchConfig`."""
 
     def __attrs_post_init__(self) -> None:

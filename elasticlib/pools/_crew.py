@@ -117,6 +117,7 @@ class Crew:
             end.close()
         self._identity = CallerIdentity.now()
         self._raise_as = config.raise_as
+        self._main = config.main
         self._group = group
         self._has_own_files = config.logs_specs is None
         """Whether nobody else chose where its output is kept."""
@@ -190,7 +191,7 @@ class Crew:
         *by_all*: they are all of them, which may use collectives, in a process *group* of this kind and back end (None:
         the crew's own, over torch's default).
         """
-        packed = _packing.pack(function, args, kwargs)
+        packed = _packing.pack(function, args, kwargs, self._main)
         memories = packed.memories()
         variables = _environment.without_secrets(os.environ)
         message: Message = {
@@ -199,7 +200,7 @@ class Crew:
             "by_all": by_all,
             "group": [self._group, None] if group is None else list(group),
             "sources": packed.sources,
-            "shared": sorted(packed.names),
+            "shared": None if packed.names is None else sorted(packed.names),
             "path": import_path(),
             "cwd": current(),
         }

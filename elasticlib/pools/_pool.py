@@ -35,7 +35,7 @@ _END_LIMIT = 10.0
 _SETTINGS = frozenset(
     "logs_specs shutdown_timeout start_method preload local_addr numa_options signals_to_handle virtual_local_rank "
     "worker_server exit_timeout devices event_log_handler metrics_cfg role log_line_prefix_template "
-    "raise_as show duplicate_stdout_filters duplicate_stderr_filters monitor_interval".split()
+    "main raise_as show duplicate_stdout_filters duplicate_stderr_filters monitor_interval".split()
 )
 
 
@@ -149,7 +149,8 @@ class Pool:
                         crew.ask([rank], function, (every[index],), {}, by_all=False)
                     except PicklingError as error:
                         refuse(crew, index, error)
-                        pack(function, (), {})  # nor can any other item be sent where the function cannot
+                        # Nor can any other item be sent where the function cannot.
+                        pack(function, (), {}, self._config.main)
                         continue
                     at[free.pop()] = index
                 if not at:

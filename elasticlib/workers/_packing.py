@@ -1,8 +1,10 @@
 """
 How a function travels to the workers: by value where they could not import it, checked before anything starts.
 
-Functions and classes of ``__main__`` (a script's or a notebook's) travel with their definitions, which
-the worker puts into its own ``__main__``, and with the source lines of cells for tracebacks.
+A script that workers can import is imported by them: its functions and classes travel by name, and what its program has
+changed of its variables is laid over the worker's own. Functions and classes of another ``__main__`` (a notebook's)
+travel with their definitions, which the worker puts into its own ``__main__``, and with the source lines of cells for
+tracebacks.
 
 Rules of this file: nothing is sent twice; the definitions come first, so that they can be had without the call.
 """
@@ -28,9 +30,10 @@ import cloudpickle
 from attrs import frozen
 
 from elasticlib.errors import PicklingError
+from elasticlib.workers.captures import _main_script, _overlay
 from elasticlib.workers.captures._parts import Call, is_owner, parts_of
 from elasticlib.workers.captures._refused import refusal
-from elasticlib.workers.child import _buffers, _function, _results
+from elasticlib.workers.child import _buffers, _function, _main, _results
 from elasticlib.workers.child._buffers import Memory, can_be_apart, sealed
 
 _log = logging.getLogger("elasticlib")
@@ -47,9 +50,9 @@ class Packed:
     function: bytes
     """Pickle of (function, args, kwargs), which goes on behind that of the definitions."""
     definitions: bytes
-    """Pickle of the definitions by name; empty when there are none."""
-    names: frozenset[str]
-    """Names of the definitions."""
+    """Pickles of where ``__main__`` is imported from, and of the definitions by name; empty when there are none."""
+    names: frozenset[str] | None
+    """Names of the definitions; None where both sides have imported all."""
     sources: dict[str, list[str]]
     """Lines of files that only exist in this process, by file name."""
     memories_apart: dict[str, Memory]
@@ -64,9 +67,15 @@ class Packed:
 
 
 class _Pickler(_results.Pickler):
-    """Notes what of ``__main__`` is sent by value, and sends what cannot be imported so as well."""
+    """
+    Notes what of ``__main__`` is sent by value, and sends what cannot be imported so as well.
 
-    def __init__(self, file: io.BytesIO | _Counter, apart: bool = False) -> None:
+    What workers import of *main* goes by name; its other functions share the variables of that import.
+    """
+
+    def __init__(
+        self, file: io.BytesIO | _Counter, apart: bool = False, main: _main_script.ImportableMain | None = None
+    ) -> None:
         self.large: list[pickle.PickleBuffer] = []
         # No method of ours: that would keep all that was pickled until the garbage collector comes.
         callback = functools.partial(_is_small, self.large) if apart else None
@@ -74,8 +83,12 @@ class _Pickler(_results.Pickler):
         self.definitions: dict[str, Any] = {}
         self.by_value: list[Any] = []
         """Functions and classes that are sent with what they take along."""
+        self.of_main: list[Any] = []
+        """Functions and classes of a ``__main__`` that workers import."""
         self.files: set[str] = set()
         self.shared: list[Memory] = []
+        self._main = main
+        self._variables = _Variables()
         self._apart = apart
         self._storages: dict[tuple[int, int], _Storage] = {}
 
@@ -106,16 +119,12 @@ class _Pickler(_results.Pickler):
             return self._storage(obj)
         if isinstance(obj, _Storage):
             return self._memory_of(obj)
+        if isinstance(obj, _Variables):
+            return _main.namespace, ()
+        if self._main is not None and isinstance(obj, (types.FunctionType, type, _CACHED)) and self._main.is_own(obj):
+            return self._of_imported_main(obj, self._main)
         if type(obj) is _CACHED and getattr(obj, "__module__", None) == "__main__":  # which would travel by its name
-            parameters = obj.cache_parameters()
-            return (
-                _function.cached,
-                (parameters["maxsize"], parameters["typed"]),
-                obj.__wrapped__,
-                None,
-                None,
-                _function.wrap,
-            )
+            return _sent_cached(obj)
         if isinstance(obj, (types.FunctionType, type)) and getattr(obj, "__module__", None) == "__main__":
             name = obj.__qualname__
             if name.isidentifier() and getattr(sys.modules.get("__main__"), name, None) is obj:
@@ -126,6 +135,31 @@ class _Pickler(_results.Pickler):
         if isinstance(obj, (types.FunctionType, type)) and isinstance(reduced, tuple):
             self.by_value.append(obj)
         return reduced
+
+    def _of_imported_main(self, obj: Any, main: _main_script.ImportableMain) -> Any:
+        """How a function or class of the script travels: by its name, or with the variables of the worker's import."""
+        self.of_main.append(obj)
+        if main.defines(obj):
+            return _main.of_main, (obj.__qualname__,)
+        if isinstance(obj, _CACHED):
+            return _sent_cached(obj)
+        reduced = super().reducer_override(obj)
+        if not isinstance(obj, types.FunctionType) or obj.__globals__ is not main.module.__dict__:
+            return reduced
+        self.files.add(obj.__code__.co_filename)
+        self.by_value.append(obj)
+        make, (code, _, *parts), state, *rest = reduced
+        return make, (code, self._variables, *parts), (state[0], {**state[1], "__globals__": {}}), *rest
+
+
+class _Variables:
+    """Stands for the variables of a script that workers import."""
+
+
+def _sent_cached(call: Any) -> tuple[Any, ...]:
+    """How what ``functools.lru_cache`` has made travels: without what it keeps."""
+    parameters = call.cache_parameters()
+    return _function.cached, (parameters["maxsize"], parameters["typed"]), call.__wrapped__, None, None, _function.wrap
 
 
 def _is_small(large: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
@@ -170,42 +204,57 @@ def _shared(memory: Any) -> tuple[Callable[[int, int], Any], Memory]:
         return _buffers.named_storage, Memory(os.open, f"/dev/shm{name}", os.O_RDWR | os.O_CLOEXEC)
 
 
-def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
+def pack(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], main: str | None = None
+) -> Packed:
     """
     Pickle a call. Raises `PicklingError` that names the part which cannot be sent.
 
     A function of a module that the workers could not import is sent by value, with its module's globals
-    that it uses.
+    that it uses. *main* is `LaunchConfig.main`.
     """
     sent = function, tuple(args), dict(kwargs)
+    script = _main_script.importable(main)
     with _sent_by_value(_unimportable_module(function)):
         try:
-            known = _definitions(function)
+            known = _definitions(function, script)
             while True:
                 buffer = io.BytesIO()
-                pickler = _Pickler(buffer, apart=True)  # of one, so that both speak of the same objects
-                if known:
+                pickler = _Pickler(buffer, apart=True, main=script)  # of one, so that both speak of the same objects
+                if known or script is not None:
+                    pickler.dump(None if script is None else script.origin)
                     pickler.dump(known)
                 length, large, shared = buffer.tell(), len(pickler.large), len(pickler.shared)
                 pickler.dump(sent)
-                if pickler.definitions.keys() <= known.keys():
+                needed = pickler.definitions if script is None else _overlay.of(script, pickler.of_main, _try_to_send)
+                if needed.keys() <= known.keys():
                     break
-                known = pickler.definitions  # those of the arguments are among them
+                known = needed  # those of the arguments are among them
+        except PicklingError:
+            raise
         except Exception as error:
-            raise PicklingError(refusal(Call(*sent), error, _Pickler(io.BytesIO(), apart=True), _dump)) from error
+            fresh = _Pickler(io.BytesIO(), apart=True, main=script)
+            text = refusal(Call(*sent), error, fresh, functools.partial(_dump, main=script))
+            raise PicklingError(text) from error
         if buffer.tell() + sum(part.raw().nbytes for part in pickler.large) >= _WORTH_A_WARNING:
-            _warn_of_captures(Call(*sent), pickler)
+            _warn_of_captures(Call(*sent), pickler, {} if script is None else known)
     apart = _apart(pickler.large[:large], pickler.shared[:shared], _function.OF_DEFINITIONS)
     apart |= _apart(pickler.large[large:], pickler.shared[shared:], "")
     pickled = buffer.getbuffer()
-    return Packed(bytes(pickled[length:]), bytes(pickled[:length]), frozenset(known), _sources(pickler.files), apart)
+    names = None if script is not None else frozenset(known)
+    return Packed(bytes(pickled[length:]), bytes(pickled[:length]), names, _sources(pickler.files), apart)
 
 
-def _definitions(function: Callable[..., Any]) -> dict[str, Any]:
-    """What of ``__main__`` goes along with *function*, by name."""
-    pickler = _Pickler(_Counter(), apart=True)
+def _definitions(function: Callable[..., Any], script: _main_script.ImportableMain | None) -> dict[str, Any]:
+    """What of ``__main__`` goes along with *function*, by name: of a *script* that workers import, what it changed."""
+    pickler = _Pickler(_Counter(), apart=True, main=script)
     pickler.dump(function)
-    return pickler.definitions
+    return pickler.definitions if script is None else _overlay.of(script, pickler.of_main, _try_to_send)
+
+
+def _try_to_send(value: Any, script: _main_script.ImportableMain) -> None:
+    """Raise what hinders *value* from being sent."""
+    _Pickler(_Counter(), apart=True, main=script).dump(value)
 
 
 def _apart(large: Sequence[pickle.PickleBuffer], shared: Sequence[Memory], of: str) -> dict[str, Memory]:
@@ -249,9 +298,9 @@ def _sent_by_value(module: types.ModuleType | None) -> Iterator[None]:
                 cloudpickle.unregister_pickle_by_value(module)
 
 
-def _dump(value: Any) -> bytes:
+def _dump(value: Any, main: _main_script.ImportableMain | None = None) -> bytes:
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
+    _Pickler(buffer, main=main).dump(value)
     return buffer.getvalue()
 
 
@@ -311,12 +360,17 @@ _told: set[str] = set()
 """What this program has been warned of."""
 
 
-def _warn_of_captures(call: Call, pickler: _Pickler) -> None:
-    """Name what the function of *call* takes along that is large: few know that it travels with each call."""
+def _warn_of_captures(call: Call, pickler: _Pickler, variables: Mapping[str, Any]) -> None:
+    """
+    Name what the function of *call* takes along that is large: few know that it travels with each call.
+
+    *variables*: those of a script that workers import.
+    """
     owners = [each for each in (call.function, *pickler.by_value) if is_owner(each)]
     parts = dict(
         [*call.attributes(), *(part for owner in owners for part in parts_of(owner, pickler.reducer_override))]
     )
+    parts |= {f"global variable {name!r}": value for name, value in variables.items()}
     for part, value in parts.items():
         if isinstance(value, _WITH_PARTS) or part in _told:
             continue

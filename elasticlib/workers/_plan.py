@@ -35,7 +35,7 @@ from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, StartMethod, WorkerS
 from elasticlib.workers import _devices, _environment, _machine, _packing, _preload, _signals
 from elasticlib.workers._edited import EDITS
 from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
-from elasticlib.workers.child import _exiting
+from elasticlib.workers.child import _exiting, _main
 from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child._start_spec import StartSpec
 
@@ -116,6 +116,11 @@ def prepare(
     cannot be.
     """
     _rules.check_choice("start_method", start_method, START_METHODS)
+    if _main.is_importing():
+        raise ConfigError(
+            "this script starts workers while a worker imports it: put the call behind `if __name__ == '__main__':`, "
+            "or set LaunchConfig(main='value')"
+        )
     handled = ",".join(signum.name for signum in _signals.parse(signals_to_handle))
     caller = {**os.environ, **variables}
     cpus = _machine.cpus()
@@ -202,11 +207,11 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
         _refuse_preload(spec)
     if start_method == "fork":
         return evolve(job, call=functools.partial(entry, *args, **kwargs))
-    packed = _packing.pack(entry, args, kwargs)
+    packed = _packing.pack(entry, args, kwargs, spec.main)
     EDITS.tell()
     flags = flags_here()  # as multiprocessing does
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    shared = sorted(packed.names)
+    shared = None if packed.names is None else sorted(packed.names)
     python = fresh_command(sys.executable, flags)
     job = _saying(job, python=python, sources=packed.sources, main_file=main_file, shared=shared)
     job = evolve(job, function=f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}")

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 from attrs import evolve
 
 from elasticlib._caller import Surroundings
-from elasticlib._large_files import content_named, content_of, parts_of
+from elasticlib._large_files import content_named, content_of
 from elasticlib._programs import close_all_but
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import (
@@ -276,8 +276,6 @@ def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
         main.__dict__["__file__"] = spec.main_file
     content = content_named("function", handed.memories)
     function, args, kwargs = _function.unpacked(content, spec.sources, handed.memories)
-    if definitions := parts_of("definitions", handed.memories):
-        _function.offer_definitions([handed.memories[each] for each in definitions])
     return functools.partial(function, *(args[spec.local_rank] if spec.args_by_rank else args), **kwargs)
 
 

@@ -14,12 +14,12 @@ import linecache
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from elasticlib import _large_files
-from elasticlib.workers.child import _buffers
+from elasticlib.workers.child import _buffers, _main
 
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
 """Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
@@ -44,27 +44,50 @@ def unpacked(
     """
     The function of *content*, its arguments and keyword arguments; ``__main__`` has its definitions.
 
-    What is large lies in *memories*, whose descriptors for that are closed, or kept for `offer_definitions`.
+    What is large lies in *memories*, whose descriptors are closed, or kept for processes that multiprocessing spawns.
     """
     for name, lines in sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
     own = {name: each for name, each in memories.items() if name.startswith((BUFFERS, SHARED))}
+    definitions = [memories[name] for name in _large_files.parts_of("definitions", memories)]
     try:
         before = b""
-        if "definitions" in memories:
+        if definitions:
             before = _large_files.content_named("definitions", memories)
             _keep({name: each for name, each in memories.items() if name.startswith(OF_DEFINITIONS)})
-        *definitions, (function, args, kwargs) = _loaded(before + content, 1 + bool(before), memories)
+        with _reading(before + content, memories) as pickles:
+            if definitions:
+                _offer(definitions, is_needed=_define(pickles))
+            function, args, kwargs = pickles.load()
     finally:
         for descriptor in own.values():
             os.close(descriptor)
-    for each in definitions:
-        sys.modules["__main__"].__dict__.update(each)
     return function, args, kwargs
 
 
-def _loaded(content: bytes, count: int, memories: Mapping[str, int]) -> list[Any]:
-    """The first *count* objects of *content*, which speaks of *memories*: of those of the definitions first."""
+def _define(pickles: pickle.Unpickler) -> bool:
+    """Have in ``__main__`` what the launcher sends of its own; whether the script's import lacks some of it."""
+    origin = pickles.load()
+    if origin is None:
+        definitions = pickles.load()
+        sys.modules["__main__"].__dict__.update(definitions)
+        return True
+    _main.become(origin)
+    changed = pickles.load()
+    _say(_main.lay_over(_main.namespace(), changed))
+    return bool(changed)
+
+
+def _say(warnings: Sequence[str]) -> None:
+    """Write *warnings* to stderr, once for all workers of a node."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        for text in warnings:
+            print(f"elasticlib: {text}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _reading(content: bytes, memories: Mapping[str, int]) -> Iterator[pickle.Unpickler]:
+    """The pickles in *content*, one behind the other; they speak of *memories*: of those of the definitions first."""
     parts: list[memoryview] = []
     shared: list[int] = []
     for of in (OF_DEFINITIONS, ""):
@@ -73,8 +96,7 @@ def _loaded(content: bytes, count: int, memories: Mapping[str, int]) -> list[Any
         shared += [memories[name] for name in sorted(memories) if name.startswith(of + SHARED)]
     _buffers.shared = shared
     try:
-        unpickler = pickle.Unpickler(io.BytesIO(content), buffers=parts)
-        return [unpickler.load() for _ in range(count)]
+        yield pickle.Unpickler(io.BytesIO(content), buffers=parts)
     finally:
         _buffers.shared = ()
 
@@ -94,16 +116,21 @@ def wrap(call: Callable[..., Any], wrapped: Callable[..., Any]) -> None:
     functools.update_wrapper(call, wrapped)
 
 
-def offer_definitions(descriptors: Sequence[int]) -> None:
+def _offer(descriptors: Sequence[int], *, is_needed: bool) -> None:
     """
     Have processes that multiprocessing spawns from here import what is in these files as their ``__main__``.
 
-    What is large of it lies in the memories that `unpacked` has kept.
+    What is large of it lies in the memories that were kept. Where it is not *needed*, they import the script alone.
     """
     global _offered
-    _offered = descriptors
-    _tell()
-    sys.modules["__main__"].__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
+    former, _offered = _offered, descriptors
+    for descriptor in former:
+        os.close(descriptor)
+    if is_needed:
+        _tell()
+        sys.modules["__main__"].__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
+    else:
+        _main.restore_spec()
 
 
 def _keep(memories: Mapping[str, int]) -> None:
@@ -123,8 +150,8 @@ def _tell() -> None:
         os.environ[DEFINITIONS_VARIABLE] = ":".join(map(str, (files, large, *shared)))
 
 
-def offered() -> dict[str, Any]:
-    """The definitions that the worker offers which has spawned this process."""
+def define_offered(variables: dict[str, Any]) -> None:
+    """Have *variables*, this process' ``__main__``, hold what the worker offers which has spawned it."""
     files, large, *shared = os.environ[DEFINITIONS_VARIABLE].split(":")
     folder, numbers = os.path.split(files)
     with contextlib.ExitStack() as stack:
@@ -135,8 +162,14 @@ def offered() -> dict[str, Any]:
         for number, each in enumerate(shared):
             file = stack.enter_context(open(f"{folder}/{each}", "r+b", buffering=0))
             memories[f"{OF_DEFINITIONS}{SHARED}{number:08}"] = file.fileno()
-        (definitions,) = _loaded(content, 1, memories)
-    return dict(definitions)
+        with _reading(content, memories) as pickles:
+            origin = pickles.load()
+            if origin is not None:
+                sys.modules["__main__"] = sys.modules["__mp_main__"]  # whose variables these are
+                _main.run_in(variables, origin)
+                _main.lay_over(variables, pickles.load())
+            else:
+                variables.update(pickles.load())
 
 
 def user_part(error: BaseException) -> TracebackType | None:
@@ -147,4 +180,4 @@ def user_part(error: BaseException) -> TracebackType | None:
     return frames
 
 
-OWN_FILES.add(__file__)
+OWN_FILES.update((__file__, _main.__file__))

@@ -7,4 +7,4 @@ functions from the memory of the worker that spawned it.
 
 from elasticlib.workers.child import _function
 
-globals().update(_function.offered())
+_function.define_offered(globals())

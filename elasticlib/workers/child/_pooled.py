@@ -16,7 +16,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
@@ -240,7 +240,6 @@ class _Server:
         self.group = group
         self._me = os.getpid()
         self._path: list[str] = []
-        self._definitions: Sequence[int] = ()
         self._imports = _Imports()
         self._imports.watch()
         self._sending = threading.Lock()
@@ -319,11 +318,6 @@ class _Server:
         finally:
             for name in _large_files.parts_of("function", memories):
                 os.close(memories.pop(name))
-        if definitions := [memories[name] for name in _large_files.parts_of("definitions", memories)]:
-            former, self._definitions = self._definitions, definitions
-            _function.offer_definitions(definitions)
-            for descriptor in former:
-                os.close(descriptor)
         called, args, kwargs = _function.unpacked(content, message["sources"], memories)
         return lambda: called(*args, **kwargs)
 

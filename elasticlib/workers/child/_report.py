@@ -202,7 +202,7 @@ def read_text(descriptor: int) -> str:
 
 def qualified_name(kind: type[BaseException]) -> str:
     """The name by which tracebacks call an exception class."""
-    if kind.__module__ in ("builtins", "__main__"):
+    if kind.__module__ in ("builtins", "__main__", "__mp_main__"):
         return kind.__qualname__
     return f"{kind.__module__}.{kind.__qualname__}"
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
+from elasticlib.workers.child import _main
 from elasticlib.workers.child._report import qualified_name, text_of
 
 _MOST_TWICE = 1 << 20
@@ -54,11 +55,11 @@ class _ResultPickler(Pickler):
         self._shared = shared
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (types.FunctionType, type)) and getattr(obj, "__module__", None) == "__main__":
+        if isinstance(obj, (types.FunctionType, type)) and getattr(obj, "__module__", None) in _main.NAMES:
             name = obj.__qualname__
             known = self._shared is None or name in self._shared
-            if known and getattr(sys.modules["__main__"], name, None) is obj:
-                return str(name)
+            if known and _main.attribute(sys.modules["__main__"], name) is obj:
+                return _main.of_main, (name,)
         return super().reducer_override(obj)
 
 

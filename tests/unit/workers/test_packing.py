@@ -39,7 +39,10 @@ def unpack(packed: Packed) -> tuple[Any, ...]:
 def definitions_beside(packed: Packed) -> tuple[Any, dict[str, Any]]:
     """The function and the definitions as a worker gets them: by one unpickler."""
     unpickler = pickle.Unpickler(io.BytesIO(packed.definitions + packed.function))
-    definitions = unpickler.load() if packed.definitions else {}
+    definitions = {}
+    if packed.definitions:
+        assert unpickler.load() is None  # from where the script is imported
+        definitions = unpickler.load()
     return unpickler.load()[0], definitions
 
 
@@ -99,7 +102,7 @@ def test_what_is_sent_of_main_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack(train, (), {})
 
     assert packed.names == {"Point", "helper", "train"}
-    assert set(pickle.loads(packed.definitions)) == {"Point", "helper", "train"}
+    assert set(definitions_beside(packed)[1]) == {"Point", "helper", "train"}
 
 
 def test_a_function_of_main_is_the_definition_that_travels_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +201,7 @@ def test_a_class_that_only_the_arguments_are_of_is_a_definition_too(monkeypatch:
 
     packed = pack(train, (sys.modules["__main__"].__dict__["point"],), {})
 
-    assert packed.names == set(pickle.loads(packed.definitions)) == {"Point", "train"}
+    assert packed.names == set(definitions_beside(packed)[1]) == {"Point", "train"}
 
 
 def sizes(packed: Packed) -> dict[str, int]:
@@ -525,7 +528,7 @@ def train(point):
     return same, Point(point.x + 1), Point, Trouble("bad")
 
 if __name__ == "__main__":
-    packed = _packing.pack(train, (Point(1),), {})
+    packed = _packing.pack(train, (Point(1),), {}, "value")
     sent = pickle.dumps((packed.function, packed.definitions))
     done = subprocess.run([sys.executable, "-c", sys.argv[1], *sorted(packed.names)], input=sent,
                           stdout=subprocess.PIPE, check=True)

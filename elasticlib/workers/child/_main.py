@@ -1,0 +1,211 @@
+"""
+The caller's script as the ``__main__`` of a worker: imported under the name ``__mp_main__``, as multiprocessing does.
+
+What the program has changed since its own import is laid over it: the caller sends variables that are plain data, and
+each that differs here is set. (Python: ``multiprocessing.spawn``)
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import io
+import math
+import operator
+import os
+import sys
+import types
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from typing import Any, NamedTuple
+
+NAMES = ("__main__", "__mp_main__")
+"""What functions and classes of a script have as their module: run, and imported by a worker."""
+
+
+class Origin(NamedTuple):
+    """Where a script is imported from."""
+
+    name: str | None
+    """Its module's, where the program is ``python -m name``."""
+    file: str
+
+
+class Withheld(NamedTuple):
+    """Stands for a part of a variable that cannot be sent."""
+
+    kind: str
+    """Of its type."""
+
+
+class Incomplete(NamedTuple):
+    """A variable that the script defines too, and that cannot be sent: it serves to see whether both are equal."""
+
+    value: Any
+    """With `Withheld` in the place of what cannot be sent."""
+    reason: str
+
+
+class _State:
+    """Of this process."""
+
+    module: types.ModuleType | None = None
+    spec: ModuleSpec | None = None
+    """The module's own."""
+    origin: Origin | None = None
+    version: tuple[int, int] = (0, 0)
+    is_importing = False
+    sent: dict[str, Any]
+    """By name, what the caller's variable was when it was found equal: only what the caller changes then is laid
+    over the worker's own, which its functions may have changed."""
+
+
+_state = _State()
+_state.sent = {}
+
+
+def is_imported(module: types.ModuleType) -> bool:
+    """Whether *module*, this process' ``__main__``, was imported and not run."""
+    return module is _state.module
+
+
+def imported_origin() -> Origin | None:
+    """Where this process' ``__main__`` was imported from."""
+    return _state.origin
+
+
+def is_importing() -> bool:
+    """Whether the script is being imported."""
+    return _state.is_importing
+
+
+def attribute(module: types.ModuleType, name: str) -> Any:
+    """What *name*, with dots for what is in classes, is in *module*; None where there is nothing."""
+    try:
+        return operator.attrgetter(name)(module)
+    except (AttributeError, TypeError):
+        return None
+
+
+def of_main(name: str) -> Any:
+    """What pickles call for a function or class of ``__main__``, by whichever name either side has imported it."""
+    return operator.attrgetter(name)(sys.modules["__main__"])
+
+
+def namespace() -> dict[str, Any]:
+    """What pickles call for the variables of ``__main__``, which functions behind its guard share with the others."""
+    return sys.modules["__main__"].__dict__
+
+
+def become(origin: Origin) -> None:
+    """Have the script at *origin* as ``__main__``; one that was imported before is kept while its file is the same."""
+    facts = os.stat(origin.file)
+    version = facts.st_mtime_ns, facts.st_size
+    if _state.module is not None and (_state.origin, _state.version) == (origin, version):
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = _state.module
+        return
+    main = types.ModuleType("__mp_main__")
+    _state.module, _state.origin, _state.version, _state.sent = main, origin, version, {}
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    run_in(main.__dict__, origin)
+    _state.spec = main.__spec__
+
+
+def restore_spec() -> None:
+    """Have processes that multiprocessing spawns from here import the script by themselves."""
+    if _state.module is not None:
+        _state.module.__spec__ = _state.spec
+
+
+def run_in(variables: dict[str, Any], origin: Origin) -> None:
+    """Run the script at *origin* in *variables*, as an import does."""
+    _state.is_importing = True
+    try:
+        exec(_code_of(variables, origin), variables)
+    finally:
+        _state.is_importing = False
+
+
+def _code_of(variables: dict[str, Any], origin: Origin) -> types.CodeType:
+    """The script's code; *variables* get what Python itself puts into a module."""
+    variables.update(__name__="__mp_main__", __builtins__=builtins, __file__=origin.file, __cached__=None)
+    if origin.name is None:
+        variables.update(__package__="", __loader__=None, __spec__=None)
+        with io.open_code(origin.file) as file:
+            return compile(file.read(), origin.file, "exec", dont_inherit=True)
+    spec = importlib.util.find_spec(origin.name)
+    loader: Any = None if spec is None else spec.loader
+    if spec is None or loader is None:
+        raise ImportError(f"the module {origin.name} of {origin.file} was not found", name=origin.name)
+    variables.update(__package__=spec.parent, __loader__=loader, __spec__=spec, __cached__=spec.cached)
+    code: types.CodeType = loader.get_code(spec.name)
+    return code
+
+
+def lay_over(variables: dict[str, Any], sent: Mapping[str, Any]) -> list[str]:
+    """
+    Have in *variables*, a script's own, what its program has changed of them: all of *sent* that differs.
+
+    Returns a warning for each that differs, and could not be sent.
+    """
+    warnings = []
+    for name, value in sent.items():
+        own = variables.get(name, _ABSENT)
+        if isinstance(value, Incomplete):
+            if own is _ABSENT:
+                raise NameError(
+                    f"the global variable {name!r} is missing in the workers, which import the script: {value.reason}; "
+                    "make it before the guard, or in the function",
+                    name=name,
+                )
+            if not same(own, value.value):
+                warnings.append(
+                    f"the global variable {name!r} was changed after the script's import, and differs in the workers: "
+                    f"{value.reason}; change it before the guard, or hand it over as an argument"
+                )
+        elif name in _state.sent and same(_state.sent[name], value):
+            continue
+        elif same(own, value):
+            _state.sent[name] = value
+        else:
+            _state.sent.pop(name, None)
+            variables[name] = value
+    return warnings
+
+
+_ABSENT = object()
+
+
+def same(own: Any, other: Any) -> bool:
+    """Whether both are equal in value and type, throughout; what cannot be compared is not."""
+    try:
+        return _same(own, other)
+    except Exception:  # of an ``__eq__`` of the user's, or of a structure that holds itself
+        return False
+
+
+def _same(own: Any, other: Any) -> bool:
+    if own is other:
+        return True
+    if isinstance(other, Withheld):
+        return type(own).__qualname__ == other.kind
+    if type(own) is not type(other):
+        return False
+    if isinstance(own, float):
+        return own == other or (math.isnan(own) and math.isnan(other))
+    if isinstance(own, dict):
+        return list(own) == list(other) and all(_same(own[key], other[key]) for key in own)
+    if isinstance(own, (list, tuple)):
+        return len(own) == len(other) and all(map(_same, own, other))
+    if is_namespace(own):
+        return _same(vars(own), vars(other))
+    equal = own == other
+    if hasattr(equal, "all"):  # of arrays or tensors
+        return own.shape == other.shape and own.dtype == other.dtype and bool(equal.all())
+    return bool(equal)
+
+
+def is_namespace(value: Any) -> bool:
+    """Whether *value* is equal to another one where their attributes are, as what ``argparse`` returns."""
+    kind = type(value)
+    return kind is types.SimpleNamespace or (kind.__module__, kind.__qualname__) == ("argparse", "Namespace")

@@ -1,0 +1,283 @@
+"""A function of a guarded script finds in the workers what the script's import makes, and what its program has set."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+LIMIT = 120.0
+HEAD = """
+    import json, os, sys
+    from elasticlib import LaunchConfig, elastic_launch
+    def config(n=1, **more): return LaunchConfig(nproc_per_node=n, max_restarts=0, **more)
+    def tell(value): print("told", json.dumps(value), flush=True)
+"""
+
+
+def run(folder: Path, source: str, *command: str, name: str = "train.py", env: dict[str, str] | None = None) -> str:
+    """What the program *source* tells, run as *command* or by its path."""
+    path = folder / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(textwrap.dedent(HEAD) + textwrap.dedent(source))
+    done = subprocess.run(
+        [sys.executable, *(command or [str(path)])],
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def told(output: str) -> list[object]:
+    return [json.loads(line.removeprefix("told ")) for line in output.splitlines() if line.startswith("told ")]
+
+
+TOP_LEVEL = """
+    import contextvars, decimal, functools, itertools, logging, threading
+    import torch
+    torch.set_default_dtype(torch.float64)
+    decimal.getcontext().prec = 5
+    logging.getLogger("mine").setLevel(7)
+    json.mine = "patched"
+    lock, local, event = threading.Lock(), threading.local(), threading.Event()
+    variable = contextvars.ContextVar("variable", default=3)
+    numbers = (each for each in range(3))
+    counter = itertools.count()
+    @torch.jit.script
+    def scripted(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+    @functools.singledispatch
+    def kind(x): return "other"
+    @kind.register
+    def _(x: int): return "int"
+    class Point:
+        count = 0
+        lock = threading.Lock()
+        def __init__(self, x): self.x = x
+    def train():
+        with lock, Point.lock:
+            event.set()
+        local.x = 1
+        return [
+            str(torch.get_default_dtype()), decimal.getcontext().prec, logging.getLogger("mine").level,
+            json.mine, variable.get(), next(numbers), next(counter), float(scripted(torch.ones(1))),
+            kind(1),
+        ]
+    expected = ["torch.float64", 5, 7, "patched", 3, 0, 0, 2.0, "int"]
+"""
+
+
+def test_a_function_finds_what_the_script_makes_at_its_top_level(tmp_path: Path) -> None:
+    source = (
+        TOP_LEVEL
+        + """
+    if __name__ == "__main__":
+        tell(elastic_launch(config(2), train)()[1] == expected)
+    """
+    )
+    assert told(run(tmp_path, source)) == [True]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_variables_that_the_program_set_are_laid_over_the_import(tmp_path: Path, method: str) -> None:
+    source = f"""
+    import argparse
+    CFG, STEPS, UNTOUCHED = {{}}, 1, [1]
+    SAME = UNTOUCHED
+    class Late: pass
+    def train():
+        return CFG, STEPS, args.rate, UNTOUCHED is SAME, helper(), type(late) is Late, __name__
+    def main():
+        global STEPS
+        STEPS = 3
+        CFG["rate"] = 2
+        tell(elastic_launch(config(start_method={method!r}), train)()[0])
+    if __name__ == "__main__":
+        args = argparse.Namespace(rate=5)
+        late = Late()
+        def helper(): return STEPS + args.rate
+        main()
+    """
+    assert told(run(tmp_path, source)) == [[{"rate": 2}, 3, 5, True, 8, True, "__mp_main__"]]
+
+
+@pytest.mark.parametrize("way", ["file", "module", "pdb", "runpy", "thread", "%run"])
+def test_each_way_to_run_a_script_imports_it(tmp_path: Path, way: str) -> None:
+    source = """
+    import threading
+    lock = threading.Lock()
+    def train():
+        with lock: return args
+    def main():
+        global args
+        args = 4
+        tell(elastic_launch(config(), train)()[0])
+    if __name__ == "__main__":
+        if len(sys.argv) > 1:
+            thread = threading.Thread(target=main)
+            thread.start()
+            thread.join()
+        else:
+            main()
+    """
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    path = str(tmp_path / "pkg" / "train.py")
+    command = {
+        "file": (path,),
+        "module": ("-m", "pkg.train"),
+        "pdb": ("-m", "pdb", "-c", "continue", "-c", "quit", path),
+        "runpy": ("-c", f"import runpy; runpy.run_path({path!r}, run_name='__main__')"),
+        "thread": (path, "thread"),
+        "%run": ("-m", "IPython", "-c", f"%run {path}"),
+    }[way]
+    env = {"PYTHONPATH": str(tmp_path)}
+    assert told(run(tmp_path, source, *command, name="pkg/train.py", env=env)) == [4]
+
+
+def test_a_command_is_imported_by_the_workers_of_its_module(tmp_path: Path) -> None:
+    source = """
+    import threading
+    lock = threading.Lock()
+    def train():
+        with lock: return os.environ["RANK"], sys.modules["__main__"].mark
+    def main(): tell(elastic_launch(config(), train)()[0])
+    """
+    (tmp_path / "start").write_text("from train import main\nmark = 5\nif __name__ == '__main__':\n    main()\n")
+    assert told(run(tmp_path, source, "start")) == [["0", 5]]
+
+
+def test_a_launch_within_a_worker_imports_the_script_again(tmp_path: Path) -> None:
+    source = """
+    import threading
+    lock = threading.Lock()
+    def inner():
+        with lock: return rate
+    def outer():
+        return elastic_launch(config(), inner)()[0]
+    if __name__ == "__main__":
+        rate = 6
+        tell(elastic_launch(config(), outer)()[0])
+    """
+    assert told(run(tmp_path, source)) == [6]
+
+
+def test_results_and_errors_are_of_the_programs_own_classes(tmp_path: Path) -> None:
+    source = """
+    import enum
+    class Point:
+        class Inner: pass
+        def __init__(self, x): self.x = x
+    class Colour(enum.Enum): RED = 1
+    class Trouble(Exception): pass
+    def train(point):
+        assert type(point) is Point
+        return Point(point.x + 1), Colour.RED, Point.Inner
+    def fail(): raise Trouble("no")
+    if __name__ == "__main__":
+        point, colour, inner = elastic_launch(config(), train)(Point(1))[0]
+        tell([type(point) is Point, point.x, colour is Colour.RED, inner is Point.Inner])
+        try: elastic_launch(config(), fail)()
+        except Trouble as error: tell(["Trouble: no" in str(error), type(error).__mro__.count(Trouble)])
+    """
+    assert told(run(tmp_path, source)) == [[True, 2, True, True], [True, 1]]
+
+
+def test_processes_that_a_worker_spawns_have_the_script_with_its_variables(tmp_path: Path) -> None:
+    source = """
+    import torch.multiprocessing as mp
+    def child(queue): queue.put(rate)
+    def train():
+        context = mp.get_context("spawn")
+        queue = context.SimpleQueue()
+        process = context.Process(target=child, args=(queue,))
+        process.start()
+        process.join()
+        return queue.get()
+    if __name__ == "__main__":
+        rate = 7
+        tell(elastic_launch(config(), train)()[0])
+    """
+    assert told(run(tmp_path, source)) == [7]
+
+
+def test_an_unguarded_script_goes_by_value(tmp_path: Path) -> None:
+    source = """
+    rate = 8
+    def train(): return rate, __name__
+    tell(elastic_launch(config(), train)()[0])
+    """
+    assert told(run(tmp_path, source)) == [[8, "__main__"]]
+
+
+def test_the_choice_of_the_configuration_holds(tmp_path: Path) -> None:
+    source = """
+    rate = 8
+    def train(): return __name__
+    if __name__ == "__main__":
+        tell([elastic_launch(config(main=each), train)()[0] for each in ("import", "value", None)])
+    """
+    assert told(run(tmp_path, source)) == [["__mp_main__", "__main__", "__mp_main__"]]
+
+
+def test_a_launch_that_the_import_makes_is_an_error_and_no_second_job(tmp_path: Path) -> None:
+    source = """
+    def train(): return 1
+    if os.environ.get("RANK") or __name__ == "__main__":
+        try: tell(elastic_launch(config(main="import"), train)()[0])
+        except Exception as error:
+            if os.environ.get("RANK"): raise
+            tell("while a worker imports it" in str(error))
+    """
+    assert told(run(tmp_path, source)) == [True]
+
+
+def test_an_import_that_fails_is_told_with_its_place(tmp_path: Path) -> None:
+    source = """
+    def train(): return 1
+    if __name__ != "__main__": raise ValueError("not here")
+    if __name__ == "__main__":
+        try: elastic_launch(config(), train)()
+        except ValueError as error: tell(["not here" in str(error), "train.py" in str(error), "_main.py" in str(error)])
+    """
+    assert told(run(tmp_path, source)) == [[True, True, False]]
+
+
+def test_what_is_made_behind_the_guard_and_cannot_be_sent_is_refused_before_the_start(tmp_path: Path) -> None:
+    source = """
+    import threading
+    def train(): return lock
+    if __name__ == "__main__":
+        lock = threading.Lock()
+        try: elastic_launch(config(), train)()
+        except TypeError as error: tell(str(error))
+    """
+    (text,) = told(run(tmp_path, source))
+    assert "global variable 'lock' that train uses, a lock, is made behind the script's guard" in str(text)
+
+
+def test_a_pool_keeps_the_script_and_gets_what_changes(tmp_path: Path) -> None:
+    source = """
+    import threading, elasticlib
+    lock, cache, rate = threading.Lock(), {}, 1
+    def work(key):
+        with lock: cache[key] = rate
+        return dict(cache), os.getpid()
+    if __name__ == "__main__":
+        with elasticlib.pool(1, group=None) as pool:
+            first, pid = pool.run(work, "a")[0]
+            rate = 2
+            second, again = pool.run(work, "b")[0]
+            tell([first, second, pid == again])
+    """
+    assert told(run(tmp_path, source)) == [[{"a": 1}, {"a": 1, "b": 2}, True]]
