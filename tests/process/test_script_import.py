@@ -266,18 +266,18 @@ def test_what_is_made_behind_the_guard_and_cannot_be_sent_is_refused_before_the_
     assert "global variable 'lock' that train uses, a lock, is made behind the script's guard" in str(text)
 
 
-def test_a_pool_keeps_the_script_and_gets_what_changes(tmp_path: Path) -> None:
+def test_a_pool_imports_the_script_once_and_each_call_finds_what_its_caller_has(tmp_path: Path) -> None:
     source = """
     import threading, elasticlib
-    lock, cache, rate = threading.Lock(), {}, 1
+    lock, local, cache, rate = threading.Lock(), threading.local(), {}, 1
     def work(key):
         with lock: cache[key] = rate
-        return dict(cache), os.getpid()
+        local.calls = getattr(local, "calls", 0) + 1
+        return dict(cache), local.calls
     if __name__ == "__main__":
         with elasticlib.pool(1, group=None) as pool:
-            first, pid = pool.run(work, "a")[0]
+            first = pool.run(work, "a")[0]
             rate = 2
-            second, again = pool.run(work, "b")[0]
-            tell([first, second, pid == again])
+            tell([first, pool.run(work, "b")[0]])
     """
-    assert told(run(tmp_path, source)) == [[{"a": 1}, {"a": 1, "b": 2}, True]]
+    assert told(run(tmp_path, source)) == [[[{"a": 1}, 1], [{"b": 2}, 2]]]

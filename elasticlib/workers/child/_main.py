@@ -55,13 +55,9 @@ class _State:
     origin: Origin | None = None
     version: tuple[int, int] = (0, 0)
     is_importing = False
-    sent: dict[str, Any]
-    """By name, what the caller's variable was when it was found equal: only what the caller changes then is laid
-    over the worker's own, which its functions may have changed."""
 
 
 _state = _State()
-_state.sent = {}
 
 
 def is_imported(module: types.ModuleType) -> bool:
@@ -105,7 +101,7 @@ def become(origin: Origin) -> None:
         sys.modules["__main__"] = sys.modules["__mp_main__"] = _state.module
         return
     main = types.ModuleType("__mp_main__")
-    _state.module, _state.origin, _state.version, _state.sent = main, origin, version, {}
+    _state.module, _state.origin, _state.version = main, origin, version
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     run_in(main.__dict__, origin)
     _state.spec = main.__spec__
@@ -146,6 +142,8 @@ def lay_over(variables: dict[str, Any], sent: Mapping[str, Any]) -> list[str]:
     """
     Have in *variables*, a script's own, what its program has changed of them: all of *sent* that differs.
 
+    So a call finds what its caller has, and not what the call before has made of it.
+
     Returns a warning for each that differs, and could not be sent.
     """
     warnings = []
@@ -163,12 +161,7 @@ def lay_over(variables: dict[str, Any], sent: Mapping[str, Any]) -> list[str]:
                     f"the global variable {name!r} was changed after the script's import, and differs in the workers: "
                     f"{value.reason}; change it before the guard, or hand it over as an argument"
                 )
-        elif name in _state.sent and same(_state.sent[name], value):
-            continue
-        elif same(own, value):
-            _state.sent[name] = value
-        else:
-            _state.sent.pop(name, None)
+        elif not same(own, value):
             variables[name] = value
     return warnings
 
@@ -177,7 +170,11 @@ _ABSENT = object()
 
 
 def same(own: Any, other: Any) -> bool:
-    """Whether both are equal in value and type, throughout; what cannot be compared is not."""
+    """
+    Whether both are equal in value and type, throughout; what cannot be compared is not.
+
+    Nor is a tensor that the caller shares: its memory counts, too.
+    """
     try:
         return _same(own, other)
     except Exception:  # of an ``__eq__`` of the user's, or of a structure that holds itself
@@ -201,6 +198,8 @@ def _same(own: Any, other: Any) -> bool:
         return _same(vars(own), vars(other))
     equal = own == other
     if hasattr(equal, "all"):  # of arrays or tensors
+        if hasattr(other, "is_shared") and other.is_shared():
+            return False
         return own.shape == other.shape and own.dtype == other.dtype and bool(equal.all())
     return bool(equal)
 

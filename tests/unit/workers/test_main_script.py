@@ -202,14 +202,15 @@ def test_a_variable_that_may_be_missing_is_an_error_where_it_is(monkeypatch: pyt
     assert _main.lay_over({"guard": script.module.guard}, sent) == []
 
 
-def test_a_worker_keeps_what_its_functions_changed_until_the_caller_changes_it() -> None:
-    there: dict[str, Any] = {"cache": {}, "rate": 1}
+def test_a_call_finds_what_its_caller_has() -> None:
+    own: dict[str, Any] = {}
+    there: dict[str, Any] = {"cache": own, "rate": 1}
     _main.lay_over(there, {"cache": {}, "rate": 2})
-    there["cache"]["x"] = 1
+    assert there["cache"] is own
+    assert there["rate"] == 2
+    own["x"] = 1
     _main.lay_over(there, {"cache": {}, "rate": 2})
-    assert there == {"cache": {"x": 1}, "rate": 2}
-    _main.lay_over(there, {"cache": {"y": 2}, "rate": 2})
-    assert there["cache"] == {"y": 2}
+    assert there["cache"] == {}
 
 
 class Odd:
@@ -245,6 +246,12 @@ def test_arrays_are_compared_as_a_whole() -> None:
     assert not _main.same(torch.ones(2), torch.ones(2, 2))
     assert not _main.same(torch.ones(2), torch.ones(2).double())
     assert not _main.same({"a": torch.ones(2)}, {"a": torch.zeros(2)})
+
+
+def test_a_tensor_that_the_caller_shares_is_never_the_same() -> None:
+    import torch
+
+    assert not _main.same(torch.ones(2), torch.ones(2).share_memory_())
 
 
 def test_what_holds_itself_is_not_the_same() -> None:
