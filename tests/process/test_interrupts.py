@@ -100,7 +100,7 @@ def test_an_interrupted_call_leaves_nothing_open_and_the_pool_works_on() -> None
 
             assert made.run(length, data) == {0: 300_000}, at  # though a notebook keeps what it has shown
             del shown
-            wait_until(lambda: open_files() == before, LIMIT)  # a thread may be looking at a process just now
+            wait_until(lambda: open_files() <= before, LIMIT)  # a thread may be looking at a process just now
     wait_until(lambda: jobs() == [], LIMIT)
 
 
@@ -118,7 +118,7 @@ def test_an_interrupt_while_workers_are_replaced_leaves_none() -> None:
 
             assert made.run(length, "abc") == {0: 3}, at
             del shown
-            wait_until(lambda: len(jobs()) == 1 and open_files() == before, LIMIT)
+            wait_until(lambda: len(jobs()) == 1 and open_files() <= before, LIMIT)
 
 
 def test_an_interrupt_while_a_pool_is_made_leaves_no_workers() -> None:
@@ -130,7 +130,7 @@ def test_an_interrupt_while_a_pool_is_made_leaves_no_workers() -> None:
     for at in places_of(make):
         Interrupt(at).during(make)
 
-        wait_until(lambda: jobs() == [] and open_files() == before, LIMIT)
+        wait_until(lambda: jobs() == [] and open_files() <= before, LIMIT)
 
 
 def test_an_interrupted_launch_is_no_job_any_more() -> None:
@@ -141,7 +141,7 @@ def test_an_interrupted_launch_is_no_job_any_more() -> None:
         Interrupt(at).during(lambda: launch("abc"))
 
         assert jobs() == [], at
-        assert open_files() == before, at
+        assert open_files() <= before, at
 
 
 def test_a_start_that_is_interrupted_leaves_no_job() -> None:
@@ -164,7 +164,7 @@ def test_a_start_that_is_interrupted_leaves_no_job() -> None:
         Interrupt(at).during(start)
         stop()
 
-        wait_until(lambda: jobs() == [] and open_files() == before, LIMIT)
+        wait_until(lambda: jobs() == [] and open_files() <= before, LIMIT)
 
 
 def test_a_stop_that_is_interrupted_can_be_asked_for_again() -> None:
@@ -178,4 +178,4 @@ def test_a_stop_that_is_interrupted_can_be_asked_for_again() -> None:
 
         assert job.done(), at
         del job
-        wait_until(lambda: jobs() == [] and open_files() == before, LIMIT)
+        wait_until(lambda: jobs() == [] and open_files() <= before, LIMIT)

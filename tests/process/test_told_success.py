@@ -55,7 +55,7 @@ class Node:
     def results(self) -> str:
         assert self.launcher.stdout is not None
         out = self.launcher.stdout.read()
-        assert 0 == self.launcher.wait(LIMIT), self.log
+        assert 0 == self.launcher.wait(LIMIT), "".join(self.log)
         return out.strip()
 
     def close(self) -> None:
