@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import Attribute, Factory, define, field, setters
 from attrs.validators import optional
 
-from elasticlib import _rules
+from elasticlib import _in_notebooks, _rules
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.numa import NumaOptions, as_numa_options
 from elasticlib.utils._dataclasses import DataclassView
@@ -33,6 +33,7 @@ Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
 DEFAULT_RENDEZVOUS_TIMEOUT = 900
 """Seconds"""
+DEFAULT_MAX_RESTARTS = 3
 AUTO = ("auto",)
 """The `preload` that imports ahead torch, and its parts that an entry point's text mentions."""
 DEFAULT_PRELOAD = AUTO
@@ -175,6 +176,11 @@ def _into_configs(config: LaunchConfig, _: object, value: int) -> int:
     return value
 
 
+def _default_max_restarts() -> int:
+    """torch's, but none in a notebook: whoever has a bug in a cell would wait there for each attempt to meet it."""
+    return DEFAULT_MAX_RESTARTS if _in_notebooks.shell() is None else 0
+
+
 @define
 class LaunchConfig(DataclassView):
     """
@@ -218,8 +224,9 @@ class LaunchConfig(DataclassView):
     c10d, etcd-v2 and etcd-v3 have 600 unless another number is given here (900 counts as none: torch's launches always
     say it) or ``rdzv_configs["join_timeout"]`` says so.
     """
-    max_restarts: int = field(default=3, converter=_rules.number, validator=_rules.whole(0))
-    """Restarts of the whole group that worker failures may use up, counted over the whole job."""
+    max_restarts: int = field(factory=_default_max_restarts, converter=_rules.number, validator=_rules.whole(0))
+    """Restarts of the whole group that worker failures may use up, counted over the whole job; in a notebook none
+    unless it is given."""
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
     """Seconds between looks at what can only be polled; workers' ends are noticed at once."""
     start_method: StartMethod = field(default="forkserver", validator=_rules.one_of(START_METHODS))
@@ -341,7 +348,8 @@ class WorkerSpec(DataclassView):
     """What each worker runs: a callable, the path of a script, a module's name or a program; one must be given."""
     args: tuple[Any, ...] = field(default=(), converter=_arguments)
     """Arguments of the callable, or the command line of the script or program."""
-    max_restarts: int = field(default=3, converter=_rules.number, validator=_alone(_rules.whole(0)))
+    max_restarts: int = field(default=DEFAULT_MAX_RESTARTS, converter=_rules.number, validator=_alone(_rules.whole(0)))
+    """As in `LaunchConfig`, but 3 in a notebook, too."""
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_alone(_rules.positive))
     master_port: int | None = None
     """Without effect, unlike in torch: the port of the round's own store counts, and another one here is warned of."""

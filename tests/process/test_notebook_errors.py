@@ -113,17 +113,34 @@ elastic_launch(settings(1, max_restarts=0), hooked)()
     assert printed(outputs) == "hooked ZeroDivisionError\n"
 
 
-def test_the_same_error_at_once_is_tried_twice_and_no_more(tmp_path: Path) -> None:
-    call = """
-def tries(folder):
+TRIES = """
+from elasticlib import progress
+
+def tries(folder, error, step=None):
     open(f"{folder}/{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", "w").close()
-    raise NameError("a typo")
-
-elastic_launch(settings(1), tries)(%r)
+    if step is not None:
+        progress(step)
+    raise error
 """
-    (outputs,) = shown(call % str(tmp_path), folder=tmp_path)
 
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["0-0", "0-1"]
+
+def tried(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def test_a_call_is_not_restarted_unless_that_is_asked_for(tmp_path: Path) -> None:
+    call = f"elastic_launch(settings(1), tries)({str(tmp_path)!r}, NameError('a typo'))"
+    _, outputs = shown(TRIES, call, folder=tmp_path)
+
+    assert tried(tmp_path) == ["0-0"]
+    assert traceback(outputs)[-1] == "NameError: a typo"
+
+
+def test_the_same_error_at_once_is_tried_twice_and_no_more(tmp_path: Path) -> None:
+    call = f"elastic_launch(settings(1, max_restarts=3), tries)({str(tmp_path)!r}, NameError('a typo'))"
+    _, outputs = shown(TRIES, call, folder=tmp_path)
+
+    assert tried(tmp_path) == ["0-0", "0-1"]
     assert printed(outputs, "stderr").count("restart") == 1
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import os
 import pathlib
 import pickle
+import sys
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -90,6 +93,18 @@ def test_a_launch_config_works_alone() -> None:
     assert ("SIGTERM,SIGINT,SIGHUP,SIGQUIT", None) == (config.signals_to_handle, config.shutdown_timeout)
     assert (None, ("auto",)) == (config.logs_specs, config.preload)
     assert (None, "quiet", None) == (config.token, config.wait_for, config.node_rank)
+
+
+def test_a_notebooks_default_is_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = LaunchConfig()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))  # type: ignore[arg-type]
+    inside = LaunchConfig()
+
+    assert (3, 0) == (outside.max_restarts, inside.max_restarts)
+    assert "max_restarts=0" in repr(inside)
+    assert outside == LaunchConfig(max_restarts=3) == dataclasses.replace(inside, max_restarts=3)
+    assert dataclasses.replace(outside, nproc_per_node=2).max_restarts == 3  # it was made elsewhere
+    assert LaunchConfig(max_restarts=2).max_restarts == 2
 
 
 @pytest.mark.parametrize(
