@@ -213,6 +213,8 @@ class ProcessFailure:
     """The stack of a worker of this node that raised, the innermost frame last; `traceback` is its text."""
     moment: float = 0.0
     """`timestamp` with its fraction, where the worker or its launcher knows it."""
+    external: bool = False
+    """True when a peer, a device or the system caused the exception, so that another attempt may go well."""
 
     def __post_init__(self) -> None:
         if not self.error_file_data:

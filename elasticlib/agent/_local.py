@@ -56,7 +56,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     the job without a restart; None takes ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, 0 never looks.
 
     *prepared* is what `prepare` made of the same spec, start method and signals, where that came before the rendezvous.
-    Without *repeats_errors* the exception that an attempt and the one before raise at once, and alike, ends the job.
+    Without *repeats_errors* an exception that would only come again ends the job, see `Repeats`.
     *console* takes what is tee'd, in place of this program's stdout and stderr.
     """
 
@@ -278,7 +278,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         pids, workers = self._processes.pids, self._worker_group.workers
         found = self._watch.explained(found, {each.global_rank: pids.get(each.local_rank, 0) for each in workers})
         if self._repeats is not None:
-            self._repeats.marked(found)
+            steps = [each.progress.step for each in self.workers_now() if each.progress is not None]
+            self._repeats.marked(found, max(steps, default=None))
         return found
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

@@ -83,6 +83,7 @@ def failure_of(
         exception_type=report.exception_type if report else "",
         traceback=report.traceback if report else "",
         secondary=report.secondary if report else end.told and written is None,
+        external=report.external if report else False,
         frames=_frames(report.frames) if report else (),
         log_tail=last_lines(_end_of(stderr) if stderr else end.tail),
     )

@@ -144,6 +144,25 @@ def test_the_same_error_at_once_is_tried_twice_and_no_more(tmp_path: Path) -> No
     assert printed(outputs, "stderr").count("restart") == 1
 
 
+def test_a_late_error_ends_the_job_where_the_second_attempt_got_no_further(tmp_path: Path) -> None:
+    (tmp_path / "known").mkdir()
+    (tmp_path / "unknown").mkdir()
+    all_are_late = "from elasticlib.agent import _repeats\n_repeats._AT_ONCE = -1.0"
+    call = "elastic_launch(settings(1, max_restarts=2), tries)(%r, NameError('a typo'), %r)"
+    known, unknown = call % (str(tmp_path / "known"), 5), call % (str(tmp_path / "unknown"), None)
+    shown(TRIES, all_are_late, known, unknown, folder=tmp_path)
+
+    assert tried(tmp_path / "known") == ["0-0", "0-1"]
+    assert tried(tmp_path / "unknown") == ["0-0", "0-1", "0-2"]
+
+
+def test_an_error_of_the_system_is_tried_as_often_as_was_asked_for(tmp_path: Path) -> None:
+    call = f"elastic_launch(settings(1, max_restarts=2), tries)({str(tmp_path)!r}, FileNotFoundError('data.csv'))"
+    shown(TRIES, call, folder=tmp_path)
+
+    assert tried(tmp_path) == ["0-0", "0-1", "0-2"]
+
+
 def test_an_error_is_caught_by_its_own_kind_and_by_the_launchs(tmp_path: Path) -> None:
     catches = """
 class Mine(Exception):

@@ -51,6 +51,13 @@ _SECONDARY_TEXT = re.compile(
     r"|remote process exited|pair closure|transport retry counter|unhandled system error|ncclRemoteError",
     re.IGNORECASE,
 )
+_DEVICE_TYPES = frozenset({"OutOfMemoryError", "AcceleratorError", "DistError"})
+"""Classes of torch for errors of devices, of collectives and of stores; or a base of these."""
+_DEVICE_TEXT = re.compile(
+    r"\b(CUDA|HIP|XPU|cuDNN) (error|driver)|\b(NCCL|RCCL|CUDNN|CUBLAS|CUFFT|CUSOLVER|CUSPARSE)|No CUDA GPUs"
+    r"|gloo|timed? ?out|out of memory|can't allocate memory|shared memory|DataLoader worker .* (killed|exited)"
+)
+"""Phrases of what torch raises as a plain RuntimeError for them, or for what the system did not give."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,8 @@ class Report:
     secondary: bool = False
     frames: str = "[]"
     """Those of the exception, in JSON: ``[[file, line, function, {variable: text}], ...]``."""
+    external: bool = False
+    """True when a peer, a device or the system caused the exception."""
 
 
 _FACTS: dict[str, type] = {
@@ -79,6 +88,7 @@ _FACTS: dict[str, type] = {
     "timestamp": float,
     "secondary": bool,
     "frames": str,
+    "external": bool,
 }
 """What is written of it besides the payload, each of just this type."""
 
@@ -217,6 +227,24 @@ def is_secondary(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _SECONDARY_TEXT.search(text_of(error)) is not None
 
 
+def is_external(error: BaseException) -> bool:
+    """True if a peer, a device or the system caused *error*, or an error that it was raised from."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        if isinstance(each, (OSError, MemoryError)) or is_secondary(each) or _is_of_device(each):
+            return True
+        seen.add(id(each))
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    return False
+
+
+def _is_of_device(error: BaseException) -> bool:
+    if any(kind.__name__ in _DEVICE_TYPES for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and _DEVICE_TEXT.search(text_of(error)) is not None
+
+
 def text_of(error: BaseException) -> str:
     """The text of an exception, whatever its class makes of it."""
     try:
@@ -245,6 +273,7 @@ def of_exception(error: BaseException, pickled: bytes, formatted: str | None = N
         traceback=_cut(formatted if formatted is not None else "".join(traceback.format_exception(error))),
         timestamp=time.time(),
         secondary=is_secondary(error),
+        external=is_external(error),
         frames=_frames.of(error.__traceback__),
     )
 

@@ -1,4 +1,4 @@
-"""Two attempts that fail alike, at once, make a third one pointless; anything else may get better."""
+"""Two attempts that fail alike make a third one pointless, where both did so at once or the second got no further."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from elasticlib.agent._repeats import Repeats
 from elasticlib.errors import Frame, ProcessFailure
 
+LATE = 61.0
+
 
 def failure(message: str = "ValueError: x", line: int = 5, after: float = 1.0, **more: Any) -> ProcessFailure:
     facts: dict[str, Any] = {"exception_type": "ValueError", "frames": (Frame("a.py", line, "f"),), **more}
@@ -17,13 +19,14 @@ def failure(message: str = "ValueError: x", line: int = 5, after: float = 1.0, *
     return made
 
 
-def fatal(*attempts: ProcessFailure) -> list[bool]:
-    """Whether each attempt's failure is marked, where it began at the time 0."""
+def fatal(*attempts: ProcessFailure, steps: tuple[int | None, ...] = ()) -> list[bool]:
+    """Whether each attempt's failure is marked, where it began at the time 0 and came to its step."""
     repeats = Repeats()
     for number, each in enumerate(attempts):
+        step = steps[number] if steps else None
         repeats.begin(number, 0.0)
-        repeats.marked({0: each})
-        repeats.marked({0: each})  # asked again when all workers are gone
+        repeats.marked({0: each}, step)
+        repeats.marked({0: each}, step)  # asked again when all workers are gone
     return [each.fatal for each in attempts]
 
 
@@ -37,27 +40,49 @@ def test_the_second_of_two_alike_is_fatal() -> None:
         failure("ValueError: y"),
         failure(line=6),
         failure(exception_type="KeyError"),
-        failure(after=61.0),
+        failure(after=LATE),
         failure(secondary=True),
+        failure(external=True),
         failure(exception_type=""),
     ],
-    ids=["text", "place", "kind", "late", "secondary", "no exception"],
+    ids=["text", "place", "kind", "late", "secondary", "external", "no exception"],
 )
 def test_anything_else_is_not(second: ProcessFailure) -> None:
     assert fatal(failure(), second) == [False, False]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "is_fatal"),
+    [(7, 7, True), (7, 6, True), (7, 8, False), (None, 7, False), (7, None, False), (None, None, False)],
+)
+def test_a_late_error_is_fatal_where_the_second_attempt_got_no_further(
+    first: int | None, second: int | None, is_fatal: bool
+) -> None:
+    assert fatal(failure(after=LATE), failure(after=LATE), steps=(first, second)) == [False, is_fatal]
+
+
+def test_a_late_error_of_others_is_not_fatal_however_far_the_attempts_got() -> None:
+    of_others = [failure(after=LATE, external=True), failure(after=LATE, external=True)]
+    of_peers = [failure(after=LATE, secondary=True), failure(after=LATE, secondary=True)]
+
+    assert fatal(*of_others, steps=(7, 7)) == fatal(*of_peers, steps=(7, 7)) == [False, False]
+
+
+def test_a_late_error_at_another_line_is_not_fatal() -> None:
+    assert fatal(failure(after=LATE), failure(after=LATE, line=6), steps=(7, 7)) == [False, False]
+
+
 def test_what_came_between_makes_a_new_beginning() -> None:
     assert fatal(failure(), failure("ValueError: y"), failure(), failure()) == [False, False, False, True]
-    assert fatal(failure(after=61.0), failure(after=61.0)) == [False, False]
+    assert fatal(failure(after=LATE), failure(after=LATE)) == [False, False]
 
 
 def test_an_attempt_that_failed_by_no_worker_says_nothing() -> None:
     repeats = Repeats()
     repeats.begin(0, 0.0)
-    repeats.marked({})
+    repeats.marked({}, None)
     repeats.begin(1, 0.0)
     second = failure()
-    repeats.marked({0: second})
+    repeats.marked({0: second}, None)
 
     assert not second.fatal

@@ -9,6 +9,7 @@ import pickle
 import resource
 import shutil
 import signal
+import socket
 import stat
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
@@ -21,7 +22,15 @@ from hypothesis import given, strategies as st
 
 from elasticlib._large_files import read_exactly
 from elasticlib.workers.child import _record, _report
-from elasticlib.workers.child._report import Report, is_secondary, of_exception, qualified_name, read, write
+from elasticlib.workers.child._report import (
+    Report,
+    is_external,
+    is_secondary,
+    of_exception,
+    qualified_name,
+    read,
+    write,
+)
 from tests.unit.untrusted import spoiled, strange
 
 MIB = 1 << 20
@@ -276,6 +285,65 @@ def test_a_lost_connection_to_a_peer_is_secondary(error: BaseException) -> None:
 )
 def test_any_other_failure_is_primary(error: BaseException) -> None:
     assert not is_secondary(error)
+
+
+def raised_from(cause: BaseException) -> BaseException:
+    try:
+        try:
+            raise cause
+        except Exception as error:
+            raise ValueError("the data cannot be loaded") from error
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("data.csv"),
+        socket.gaierror("no such host"),
+        TimeoutError(),
+        MemoryError(),
+        ConnectionResetError("reset"),
+        RuntimeError("[../third_party/gloo/pair.cc:1] Connection closed by peer [127.0.0.1]:1"),
+        type("DistBackendError", (type("DistError", (RuntimeError,), {}),), {})("NCCL error in: x.cpp:1"),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
+        raised_from(OSError("no space left")),
+    ],
+    ids=lambda error: f"{type(error).__name__} {error}"[:40],
+)
+def test_an_error_of_a_peer_a_device_or_the_system_is_external(error: BaseException) -> None:
+    assert is_external(error)
+    assert of_exception(error, b"").external
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("CUDA error: it says"),
+        KeyError("gloo"),
+        AssertionError(),
+        RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu!"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        raised_from(KeyError("label")),
+    ],
+    ids=lambda error: f"{type(error).__name__} {error}"[:40],
+)
+def test_an_error_of_the_program_is_not_external(error: BaseException) -> None:
+    assert not is_external(error)
+    assert not of_exception(error, b"").external
+
+
+def test_a_circle_of_causes_is_followed_once() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+
+    assert not is_external(first)
 
 
 # The error file.
