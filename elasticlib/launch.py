@@ -242,6 +242,8 @@ class CheckedLaunch:
                     inbox=job.inbox,
                 )
                 job.attach(agent)
+                if self.console is not None:
+                    self.console.files = partial(_place_of_output, job, logs, shown_ranks(config))
                 until_run.pop_all()  # the agent stops it when its run ends
                 result = _run(agent)
             if result.is_failed():
@@ -255,6 +257,15 @@ class CheckedLaunch:
         finally:
             put_away(logs, asked, succeeded=succeeded, is_kept=is_kept)
         return result.return_values
+
+
+def _place_of_output(job: Job, logs: LogsSpecs, shown: Sequence[int] | None) -> str:
+    """The file with the output of the one rank that is *shown*; where there are several, the folder of the files."""
+    files: list[str] = []
+    if shown is not None and len(shown) == 1:
+        with contextlib.suppress(ConfigError):  # the rank is on another node
+            files = job.files(shown[0])
+    return files[0] if len(files) == 1 else logs.root_log_dir
 
 
 def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | None:

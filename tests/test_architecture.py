@@ -149,6 +149,7 @@ PURE = [
     "agent/_policy.py",
     "agent/_repeats.py",
     "job/_bars.py",
+    "job/_tail.py",
     "job/_gpus.py",
     "job/_results.py",
     "job/_silence.py",

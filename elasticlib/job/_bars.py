@@ -24,7 +24,8 @@ _MOST_DISPLAYS = 100
 """Of a cell. Browsers do not bear many; with the last one bars that have ended become lines when its rank goes on."""
 _MOST_ROWS = 100
 """Of a display that grows, as with nested bars that stay; the oldest that have ended become lines."""
-_NO_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|[\x00-\x08\x0b-\x1a]")
+NOT_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|[\x00-\x08\x0b-\x1a]")
+"""What moves a terminal's cursor, or does anything else but colour text."""
 
 _Key: TypeAlias = tuple[str, int]
 
@@ -73,7 +74,7 @@ class Bars:
 
     def take(self, bar: Bar, now: float) -> Iterator[str | Picture]:
         """What is to be shown at once; the rest is told by `changes`."""
-        key, state = (bar.label, bar.number), _NO_COLOURS.sub("", bar.state).rstrip()
+        key, state = (bar.label, bar.number), NOT_COLOURS.sub("", bar.state).rstrip()
         if not self.can_change:
             yield from self._as_line(key, state, bar.is_last, now)
             return

@@ -28,6 +28,7 @@ from elasticlib.errors import ConfigError
 from elasticlib.job import _front_end, _silence
 from elasticlib.job._bars import Bars, Picture
 from elasticlib.job._silence_watch import SilenceWatch
+from elasticlib.job._tail import Tail
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._bars import BarText
 from elasticlib.logs._console import console_sink
@@ -40,8 +41,9 @@ logger = logging.getLogger(__name__)
 
 _MOST_SHOWN = 200_000
 """
-Characters of a job's output that a notebook's cell shows. JupyterLab draws all text of a cell again for whatever is
-added to it: 100,000 lines held its page up for 0.3 s with this limit, for minutes with a million.
+Characters of a job's output that a notebook's cell shows from its beginning; `Tail` has the end. JupyterLab draws all
+text of a cell again for whatever is added to it: 100,000 lines held its page up for 0.3 s with this limit, for minutes
+with a million.
 """
 _MOST_DISPLAYED = 50_000_000
 """Bytes of objects that a notebook's cell shows."""
@@ -98,6 +100,12 @@ class _Target:
         """Takes the bytes as they are, where that is the same place."""
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.left = _MOST_SHOWN if in_kernel() else sys.maxsize
+        self.tail: Tail | None = None
+        """Takes the text that comes when the cell has got all that it shows."""
+        self.is_within_line = False
+        """Whether the line that the cell got last has not ended."""
+        self.has_tail = False
+        """Whether the cell has a display of it."""
         self.reader = Reader(word)
         self._displays = getattr(_in_notebooks.shell(), "display_pub", None)
         self._displays_left = _MOST_DISPLAYED
@@ -164,7 +172,7 @@ class CallersStream:
 
     def __init__(self) -> None:
         self.files: Callable[[], str] = str
-        """Tells the folder with all of the output."""
+        """Tells the file, or the folder of several, with all of the output."""
         self.is_full = False
         """Whether a cell has got all that it shows, so that the files are needed."""
         self.catch_up: Callable[[float], bool] = lambda _: True
@@ -201,6 +209,7 @@ class CallersStream:
         """The caller does not wait for output any more."""
         if self._watch is not None:
             self._watch.end()
+        self._show_tail(self._target, is_last=True)
 
     def begin(self, catch_up: Callable[[float], bool]) -> None:
         """Workers are about to start; *catch_up* is to be ours."""
@@ -212,6 +221,7 @@ class CallersStream:
         """The job is over."""
         if self._watch is not None:
             self._watch.close()
+        self._show_tail(self._target, is_last=True)
 
     def _tell(self, seconds: float | None) -> None:
         """Say for how long nothing has come; None: something has."""
@@ -246,25 +256,43 @@ class CallersStream:
             else:
                 self._write(target, part)
         self._show(target, target.bars.changes())
+        self._show_tail(target)
 
     def _show(self, target: _Target, parts: Iterable[str | Picture]) -> None:
         for part in parts:
             if isinstance(part, str):
                 self._write(target, part)
-            elif target.left > 0 or not part.is_new:
+            else:
                 target.show(part)
 
     def _write(self, target: _Target, text: str) -> None:
+        """Write *text* while the cell takes more, up to its last whole line; the rest is for the tail."""
+        if target.tail is not None:
+            target.tail.feed(text)
+            return
         if len(text) > target.left:
-            if target.left <= 0:
-                return
             self.is_full = True
-            text = text[: target.left]
-            whole, newline, _ = text.rpartition("\n")
-            text = f"{whole if newline else text}\n[... the rest is in {self.files()}]\n"
-            target.left = 0
+            whole, newline, _ = text[: target.left].rpartition("\n")
+            head = f"{whole}{newline}"
+            target.tail = Tail()
+            target.tail.feed(text[len(head) :])
+            text = head
         target.left -= len(text)
+        target.is_within_line = not text.endswith("\n") if text else target.is_within_line
+        if target.tail is not None and not target.bars.can_change:
+            text += "\n" * target.is_within_line + f"[... the rest is in {self.files()}]\n"
         target.say(text)
+
+    def _show_tail(self, target: _Target, *, is_last: bool = False) -> None:
+        """Replace the last lines that the cell shows; where it can replace nothing, write the last of them."""
+        tail = target.tail
+        if tail is None or not tail.is_changed:
+            return
+        if target.bars.can_change:
+            target.show(Picture(f"{target.name}-tail", tail.text(self.files()), is_new=not target.has_tail))
+            target.has_tail = True
+        elif is_last:
+            target.say(f"{tail.text(self.files())}\n")
 
     def say(self, text: str) -> None:
         """Write *text*, where it is a cell."""

@@ -131,15 +131,20 @@ def bars():
 LINES = [f"line {number} of 0" for number in range(3)]
 
 
-def printed(*cells: str, folder: Path) -> list[str]:
-    """What each of *cells* shows on stdout, executed after `SETUP` in a kernel of their own."""
+def executed(*cells: str, folder: Path) -> list[list[Any]]:
+    """The outputs of each of *cells*, executed after `SETUP` in a kernel of their own."""
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in (SETUP, *cells)])  # type: ignore[no-untyped-call]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     env.pop("PYTEST_CURRENT_TEST", None)
     resources = {"metadata": {"path": str(folder)}}
     NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources=resources).execute(env=env)
-    shown = [[o.text for o in cell.outputs if o.output_type == "stream"] for cell in notebook.cells[1:]]
-    return ["".join(texts) for texts in shown]
+    return [cell.outputs for cell in notebook.cells[1:]]
+
+
+def printed(*cells: str, folder: Path) -> list[str]:
+    """What each of *cells* shows on stdout."""
+    shown = executed(*cells, folder=folder)
+    return ["".join(output.text for output in outputs if output.output_type == "stream") for outputs in shown]
 
 
 COUNTS = """
@@ -190,13 +195,23 @@ def test_a_cell_shows_its_own_calls_output_and_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(0.1)
-def test_a_cell_is_not_flooded_and_says_where_the_rest_is(tmp_path: Path) -> None:
-    (flooded,) = printed("elastic_launch(settings(), talks)(100_000);", folder=tmp_path)
+def test_a_long_run_shows_its_head_its_last_lines_and_the_file(tmp_path: Path) -> None:
+    call = "elastic_launch(settings(), talks)(100_000)"
+    shown, kept, told = executed(f"{call};", f"%%capture kept\n{call}", "print(kept.stdout)", folder=tmp_path)
 
-    assert len(flooded) < 201_000
-    folder = flooded.rstrip().rpartition("[... the rest is in ")[2].rstrip("]")
-    (whole,) = Path(folder).rglob("0/stdout.log")
-    assert whole.read_text().count("\n") == 100_000
+    *parts, tail = shown
+    head = "".join(output.text for output in parts)
+    heading, *last = tail.data["text/plain"].splitlines()
+    assert head.startswith("line 0 of 0\nline 1 of 0\n")
+    assert len(head) <= 200_000
+    assert last == [f"line {number} of 0" for number in range(99_980, 100_000)]
+    file = Path(heading.rpartition("all of the output is in ")[2].rstrip("]"))
+    assert file.read_text().count("\n") == 100_000
+
+    assert kept == []
+    text = "".join(output.text for output in told)
+    assert len(text) < 202_000
+    assert text.rstrip().endswith("\n".join(last))
 
 
 # Figures and other objects.

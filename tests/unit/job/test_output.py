@@ -121,7 +121,7 @@ def test_a_cell_gets_no_more_than_it_bears(monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(5):
         to(b"12345678")
 
-    assert stream.getvalue() == "1234567812\n[... the rest is in /logs]\n"
+    assert stream.getvalue() == "12345678\n[... the rest is in /logs]\n"
     assert to.is_full
 
 
@@ -134,6 +134,50 @@ def test_the_last_line_that_a_cell_gets_is_whole(monkeypatch: pytest.MonkeyPatch
     to(b"one\ntwo\nthree\n")
 
     assert stream.getvalue() == "one\ntwo\n[... the rest is in /logs]\n"
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_cell_that_keeps_text_gets_the_last_lines_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
+    stream = Stream()
+    to = made_for(stream)
+    to.files = lambda: "/logs"
+    to(b"one\ntwo\nthree\n")
+    to(b"four\n")
+    to.rest()
+    to.close()  # which has nothing to add
+
+    head, note, tail = "one\ntwo\n", "[... the rest is in /logs]\n", "[all of the output is in /logs]\nthree\nfour\n"
+    assert stream.getvalue() == head + note + tail
+
+
+def test_a_cell_has_the_last_lines_in_a_display_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, str, bool]] = []
+
+    def publish(data: Any, _: Any, *, transient: Any, update: bool) -> None:
+        shown.append((transient["display_id"], data["text/plain"], update))
+
+    class Kernels(Stream):
+        parent_header = "a cell"
+
+    displays = SimpleNamespace(parent_header="a cell", publish=publish)
+    shell = SimpleNamespace(kernel=object(), display_pub=displays)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
+    monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
+    stream = Kernels()
+    to = made_for(stream)
+    to.files = lambda: "/logs/0.log"
+    for block in (b"one\ntwo\n", b"three\n", b"four\n"):
+        to(block)
+    to.close()
+
+    heading = "[all of the output is in /logs/0.log]"
+    assert stream.getvalue() == "one\ntwo\n"
+    assert [(text, update) for _, text, update in shown] == [
+        (f"{heading}\nthree", False),
+        (f"{heading}\nthree\nfour", True),
+    ]
+    assert len({name for name, _, _ in shown}) == 1
 
 
 def test_a_program_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
