@@ -163,6 +163,36 @@ def test_an_error_of_the_system_is_tried_as_often_as_was_asked_for(tmp_path: Pat
     assert tried(tmp_path) == ["0-0", "0-1", "0-2"]
 
 
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_what_would_ask_in_a_rank_raises_at_its_line(tmp_path: Path, method: str) -> None:
+    asks = """
+def stops():
+    breakpoint()
+
+def debugs():
+    import pdb
+    pdb.set_trace()
+
+def asks():
+    return input("name? ")
+"""
+    call = f"elastic_launch(settings(2, start_method={method!r}), %s)()"
+    pooled = "with pool(2, group=None, preload=()) as p:\n    p.run(stops)"
+    _, *found = shown(asks, *(call % name for name in ("stops", "debugs", "asks")), pooled, folder=tmp_path)
+    texts = ["\n".join(traceback(outputs)) for outputs in found]
+
+    asked = [re.findall(r"^RuntimeError: (.*?) in a rank of a launch from a notebook", text, re.M) for text in texts]
+    assert asked == [
+        ["breakpoint() cannot stop"],
+        ["a debugger cannot stop"],
+        ["input() cannot ask"],
+        ["breakpoint() cannot stop"],
+    ]
+    for text, line in ((texts[0], "breakpoint()"), (texts[2], 'return input("name? ")'), (texts[3], "breakpoint()")):
+        assert re.search(rf"^----> \d +{re.escape(line)}$", text, re.M)
+        assert "elasticlib" not in text
+
+
 def test_an_error_is_caught_by_its_own_kind_and_by_the_launchs(tmp_path: Path) -> None:
     catches = """
 class Mine(Exception):

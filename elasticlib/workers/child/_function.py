@@ -173,11 +173,22 @@ def define_offered(variables: dict[str, Any]) -> None:
 
 
 def user_part(error: BaseException) -> TracebackType | None:
-    """The traceback from the user's first frame on."""
+    """The traceback from the user's first frame to the last one that is not ours."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in OWN_FILES:
+    while frames is not None and _is_own(frames):
         frames = frames.tb_next
+    last = each = frames
+    while each is not None:
+        if not _is_own(each):
+            last = each
+        each = each.tb_next
+    if last is not None:
+        last.tb_next = None
     return frames
+
+
+def _is_own(frame: TracebackType) -> bool:
+    return frame.tb_frame.f_code.co_filename in OWN_FILES
 
 
 OWN_FILES.update((__file__, _main.__file__))

@@ -23,6 +23,7 @@ from typing import Any
 from elasticlib._marks import Mark, written
 from elasticlib.workers.child import _function
 from elasticlib.workers.child._serving import when_imported
+from elasticlib.workers.child.cells import _asking
 
 FILE = ".displayed"
 """Ends the name of the file, beside that of the output, with what was displayed."""
@@ -36,7 +37,7 @@ _shell: Any = None
 
 def attach(word: str | None, ranks: Sequence[int] | None, rank: int, output: str | None) -> None:
     """
-    In a worker, before any of the user's code: have what is displayed shown.
+    In a worker, before any of the user's code: have what is displayed shown, and what would ask the user refused.
 
     *word* marks it in the *output*, a file; empty: the caller shows text only; None: it is no notebook. Of others than
     *ranks* (None: all) text is shown.
@@ -47,6 +48,7 @@ def attach(word: str | None, ranks: Sequence[int] | None, rank: int, output: str
         _Publisher.word, _Publisher.output = word, output
     builtins.__dict__.setdefault("display", _display)
     when_imported(SHELL, _become_shell)
+    _asking.refuse_to_ask()
 
 
 def call_function(call: Callable[[], Any]) -> Any:
