@@ -242,3 +242,27 @@ def sleeps():
 
     assert [hidden, captured, redirected] == [[("kept", "")]] * 3
     assert "".join(lines(kept)).strip() == "0"
+
+
+def test_a_rank_has_a_text_bar_where_the_cell_would_have_a_widget() -> None:
+    """Of ``tqdm.notebook``, whether ``ipywidgets`` is there or not."""
+    pytest.importorskip("tqdm")
+    uses = """
+from tqdm.notebook import tqdm as of_cell, trange
+
+def shows():
+    from tqdm.notebook import tqdm
+    from tqdm.auto import tqdm as chosen
+    for bar in (tqdm, of_cell, chosen):
+        for step in bar(range(2), desc=bar.__module__):
+            pass
+    for step in trange(3):
+        pass
+"""
+    _, shown = told(uses, "elastic_launch(settings(1), shows)()\nNone")
+    text = "".join(of("stream", shown))
+
+    assert re.findall(r"\d+%", text)[-1] == "100%"
+    assert text.count("2/2 [") == 3 and text.count("3/3 [") == 1
+    assert not re.search("HBox|IProgress|Warning", text)
+    assert not of("display_data", shown)

@@ -23,7 +23,7 @@ from typing import Any
 from elasticlib._marks import Mark, written
 from elasticlib.workers.child import _function
 from elasticlib.workers.child._serving import when_imported
-from elasticlib.workers.child.cells import _asking
+from elasticlib.workers.child.cells import _asking, _text_bars
 
 FILE = ".displayed"
 """Ends the name of the file, beside that of the output, with what was displayed."""
@@ -48,6 +48,7 @@ def attach(word: str | None, ranks: Sequence[int] | None, rank: int, output: str
         _Publisher.word, _Publisher.output = word, output
     builtins.__dict__.setdefault("display", _display)
     when_imported(SHELL, _become_shell)
+    when_imported(_text_bars.MODULE, _text_bars.use_text)
     _asking.refuse_to_ask()
 
 
