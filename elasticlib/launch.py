@@ -350,7 +350,7 @@ def _shutdown_timeout(config: LaunchConfig) -> float:
 __all__ = ["elastic_launch", "launch_agent"]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """torch's module of this name is a command, whose code is in a layer above this one."""
     if name in ("launch", "main", "parse_args"):
         return getattr(importlib.import_module("elasticlib.cli._legacy"), name)

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Sequence
 
-from elasticlib import run
+from elasticlib import launch as public, run
 from elasticlib.cli._parser import Parser
 from elasticlib.errors import ConfigError
 
@@ -57,7 +57,8 @@ def main(args: Sequence[str] | None = None) -> None:
         FutureWarning,
         stacklevel=2,
     )
-    run.carry_out(lambda: launch(parse_args(args)), whole_program=args is None)
+    # By the names that the public module has for them: a program may have replaced them there, as torch's tests do.
+    run.carry_out(lambda: public.launch(public.parse_args(args)), whole_program=args is None)
 
 
 __all__ = ["launch", "main", "parse_args"]

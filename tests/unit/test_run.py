@@ -732,6 +732,16 @@ def test_the_legacy_command_gives_no_local_rank_to_a_program(
     assert not launches.calls
 
 
+def test_a_program_may_replace_what_the_legacy_command_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its public name, as in torch's module."""
+    launched: list[str] = []
+    monkeypatch.setattr(elasticlib.launch, "launch", lambda args: launched.append(args.training_script))
+    with pytest.warns(FutureWarning, match="deprecated"):
+        elasticlib.launch.main(["train.py"])
+
+    assert launched == ["train.py"]
+
+
 STATIC = "--nnodes 2 --node-rank 1 --master-addr node0"
 
 
