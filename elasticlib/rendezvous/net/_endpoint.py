@@ -14,7 +14,9 @@ from elasticlib.errors import ConfigError
 DEFAULT_PORT = 29400
 
 _HOST = re.compile(r"[\w.:-]+")
-_PORT = re.compile(r"[0-9]{1,5}")
+_PORT = re.compile(r"0{0,99}[0-9]{1,5}")
+_SHORT = re.compile(r"(0x[0-9a-f]+|[0-9]+)(\.(0x[0-9a-f]+|[0-9]+)){0,3}", re.IGNORECASE)
+"""An IPv4 address as name resolvers take it, too: with parts left out, octal or hexadecimal, such as 127.1."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
 
@@ -34,7 +36,8 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
         raise _wrong(text, f"it is a URL, not host:port; write {rest!r}")
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
-        if not bracket or address_of(host) is None or (rest and not rest.startswith(":")):
+        is_host = address_of(host) is not None or (_HOST.fullmatch(host) and ":" not in host)
+        if not bracket or not is_host or (rest and not rest.startswith(":")):
             raise _wrong(text, "brackets hold one IP address, as in '[::1]:29400'")
         return host, _port(text, rest[1:]) if rest else default_port
     if address_of(text) is not None:
@@ -63,10 +66,29 @@ def is_loopback(host: str) -> bool:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The numeric address that *host* spells out; None for a name."""
+    """The numeric address that *host* spells out, in whatever form resolvers take; None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
+        return _short_address(host) if _SHORT.fullmatch(host) else None
+
+
+def _short_address(host: str) -> ipaddress.IPv4Address | None:
+    """The address of *host*, whose last part stands for all that are missing."""
+    *first, last = map(_number, host.split("."))
+    missing = 4 - len(first)
+    if any(part is None or part > 0xFF for part in first) or last is None or last >= 256**missing:
+        return None
+    octets = bytes(part for part in first if part is not None) + last.to_bytes(missing, "big")
+    return ipaddress.IPv4Address(octets)
+
+
+def _number(text: str) -> int | None:
+    """A number as C writes it: hexadecimal after 0x, octal after 0."""
+    base = 16 if text[:2].lower() == "0x" else 8 if text.startswith("0") else 10
+    try:
+        return int(text, base)
+    except ValueError:  # such as 09
         return None
 
 

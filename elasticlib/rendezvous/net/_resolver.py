@@ -58,7 +58,7 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
     """
     address = address_of(host)
     if address is not None:
-        return [Address(socket.AF_INET6 if address.version == 6 else socket.AF_INET, host)]
+        return [Address(socket.AF_INET6, host) if address.version == 6 else Address(socket.AF_INET, str(address))]
     if host.lower() == "localhost":  # the same on every machine, hence the same for all who meet there
         return [Address(socket.AF_INET, "127.0.0.1"), Address(socket.AF_INET6, "::1")]
     command = [sys.executable, "-I", "-S", "-c", _LOOKUP, host, str(port)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous.net._endpoint import is_loopback, parse_rendezvous_endpoint, spell
+from elasticlib.rendezvous.net._endpoint import address_of, is_loopback, parse_rendezvous_endpoint, spell
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,8 @@ from elasticlib.rendezvous.net._endpoint import is_loopback, parse_rendezvous_en
         ("[::1]", ("::1", 29400)),
         ("[fe80::1%eth0]:80", ("fe80::1%eth0", 80)),
         ("[::1]:80", ("::1", 80)),
+        ("[localhost]:80", ("localhost", 80)),
+        ("127.1:0000000080", ("127.1", 80)),
         ("2001:db8:1:2:3:4:5:6:80", ("2001:db8:1:2:3:4:5:6", 80)),
     ],
 )
@@ -47,7 +51,8 @@ def test_an_address_without_brackets_has_no_port(text: str) -> None:
         ("node1:1e3", "port '1e3'"),
         ("node1:٣", "port"),
         (":80", "the host is missing"),
-        ("[node1]:80", "brackets hold one IP address"),
+        ("[node1:80]", "brackets hold one IP address"),
+        ("[]:80", "brackets hold one IP address"),
         ("[::1", "brackets hold one IP address"),
         ("[::1]80", "brackets hold one IP address"),
         ("node1:80:90", "too many colons"),
@@ -82,12 +87,41 @@ def test_what_was_spelled_is_read_back(host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "LocalHost.", "a.localhost", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"]
+    "host",
+    [
+        "localhost",
+        "LocalHost.",
+        "a.localhost",
+        "127.0.0.1",
+        "127.9.9.9",
+        "127.1",
+        "127.0.1",
+        "2130706433",
+        "0x7f.1",
+        "0177.1",
+        "::1",
+        "::ffff:127.0.0.1",
+    ],
 )
 def test_loopback_is_known_without_a_look_up(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["node1", "localhost.example", "10.0.0.1", "0.0.0.0", "::", "fe80::1"])
+@pytest.mark.parametrize("host", ["node1", "localhost.example", "10.0.0.1", "10.1", "0.0.0.0", "::", "fe80::1"])
 def test_other_hosts_are_no_loopback(host: str) -> None:
     assert not is_loopback(host)
+
+
+@given(
+    st.lists(st.integers(0, 300) | st.integers(0, 2**33), min_size=1, max_size=4),
+    st.sampled_from(["{}", "{:#x}", "0{:o}"]),
+)
+def test_a_short_address_is_what_the_system_reads_in_it(parts: list[int], form: str) -> None:
+    host = ".".join(form.format(part) for part in parts)
+    try:
+        expected = socket.inet_ntoa(socket.inet_aton(host))
+    except OSError:
+        expected = None
+
+    found = address_of(host)
+    assert (None if found is None else str(found)) == expected
