@@ -352,9 +352,10 @@ class WorkerSpec(DataclassView):
     """As in `LaunchConfig`, but 3 in a notebook, too."""
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_alone(_rules.positive))
     master_port: int | None = None
-    """Without effect, unlike in torch: the port of the round's own store counts, and another one here is warned of."""
+    """For etcd alone: the workers' rank 0 hosts their store there. Elsewhere the port of the round's own store counts,
+    unlike in torch, and another one here is warned of."""
     master_addr: str | None = None
-    """Without effect, as `master_port`."""
+    """As `master_port`."""
     local_addr: str | None = None
     event_log_handler: str = field(default="null", validator=_alone(_rules.text))
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)

@@ -108,6 +108,8 @@ class SimpleElasticAgent(ElasticAgent):
         self._events: deque[_policy.Event] = deque()
         self._result = RunResult(WorkerState.INIT)
         self._listener: socket.socket | None = None
+        self._has_other_master = False
+        """Whether the workers of the present round find their master elsewhere than at the round's store."""
         self._broken: RendezvousError | None = None
         self._runs = False
         """Whether workers were started, and not stopped since."""
@@ -340,9 +342,10 @@ class SimpleElasticAgent(ElasticAgent):
         group.group_rank, group.group_world_size = assignment.group_rank, assignment.group_world_size
         self._close_listener()
         self._listener = self._member.listener() if assignment.group_rank == 0 else None
-        places, group.master_port = assignment.master_addresses, assignment.master_port
-        group.master_addr = places[0] if assignment.group_rank == 0 else first_reachable(places, assignment.master_port)
-        _checks.warn_of_another_master(group.spec, group.master_addr, group.master_port)
+        places, port = assignment.master_addresses, assignment.master_port
+        addr = places[0] if assignment.group_rank == 0 else first_reachable(places, port)
+        group.master_addr, group.master_port = _checks.master_of(group.spec, addr, port)
+        self._has_other_master = (group.master_addr, group.master_port) != (addr, port)
         sizes = assignment.world_size, assignment.role_world_size
         group.workers = [
             Worker(rank, assignment.rank_base + rank, assignment.role_rank_base + rank, *sizes)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from typing import Any
 
 from elasticlib.errors import ConfigError
+from elasticlib.rendezvous._open import Rendezvous
+from elasticlib.rendezvous._options import ETCD
 from elasticlib.spec import WorkerSpec
 
 _log = logging.getLogger("elasticlib")
@@ -67,16 +70,23 @@ def warn_of_uncalled_methods(cls: type, agent: type) -> None:
         )
 
 
-def warn_of_another_master(spec: WorkerSpec, addr: str, port: int) -> None:
+def master_of(spec: WorkerSpec, addr: str, port: int) -> tuple[str, int]:
     """
-    Say that the master of *spec* has no effect, where the round has another one, at *addr* and *port*.
+    Where the workers of a round whose store is at *addr* and *port* find their master.
 
-    torch's agent gives its workers the one of the specification; its launcher names the rendezvous' own there.
+    torch's agent gives them the one of the specification. On etcd that works: rank 0 hosts their store, so it may be
+    anywhere. Elsewhere the agent hosts it, and another master has no effect, which is said: nobody would be there.
     """
-    wanted = spec.master_addr, spec.master_port
-    if (wanted[0] or addr, wanted[1] or port) != (addr, port):
-        _log.warning(
-            "master_addr=%r, master_port=%r have no effect: the store of this round is at %s, port %s; "
-            "leave them out of the WorkerSpec",
-            *(*wanted, addr, port),
-        )
+    wanted = spec.master_addr or addr, spec.master_port or port
+    if wanted == (addr, port) or _is_on_etcd(spec.rdzv_handler):
+        return wanted
+    _log.warning(
+        "master_addr=%r, master_port=%r have no effect: the store of this round is at %s, port %s; "
+        "leave them out of the WorkerSpec",
+        *(spec.master_addr, spec.master_port, addr, port),
+    )
+    return addr, port
+
+
+def _is_on_etcd(handler: Any) -> bool:
+    return (handler.backend if isinstance(handler, Rendezvous) else handler.get_backend()) in ETCD

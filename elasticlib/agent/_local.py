@@ -172,6 +172,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._end_detached()
         # Rank 0 without a socket: the rendezvous' own store has the port, and no worker could bind it.
         agent_store = self._agent_store or (worker_group.group_rank == 0 and self._listener is None)
+        agent_store = agent_store and not self._has_other_master
         place = self._place(worker_group, agent_store)
         ranks = range(worker_group.spec.local_world_size)
         envs = {rank: self._job.environment_of(rank, _environment.worker_variables(place, rank, "")) for rank in ranks}

@@ -847,6 +847,23 @@ def test_a_master_of_the_specification_that_is_not_the_rounds_has_no_effect_whic
     assert told == ("have no effect: the store of this round is at 127.0.0.1, port 29555" in caplog.text)
 
 
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2", "etcd-v3"])
+def test_a_master_of_the_specification_counts_on_etcd(
+    assigned: Assigned, caplog: pytest.LogCaptureFixture, backend: str
+) -> None:
+    assignment = RankAssignment(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29555, "all nodes are there")
+    agent, member = assigned([assignment, None, Final(True, "all succeeded")], [HEALTHY] * 9)
+    spec = agent.get_worker_group().spec
+    spec.rdzv_handler = Rendezvous("job", backend, member)
+    spec.master_addr, spec.master_port = "test_host", None
+
+    run(agent)
+
+    group = agent.get_worker_group()
+    assert ("test_host", 29555) == (group.master_addr, group.master_port)
+    assert "no effect" not in caplog.text
+
+
 def test_a_store_socket_of_a_round_is_closed_once_its_workers_run(assigned: Assigned) -> None:
     bound = socket.create_server(("127.0.0.1", 0))
     assignment = RankAssignment(
