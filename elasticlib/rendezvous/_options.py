@@ -126,6 +126,8 @@ _READ_BY_TORCH = {
     "etcd": {"timeout", "last_call_timeout", "protocol", "cert", "key", "cacert", "etcd_prefix"},
 }
 """Which keys torch looks at, by back end."""
+_NOT_OF_FILES = {"is_host", "read_timeout"}
+"""Those of c10d that it does not look at with ``store_type=file``."""
 _OF_TORCH = set[str]().union(*_READ_BY_TORCH.values())
 
 KEYS: dict[str, Key] = {
@@ -230,10 +232,11 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
     """
     idle: list[str] = []
     found = {}
+    read_by_torch = _read_by_torch(backend, configs)
     for name, value in configs.items():
         if value is not None:
             try:
-                found[name] = _value(backend, name, value)
+                found[name] = _value(backend, name, value, is_read_by_torch=name in read_by_torch)
             except _Idle as why:
                 idle.append(f"rdzv_configs={{{name!r}: {value!r}}}: {why}")
     if backoff := found.pop("cas_backoff_max_seconds", 0):
@@ -257,7 +260,14 @@ class _Idle(Exception):  # noqa: N818 - it is no error
     """Says why a key has no effect."""
 
 
-def _value(backend: str, name: Any, value: Any) -> Any:
+def _read_by_torch(backend: str, configs: Mapping[str, Any]) -> set[str]:
+    """Which keys torch looks at; those that it does not have at all are as any that it reads."""
+    read = _READ_BY_TORCH.get(backend, _OF_TORCH) | (KEYS.keys() - _OF_TORCH)
+    is_file = backend == "c10d" and str(configs.get("store_type", "")).strip().lower() == "file"
+    return read - _NOT_OF_FILES if is_file else read
+
+
+def _value(backend: str, name: Any, value: Any, *, is_read_by_torch: bool) -> Any:
     key = KEYS.get(name)
     if key is None or backend not in key.backends:
         raise _Idle(_stranger(backend, name))
@@ -265,7 +275,7 @@ def _value(backend: str, name: Any, value: Any) -> Any:
         return key.read(value)
     except (TypeError, ValueError, OverflowError):
         rule = f"{name} must be {key.rule}"
-    if name in _OF_TORCH and name not in _READ_BY_TORCH.get(backend, _OF_TORCH):
+    if not is_read_by_torch:
         raise _Idle(f"{rule}: ignored")
     raise ConfigError(f"rdzv_configs={{{name!r}: {value!r}}}: {rule}")
 

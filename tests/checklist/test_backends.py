@@ -127,6 +127,44 @@ def test_a_read_timeout_that_is_not_above_0_is_refused(handlers: Handlers, secon
         handlers.enter(f"localhost:{free_port()}", read_timeout=seconds)
 
 
+@pytest.mark.row(151)
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_a_read_timeout_says_nothing_of_a_file(handlers: Handlers, tmp_path: pathlib.Path, seconds: int) -> None:
+    info = handlers.enter(str(tmp_path / "store"), store_type="file", read_timeout=seconds)
+
+    assert [(0, 1)] == places([info])
+
+
+@pytest.mark.row(151)
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, 60),
+        ({"read_timeout": 7}, 7),
+        ({"store_type": "file"}, 300),
+        ({"store_type": "file", "read_timeout": 7}, 300),
+        ({"backend": "static", "rank": 0}, 600),
+        ({"backend": "static", "rank": 0, "timeout": 9}, 9),
+    ],
+    ids=str,
+)
+def test_a_rounds_store_waits_for_a_key_as_long_as_its_back_end_says(
+    handlers: Handlers, tmp_path: pathlib.Path, options: dict[str, Any], seconds: int
+) -> None:
+    endpoint = str(tmp_path / "store") if "store_type" in options else f"localhost:{free_port()}"
+    info = handlers.enter(endpoint, **options)
+
+    assert info.store.timeout.total_seconds() == seconds
+
+
+@pytest.mark.row(146)
+@pytest.mark.parametrize("name", ["LOCALHOST", "[localhost]", "127.1", "0x7f.0.0.1", "[::1]"])
+def test_this_machine_is_known_by_any_spelling_of_localhost(handlers: Handlers, name: str) -> None:
+    info = handlers.enter(f"{name}:{free_port()}", join_timeout=6, read_timeout=2)
+
+    assert [(0, 1)] == places([info])
+
+
 @pytest.mark.row(152, improvement=True)
 def test_a_store_that_comes_later_than_a_read_timeout_is_waited_for(handlers: Handlers) -> None:
     endpoint = f"{LOOPBACK}:{free_port()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from elasticlib import DefaultLogsSpecs, LocalElasticAgent, WorkerSpec
 from elasticlib.errors import ConfigError, RendezvousClosedError, RendezvousConnectionError
-from elasticlib.rendezvous import RendezvousParameters
+from elasticlib.rendezvous import RendezvousParameters, get_rendezvous_handler
 from elasticlib.rendezvous.handlers import _c10d_backend as c10d, _etcd as on_etcd
 from elasticlib.rendezvous.handlers._etcd import EtcdRendezvous, EtcdRendezvousHandler
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd, find_free_port, stop_etcd
@@ -97,10 +99,32 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], why: str)
         c10d.create_backend(params("localhost:0", **options))
 
 
+@pytest.mark.parametrize("options", [{"read_timeout": 0}, {"read_timeout": -1}, {"is_host": "maybe"}, {}])
+def test_options_of_tcp_stores_alone_are_ignored_for_a_file(
+    tmp_path: Path, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, store = c10d.create_backend(params(str(tmp_path / "store"), store_type="file", **options))
+
+    assert store.timeout == timedelta(seconds=300)  # torch's own
+    assert [name for name in options if f"{name} must be" in caplog.text] == list(options)
+
+
 def test_an_option_that_nobody_reads_is_named(caplog: pytest.LogCaptureFixture) -> None:
     c10d.create_backend(params("localhost:0", read_timout=1))
 
     assert "did you mean read_timeout" in caplog.text
+
+
+def master() -> tuple[str, ...]:
+    return tuple(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"))
+
+
+@pytest.mark.parametrize("api", ["etcd", "etcd-v2"])
+def test_workers_on_etcd_find_the_master_of_the_specification(etcd: EtcdServer, api: str) -> None:
+    handler = get_rendezvous_handler(RendezvousParameters(api, etcd.get_endpoint(), "job", 1, 1))
+    spec = WorkerSpec("trainer", 1, handler, entrypoint=master, master_addr="test_host", master_port=42, preload=())
+
+    assert LocalElasticAgent(spec, DefaultLogsSpecs()).run().return_values == {0: ("test_host", "42", "False")}
 
 
 @pytest.mark.parametrize("api", ["etcd", "etcd-v2", "etcd-v3"])

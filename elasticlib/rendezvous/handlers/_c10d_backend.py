@@ -85,15 +85,18 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
     Of the options it reads ``store_type`` (``tcp`` or ``file``: then the endpoint is a path, or a temporary file
     where it is empty), ``is_host`` (else whoever has the endpoint's address opens the store) and ``read_timeout``
-    (seconds for finding the store, and for its own waits; 60). A server ends with the last reference to the store.
+    (seconds for finding a TCP store, and for its own waits; 60). A server ends with the last reference to the store.
 
     Raises `ConfigError` (a ``ValueError``) for options that cannot work, `RendezvousConnectionError` when the store
     is not there in time. (torch: ``torch.distributed.elastic.rendezvous.c10d_rendezvous_backend.create_backend``)
     """
     job = job_of(params, "c10d")
-    limit = float(job.options.get("read_timeout", _READ_TIMEOUT))
-    store = _file_store(params.endpoint) if job.store_type == "file" else _tcp_store(job, limit)
-    store.set_timeout(timedelta(seconds=limit))
+    if job.store_type == "file":
+        store = _file_store(params.endpoint)  # with torch's own timeout, as torch has it
+    else:
+        limit = float(job.options.get("read_timeout", _READ_TIMEOUT))
+        store = _tcp_store(job, limit)
+        store.set_timeout(timedelta(seconds=limit))
     return C10dRendezvousBackend(store, params.run_id), store
 
 

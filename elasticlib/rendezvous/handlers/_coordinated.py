@@ -278,11 +278,12 @@ class CoordinatedHandler(RendezvousHandler):
     def _info(self, assignment: RankAssignment) -> RendezvousInfo:
         assert self._member is not None, "it gave the ranks"
         listener = self._member.listener() if assignment.group_rank == 0 else None
+        timeout = _round_store.timeout_of(self.job)
         if listener is not None:
             address = assignment.master_addresses[0]
-            whole = _round_store.serve(listener, _own_address(listener, address))
+            whole = _round_store.serve(listener, _own_address(listener, address), timeout)
         else:
-            whole, address = _round_store.reach(assignment.master_addresses, assignment.master_port)
+            whole, address = _round_store.reach(assignment.master_addresses, assignment.master_port, timeout)
         self._stores.append(whole)
         store = _round_store.apart(whole, self.job.run_id, assignment.round)
         where = RendezvousStoreInfo(address, assignment.master_port)

@@ -14,12 +14,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elasticlib.errors import RendezvousConnectionError
+from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._options import STATIC
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-TIMEOUT = 60.0
-"""Seconds that a client waits for the server, and for a key that nobody has written."""
+_CONNECT = 60.0
+"""Seconds that a client waits for the server."""
+_TCP_TIMEOUT = 60.0
+_OTHER_TIMEOUT = 300.0
+"""Seconds for a key that nobody has written, where torch's store would be one of c10d's own, and another one."""
 _PROBE = 1.0
 """Seconds that an address of the store gets to answer, where there are several."""
 
@@ -29,15 +34,24 @@ def prepare() -> None:
     import torch.distributed  # noqa: F401
 
 
-def serve(listener: socket.socket, address: str) -> Store:
+def timeout_of(job: Job) -> float:
+    """Seconds that the store of a round of *job* waits for a key: as long as torch's does with the same back end."""
+    if job.backend in STATIC:
+        return job.join_timeout
+    if job.backend == "c10d" and job.store_type == "tcp":
+        return float(job.options.get("read_timeout", _TCP_TIMEOUT))
+    return _OTHER_TIMEOUT
+
+
+def serve(listener: socket.socket, address: str, timeout: float) -> Store:
     """A store on *listener*, which becomes its own; it ends with the last reference to it."""
-    return _store(address, listener.getsockname()[1], listener.detach())
+    return _store(address, listener.getsockname()[1], timeout, listener.detach())
 
 
-def reach(addresses: Sequence[str], port: int) -> tuple[Store, str]:
+def reach(addresses: Sequence[str], port: int, timeout: float) -> tuple[Store, str]:
     """The store at the first of *addresses* that answers, and which one that was."""
     address = first_reachable(addresses, port)
-    return _store(address, port), address
+    return _store(address, port, timeout), address
 
 
 def apart(store: Store, run_id: str, round: int) -> Store:
@@ -55,14 +69,14 @@ def first_reachable(addresses: Sequence[str], port: int) -> str:
     return addresses[0]
 
 
-def _store(address: str, port: int, listener: int | None = None) -> Store:
+def _store(address: str, port: int, timeout: float, listener: int | None = None) -> Store:
     """The store there: served on the descriptor *listener* where that is given, else reached."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    limit = datetime.timedelta(seconds=TIMEOUT)
+    limit = datetime.timedelta(seconds=_CONNECT)
     hosts = listener is not None
     try:
-        return TCPStore(
+        store = TCPStore(
             address, port, is_master=hosts, timeout=limit, wait_for_workers=False, master_listen_fd=listener
         )
     except RuntimeError as error:  # torch's store errors are
@@ -70,3 +84,5 @@ def _store(address: str, port: int, listener: int | None = None) -> Store:
         raise RendezvousConnectionError(
             f"the store of the round at {address}:{port} cannot be reached: {why}"
         ) from error
+    store.set_timeout(datetime.timedelta(seconds=timeout))
+    return store

@@ -263,12 +263,12 @@ class Meeting:
 def stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where torch's stores would be, something that needs no torch."""
 
-    def serve(listener: socket.socket, address: str) -> object:
+    def serve(listener: socket.socket, address: str, timeout: float) -> object:
         listener.close()
         return "served"
 
     monkeypatch.setattr(_round_store, "serve", serve)
-    monkeypatch.setattr(_round_store, "reach", lambda addresses, port: ("reached", addresses[0]))
+    monkeypatch.setattr(_round_store, "reach", lambda addresses, port, timeout: ("reached", addresses[0]))
     monkeypatch.setattr(_round_store, "apart", lambda store, run_id, round: (store, run_id, round))
 
 
@@ -473,7 +473,7 @@ def test_a_store_that_died_with_its_round_makes_the_node_ask_again(
     a, b = meeting.node("a"), meeting.node("b")
     reached: list[int] = []
 
-    def reach(addresses: list[str], port: int) -> tuple[str, str]:
+    def reach(addresses: list[str], port: int, timeout: float) -> tuple[str, str]:
         reached.append(port)
         if len(reached) == 1:
             talk(a).post(Stopped(talk(a).node, 0, ()))  # as its successor would: rank 0 has no worker any more
