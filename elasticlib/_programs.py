@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import itertools
-import json
 import os
 import signal
 import stat
@@ -21,6 +20,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from json import dumps
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -196,7 +196,7 @@ def close_all_but(keep: Collection[int]) -> None:
 
 def search_path() -> str:
     """Where the process finds modules, as its argument."""
-    return json.dumps([os.path.abspath(folder) for folder in sys.path if folder])
+    return dumps([os.path.abspath(folder) for folder in sys.path if folder])
 
 
 def wake_with_parent() -> None:

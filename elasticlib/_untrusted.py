@@ -8,9 +8,9 @@ was read before changes nothing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
+from json import loads
 from typing import Any, NoReturn
 
 from attrs import Factory, evolve, frozen
@@ -36,7 +36,7 @@ _IN_LINE = re.compile(f"[\t\n{_HIDDEN}]")
 def parse(data: bytes | str, *, constants: bool = False) -> Any:
     """The JSON value that *data* holds; with *constants*, also what Python writes for numbers that are not finite."""
     try:
-        return json.loads(data, parse_constant=float if constants else _no_constant)
+        return loads(data, parse_constant=float if constants else _no_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
-import json
 import os
 import resource
 import select
@@ -20,6 +19,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from json import dumps
 from typing import Any, Protocol, TypeAlias
 
 from elasticlib._untrusted import parse
@@ -55,7 +55,7 @@ def wait_readable(sources: Sequence[int | HasDescriptor], timeout: float | None)
 
 def written(message: Message) -> bytes:
     """The message as the body of a frame."""
-    return json.dumps(message).encode()
+    return dumps(message).encode()
 
 
 def takes_more(link: HasDescriptor) -> bool:

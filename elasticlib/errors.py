@@ -13,12 +13,12 @@ import contextlib
 import datetime
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from elasticlib import _in_notebooks
+from elasticlib._clock import wall_time
 from elasticlib._stack_text import Frame as Frame, place_of
 from elasticlib._untrusted import parse_shallow
 
@@ -219,7 +219,7 @@ class ProcessFailure:
     def __post_init__(self) -> None:
         if not self.error_file_data:
             self._read_error_file()
-        self.happened(self.when() or time.time())
+        self.happened(self.when() or wall_time())
         if not self.message:
             self.message = self._describe()
         if not self.host:

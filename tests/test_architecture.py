@@ -20,11 +20,11 @@ LAYERS = [
     "_stack_text",
     "_in_notebooks",
     "_marks",
+    "_clock",
     "errors",
     "processes",
     "_times",
     "_folders",
-    "_clock",
     "_lease",
     "utils",
     "numa",
@@ -70,6 +70,7 @@ LAYERS = [
     "job",
     "launch",
     "pools",
+    "testing.process_state",
     "testing.ranks",
     "testing",
     "pytest_plugin.rank",
@@ -392,3 +393,31 @@ def test_tests_of_the_pure_core_never_sleep() -> None:
 
     assert sources
     assert set() == sleeping
+
+
+OWN_CLOCKS = {
+    "_clock.py": "it holds on to the functions",
+    "metrics/_streams.py": "get_elapsed_time_ms takes a beginning that the program read from time.time()",
+}
+PATCHED_BY_TESTS = frozenset(
+    f"{module}.{name}"
+    for module, names in {
+        "time": "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns sleep",
+        "json": "dump dumps load loads",
+    }.items()
+    for name in names.split()
+)
+
+
+def test_what_tests_like_to_patch_is_held_from_the_import_on() -> None:
+    """A frozen clock or another ``json.dumps`` around a launch would reach the launcher, and it would wait forever."""
+    of_real_jobs = [file for file in FILES if layer(file) != "testing" and file not in OWN_CLOCKS]
+    used = {
+        (file, name)
+        for file in of_real_jobs
+        for node in ast.walk(tree(HOUSE / file))
+        if isinstance(node, ast.Attribute) and (name := dotted(node)) in PATCHED_BY_TESTS
+    }
+    of_time = {(file, name) for file in of_real_jobs for name in imports(file) if name.startswith("time.")}
+
+    assert set() == used | of_time

@@ -10,16 +10,15 @@ whatever a client says gets one short answer, or none yet.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
+from json import dumps
 from typing import Any, TypeAlias
 
-from elasticlib._clock import monotonic
+from elasticlib._clock import monotonic, wall_time
 from elasticlib._programs import own, start_thread
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError
@@ -142,7 +141,7 @@ class HealthCheckServer:
             last = int(self._alive_callback())
         except Exception as error:
             return 503, {"alive": False, "error": f"{type(error).__name__}: {error}", "timeout": self._timeout}
-        alive = time.time() - last <= self._timeout
+        alive = wall_time() - last <= self._timeout
         return (200 if alive else 503), {"alive": alive, "last_progress": last, "timeout": self._timeout}
 
 
@@ -195,7 +194,7 @@ def _page(said: bytes, answer: _Answer) -> bytes | None:
 
 
 def _reply(status: int, facts: Mapping[str, Any], *, body: bool = True) -> bytes:
-    content = json.dumps(facts).encode()
+    content = dumps(facts).encode()
     head = (
         f"HTTP/1.0 {status} {_SAID[status]}\r\nServer: elasticlib\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Sequence
 
 from elasticlib import _rules, metrics, processes, records
+from elasticlib._clock import wall_time
 from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _requests
@@ -193,7 +193,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._close_listener()  # worker 0 will bind this port
         self._await_gpu_memory()
         if self._repeats is not None:
-            self._repeats.begin(worker_group.round, time.time())
+            self._repeats.begin(worker_group.round, wall_time())
         return dict(
             self._processes.start(
                 worker_group.round,

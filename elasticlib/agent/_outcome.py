@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterable
 from typing import Any
 
 from attrs import fields
 
+from elasticlib._clock import wall_time
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.agent._policy import Finish
 from elasticlib.errors import (
@@ -34,7 +34,7 @@ _LONGEST = 20_000
 
 def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
     """The failures as the coordinator gets them: by age, since clocks differ, and not too long."""
-    now = time.time()
+    now = wall_time()
     return tuple(
         FailureNote(
             **_facts(failure) | {"message": _shortened(failure.message), "traceback": _shortened(failure.traceback)},
@@ -63,7 +63,7 @@ def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> di
     if found is not None:
         found.root = True
         return own
-    when = time.time() - note.age
+    when = wall_time() - note.age
     root = ProcessFailure(**_facts(note), error_file="", timestamp=when, host=host or "", root=True)
     return {**own, note.rank: root}
 

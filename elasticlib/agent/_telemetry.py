@@ -8,12 +8,11 @@ was started is told to have ended exactly once, and so is a round: when its caus
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from elasticlib import events, metrics, records
-from elasticlib._clock import Clock
+from elasticlib._clock import Clock, wall_time
 from elasticlib.agent._trace_text import trace_of
 from elasticlib.errors import ProcessFailure
 from elasticlib.metrics._streams import MEASURED
@@ -194,7 +193,7 @@ class Telemetry:
         """The agent's event *state*, after its run."""
         group = self._group
         place = (group.group_rank, group.group_world_size, group.restart_count, int(self._total))
-        return events.status_event(self._facts(), events.Standing(*place), state, raw_error=raw_error, now=time.time())
+        return events.status_event(self._facts(), events.Standing(*place), state, raw_error=raw_error, now=wall_time())
 
     def _facts(self) -> events.JobFacts:
         spec = self._group.spec

@@ -17,14 +17,13 @@ import shutil
 import signal
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from elasticlib import records
-from elasticlib._clock import Clock, monotonic
+from elasticlib._clock import Clock, monotonic, wall_time
 from elasticlib._times import soonest
 from elasticlib.agent._checks import as_seconds
 from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
@@ -124,7 +123,7 @@ class Watch:
 
     def look(self, pids: Collection[int]) -> bool:
         """See how workers that run are; whether one of them is past help."""
-        self._turned = time.time()
+        self._turned = wall_time()
         if not self._allowed:
             return False
         now, before = self._clock(), self._asleep
@@ -160,7 +159,7 @@ class Watch:
 
     def alive_time(self) -> int:
         """When the agent was last seen at work, in seconds since the epoch; now, while it has no workers to watch."""
-        turned = int(time.time() if self._turned is None else self._turned)
+        turned = int(wall_time() if self._turned is None else self._turned)
         progress = self._watchdog.last_progress()
         return turned if progress is None else min(turned, progress)
 

@@ -6,9 +6,9 @@ Rules of this file: the fields and their JSON are torch's, byte for byte; nothin
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from json import dumps, loads
 from typing import TypeAlias, TypeVar
 
 from elasticlib.errors import ConfigError, UnknownNameError
@@ -43,7 +43,7 @@ class _Told:
 
     def serialize(self) -> str:
         """The event as JSON; raises TypeError for metadata that JSON has no word for."""
-        return json.dumps(asdict(self))
+        return dumps(asdict(self))
 
 
 @dataclass
@@ -92,7 +92,7 @@ def _read(kind: type[T], data: object, key: str, members: type[Enum]) -> T:
     if not isinstance(data, str):
         raise ConfigError(f"data={data!r} is no event: give the text that serialize() returned")
     try:
-        fields = json.loads(data)
+        fields = loads(data)
     except ValueError as error:
         raise ConfigError(f"data={data!r} is no event: it is not JSON ({error})") from error
     if not isinstance(fields, dict) or key not in fields:

@@ -8,16 +8,16 @@ these have the time and the plain value.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
+from json import dumps
 
 from attrs import evolve, frozen
 
 from elasticlib import records
+from elasticlib._clock import wall_time
 from elasticlib.errors import ProcessFailure
 from elasticlib.events._destinations import RENDEZVOUS, drops, get_logging_handler, logger_of
 from elasticlib.events._event import Event, EventMetadataValue, EventSource, NodeState, RdzvEvent
@@ -105,14 +105,14 @@ def _metadata(job: JobFacts, standing: Standing, state: str, more: dict[str, obj
         "total_run_time": standing.total_run_time,
         "rdzv_backend": job.backend,
         "raw_error": None,
-        "metadata": json.dumps(more),
+        "metadata": dumps(more),
         "agent_restarts": standing.restart_count,
     }
 
 
 def _raw(failure: ProcessFailure) -> str:
     data = failure.error_file_data
-    return json.dumps({"message": failure.message} if data == _NO_ERROR_FILE else data, default=str)
+    return dumps({"message": failure.message} if data == _NO_ERROR_FILE else data, default=str)
 
 
 class EventSink:
@@ -124,7 +124,7 @@ class EventSink:
     not known.
     """
 
-    def __init__(self, job: JobFacts, destination: str, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, job: JobFacts, destination: str, now: Callable[[], float] = wall_time) -> None:
         get_logging_handler(destination)
         self._job = job
         self._destination = destination

@@ -12,13 +12,13 @@ import codecs
 import contextlib
 import contextvars
 import functools
-import json
 import logging
 import os
 import secrets
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from json import loads
 from typing import Any, TextIO
 
 from elasticlib import _in_notebooks, records
@@ -132,7 +132,7 @@ class _Target:
                 raise ValueError("it shows no more objects")
             with open(mark.path, "rb") as file:
                 file.seek(mark.offset)
-                told = json.loads(file.read(mark.length))
+                told = loads(file.read(mark.length))
             with self._lock:
                 if "clear" in told:
                     self._context.run(self._displays.clear_output, told["wait"])

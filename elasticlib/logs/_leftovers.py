@@ -9,13 +9,13 @@ that made it has certainly ended; what cannot be told, or not be deleted, stays.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import stat
-import time
+from json import dump, loads
 from typing import Any
 
+from elasticlib._clock import monotonic, wall_time
 from elasticlib.utils.process_state import stat_words
 
 MARK = ".elasticlib"
@@ -35,7 +35,7 @@ def mark(folder: str) -> None:
     with contextlib.suppress(OSError):
         handle = os.open(os.path.join(folder, MARK), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "w") as file:
-            json.dump({"v": 1, **_program(os.getpid())}, file)
+            dump({"v": 1, **_program(os.getpid())}, file)
 
 
 def remove_if_empty(folder: str) -> None:
@@ -59,7 +59,7 @@ def holds_something(folder: str) -> bool:
 
 def one_more(parent: str, prefix: str) -> None:
     """A folder of ours in *parent* stays: look whether others may go, once an hour in a program."""
-    now = time.monotonic()
+    now = monotonic()
     if now >= _looked.get(parent, -_INTERVAL) + _INTERVAL:
         _looked[parent] = now
         sweep(parent, prefix)
@@ -79,7 +79,7 @@ def sweep(parent: str, prefix: str) -> None:
                 marked.append((there.st_mtime, path))
     surplus = len(marked) - KEPT
     for _, path in sorted(marked):
-        if surplus > 0 and _has_ended(path) and time.time() - _last_change(path) >= YOUNGEST:
+        if surplus > 0 and _has_ended(path) and wall_time() - _last_change(path) >= YOUNGEST:
             shutil.rmtree(path, ignore_errors=True)
             surplus -= 1
 
@@ -90,7 +90,7 @@ def _last_change(folder: str) -> float:
         walk = os.walk(folder, onerror=_refuse)
         return max(os.lstat(os.path.join(place, name)).st_mtime for place, _, names in walk for name in (".", *names))
     except (OSError, ValueError):
-        return time.time()
+        return wall_time()
 
 
 def _refuse(error: OSError) -> None:
@@ -101,7 +101,7 @@ def _has_ended(folder: str) -> bool:
     """Whether the program that made *folder* is gone, as far as this machine can tell."""
     try:
         with open(os.path.join(folder, MARK), encoding="utf-8") as file:
-            made = json.loads(file.read(_LONGEST_MARK))
+            made = loads(file.read(_LONGEST_MARK))
         known, ours = dict(made), _program(os.getpid())
         if known.get("v") != 1 or known.get("host") != ours["host"]:
             return False  # of another version, or in a folder that machines share

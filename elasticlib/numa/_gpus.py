@@ -7,7 +7,7 @@ reason it needs nothing but torch.
 
 from __future__ import annotations
 
-import json
+from json import dumps
 from typing import Any
 
 
@@ -40,4 +40,4 @@ def _module(torch: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(addresses_here()))
+    print(dumps(addresses_here()))

@@ -12,7 +12,6 @@ options say so, logged, and nothing is bound.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import shutil
@@ -20,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from json import loads
 from typing import ParamSpec, TypeVar
 
 from elasticlib.numa import AffinityMode, BindingError, NumaOptions, _gpus, as_numa_options
@@ -148,4 +148,4 @@ def _asked(environment: frozenset[tuple[str, str]]) -> tuple[str, ...]:
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()
         raise BindingError(f"torch cannot list the GPUs: {words[-1] if words else done.returncode}")
-    return tuple(json.loads(done.stdout.splitlines()[-1]))
+    return tuple(loads(done.stdout.splitlines()[-1]))

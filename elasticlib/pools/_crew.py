@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +23,7 @@ from attrs import frozen
 
 from elasticlib import processes
 from elasticlib._caller import CallerIdentity
+from elasticlib._clock import monotonic, wall_time
 from elasticlib._folders import current
 from elasticlib._large_files import handed_over
 from elasticlib._wire import Channel, Message, wait_readable
@@ -274,9 +274,9 @@ class Crew:
         """
         found: list[Answer] = []
         died: dict[int, ProcessFailure] = {}
-        until = time.monotonic() + _AFTER_FAILURE
+        until = monotonic() + _AFTER_FAILURE
         try:
-            while self._calls and (left := until - time.monotonic()) > 0:
+            while self._calls and (left := until - monotonic()) > 0:
                 found += self.answers(left)
         except ChildFailedError as error:
             died = error.failures
@@ -299,7 +299,7 @@ class Crew:
         for answer in answers:
             if answer.failed():
                 end = Exit(answer.rank, pids.get(answer.rank, 0), 1, False, answer.report, "")
-                failures[answer.rank] = _failure.failure_of(end, answer.rank, "", None, 0, time.time())
+                failures[answer.rank] = _failure.failure_of(end, answer.rank, "", None, 0, wall_time())
                 failures[answer.rank].hint = _hint(answer.report)
                 causes[answer.rank] = _failure.original_exception(end)
         error = ChildFailedError(title, dict(sorted(failures.items())))

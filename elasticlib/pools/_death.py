@@ -8,9 +8,9 @@ status 0 is a success, and its others go on.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Collection
 
+from elasticlib._clock import wall_time
 from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.job import Job
 from elasticlib.workers import _failure
@@ -39,7 +39,7 @@ def death(job: Job, ranks: Collection[int], wait: Callable[[float], object]) -> 
     failures = {}
     for rank in sorted(ranks):
         end = Exit(rank, pids.get(rank, 0), 0, False, None, "")
-        failures[rank] = _failure.failure_of(end, rank, "", _output(job, rank), 0, time.time())
+        failures[rank] = _failure.failure_of(end, rank, "", _output(job, rank), 0, wall_time())
         failures[rank].message = "ended with exit status 0 in the midst of a call"
     return ChildFailedError(job.name, failures)
 

@@ -11,9 +11,9 @@ import contextlib
 import os
 import select
 import stat
-import time
 from collections.abc import Iterator, Sequence
 
+from elasticlib._clock import monotonic, sleep
 from elasticlib.processes import _without_pidfds as without_pidfds
 from elasticlib.processes._pidfd import Handle, pidfds
 
@@ -53,16 +53,16 @@ def received_handle(descriptors: Sequence[int]) -> Handle:
 
 def wait_for_ends(handles: Sequence[Handle], limit: float) -> None:
     """Return when all these processes have ended, after *limit* s at most."""
-    deadline = time.monotonic() + limit
+    deadline = monotonic() + limit
     if pidfds.why():
-        while not all(handle.has_ended() for handle in handles) and time.monotonic() < deadline:
-            time.sleep(_LOOK)
+        while not all(handle.has_ended() for handle in handles) and monotonic() < deadline:
+            sleep(_LOOK)
         return
     poll = select.poll()
     for handle in handles:
         poll.register(handle, select.POLLIN)
     waiting = len(handles)
-    while waiting and (left := deadline - time.monotonic()) > 0:
+    while waiting and (left := deadline - monotonic()) > 0:
         for descriptor, _ in poll.poll(left * 1000):
             poll.unregister(descriptor)
             waiting -= 1

@@ -8,10 +8,10 @@ users, so values of options that name a secret are left out; a digest of all arg
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shlex
 from collections.abc import Sequence
+from json import dumps
 
 LONGEST = 300
 """Characters of the line, without its digest."""
@@ -45,4 +45,4 @@ def _without_secrets(args: Sequence[str]) -> list[str]:
 
 
 def _digest(args: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(list(args)).encode()).hexdigest()[:_DIGITS]
+    return hashlib.sha256(dumps(list(args)).encode()).hexdigest()[:_DIGITS]

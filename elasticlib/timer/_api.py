@@ -22,13 +22,12 @@ import queue
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
 from elasticlib import processes
-from elasticlib._clock import monotonic
+from elasticlib._clock import monotonic, wall_time
 from elasticlib._programs import start_thread
 from elasticlib._untrusted import Refusals, shown
 from elasticlib._wire import room_for, wait_readable
@@ -107,7 +106,7 @@ def _countdown(after: float, scope: str, client: TimerClient | None) -> Iterator
     client = client if client is not None else _client
     if client is None:
         raise TimerError("no timer client is configured: call timer.configure(...) first, or give expires a client")
-    client.acquire(scope, time.time() + after)
+    client.acquire(scope, wall_time() + after)
     try:
         yield
     except BaseException:
@@ -183,7 +182,7 @@ class TimerServer(abc.ABC):
 
     def _turn(self) -> None:
         running = [timer for timers in self.get_expired_timers(math.inf).values() for timer in timers]
-        wait = poll_timeout(running, time.time(), self._max_interval)
+        wait = poll_timeout(running, wall_time(), self._max_interval)
         asked = self._request_queue.get(max(1, self._request_queue.size()), wait)
         sound = [request for request in asked if is_deadline(getattr(request, "expiration_time", None))]
         if len(sound) < len(asked):
@@ -191,7 +190,7 @@ class TimerServer(abc.ABC):
             if said is not None:
                 _log.warning("%s: %s", type(self).__name__, said)
         self.register_timers(sound)
-        expired = self.get_expired_timers(time.time())
+        expired = self.get_expired_timers(wall_time())
         self.clear_timers({worker for worker, timers in expired.items() if self._is_reaped(worker, timers)})
 
     def _is_reaped(self, worker: Any, timers: Sequence[TimerRequest]) -> bool:
@@ -331,11 +330,11 @@ class MultiprocessingRequestQueue(RequestQueue):
 
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
         """Up to *size* requests that come within *timeout* seconds."""
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         found: list[TimerRequest] = []
-        while len(found) < size and self._comes(max(0.0, deadline - time.monotonic())):
+        while len(found) < size and self._comes(max(0.0, deadline - monotonic())):
             try:
-                found.append(self._mp_queue.get(timeout=max(0.0, deadline - time.monotonic())))
+                found.append(self._mp_queue.get(timeout=max(0.0, deadline - monotonic())))
             except queue.Empty:
                 break
         return found

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import select
 import signal as _signal
 import stat
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from json import dumps
 from typing import ClassVar
 
 from attrs import define
 
-from elasticlib._clock import monotonic
+from elasticlib._clock import monotonic, sleep, wall_time
 from elasticlib._programs import start_thread
 from elasticlib._untrusted import Refusals, line as escaped, parse, shown
 from elasticlib._wire import wait_readable
@@ -63,7 +62,7 @@ class FileTimerRequest(TimerRequest):
 
     def to_json(self) -> str:
         """The request as it is sent, without the end of the line."""
-        return json.dumps(
+        return dumps(
             {
                 "version": self.version,
                 "pid": self.worker_pid,
@@ -115,7 +114,7 @@ class FileTimerClient(TimerClient):
                         f"no timer server reads {self._file_path!r} ({error}): start it before its clients, as "
                         "TORCHELASTIC_ENABLE_FILE_TIMER=1 does"
                     ) from error
-            time.sleep(_PAUSE)  # the server may be about to start, or to read
+            sleep(_PAUSE)  # the server may be about to start, or to read
 
     def _write(self, line: bytes) -> None:
         # To open it for writing, without waiting, fails as long as nobody reads.
@@ -162,7 +161,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         self._refusals = Refusals()
         self._thread: threading.Thread | None = None
         self._stopping = self._once = False
-        self._progress = time.time()
+        self._progress = wall_time()
         self._open()
 
     def _open(self) -> None:
@@ -194,7 +193,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         self._stopping = self._once = False
         self._rest = b""
         self._pipe = os.open(self._file_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._progress = time.time()
+        self._progress = wall_time()
         self._thread = threading.Thread(target=self._watch, name="elasticlib-watchdog", daemon=self._daemon)
         start_thread(self._thread)
         self._tell("watchdog started")
@@ -216,7 +215,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
 
     def get_last_progress_time(self) -> int:
         """When the watching thread was last seen at work, in seconds since the epoch; now, while there is none."""
-        return int(self._progress if self._thread is not None else time.time())
+        return int(self._progress if self._thread is not None else wall_time())
 
     @staticmethod
     def is_process_running(pid: int) -> bool:
@@ -234,7 +233,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             once = self._once
             try:
                 # No wait is long once it is to end: nobody takes away what wakes it then.
-                timeout = poll_timeout(self._timer_table, time.time(), self._max_interval)
+                timeout = poll_timeout(self._timer_table, wall_time(), self._max_interval)
                 wait_readable([self._pipe, self._wake], timeout)
                 if not self._stopping:
                     self._turn(to_the_end=once)
@@ -243,12 +242,12 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
                 wait_readable([self._wake], min(1.0, self._max_interval))  # most likely the next one fails too
             if once:
                 return
-            self._progress = time.time()
+            self._progress = wall_time()
 
     def _turn(self, *, to_the_end: bool) -> None:
         while self._read() and to_the_end:
             pass
-        expired = self.get_expired_timers(time.time())
+        expired = self.get_expired_timers(wall_time())
         news = {
             pid: [timer.to_json() for timer in timers if timer not in self._told] for pid, timers in expired.items()
         }

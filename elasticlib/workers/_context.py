@@ -14,7 +14,6 @@ import math
 import os
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from typing import Any
 from attrs import Factory, define, evolve
 
 from elasticlib import _rules
+from elasticlib._clock import monotonic
 from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.errors import ConfigError, ProcessFailure, SpecError
@@ -177,11 +177,11 @@ class PContext(abc.ABC):
         if not self._started:
             raise SpecError(f"the processes of {self.name!r} were not started: call start() first")
         timeout = _call.seconds("timeout", timeout)
-        deadline = math.inf if timeout < 0 else time.monotonic() + timeout
+        deadline = math.inf if timeout < 0 else monotonic() + timeout
         try:
             with _signals.Signals(self._handlers.signums) as came:
                 while (result := self._look(deadline)) is None:
-                    if (left := deadline - time.monotonic()) <= 0:
+                    if (left := deadline - monotonic()) <= 0:
                         return None
                     watched: list[int | HasDescriptor] = [came, self._ended]
                     if (number := self._processes.fileno()) >= 0:
@@ -199,7 +199,7 @@ class PContext(abc.ABC):
 
     def _look(self, deadline: float) -> RunProcsResult | None:
         """The result if it is there; waits only, until *deadline*, for another thread that ends the set."""
-        if not self._lock.acquire(timeout=min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)):
+        if not self._lock.acquire(timeout=min(max(0.0, deadline - monotonic()), threading.TIMEOUT_MAX)):
             return None
         try:
             if self._result is None:
@@ -328,7 +328,7 @@ class SubprocessContext(PContext):
         """A handle of each process by local rank; empty before the start."""
 
         def poll(rank: int) -> int | None:
-            self._look(time.monotonic())
+            self._look(monotonic())
             end = self._processes.exits.get(rank)
             return None if end is None else end.exitcode
 

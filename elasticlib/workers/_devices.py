@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from attrs import evolve
 
+from elasticlib._clock import monotonic
 from elasticlib._programs import Process
 from elasticlib._wire import Message, wait_readable
 from elasticlib.errors import ElasticError, SpecError, StartError
@@ -124,7 +124,7 @@ def _answer(
         channel, began = fork_server.request(op), None
         stack.callback(channel.close)
         while True:
-            left = 0.1 if began is None else _LIMIT - (time.monotonic() - began)
+            left = 0.1 if began is None else _LIMIT - (monotonic() - began)
             if left <= 0:
                 raise StartError(
                     f"{doing} took more than {_LIMIT:g} s: torch asks the driver, which hangs (does nvidia-smi, "
@@ -144,4 +144,4 @@ def _answer(
                 stack.callback(child.send, signal.SIGKILL)
                 channel.send({"env": dict(environment)})
             elif began is None and fork_server.ready():
-                began = time.monotonic()  # its imports, which may be slow, are not what the limit is for
+                began = monotonic()  # its imports, which may be slow, are not what the limit is for

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from json import dumps
 from pathlib import Path
 
 from elasticlib import processes, records
 from elasticlib._caller import Caller
+from elasticlib._clock import monotonic
 from elasticlib._programs import BOOT, KILLED, HelperLostError, Link, Process, spawn
 from elasticlib._stack_text import crash_frames
 from elasticlib._wire import Channel, Message, wait_readable
@@ -65,7 +65,7 @@ class ForkServer:
         ours, theirs = Channel.pair()
         ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
-        asked = json.dumps({"preload": key.preload, "path": list(search_path)})
+        asked = dumps({"preload": key.preload, "path": list(search_path)})
         reaper = [sys.executable, "-S", "-E", str(Path(_reaper.__file__)), str(os.getpid())]
         self._process: Process | None = None
         """The fork server itself, once its imports are done."""
@@ -154,7 +154,7 @@ class ForkServer:
         """Note that it is at the import of *module* now, of none where that is empty."""
         if self.importing is not None:
             os.close(self.importing[2])
-        self.importing = (module, time.monotonic(), descriptors.pop()) if descriptors else None
+        self.importing = (module, monotonic(), descriptors.pop()) if descriptors else None
 
     def slow_import(self) -> records.ImportTakesLong | None:
         """Return a record of the import under way, if it takes long and was not reported yet; else None."""
@@ -162,7 +162,7 @@ class ForkServer:
         if self.importing is None:
             return None
         module, since, stack = self.importing
-        if time.monotonic() < since + _SLOW_IMPORT or module in self._reported:
+        if monotonic() < since + _SLOW_IMPORT or module in self._reported:
             return None
         self._reported.add(module)
         found = [each for each in crash_frames(_report.read_text(stack)) if not each.file.startswith("<frozen ")]

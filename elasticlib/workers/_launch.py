@@ -11,13 +11,13 @@ import functools
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from elasticlib import records
+from elasticlib._clock import monotonic
 from elasticlib._large_files import handed_over
 from elasticlib._programs import Child, HelperLostError, Link, Process, not_started
 from elasticlib._times import Term
@@ -379,8 +379,8 @@ class SpawnerClient:
             self._wake()
             self._channel.send({"op": "quit"})
             # The spawner closes its end when nothing is left below it.
-            deadline = time.monotonic() + _QUIT_LIMIT
-            while (left := deadline - time.monotonic()) > 0 and wait_readable([self._channel], left):
+            deadline = monotonic() + _QUIT_LIMIT
+            while (left := deadline - monotonic()) > 0 and wait_readable([self._channel], left):
                 received = self._channel.receive(whole=False)
                 if received is None:
                     break

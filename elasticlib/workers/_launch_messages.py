@@ -6,8 +6,8 @@ Rules of this file: the descriptors stay the caller's; an end is told whatever b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from json import loads
 
 from elasticlib._large_files import content_of
 from elasticlib._wire import Message
@@ -35,7 +35,7 @@ def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
         case "stuck":
             return Stuck(message["local_rank"], message["pid"], message["waited"])
         case "stacks" | "place" as asker:
-            found = json.loads(content_of(descriptors)) if descriptors else {}
+            found = loads(content_of(descriptors)) if descriptors else {}
             by_rank = {int(rank): text for rank, text in found.items()}
             return Stacks(by_rank) if asker == "stacks" else Place(by_rank.get(0, ""))
         case "stopped":

@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
 
 from elasticlib import records
+from elasticlib._clock import monotonic, wall_time
 from elasticlib._programs import KILLED, HelperLostError
 from elasticlib._times import Term, soonest
 from elasticlib._wire import room_for, wait_readable
@@ -131,7 +131,7 @@ class Processes:
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
             self.pids = self._insist(functools.partial(self._begin, number, whole, listener, interrupt, guard))
-            self.imports.begin(self._job.fork_server.preload if self._job.fork_server else (), time.monotonic())
+            self.imports.begin(self._job.fork_server.preload if self._job.fork_server else (), monotonic())
             return self.pids
 
     def _insist(self, begin: Callable[[], dict[int, int]]) -> dict[int, int]:
@@ -195,14 +195,14 @@ class Processes:
             match event:
                 case heard.Exit():
                     self.exits[event.local_rank] = event
-                    self._noticed.setdefault(event.local_rank, time.time())
+                    self._noticed.setdefault(event.local_rank, wall_time())
                 case heard.Failed(end):
                     self._failed[end.local_rank] = end
-                    self._noticed[end.local_rank] = time.time()
+                    self._noticed[end.local_rank] = wall_time()
                 case heard.Stopped():
                     self._stopped = True
                 case heard.StoreGone():
-                    self._store, self._store_gone_at = self._store or event, time.time()
+                    self._store, self._store_gone_at = self._store or event, wall_time()
                 case heard.Place(stacks):
                     self.imports.heard(stacks)
                 case heard.Lost():
@@ -210,21 +210,21 @@ class Processes:
             record = _failure.record_of(event, self._rank_base, self._world_size == self._count, self._signum)
             if record is not None:
                 self._sink(record)
-        if time.monotonic() >= self._latest():
+        if monotonic() >= self._latest():
             self._end_deaf(self._spawner)
         elif not self.gone():
             self._look_at_helpers(self._spawner)
-            self.imports.tend(self._spawner.ask_for_place, time.monotonic())
+            self.imports.tend(self._spawner.ask_for_place, monotonic())
         elif self._hosts_for_others():
             self._helpers.tend(self._spawner.helpers_of_others, (), self._spawner.replace)
 
     def poll_timeout(self) -> float | None:
         """Seconds until `poll` wants to be called though nothing is readable; None: not at all."""
         limit = self._latest()
-        until_limit = None if limit == math.inf else max(0.0, limit - time.monotonic())
+        until_limit = None if limit == math.inf else max(0.0, limit - monotonic())
         if self._spawner is None or (self.gone() and not self._hosts_for_others()):
             return until_limit
-        until_asked = None if self.gone() else self.imports.due_in(time.monotonic())
+        until_asked = None if self.gone() else self.imports.due_in(monotonic())
         return soonest(until_limit, self._helpers.due_in(), until_asked)
 
     def _look_at_helpers(self, spawner: SpawnerClient) -> float:
@@ -241,7 +241,7 @@ class Processes:
 
     def _end_deaf(self, spawner: SpawnerClient) -> None:
         """Whoever should stop the workers does not answer, or not in time: kill it, and them with it."""
-        is_over = time.monotonic() >= self._lease_end()
+        is_over = monotonic() >= self._lease_end()
         self._sink(records.WorkersCutOff() if is_over else records.SpawnerKilled(_ANSWER))
         spawner.kill()
         self.dismiss()
@@ -304,19 +304,19 @@ class Processes:
         spawner = self._spawner
         if spawner is not None and spawner.started and (not self.gone() or (spare_failed and self.all_succeeded())):
             self.ask_to_stop(signum, grace, spare_failed)
-            tell_at = time.monotonic() + _AT_ONCE if somebody_waits else None
+            tell_at = monotonic() + _AT_ONCE if somebody_waits else None
             while not self.gone():
-                until_told = None if tell_at is None else max(0.0, tell_at - time.monotonic())
+                until_told = None if tell_at is None else max(0.0, tell_at - monotonic())
                 limit = soonest(until_told, self.poll_timeout())
                 if meanwhile is None:
                     wait_readable([self], limit)
                 else:
                     meanwhile(limit)
                 self.poll()
-                if tell_at is not None and time.monotonic() >= tell_at and not self.gone():
+                if tell_at is not None and monotonic() >= tell_at and not self.gone():
                     tell_at = None
                     left = {self._rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
-                    if left and (time_left := self._deadline - time.monotonic()) > 0:
+                    if left and (time_left := self._deadline - monotonic()) > 0:
                         self._sink(records.StopAwaited(left, self._signum, time_left))
         if self.lost is not None or (spawner is not None and not spawner.started):
             self.dismiss()  # all are gone at once, or an interrupt came before the fork server was ready
@@ -325,7 +325,7 @@ class Processes:
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
         """Begin to bring the workers down, as `stop` does, and return at once."""
         self.imports.rest()
-        self._deadline, self._signum, self._stopped = time.monotonic() + grace, signum, False
+        self._deadline, self._signum, self._stopped = monotonic() + grace, signum, False
         exit_timeout = self._job.common.exit_timeout[0] if spare_failed else 0.0
         self._limit = self._deadline + exit_timeout + _ANSWER
         if self._spawner is not None:
@@ -333,7 +333,7 @@ class Processes:
 
     def hasten(self, signum: int, grace: float) -> None:
         """While workers are being stopped: send them *signum* and leave them *grace* s, unless they have less."""
-        deadline = time.monotonic() + grace
+        deadline = monotonic() + grace
         if self._spawner is not None and deadline < self._limit - _ANSWER:  # also of those that are spared
             self._deadline, self._limit = min(self._deadline, deadline), deadline + _ANSWER
             self._spawner.stop(signum, grace)
@@ -364,7 +364,7 @@ class Processes:
 
     def grace_left(self) -> float:
         """Seconds that workers which are being stopped have until SIGKILL."""
-        return max(0.0, self._deadline - time.monotonic())
+        return max(0.0, self._deadline - monotonic())
 
     def drain(self) -> None:
         """Bring the last lines of this round's workers, which must be gone, to the console."""

@@ -20,7 +20,6 @@ import os
 import select
 import signal
 import sys
-import time
 import types
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import NoReturn
@@ -30,6 +29,7 @@ if __name__ == "__main__":  # run by its path: the interpreter finds no package,
     _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from elasticlib import processes
+from elasticlib._clock import monotonic, sleep
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -126,7 +126,7 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0, kept: Container[int] 
     others' memory, which end by themselves and are not waited for. The caller must be a sub-reaper.
     """
     me = os.getpid()
-    deadline = time.monotonic() + limit
+    deadline = monotonic() + limit
     while _has_children():
         members = [each for each in family(me, spare, kept) if not _goes_on_to_remove_memory(me, each[0])]
         # Also those that look like zombies: so does a process whose first thread alone has ended.
@@ -135,7 +135,7 @@ def sweep(spare: Collection[int] = (), limit: float = 5.0, kept: Container[int] 
             send_below(me, pid, signal.SIGKILL)
         if not members:
             return []
-        left = deadline - time.monotonic()
+        left = deadline - monotonic()
         if left <= 0:
             return alive
         wait_for_ends(alive, left)
@@ -167,7 +167,7 @@ def _settled_state(pid: int) -> str:
         state = "" if facts is None else facts[0].decode()
         if state != "D":
             break
-        time.sleep(_LOOK)
+        sleep(_LOOK)
     return state
 
 

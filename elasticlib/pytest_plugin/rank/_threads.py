@@ -13,11 +13,11 @@ import importlib
 import queue
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from elasticlib._clock import monotonic
 from elasticlib._stack_text import is_library
 from elasticlib.testing.ranks._call import Outcome
 from elasticlib.workers.child import _function, _pooled
@@ -85,7 +85,7 @@ def _collected(
     until: float | None = None
     while len(found) < len(threads):
         try:
-            rank, outcome = ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+            rank, outcome = ended.get(timeout=None if until is None else max(0.0, until - monotonic()))
         except queue.Empty:
             found |= {rank: _late(thread) for rank, thread in enumerate(threads) if rank not in found}
             break
@@ -93,7 +93,7 @@ def _collected(
             raise outcome
         found[rank] = outcome
         if outcome.kind != "passed" and until is None:
-            until = time.monotonic() + _AFTER_FIRST
+            until = monotonic() + _AFTER_FIRST
     for rank, thread in enumerate(threads):
         if found[rank].kind != "late":
             thread.join()

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from json import dumps, loads
 from typing import Any, TypeVar
 
 from attrs import asdict, evolve, fields, frozen
@@ -79,7 +79,7 @@ def write_handover(memory: Handover, run_id: str, key: bytes | None, now: float)
         "gone": memory.garbage.plain(mailboxes(memory.state)),
     }
     body = {"v": VERSION, "nonce": memory.nonce, "epoch": memory.epoch, **parts}
-    text = json.dumps(body, separators=(",", ":")).encode("ascii")
+    text = dumps(body, separators=(",", ":")).encode("ascii")
     return text if key is None else b"%s%s:%s" % (_MARK, _signature(text, run_id, key), text)
 
 
@@ -95,7 +95,7 @@ def read_handover(
         raise RendezvousStateError("it is not in the store any more: the job ended without this node, or was deleted")
     text = _checked(data, run_id, key)
     try:
-        body = json.loads(text)
+        body = loads(text)
         nonce, epoch = _untrusted.name(body["nonce"]), body["epoch"]
         if type(epoch) is not int or not 0 <= epoch < messages.LAST_EPOCH:
             raise ValueError(f"its epoch {_untrusted.shown(epoch)} is not a number of takeovers")
@@ -163,7 +163,7 @@ def encode_state(state: State, now: float) -> bytes:
         "last_join": now - state.last_join,
         "final": _message(state.final),
     }
-    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def decode_state(data: bytes, now: float) -> State:
@@ -336,11 +336,11 @@ def _members(value: Any) -> ItemsView[str, Any]:
 
 
 def _message(message: messages.Message | None) -> Any:
-    return None if message is None else json.loads(messages.encode(message))
+    return None if message is None else loads(messages.encode(message))
 
 
 def _read_message(body: Any, kind: type[_T]) -> _T:
-    message = messages.decode(json.dumps(body).encode("ascii"))
+    message = messages.decode(dumps(body).encode("ascii"))
     if not isinstance(message, kind):
         raise ValueError(f"a {type(message).__name__} is where a {kind.__name__} should be")
     return message

@@ -12,11 +12,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import tempfile
-import time
 import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from elasticlib._clock import monotonic, sleep
 from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
@@ -103,18 +103,18 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 def _tcp_store(job: Job, limit: float) -> Any:
     from elasticlib.rendezvous.stores._c10d import C10dBackend
 
-    deadline = time.monotonic() + limit
+    deadline = monotonic() + limit
     with contextlib.closing(C10dBackend(job)) as backend:  # the server lives on with the store
         while True:
             try:
                 if backend.serve(deadline):
                     return backend.server
-                exchange = backend.dial(max(deadline - time.monotonic(), _AGAIN))
+                exchange = backend.dial(max(deadline - monotonic(), _AGAIN))
                 return exchange.store  # type: ignore[attr-defined]
             except RendezvousConnectionError as error:
-                if time.monotonic() >= deadline:
+                if monotonic() >= deadline:
                     raise RendezvousConnectionError(f"{error}; given up after read_timeout={limit:g} s") from error
-                time.sleep(_AGAIN)  # nobody can tell when its host comes
+                sleep(_AGAIN)  # nobody can tell when its host comes
 
 
 def _file_store(endpoint: str) -> Any:

@@ -8,11 +8,11 @@ own workers never use it: their store is a TCPStore.
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Sequence
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from elasticlib._clock import monotonic
 from elasticlib.rendezvous.stores._keys import Item, Keys, component
 
 _TIMEOUT = datetime.timedelta(seconds=300)
@@ -64,13 +64,13 @@ class EtcdStore(Store):
 
     def _await(self, keys: Sequence[str], limit: datetime.timedelta) -> list[Item]:
         paths = [self._path(key) for key in keys]
-        deadline = time.monotonic() + limit.total_seconds()
+        deadline = monotonic() + limit.total_seconds()
         while True:
             items, version = self.client.read(paths)
             missing = [index for index, item in enumerate(items) if item is None]
             if not missing:
                 return [item for item in items if item is not None]
-            left = deadline - time.monotonic()
+            left = deadline - monotonic()
             if left <= 0:
                 names = ", ".join(repr(keys[index]) for index in missing[:5])
                 raise LookupError(f"{names} did not appear within {limit.total_seconds():.3g} s")

@@ -12,13 +12,13 @@ import errno
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar
 
 from attrs import Factory, define
 
+from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.net._endpoint import is_loopback, spell
@@ -38,10 +38,10 @@ class RefusedError(RendezvousConnectionError):
 
 def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) -> tuple[Address, str]:
     """The first address that accepts a connection, and this machine's own then; an error says why none does."""
-    deadline = time.monotonic() + timeout
+    deadline = monotonic() + timeout
     whys, refused = [], 0
     for index, address in enumerate(addresses):
-        limit = max(deadline - time.monotonic(), 0.05) / (len(addresses) - index)
+        limit = max(deadline - monotonic(), 0.05) / (len(addresses) - index)
         try:
             return address, _connect(address, port, limit)
         except OSError as error:

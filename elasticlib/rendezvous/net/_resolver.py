@@ -7,11 +7,11 @@ that can be killed. That process does without `QUIET_LOOKUPS`, which whoever hos
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
+from json import loads
 from typing import Any
 
 from attrs import frozen
@@ -67,7 +67,7 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=max(timeout, 0.1)
         )
-        answer = json.loads(done.stdout)
+        answer = loads(done.stdout)
     except subprocess.TimeoutExpired:
         answer = f"the name server did not answer within {timeout:.1f} s"
     except OSError as error:

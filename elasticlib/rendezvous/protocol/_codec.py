@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
-import json
 from collections.abc import Callable, Mapping, Sequence
+from json import dumps
 from typing import Any, TypeAlias
 
 from attrs import NOTHING, asdict, fields
@@ -106,7 +106,7 @@ class Codec:
 
 def write(body: Any) -> bytes:
     """Plain data as canonical ASCII JSON."""
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def key_of(token: str) -> bytes:

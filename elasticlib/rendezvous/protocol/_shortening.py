@@ -7,8 +7,8 @@ so. Of several failures the one that may be the root cause loses its text last.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from json import dumps
 
 from attrs import asdict, evolve
 
@@ -37,7 +37,7 @@ _BEGINNING = 0.25
 
 def cost(text: str) -> int:
     """Bytes of a text on the wire."""
-    return len(json.dumps(text)) - 2
+    return len(dumps(text)) - 2
 
 
 def cut(text: str, most: int, beginning: float = _BEGINNING) -> str:

@@ -13,7 +13,6 @@ import secrets
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import timedelta
@@ -23,6 +22,7 @@ from typing import Any, cast
 
 from attrs import Factory, define, field
 
+from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError, RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._binding import (
@@ -144,7 +144,7 @@ class C10dBackend:
         if self.job.store_type == "file" or self._must_host is False:
             return False
         self.prepare()
-        addresses = resolve(self.host, self.port, min(LOOK_UP, deadline - time.monotonic()))
+        addresses = resolve(self.host, self.port, min(LOOK_UP, deadline - monotonic()))
         if self.listening is not None:
             self._start(self.listening.dup(), addresses)
             return True
@@ -174,11 +174,11 @@ class C10dBackend:
         return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
 
     def _dial_store(self, timeout: float) -> StoreExchange:
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         if self.port == 0:
             raise ConfigError(f"rdzv_endpoint={self.job.endpoint!r} has port 0: no other node could find the store")
         addresses = resolve(self.host, self.port, timeout) if self._inner is None else [self._inner]
-        return self._talk(addresses, deadline - time.monotonic())
+        return self._talk(addresses, deadline - monotonic())
 
     def address(self) -> str | None:
         """After a dial: address of this machine that peers should use; None where that is not known."""
@@ -258,7 +258,7 @@ class C10dBackend:
 
     def _taken(self, bound: Taken, addresses: list[Address]) -> RendezvousConnectionError | ConfigError:
         """The error for a node that must host and cannot: final once a predecessor of this node would be gone."""
-        now = time.monotonic()
+        now = monotonic()
         self._taken_since = now if self._taken_since is None else self._taken_since
         other = self._present_host(addresses)
         if other is None:
@@ -285,7 +285,7 @@ class C10dBackend:
             raise ConfigError(f"{self._reason}, but {elsewhere.why}")
         self._start(bound, [])
         with suppress(RendezvousConnectionError):
-            with closing(self._talk(addresses, min(3.0, deadline - time.monotonic()))) as exchange:
+            with closing(self._talk(addresses, min(3.0, deadline - monotonic()))) as exchange:
                 word = exchange.root(SERVER, 1.0)
             if word == self._word.encode():
                 return
@@ -322,10 +322,10 @@ class C10dBackend:
         self._inner = inner
 
     def _talk(self, addresses: list[Address], timeout: float) -> StoreExchange:
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         address, local = probe(self.host, self.port, addresses, timeout)
         host, port, where = address.host, self.port, spell(self.host, self.port)
-        limit = max(deadline - time.monotonic(), 0.1)
+        limit = max(deadline - monotonic(), 0.1)
 
         def clone() -> Store:
             silence = f"the store at {where} does not answer any more"

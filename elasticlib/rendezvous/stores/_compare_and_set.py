@@ -11,11 +11,11 @@ Rules of this file: a long wait is many short ones, so that a server that is gon
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from attrs import define, evolve, field
 
+from elasticlib._clock import monotonic
 from elasticlib.rendezvous.protocol._exchange import NOTHING, Exchange, Posted
 from elasticlib.rendezvous.stores._candidacy import SLICE
 from elasticlib.rendezvous.stores._keys import Hold, Item, Keys, component
@@ -96,11 +96,11 @@ class CompareAndSetExchange(Exchange):
     def _await(
         self, look: Callable[[], tuple[Sequence[Item | None], int]], path: str, timeout: float | None, folder: bool
     ) -> list[Item]:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else monotonic() + timeout
         while True:
             items, version = look()
             found = [item for item in items if item is not None]
-            left = SLICE if deadline is None else min(SLICE, deadline - time.monotonic())
+            left = SLICE if deadline is None else min(SLICE, deadline - monotonic())
             if found or left <= 0:
                 return found
             self._keys.changed(path, version, left, folder)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from attrs import define
 
-from elasticlib._clock import Clock, monotonic
+from elasticlib._clock import Clock, monotonic, sleep
 from elasticlib.errors import ConfigError
 from elasticlib.utils.process_state import stat_words
 
@@ -29,7 +28,7 @@ def poll(is_so: Callable[[], bool], limit: float, clock: Clock = monotonic) -> b
     while not is_so():
         if (left := deadline - clock()) <= 0:
             return False
-        time.sleep(min(pause, left))
+        sleep(min(pause, left))
         pause = min(2 * pause, LATEST)
     return True
 

@@ -7,10 +7,10 @@ guest lives while its coordinator's heartbeat changes, whatever it says: that ma
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from json import dumps
 from typing import TypeVar
 
 from attrs import Factory, define, field
@@ -188,7 +188,7 @@ class Claim:
         self._number = exchange.of(_NOBODY).append(_FOLDER, self._announcement())
 
     def _announcement(self) -> bytes:
-        return json.dumps({"run_id": self.run_id, "heartbeat": self.heartbeat}).encode("ascii")
+        return dumps({"run_id": self.run_id, "heartbeat": self.heartbeat}).encode("ascii")
 
 
 def forget(exchange: StoreExchange) -> None:

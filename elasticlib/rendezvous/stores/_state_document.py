@@ -10,8 +10,8 @@ of what a change wrote. Plain ASCII stays readable, other bytes are base64 in a 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Set
+from json import dumps
 from typing import Any
 
 from attrs import evolve, frozen
@@ -80,7 +80,7 @@ class Document:
             "keys": {path: [_spelled(item.data), item.version, item.born] for path, item in self.items.items()},
             "held": {path: [held.ttl, held.renewals] for path, held in self.held.items()},
         }
-        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+        return dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def decode_document(data: bytes) -> Document:

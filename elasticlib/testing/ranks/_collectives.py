@@ -8,8 +8,8 @@ collectives of one process group, from 1 on, and are the same on all of its rank
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
+from json import loads
 from typing import Any
 
 from attrs import frozen
@@ -63,7 +63,7 @@ def summary(dumps: Collection[str | bytes], begin: int, members: Mapping[str, Se
     """
     groups: dict[str, dict[str, Any]] = {}
     for dump in dumps:
-        for entry in json.loads(dump).get("entries", ()):
+        for entry in loads(dump).get("entries", ()):
             if entry["time_created_ns"] < begin or entry["is_p2p"]:
                 continue
             name, description = map(str, entry["process_group"])

@@ -13,13 +13,13 @@ import functools
 import os
 import pickle
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
 from attrs import evolve
 
+from elasticlib._clock import monotonic
 from elasticlib._wire import Message
 from elasticlib.errors import ChildFailedError, PicklingError
 from elasticlib.pools import Pool
@@ -42,8 +42,6 @@ _STACKS_LIMIT = 0.9
 """Seconds that the ranks' stacks are waited for."""
 _PREPARE_LIMIT = 120.0
 """Seconds that ranks may take to import the modules of tests."""
-_now = functools.partial(time.monotonic)
-"""The clock, also while a test has patched that."""
 
 
 class Work(Protocol):
@@ -122,9 +120,9 @@ class Ranks:
         self._prepared = {each: former for each, former in self._prepared.items() if not each.job.done()}
         crew.ask(range(len(crew)), prepare, args, {}, by_all=False)
         answers: list[Any] = []
-        until = _now() + _PREPARE_LIMIT
+        until = monotonic() + _PREPARE_LIMIT
         with self._told_if_interrupted(crew):
-            while len(answers) < len(crew) and (left := until - _now()) > 0:
+            while len(answers) < len(crew) and (left := until - monotonic()) > 0:
                 answers += crew.answers(left)
         for answer in answers:
             if answer.failed():
@@ -180,7 +178,7 @@ class Ranks:
             self._prepare(crew, always)
             before = {rank: _size(file) for rank, file in _files(crew).items()}
             group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
-            progress = Progress(_now() + asked.timeout)
+            progress = Progress(monotonic() + asked.timeout)
             crew.on_ask, crew.on_tell = self._on_ask, progress.hear
             is_shared = asked.group == "shared" and not asked.threads
             until = evolve(call, until=0.0 if asked.threads else progress.until, shares_group=is_shared)
@@ -221,7 +219,7 @@ class Ranks:
     def _wait(self, crew: Crew, progress: Progress, asked: Asked) -> None:
         """Until all ranks have ended, or been given up."""
         while not progress.outcomes or len(progress.outcomes) < len(crew):
-            began, is_debugged = _now(), self._debugging is not None
+            began, is_debugged = monotonic(), self._debugging is not None
             try:
                 left = None if self._debugging is not None else max(0.0, progress.until - began)
                 answers = crew.answers(left)
@@ -230,11 +228,11 @@ class Ranks:
                 return
             if is_debugged or self._debugging is not None:
                 progress.collectives.clear()  # told too early
-                progress.until += _now() - began  # who looks at a rank takes the time that it takes
+                progress.until += monotonic() - began  # who looks at a rank takes the time that it takes
             for answer in answers:
                 self._note(crew, progress, answer)
             self._meeting.look(len(crew), progress.outcomes, is_over=progress.has_stopped())
-            if not answers and self._debugging is None and _now() >= progress.until:
+            if not answers and self._debugging is None and monotonic() >= progress.until:
                 self._give_up(crew, progress, asked)
                 return
 
@@ -252,7 +250,7 @@ class Ranks:
                 progress.told[rank] = _failed.unpacked(failure)
             if outcome.kind != "passed":
                 is_lost = failure is not None and failure.is_secondary
-                progress.until = min(progress.until, _now() + (_AFTER_LOST if is_lost else _AFTER_FIRST))
+                progress.until = min(progress.until, monotonic() + (_AFTER_LOST if is_lost else _AFTER_FIRST))
 
     def _note_deaths(self, crew: Crew, progress: Progress, error: ChildFailedError) -> None:
         """Workers have died."""

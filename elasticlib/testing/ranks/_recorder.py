@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import functools
 import importlib
 import os
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
+from elasticlib._clock import monotonic, wall_time_ns
 from elasticlib.testing.ranks import _collectives
 from elasticlib.workers.child import _function, _pooled
 
@@ -61,10 +60,6 @@ def _members() -> dict[str, list[int]]:
     return {str(name): sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.copy().items()}
 
 
-_now = functools.partial(time.monotonic)
-"""The clock, also while a test has patched that."""
-
-
 class _Teller:
     """The thread, and what it is to do."""
 
@@ -88,7 +83,7 @@ class _Teller:
     def arm(self, limit: float | None) -> None:
         """There is something to tell at *limit*; None: no more."""
         if limit is not None:
-            self._begin = time.time_ns()
+            self._begin = wall_time_ns()
         self._limit = limit
         if limit is not None and (self._wakes is None or self._wakes > limit) and self._rouse.locked():
             self._rouse.release()
@@ -100,7 +95,7 @@ class _Teller:
     def _run(self) -> None:
         while True:
             limit = self._limit
-            now = _now()
+            now = monotonic()
             if limit is not None and limit <= now:
                 self._limit = None
                 with contextlib.suppress(Exception):  # nobody waits for it
@@ -121,7 +116,7 @@ def until(limit: float) -> Iterator[None]:
     if _teller is None or limit <= 0:
         yield
         return
-    now = _now()
+    now = monotonic()
     _teller.arm(limit - min(_MOST_BEFORE, (limit - now) / 10))
     try:
         yield

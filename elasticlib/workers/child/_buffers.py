@@ -8,11 +8,11 @@ long as what was made of it; tensors that their program shares are shared.
 from __future__ import annotations
 
 import importlib
-import json
 import mmap
 import os
 import struct
 from collections.abc import Callable, Sequence
+from json import dumps, loads
 from typing import Any
 
 from elasticlib import processes
@@ -78,7 +78,7 @@ def end_of(parts: Sequence[tuple[int, int]]) -> int:
 
 def trailer(parts: Sequence[tuple[int, int]]) -> bytes:
     """What stands behind the parts, to find them by."""
-    text = json.dumps(parts).encode()
+    text = dumps(parts).encode()
     return text + _LENGTH.pack(len(text))
 
 
@@ -86,7 +86,7 @@ def mapped(descriptor: int) -> list[memoryview]:
     """The parts of that memory, private to this process: written pages are its own."""
     size = os.fstat(descriptor).st_size
     (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, size - _LENGTH.size))
-    parts = json.loads(os.pread(descriptor, length, size - _LENGTH.size - length))
+    parts = loads(os.pread(descriptor, length, size - _LENGTH.size - length))
     whole = mapped_bytes(descriptor, private=True)
     return [whole[offset : offset + count] for offset, count in parts]
 

@@ -17,24 +17,24 @@ import faulthandler
 import functools
 import importlib.machinery
 import io
-import json
 import logging
 import multiprocessing.util
 import os
 import runpy
 import signal
 import sys
-import time
 import traceback
 import types
 import weakref
 from collections.abc import Callable, Collection
+from json import loads
 from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
 from attrs import evolve
 
 from elasticlib._caller import Surroundings
+from elasticlib._clock import wall_time
 from elasticlib._large_files import content_named, content_of
 from elasticlib._programs import close_all_but
 from elasticlib.workers import _reaper
@@ -135,7 +135,7 @@ def forget_the_fork_server() -> None:
     )
     raw.name = "<stdin>"
     sys.stdin.mode = "r"  # type: ignore[misc]
-    logging._startTime = time.time()  # type: ignore[attr-defined]
+    logging._startTime = wall_time()  # type: ignore[attr-defined]
 
 
 def _show_as(command: list[str]) -> None:
@@ -195,7 +195,7 @@ def _execute(spec: StartSpec, handed: Handed) -> NoReturn:
 def run_fresh(numbers: str) -> NoReturn:
     """Be the worker whose start spec a fresh interpreter finds in the files of these *numbers*, by commas."""
     descriptors = [int(number) for number in numbers.split(",")]
-    spec, handed = from_both(json.loads(content_of(descriptors)))
+    spec, handed = from_both(loads(content_of(descriptors)))
     base_path[:] = sys.path
     for inherited in handed.inherit:
         os.set_inheritable(inherited, False)

@@ -32,12 +32,12 @@ import stat
 import sys
 import termios
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
+from elasticlib._clock import monotonic
 from elasticlib.workers.child import _loaded
 from elasticlib.workers.child._announcing import Outcome
 
@@ -325,9 +325,9 @@ def _let_readers_finish() -> None:
     if len(sys._current_frames()) < 2:
         return
     pipes = [number for number in (1, 2) if _read_here(number)]
-    deadline = time.monotonic() + _READERS_LIMIT
+    deadline = monotonic() + _READERS_LIMIT
     before: object = None
-    while pipes and time.monotonic() < deadline:
+    while pipes and monotonic() < deadline:
         now = _idle_threads()
         if now is not None and now == before and not any(map(_unread, pipes)):
             return

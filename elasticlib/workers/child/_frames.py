@@ -8,15 +8,16 @@ less is no reason to fail.
 
 from __future__ import annotations
 
-import json
 import reprlib
 import sys
-import time
 import traceback
 from collections.abc import Iterable
 from itertools import islice
+from json import dumps
 from types import TracebackType
 from typing import Any
+
+from elasticlib._clock import monotonic
 
 _MOST_FRAMES = 60
 _MOST_LOCALS = 60
@@ -86,15 +87,15 @@ def _tensor(value: Any) -> str:
 
 def of(trace: TracebackType | None) -> str:
     """JSON of ``[[file, line, function, {variable: text}], ...]``, the innermost frame last."""
-    text, until = _Text(), time.monotonic() + _TIME
+    text, until = _Text(), monotonic() + _TIME
     found: list[Any] = []
     for frame, line in [*traceback.walk_tb(trace)][-_MOST_FRAMES:]:
         variables: dict[str, str] = {}
         for name, value in [*islice(frame.f_locals.items(), _MOST_LOCALS)]:
-            if time.monotonic() < until and not (name.startswith("__") and frame.f_locals is frame.f_globals):
+            if monotonic() < until and not (name.startswith("__") and frame.f_locals is frame.f_globals):
                 try:
                     variables[name] = text.repr(value)
                 except Exception as error:
                     variables[name] = f"<its text cannot be had: {type(error).__name__}>"
         found.append([frame.f_code.co_filename, line, frame.f_code.co_name, variables])
-    return json.dumps(found)
+    return dumps(found)

@@ -8,17 +8,17 @@ program may write anywhere in its memory, so what cannot be understood was never
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import struct
-import time
 from collections.abc import Mapping
+from json import dumps
 from typing import Any
 
 from attrs import frozen
 
 from elasticlib import processes
+from elasticlib._clock import monotonic
 from elasticlib._large_files import room_for_file
 from elasticlib._untrusted import parse_shallow
 from elasticlib.errors import ConfigError
@@ -83,7 +83,7 @@ class Board:
             names = []
         named = isinstance(names, list) and all(isinstance(name, str) for name in names)
         metrics = dict(zip(names, values, strict=False)) if named else {}
-        return Progress(step, None if total < 0 else total, metrics, max(0.0, time.monotonic() - when))
+        return Progress(step, None if total < 0 else total, metrics, max(0.0, monotonic() - when))
 
     def close(self) -> None:
         """Let go of the descriptor; what was told can still be read."""
@@ -122,7 +122,7 @@ class _Slot:
             if count:
                 _PACK[count].pack_into(self._memory, self._start + _VALUES, *metrics.values())
             planned = -1 if total is None else total
-            _HEAD.pack_into(self._memory, self._start, step, planned, time.monotonic(), count, self._length)
+            _HEAD.pack_into(self._memory, self._start, step, planned, monotonic(), count, self._length)
         except (struct.error, TypeError) as error:
             shown = ", ".join(f"{name}={value!r}" for name, value in metrics.items())
             raise ConfigError(
@@ -135,7 +135,7 @@ class _Slot:
         _HEAD.pack_into(self._memory, self._start, 0, -1, 0.0, 0, 0)
 
     def _rename(self, names: tuple[str, ...]) -> None:
-        text = json.dumps(names).encode()
+        text = dumps(names).encode()
         if len(names) > _MOST or len(text) > _ROOM:
             raise ConfigError(
                 f"progress(...) with {len(names)} metrics: {_MOST} of them, with names of {_ROOM} bytes in all, can be "

@@ -13,19 +13,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
-import json
 import os
 import re
 import resource
 import struct
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from json import dumps
 from typing import Any
 
 from elasticlib import processes
+from elasticlib._clock import wall_time
 from elasticlib._folders import make_private
 from elasticlib._large_files import content_of, files_with, read_exactly, room_for_file, write_exactly
 from elasticlib._untrusted import exactly, parse
@@ -171,7 +171,7 @@ def packed(report: Report) -> bytes:
 
 
 def _head_and_facts(report: Report) -> tuple[bytes, bytes]:
-    facts = json.dumps({name: getattr(report, name) for name in _FACTS}).encode()
+    facts = dumps({name: getattr(report, name) for name in _FACTS}).encode()
     return _HEAD.pack(_MAGIC, len(facts), len(report.payload)), facts
 
 
@@ -271,7 +271,7 @@ def of_exception(error: BaseException, pickled: bytes, formatted: str | None = N
         exception_type=name,
         message=_cut(f"{name}: {text}" if text else name),
         traceback=_cut(formatted if formatted is not None else "".join(traceback.format_exception(error))),
-        timestamp=time.time(),
+        timestamp=wall_time(),
         secondary=is_secondary(error),
         external=is_external(error),
         frames=_frames.of(error.__traceback__),
@@ -300,7 +300,7 @@ def write_json(path: str, content: Any) -> None:
     # Not a private file, as tempfile makes: who else may read it is the user's umask to say.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        text = json.dumps(content)
+        text = dumps(content)
         with room_for_file(len(text)), os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)

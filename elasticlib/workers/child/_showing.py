@@ -11,13 +11,13 @@ import base64
 import builtins
 import functools
 import importlib
-import json
 import os
 import re
 import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
+from json import dumps
 from typing import Any
 
 from elasticlib._marks import Mark, written
@@ -123,7 +123,7 @@ class _Publisher:
             if text:
                 _write_all(f"{text}\n".encode(errors="replace"))
             return
-        content = json.dumps(message, default=repr).encode()
+        content = dumps(message, default=repr).encode()
         path = self.output + FILE
         with open(path, "ab", buffering=0) as file:
             file.write(content)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import faulthandler
 import functools
 import gc
-import json
 import os
 import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from json import loads
 from typing import Any, NoReturn
 
 from elasticlib import processes
@@ -46,7 +46,7 @@ def main() -> NoReturn:
     """Be the fork server; ``sys.argv[1]`` is JSON: what to ``preload`` on which ``path``."""
     parent = os.getppid()
     _reaper.settle_signals()
-    asked = json.loads(sys.argv.pop())
+    asked = loads(sys.argv.pop())
     mine = {0, 1, 2, _reaper.FORK_SERVER_FD, _reaper.KEPT_FD}
     control = Channel.adopt(_reaper.FORK_SERVER_FD)
     os.set_inheritable(_reaper.FORK_SERVER_FD, False)

@@ -6,11 +6,11 @@ Rules of this file: the worker holds what is handed to it and nothing else of th
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Collection
+from json import dumps
 from multiprocessing import process as multiprocessing_process
 from typing import Any
 
@@ -39,7 +39,7 @@ def fork_worker(
     memories: list[int] = []
     if spec.fresh:  # a new interpreter finds what it is to do in memory that it inherits
         handed = evolve(handed, inherit=[*left, *handed.memories.values()])
-        memories = files_with(json.dumps(both(spec, handed)).encode(), "start spec")
+        memories = files_with(dumps(both(spec, handed)).encode(), "start spec")
         handed = evolve(handed, inherit=[*handed.inherit, *memories])
         keep.update(memories)
         spec = evolve(spec, kind="program", argv=[*spec.python, ",".join(map(str, memories))])

@@ -13,17 +13,17 @@ their groups, one deadline, SIGKILL, then report who survives (uninterruptible s
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import selectors
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from json import dumps
 from typing import Any, NoReturn
 
 from elasticlib import processes
+from elasticlib._clock import monotonic
 from elasticlib._lease import CUT_OFF, Lease
 from elasticlib._programs import FEW_PROCESSES
 from elasticlib._wire import Channel, Message
@@ -99,11 +99,11 @@ class Spawner:
                 key.data()
             for worker in list(self._live.values()):
                 self._look_at(worker)
-            if self._stopping is not None and time.monotonic() >= self._stopping.next_look:
+            if self._stopping is not None and monotonic() >= self._stopping.next_look:
                 self._look_for_stuck(self._stopping)
-            if self._stacks.next_look is not None and time.monotonic() >= self._stacks.next_look:
-                self._answer_with_stacks(self._stacks.look(time.monotonic()))
-            if time.monotonic() >= self._lease_end():
+            if self._stacks.next_look is not None and monotonic() >= self._stacks.next_look:
+                self._answer_with_stacks(self._stacks.look(monotonic()))
+            if monotonic() >= self._lease_end():
                 # Others may have the ranks of these workers from now on, and nobody else here has ended them.
                 _reaper.sweep()
                 self._launcher.send({"op": "broken", "why": CUT_OFF})
@@ -121,7 +121,7 @@ class Spawner:
             due.append(self._stopping.next_look)
         if self._stacks.next_look is not None:
             due.append(self._stacks.next_look)
-        now = time.monotonic()
+        now = monotonic()
         if (end := self._lease_end()) < math.inf:  # it may be renewed before, or shortened
             due.append(min(end, now + max(_SHORTEST_WAIT, (end - now) / 2)))
         return min(max(0.0, min(due) - now), _LONGEST_WAIT) if due else None
@@ -155,7 +155,7 @@ class Spawner:
                     each.pass_on(message["signal"])
             case "stacks" | "place" as asker:
                 workers = [each.seen() for each in self._live.values() if asker == "stacks" or each.may_be_sampled()]
-                self._stacks.begin(workers, _child.STACKS_SIGNAL, time.monotonic(), asker)
+                self._stacks.begin(workers, _child.STACKS_SIGNAL, monotonic(), asker)
             case "stop":
                 self._stop(message["signal"], message["grace"], message["spare"])
             case "ping":
@@ -243,7 +243,7 @@ class Spawner:
         self._hear()
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         self._selector.unregister(worker.handle)
-        if worker.others_in_group() and worker.course.leaves_time_to_group(time.monotonic()):
+        if worker.others_in_group() and worker.course.leaves_time_to_group(monotonic()):
             if not worker.course.for_group:
                 worker.ask_group()
         else:
@@ -253,7 +253,7 @@ class Spawner:
         """Reap the worker, which has ended, when nobody of its group is left who could heed the signal."""
         left = worker.others_in_group()
         if not left or (
-            worker.course.patience_is_over(time.monotonic())
+            worker.course.patience_is_over(monotonic())
             and all(_kernel_facts.ignores(pid, worker.signum) for pid in left)
         ):
             self._reap(worker)
@@ -283,7 +283,7 @@ class Spawner:
 
     def _look_who_runs(self) -> None:
         """Release functions that have returned when all have; note the last worker that runs."""
-        now = time.monotonic()
+        now = monotonic()
         run = [each.course for each in self._live.values() if not each.course.waits()]
         if not run:
             self._release.give()
@@ -314,7 +314,7 @@ class Spawner:
             return
         self._hear()
         self._release.give()
-        now = time.monotonic()
+        now = monotonic()
         if self._stopping is None or self._stopping.signum != signum:
             self._stopping = _stuck.Stop(signum, now, restart_waits=spare)
         for worker in self._live.values():
@@ -328,11 +328,11 @@ class Spawner:
             self._stopping = None
             return
         looks = {rank: _stuck.look(worker.pid, stop.signum) for rank, worker in asked.items()}
-        rank = stop.stuck(looks, time.monotonic())
+        rank = stop.stuck(looks, monotonic())
         if rank is None:
             return
         worker = asked[rank]
-        self._tell("stuck", worker, waited=time.monotonic() - stop.began)
+        self._tell("stuck", worker, waited=monotonic() - stop.began)
         worker.send_group(signal.SIGKILL)
 
     def _hear(self) -> None:
@@ -345,7 +345,7 @@ class Spawner:
             worker = next((each for each in self._live.values() if each.pid == pid), None)
             if worker is not None and (report := self._heard.report_of(pid)):
                 worker.left.put_report(report)
-            if worker is not None and worker.course.heard(outcome, status, time.monotonic()):
+            if worker is not None and worker.course.heard(outcome, status, monotonic()):
                 self._tell("failed", worker, worker.left.reports(), exitcode=status)
         if any(each.course.waits() for each in self._live.values()):
             self._look_who_runs()
@@ -353,10 +353,10 @@ class Spawner:
     def _look_at(self, worker: WorkerProcess) -> None:
         """Do what is due about a worker that takes its time."""
         course = worker.course
-        if course.deadline is None or time.monotonic() < course.deadline:
+        if course.deadline is None or monotonic() < course.deadline:
             return
         stacks = worker.stacks()
-        for act in course.due(time.monotonic(), stacks is not None, _showing.has_returned(stacks or "")):
+        for act in course.due(monotonic(), stacks is not None, _showing.has_returned(stacks or "")):
             match act:
                 case _exiting.Act.DUMP:
                     worker.dump()
@@ -364,13 +364,13 @@ class Spawner:
                     with shared_text(stacks or "") as memories:
                         self._tell("lingers", worker, memories, seconds=course.exit_timeout, ends=course.overdue)
                 case _exiting.Act.TELL_LAST_RUNS:
-                    seconds, left = course.time_of_last_runs(time.monotonic())
+                    seconds, left = course.time_of_last_runs(monotonic())
                     with shared_text(stacks or "") as memories:
                         self._tell("last_runs", worker, memories, seconds=seconds, left=left)
                 case _exiting.Act.TERM:
                     worker.ask(signal.SIGTERM)
                 case _exiting.Act.ASK_GROUP if worker.is_writing():
-                    course.postpone_group(time.monotonic())  # it could not save without its children
+                    course.postpone_group(monotonic())  # it could not save without its children
                 case _exiting.Act.ASK_GROUP:
                     worker.ask_group()
                 case _exiting.Act.LOOK_AT_GROUP:
@@ -387,7 +387,7 @@ class Spawner:
 
     def _answer_with_stacks(self, found: dict[int, str] | None) -> None:
         if found is not None:
-            with shared_text(json.dumps(found)) as memories:
+            with shared_text(dumps(found)) as memories:
                 for asker in self._stacks.askers:
                     self._launcher.send({"op": asker, "round": self._round}, memories)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import ssl
-import time
 from typing import Any
 
+from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError, RendezvousConnectionError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._options import ETCD_PREFIX
@@ -56,10 +56,10 @@ class EtcdBackend(KeysBackend):
 
     def connect(self, timeout: float) -> Keys:
         """Like `dial`, for those who need more than an exchange."""
-        deadline, troubles = time.monotonic() + timeout, []
+        deadline, troubles = monotonic() + timeout, []
 
         def share(parts: int) -> float:
-            return max((deadline - time.monotonic()) / parts, 0.1)
+            return max((deadline - monotonic()) / parts, 0.1)
 
         endpoints = self._endpoints
         for number, (host, port) in enumerate(endpoints):

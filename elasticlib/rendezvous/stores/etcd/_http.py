@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
-import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
+from json import loads
 from typing import Any
 
 from attrs import Factory, define, evolve, frozen
 from typing_extensions import Self
 
+from elasticlib._clock import monotonic
 from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.net._endpoint import spell
@@ -60,7 +60,7 @@ class Answer:
     def json(self) -> dict[str, Any]:
         """The body as a JSON object; anything else did not come from etcd."""
         try:
-            body = json.loads(self.data)
+            body = loads(self.data)
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):
@@ -107,7 +107,7 @@ class Line:
         """
         if timeout <= 0:
             return None
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         try:
             connection = _open(self.site, self.limit)
         except _GONE as error:
@@ -120,7 +120,7 @@ class Line:
                 self._waiting = sock
             sock.settimeout(timeout)
             with _send(connection, method, path, body, "application/json") as response:
-                while (left := deadline - time.monotonic()) > 0:
+                while (left := deadline - monotonic()) > 0:
                     sock.settimeout(left)
                     line = response.readline() if response.status == http.client.OK else response.read()
                     if not line:

@@ -17,10 +17,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from typing import IO, Any
 
+from elasticlib._clock import monotonic, sleep
 from elasticlib.errors import ConfigError, RendezvousConnectionError, StartError
 from elasticlib.rendezvous.stores.etcd import _keeper
 from elasticlib.rendezvous.stores.etcd._http import Line, Site
@@ -90,7 +90,7 @@ class EtcdServer:
             return
         program = find_etcd()
         self._owner = os.getpid()
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         why = ""
         for _ in range(num_retries + 1):
             why = self._attempt(program, deadline, stderr)
@@ -98,7 +98,7 @@ class EtcdServer:
                 atexit.register(self.stop)
                 return
             self.stop()
-            if time.monotonic() >= deadline:
+            if monotonic() >= deadline:
                 break
         raise StartError(f"{program} did not start: {why}")
 
@@ -153,9 +153,9 @@ class EtcdServer:
         while self._process.poll() is None:
             if self._answers():
                 return ""
-            if time.monotonic() >= deadline:
+            if monotonic() >= deadline:
                 return "it did not answer in time"
-            time.sleep(_POLL)
+            sleep(_POLL)
         return f"it ended with exit status {self._process.returncode}; start(stderr=None) hides its output"
 
     def _answers(self) -> bool:

@@ -8,16 +8,16 @@ operations and 1.5 MiB. Bytes travel as base64, 64-bit numbers as text.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
+from json import dumps, loads
 from typing import Any
 
 from attrs import Factory, define
 
+from elasticlib._clock import monotonic
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError, parts
 from elasticlib.rendezvous.stores._election import LeadershipLost
@@ -107,7 +107,7 @@ class V3Keys(LineKeys):
     def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
         # Whoever watches a key is sent its value, too: that a folder grew is learnt from a key without one.
         keys = {"key": _b64(_bell(path) if folder else path)}
-        body = json.dumps({"create_request": keys | {"start_revision": str(since + 1)}})
+        body = dumps({"create_request": keys | {"start_revision": str(since + 1)}})
         answer = self._line.listen("POST", f"{self._root}/watch", body, timeout, _is_event)
         if answer is not None and answer.status != 200:
             self._refuse("/watch", answer.json())
@@ -142,7 +142,7 @@ class V3Keys(LineKeys):
     def _lease(self) -> int:
         keeper = self._keeper
         with keeper.lock:
-            now = time.monotonic()
+            now = monotonic()
             if not keeper.lease or now - keeper.renewed > keeper.seconds / 3:
                 if not keeper.lease or not self._renew(keeper.lease):
                     keeper.lease = int(self._call("/lease/grant", {"TTL": str(math.ceil(keeper.seconds))})["ID"])
@@ -165,7 +165,7 @@ class V3Keys(LineKeys):
         return reply
 
     def _post(self, verb: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        answer = self._line.call("POST", self._root + verb, json.dumps(body))
+        answer = self._line.call("POST", self._root + verb, dumps(body))
         return answer.status, answer.json()
 
     def _refuse(self, verb: str, reply: dict[str, Any]) -> None:
@@ -215,7 +215,7 @@ def _item(kv: dict[str, Any]) -> Item:
 
 def _is_event(line: bytes) -> bool:
     try:
-        message = json.loads(line)
+        message = loads(line)
     except ValueError:
         return True
     result = message.get("result") or {}

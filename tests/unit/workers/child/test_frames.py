@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import Any, ClassVar
 
 import pytest
@@ -156,6 +155,6 @@ def test_a_deep_stack_and_many_variables_are_bounded() -> None:
 
 def test_it_takes_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(0, 10**6, 1))
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(times)))
+    monkeypatch.setattr(_frames, "monotonic", lambda: float(next(times)))
 
     assert caught(value=1)[-1][3] == {}
