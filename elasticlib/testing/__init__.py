@@ -54,6 +54,7 @@ if typing.TYPE_CHECKING:
         DirtyWorkerWarning as DirtyWorkerWarning,
         RanksFailed as RanksFailed,
     )
+    from elasticlib.testing.torch_cases._warm import warm_torch_cases as warm_torch_cases
 
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
@@ -69,6 +70,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
             "AgentEnded AgentStarted Ended Fenced Finalized Gone Happened Record Started Tampered TookOver"
         ),
         "elasticlib.testing._invariants": "InvariantBroken",
+        "elasticlib.testing.torch_cases._warm": "warm_torch_cases",
         "elasticlib.testing.ranks._failed": "DirtyWorkerWarning RanksFailed",
     },
 )

@@ -1,0 +1,139 @@
+"""
+Suites on torch's multi-process test classes, whose processes are forked from one that has imported torch.
+
+    # conftest.py
+    from elasticlib.testing import warm_torch_cases
+    warm_torch_cases()
+
+Torch's classes start a new interpreter for each rank of each test, or of each class, and each of them imports torch:
+that is nearly all of their time. Here the processes come from Python's fork server instead, which imports once what
+the tests' own process has imported of torch. Whatever else these classes do is theirs: ``_run``, exit statuses, pipes,
+skips and deadlines.
+
+Rules of this file: a process has what a new interpreter would have at that moment, such as variables and streams, for
+the fork server has those of its own beginning; it does not outlive the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from json import dumps
+from multiprocessing import forkserver, reduction, set_forkserver_preload, set_start_method
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+from unittest import mock
+
+from elasticlib._caller import Surroundings
+from elasticlib.testing.torch_cases import _imports
+from elasticlib.workers.child import _randomness
+
+_PR_SET_PDEATHSIG = 1
+_OF_TORCH = ("torch", "functorch", "torchgen", "numpy")
+"""Packages whose modules no process can tell from those of an import of its own."""
+_BASES = "torch.testing._internal.common_distributed"
+_CHECKS_WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it torch counts GPUs without a CUDA context, which no forked process could use."""
+
+
+def warm_torch_cases(*preload: str) -> None:
+    """
+    From now on have the processes of torch's multi-process test classes come from a fork server that stays warm.
+
+    Call it in ``conftest.py``, before the tests run. It is for ``MultiProcessTestCase`` and ``MultiProcContinuousTest``
+    of ``torch.testing._internal.common_distributed`` and all that derive from these, such as ``DistributedTestBase``,
+    ``FSDPTest`` and ``DTensorTestBase``. The fork server imports the modules of torch that the first test finds
+    imported, and *preload*.
+    """
+    bases: Any = importlib.import_module(_BASES)
+    _starts.preload = tuple(dict.fromkeys([*_starts.preload, *preload]))
+    if _starts.is_installed:
+        return
+    _starts.is_installed = True
+    bases.MultiProcessTestCase._spawn_processes = _spawn_for_test
+    if (continuous := getattr(bases, "MultiProcContinuousTest", None)) is not None:
+        plain = continuous._spawn_processes.__func__
+
+        def spawn_for_class(cls: Any, world_size: int) -> None:
+            _starts.begin()
+            with mock.patch("torch.multiprocessing.Process", WarmProcess):
+                plain(cls, world_size)
+
+        continuous._spawn_processes = classmethod(spawn_for_class)
+
+
+def _spawn_for_test(case: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # as torch does it: queues and locks are made for spawned processes
+        set_start_method("spawn")
+    _starts.begin()
+    case._start_processes(WarmProcess)
+
+
+class _Starts:
+    """The fork server's beginning."""
+
+    def __init__(self) -> None:
+        self.preload: tuple[str, ...] = ()
+        self.is_installed = False
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Have the fork server started, where it is not."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        wanted = [*(name for name in list(sys.modules) if name.partition(".")[0] in _OF_TORCH), *self.preload]
+        variables = {_imports.VARIABLE: dumps(wanted), _CHECKS_WITHOUT_CUDA: "1"}
+        set_forkserver_preload([_imports.__name__, "__main__"])
+        with mock.patch.dict(os.environ, variables):
+            forkserver.ensure_running()
+
+
+_starts = _Starts()
+
+
+class WarmProcess(ForkServerProcess):
+    """A process of ``multiprocessing`` that is forked from the fork server."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In front, for what comes after it imports the modules of tests.
+        return {"_inherited": _Inherited(), **vars(self)}
+
+
+class _Inherited:
+    """Pickled, it is what the calling process hands on; unpickled in another process, that one has it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        streams = [(number, reduction.DupFd(number)) for number in (1, 2) if _is_open(number)]
+        return _take_over, (dict(os.environ), Surroundings.now().plain(), streams)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _take_over(
+    variables: Mapping[str, str], surroundings: Mapping[str, Any], streams: Sequence[tuple[int, Any]]
+) -> None:
+    """In a process that was forked from the fork server: become one of the tests' own process."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for number, stream in streams:
+        descriptor = stream.detach()
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(variables)
+    Surroundings.of(surroundings).take_over()
+    _randomness.reseed_caller()
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available():
+        distributed.set_debug_level_from_env()  # which torch reads at its import

@@ -1,0 +1,150 @@
+"""Suites on torch's own multi-process classes run unchanged, with processes from a fork server that stays warm."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.pytest_plugin.conftest import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
+
+CONFTEST = """
+from elasticlib.testing import warm_torch_cases
+
+warm_torch_cases("of_the_suite")
+"""
+HELPER = """
+import os
+
+print("imported of_the_suite")
+PROCESS = os.getpid()
+"""
+SUITE = """
+import os, signal, sys, unittest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.common_device_type import instantiate_device_type_tests
+from torch.testing._internal.common_distributed import (
+    DistributedTestBase, MultiProcContinuousTest, MultiProcessTestCase, skip_if_lt_x_gpu
+)
+from torch.testing._internal.common_fsdp import FSDPTest
+from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+import of_the_suite
+
+class TestSums(MultiProcessTestCase):
+    def setUp(self):
+        super().setUp()
+        os.environ["SET_UP"] = self._testMethodName
+        self.special_return_code_checks = {getattr(self.test_killed, "__wrapped__", None): -signal.SIGABRT}
+        self._spawn_processes()
+
+    def begin(self):
+        store = dist.FileStore(self.file_name, self.world_size)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
+
+    def test_sum(self):
+        self.assertEqual(os.environ["SET_UP"], "test_sum")
+        self.begin()
+        total = torch.ones(2)
+        dist.all_reduce(total)
+        self.assertEqual(total, torch.full((2,), 4.0))
+
+    def test_the_fork_server_has_imported(self):
+        self.assertEqual(of_the_suite.PROCESS, os.getppid())
+
+    def test_fails_on_one(self):
+        self.assertNotEqual(self.rank, 1)
+
+    def test_killed(self):
+        os.kill(os.getpid(), signal.SIGABRT)
+
+    def test_others_go_on_after_one_was_killed(self):
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.ones(1)
+
+    def test_leaves_something(self):
+        os.environ["LEFT"] = "1"
+        torch.set_default_dtype(torch.float64)
+        torch.nn.Linear.forward = None
+
+    def test_nothing_is_left(self):
+        self.assertNotIn("LEFT", os.environ)
+        self.assertEqual(torch.get_default_dtype(), torch.float32)
+
+    @skip_if_lt_x_gpu(8)
+    def test_needs_gpus(self):
+        raise AssertionError
+
+    def test_skips(self):
+        raise unittest.SkipTest("not today")
+
+    def test_prints(self):
+        print(f"printed by rank {self.rank}", flush=True)
+        self.assertNotEqual(self.rank, 0)
+
+class TestDevices(DistributedTestBase):
+    def test_sum(self, device):
+        self.create_pg(device, world_size=self.world_size)
+        total = torch.ones(2, device=device)
+        dist.all_reduce(total)
+        self.assertEqual(total, torch.full((2,), 4.0))
+
+instantiate_device_type_tests(TestDevices, globals(), only_for=("cpu",))
+
+class TestMesh(DTensorTestBase):
+    world_size = 2
+
+    @property
+    def backend(self):
+        return "gloo"
+
+    @with_comms
+    def test_mesh(self):
+        mesh = self.build_device_mesh()
+        self.assertEqual(mesh.size(), 2)
+
+class TestFSDP(FSDPTest):
+    world_size = 2
+
+    def test_group(self):
+        self.assertEqual(dist.get_world_size(), 2)
+
+class TestContinuous(MultiProcContinuousTest):
+    world_size = 2
+
+    @classmethod
+    def backend_str(cls):
+        return "gloo"
+
+    @classmethod
+    def device_type(cls):
+        return "cpu"
+
+    def test_one(self):
+        total = torch.ones(2)
+        dist.all_reduce(total)
+        self.assertEqual(total, torch.full((2,), 2.0))
+        type(self).mine = os.getpid()
+
+    def test_two(self):
+        self.assertEqual(type(self).mine, os.getpid())
+        self.assertEqual(of_the_suite.PROCESS, os.getppid())
+"""
+
+
+def test_torchs_classes_run_unchanged_on_warm_processes(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.syspathinsert()
+
+    result = run(SUITE, "-v", "-rfEs", "-p", "no:randomly", of_the_suite=HELPER)
+
+    result.assert_outcomes(passed=10, failed=2, skipped=3)
+    result.stdout.fnmatch_lines(
+        [
+            "*::TestSums::test_fails_on_one FAILED*",
+            "*Process 1 exited with error code 10 and exception:*",
+            "printed by rank 0",
+        ],
+        consecutive=False,
+    )
