@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,12 +17,15 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from elasticlib._clock import monotonic
 from elasticlib.job import Place, Results
 from elasticlib.pytest_plugin import _asking, _debugging, _examples, _failures, _travel
 from elasticlib.pytest_plugin._measuring import Measuring
+from elasticlib.pytest_plugin.rank import _run
 from elasticlib.rendezvous._names import host_name
 from elasticlib.testing import _case
-from elasticlib.testing.ranks import _asked, _cases, _ranks, _told, _torch_modes
+from elasticlib.testing.process_state import _torch_modes
+from elasticlib.testing.ranks import _asked, _cases, _ranks, _told
 from elasticlib.testing.ranks._asked import Asked
 from elasticlib.testing.ranks._call import MADE, Call, Style
 from elasticlib.testing.ranks._failed import RanksFailed
@@ -138,9 +140,9 @@ class Plugin:
         sent = {name: value for name, value in kwargs.items() if name not in made}
         self._calls += 1
         modules = self._modules(item)
-        began = time.perf_counter()
+        began = monotonic()
         self.ranks.warm(asked, modules)  # the test, or the example before, may have cost the ranks that there were
-        _examples.leave_out(time.perf_counter() - began)
+        _examples.leave_out(monotonic() - began)
         try:
             call = self._new_call(item, asked, function, made)
             trace = is_body and bool(self._config.getoption("trace", False))
@@ -205,6 +207,7 @@ class Plugin:
             filters=_travel.filters(),
             levels=_travel.levels(getattr(item, "funcargs", {}).get("caplog")),
             modes=_torch_modes.now(),
+            config=_travel.config(),
             log_disabled=logging.root.manager.disable,
             log_format=(_ini(config, "log_format"), _ini(config, "log_date_format")),
             debug=bool(config.getoption("usepdb", False)),
@@ -331,6 +334,18 @@ class Elastic:
         if asked.device == "cuda" and (there := gpus()) < asked.nproc:
             pytest.skip(f"nproc={asked.nproc} needs as many GPUs, and {there or 'none'} are here")
         return plugin.call(asked, function, args, kwargs, is_body=False)
+
+    def spawn(
+        self, function: Callable[..., Any], nprocs: int | None = None, args: Sequence[Any] = (), **options: Any
+    ) -> Results:
+        """
+        Call ``function(rank, *args)`` on *nprocs* ranks, as ``torch.multiprocessing.spawn`` does.
+
+        Return {rank: what it returned}. The function makes its own process group, unless ``group=`` says otherwise.
+        *options* are ``backend``, ``timeout``, ``group`` and ``device``, as of a call of this fixture.
+        """
+        __tracebackhide__ = True
+        return self(_run.with_rank, function, *args, **{"nproc": nprocs, "group": None, **options})
 
     @property
     def pool(self) -> Any:

@@ -25,6 +25,7 @@ import pytest
 from elasticlib._stack_text import is_library
 from elasticlib.pytest_plugin.rank import _run
 from elasticlib.pytest_plugin.rank._modules import Place, Setting
+from elasticlib.testing.process_state import _config_modules
 from elasticlib.testing.ranks._call import MadeUp, Patch
 from elasticlib.testing.ranks._refusal import CannotTravelError, why_not
 from elasticlib.workers.child import _loaded
@@ -158,11 +159,11 @@ def _watch_mocks(kind: type, enter: str, leave: str) -> None:
 
 
 def patches() -> tuple[Patch, ...]:
-    """What is patched at the moment. Raises `CannotTravelError`."""
+    """What is patched at the moment, but for what `config` has. Raises `CannotTravelError`."""
     found: list[Patch] = []
     for each in _patches:
         for owner, name, _ in each._setattr:
-            if _is_of_pytest(owner):
+            if _is_of_pytest(owner) or _config_modules.is_config(owner):
                 continue
             found.append(_of_attribute("monkeypatch.setattr", owner, name))
         for mapping, key, _ in each._setitem:
@@ -173,7 +174,7 @@ def patches() -> tuple[Patch, ...]:
             for key in [*{**dict.fromkeys(before), **dict.fromkeys(now)}]:
                 if key not in now or key not in before or now[key] is not before[key]:
                     found.append(_of_item("mock.patch.dict", now, key))
-        else:
+        elif not _config_modules.is_config(each.target):
             found.append(_of_attribute("mock.patch.object", each.target, each.attribute))
     return tuple(found)
 
@@ -226,15 +227,10 @@ def _holder(mapping: Any) -> tuple[Any, str]:
             if value is mapping:
                 return module, name
             if issubclass(type(value), type):  # isinstance would ask the object, which may warn
-                for inner, each in list(_names_of_class(value).items()):
+                for inner, each in list(_loaded.names_of_class(value).items()):
                     if each is mapping:
                         return value, inner
     return None, ""
-
-
-def _names_of_class(kind: type) -> Mapping[str, Any]:
-    """Those of the class itself, whatever its own class makes of its attributes."""
-    return vars(type)["__dict__"].__get__(kind)  # type: ignore[no-any-return]
 
 
 def _checked(patch: Patch, where: str) -> Patch:
@@ -253,6 +249,18 @@ def _short(value: object) -> str:
 
 
 # The rest.
+
+
+def config() -> _config_modules.Choices:
+    """What is chosen in torch's configuration modules. Raises `CannotTravelError`."""
+    choices = _config_modules.choices()
+    for (module, name), value in choices.items():
+        if problem := why_not(value):
+            raise CannotTravelError(
+                f"{module}.{name} = {_short(value)}: its value, a {type(value).__qualname__}, cannot travel to the "
+                f"ranks: {problem}"
+            )
+    return choices
 
 
 def filters() -> tuple[Any, ...]:

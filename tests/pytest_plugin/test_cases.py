@@ -209,6 +209,36 @@ def test_the_sample_has_the_same_outcomes_on_torchs_base_class(tmp_path: Path) -
     assert shown.rstrip().endswith("FAILED (errors=1, skipped=1)")
 
 
+WITH_TORCHS_HELPERS = """
+import torch, torch.distributed as dist
+from torch.testing._internal.common_device_type import instantiate_device_type_tests
+from torch.testing._internal.common_utils import TestCase
+from elasticlib.testing import ElasticTestCase
+
+class TestIt(ElasticTestCase, TestCase, group="fresh"):
+    def test_sum(self):
+        total = torch.ones(2)
+        dist.all_reduce(total)
+        self.assertEqual(total, torch.full((2,), 2.0))
+
+class TestDevices(ElasticTestCase, TestCase, group="fresh"):
+    def test_sum(self, device):
+        total = torch.ones(2, device=device)
+        dist.all_reduce(total)
+        self.assertEqual(total, torch.full((2,), 2.0))
+        self.assertEqual(self.device_type, "cpu")
+
+instantiate_device_type_tests(TestDevices, globals(), only_for=("cpu",))
+"""
+
+
+def test_a_case_on_torchs_test_case_has_its_helpers_and_device_types(run: Run) -> None:
+    result = run(WITH_TORCHS_HELPERS, "-v")
+
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*::TestIt::test_sum PASSED*", "*::TestDevicesCPU::test_sum_cpu PASSED*"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

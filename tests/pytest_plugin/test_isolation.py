@@ -31,13 +31,13 @@ def variable():
 def process():
     KEPT.append(subprocess.Popen(["sleep", "1000"]))
 
-def group():
-    dist.new_group([0, 1])
+def method():
+    torch.nn.Linear.forward = lambda self, value: value
 
 @pytest.mark.elastic(group="shared")
-@pytest.mark.parametrize("dirty", [thread, variable, process, group], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("dirty", [thread, variable, process, method], ids=lambda each: each.__name__)
 def test_leaves(rank, dirty, folder):
-    if rank == 1 or dirty is group:
+    if rank == 1:
         dirty()
     (folder / f"{dirty.__name__}-{rank}").write_text(str(os.getpid()))
 
@@ -49,29 +49,41 @@ def test_next(rank, folder):
     for file in folder.iterdir():
         assert file.read_text() != str(os.getpid())
 
+@pytest.mark.elastic(group="shared")
+def test_leaves_a_group_beside_the_shared_one(rank, folder):
+    (folder / f"group-{rank}").write_text(str(os.getpid()))
+    dist.new_group([0, 1])
+
+@pytest.mark.elastic(group="shared")
+def test_finds_the_shared_group_alone(rank, folder):
+    assert len(dist.distributed_c10d._world.pg_names) == 1
+    assert (folder / f"group-{rank}").read_text() == str(os.getpid())
+
 @pytest.mark.elastic(group=None)
 def test_leaves_the_default_group():
     dist.init_process_group("gloo")
 
 @pytest.mark.elastic(group=None)
-def test_has_none():
+def test_has_none(rank, folder):
     assert not dist.is_initialized()
+    assert (folder / f"group-{rank}").read_text() == str(os.getpid())
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("pids")
 """,
         "-v",
+        "-p",
+        "no:randomly",
     )
 
-    result.assert_outcomes(passed=7, warnings=5)
+    result.assert_outcomes(passed=9, warnings=4)
     result.stdout.fnmatch_lines(
         [
             "*test_leaves?thread?: rank 1 left 1 thread (of a test). New workers take the place of these: *",
             "*test_leaves?variable?: rank 1 changed the environment: OF_A_TEST = '1'. New workers*",
             "*test_leaves?process?: rank 1 left 1 process (sleep 1000). New workers*",
-            "*test_leaves?group?: rank*left 1 process group (1)*. New workers*",
-            "*test_leaves_the_default_group: rank*left 1 process group (0)*. New workers*",
+            "*test_leaves?method?: rank 1 replaced torch.nn.modules.linear.Linear.forward. New workers*",
         ]
     )
 

@@ -250,3 +250,60 @@ def test_patches_are_those_of_pytests_process(run: Run, pytester: pytest.Pyteste
     result = run(CODE, "-W", "error", module=MODULE)
 
     result.assert_outcomes(passed=24)
+
+
+CONFIG = """
+import functools, threading
+from unittest import mock
+import pytest, torch, torch._dynamo.config, torch._inductor.config
+import torch.distributed as dist
+
+def seen():
+    return torch._dynamo.config.suppress_errors, torch._inductor.config.triton.cudagraphs
+
+def set_in_ranks():
+    assert seen() == (True, False)
+    torch._dynamo.config.verbose = not torch._dynamo.config.verbose
+
+def test_config(elastic):
+    before = elastic(seen)[1]
+    with mock.patch.object(torch._dynamo.config, "suppress_errors", True):
+        assert elastic(seen)[1] == (True, False)
+    with torch._dynamo.config.patch(suppress_errors=True), torch._inductor.config.patch({"triton.cudagraphs": True}):
+        assert elastic(seen)[1] == (True, True)
+    assert elastic(seen)[1] == before == (False, False)
+
+def test_monkeypatch(elastic, monkeypatch):  # whose undo leaves them deleted with pytest 9.2: with others than above
+    monkeypatch.setattr(torch._dynamo.config, "assume_static_by_default", False)
+    monkeypatch.setattr(torch._inductor.config.triton, "unique_kernel_names", False)
+    assert elastic(others)[1] == (False, False)
+
+def others():
+    return torch._dynamo.config.assume_static_by_default, torch._inductor.config.triton.unique_kernel_names
+
+@pytest.fixture
+def errors():
+    with torch._dynamo.config.patch(suppress_errors=True):
+        yield
+
+@pytest.mark.elastic
+def test_of_a_fixture(errors):
+    set_in_ranks()
+
+def test_as_an_argument(elastic):
+    assert elastic(lambda config: config is torch._dynamo.config, torch._dynamo.config) == {0: True, 1: True}
+
+def test_refused(elastic):
+    with torch._inductor.config.patch(post_grad_custom_post_pass=threading.Lock()):
+        with pytest.raises(TypeError, match="torch._inductor.config.post_grad_custom_post_pass = .*a lock, cannot"):
+            elastic(seen)
+"""
+
+
+def test_choices_in_torchs_configuration_are_those_of_pytests_process(run: Run) -> None:
+    result = run(CONFIG)
+
+    result.assert_outcomes(passed=5, warnings=1)
+    result.stdout.fnmatch_lines(
+        ["*test_of_a_fixture: ranks 0-1 changed torch's configuration: torch._dynamo.config.verbose from * to *"]
+    )

@@ -67,6 +67,8 @@ def test_the_fixture_returns_what_each_rank_does_and_raises_what_it_raised(run: 
     result = run(
         IMPORTS
         + """
+import socket
+
 class Own(ValueError):
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
@@ -94,10 +96,25 @@ def test_raises(elastic):
     assert type(info.value.failures[1]).__name__ == "Own"
     assert any(isinstance(each, ValueError) for each in info.value.exceptions)
     assert elastic(mean, 2.0) == {0: 1.0, 1: 1.0}      # and the ranks serve the next call
+
+def spawned(rank, port, plus):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    return mean(2.0) + plus
+
+def test_spawn(elastic):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert elastic.spawn(spawned, 2, (port, 1)) == {0: 2.0, 1: 2.0}
+    assert elastic.spawn(spawned, nprocs=2, args=(port, 2)) == {0: 3.0, 1: 3.0}
+    with pytest.raises(ZeroDivisionError):
+        elastic.spawn(lambda rank: 1 / (rank - 1), 2)
 """,
+        "-W",
+        "error",
     )
 
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=3)
 
 
 def test_a_failure_reads_like_pytests_own(run: Run) -> None:

@@ -22,7 +22,8 @@ from typing import Any
 from attrs import evolve
 
 from elasticlib.pytest_plugin.rank import _debugger, _made, _modules, _threads
-from elasticlib.testing.ranks import _isolation, _outcomes, _plain, _torch_modes
+from elasticlib.testing.process_state import _config_modules, _torch_modes
+from elasticlib.testing.ranks import _isolation, _outcomes, _plain
 from elasticlib.testing.ranks._call import Call, Failure, MadeUp, Outcome, Patch, Style
 from elasticlib.workers.child import _function, _pooled, _report, _results
 
@@ -41,6 +42,22 @@ def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     return outcomes
 
 
+_OF_LAUNCHERS_GROUP = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+
+
+def with_rank(function: Callable[..., Any], *args: Any) -> Any:
+    """What *function* returns, called with this process's rank in front of *args*; its variables are put back."""
+    __tracebackhide__ = True
+    variables = dict(os.environ)
+    for name in _OF_LAUNCHERS_GROUP:  # else torch would not open the store for which the function names a port
+        os.environ.pop(name, None)
+    try:
+        return function(int(variables["RANK"]), *args)
+    finally:
+        os.environ.clear()
+        os.environ.update(variables)
+
+
 def _on_ranks(
     call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Outcome]:
@@ -52,6 +69,7 @@ def _on_ranks(
         warnings.filters[:] = list(call.filters)  # type: ignore[index]
         getattr(warnings, "_filters_mutated_lock_held", getattr(warnings, "_filters_mutated", lambda: None))()
         stack.enter_context(_torch_modes.as_there(call.modes))
+        stack.enter_context(_config_modules.as_there(call.config))
         stack.enter_context(_patched(call.patches))
         stack.enter_context(_made.logs_of(call, item))
         stack.enter_context(_debugger.offered(call))

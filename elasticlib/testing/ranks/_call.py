@@ -78,6 +78,8 @@ class Call:
     """Of the root logger (empty name) and of others that have one of their own."""
     modes: Mapping[str, Any] = field(factory=dict)
     """Modes of torch (`_torch_modes`) in pytest's process."""
+    config: Mapping[tuple[str, str], Any] = field(factory=dict)
+    """What is chosen in torch's configuration modules (`_config_modules`) in pytest's process."""
     log_disabled: int = 0
     log_format: tuple[str, str] = ("", "")
     """Of messages and dates in what is shown of a failure."""

@@ -16,10 +16,10 @@ import importlib
 import random
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
+from elasticlib._clock import monotonic, sleep
 from elasticlib.testing.ranks import _state
 
 _bootstrap: Any = importlib._bootstrap
@@ -41,10 +41,11 @@ def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callab
     """
     Run a test in the block, with generators seeded by *seed*.
 
-    What the result returns, after the block, is what the test has left behind, in words; nothing without *checks*. A
-    test that *has_own_group* leaves no groups, for they end with that.
+    What the result returns, after the block, is what the test has left behind, in words; nothing without *checks*.
+    Process groups that it has made are ended. A test that *has_own_group* may have ended that one, too.
     """
     before = _state.look() if checks else {}
+    groups = _state.groups()
     apart = _Imports(before, seed)
     _seed_all(seed)
     former = _bootstrap._ModuleLockManager
@@ -53,8 +54,9 @@ def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callab
         yield lambda: _changes(apart.before) if checks else ()
     finally:
         _bootstrap._ModuleLockManager = former
+        _end_groups(groups)
         if checks and has_own_group:
-            apart.before = _end_groups(apart.before)
+            apart.before = _without_own_group(apart.before)
 
 
 class _Imports:
@@ -108,15 +110,19 @@ def _lock_with(plain: Any, entered: Callable[[str], object], left: Callable[[str
     return _ModuleLockManager
 
 
-def _end_groups(before: _state.State) -> _state.State:
-    """End the groups that a test has made besides its own; *before* without its own where it has ended that itself."""
+def _end_groups(known: Container[tuple[int, str]]) -> None:
+    """End the process groups that a test has made and left, which are those that are not *known* from before it."""
     dist: Any = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available():
-        known = before.get("process groups", {})
-        for group, name in list(dist.distributed_c10d._world.pg_names.items()):
-            if (id(group), str(name)) not in known:
-                with contextlib.suppress(Exception):  # one that the test has broken; what is left of it is told
-                    dist.destroy_process_group(group)
+    if dist is None or not dist.is_available():
+        return
+    for group, name in list(dist.distributed_c10d._world.pg_names.items()):
+        if (id(group), str(name)) not in known:
+            with contextlib.suppress(Exception):  # one that the test has broken; what is left of it is told
+                dist.destroy_process_group(group)
+
+
+def _without_own_group(before: _state.State) -> _state.State:
+    """*before*, as if there had been no group of the test's own where the test has ended that itself."""
     there = _state.groups()
     known = {key: name for key, name in before.get("process groups", {}).items() if key in there}
     return {**before, "process groups": known} if "process groups" in before else before
@@ -127,12 +133,12 @@ def _changes(before: _state.State) -> tuple[str, ...]:
     if not _state.differences(before, _state.look()):
         return ()
     gc.collect()
-    until = time.monotonic() + _ENDING
+    until = monotonic() + _ENDING
     for thread in threading.enumerate():
         if thread not in before["threads"] and thread is not threading.current_thread():
-            thread.join(max(0.0, until - time.monotonic()))
-    while (found := _state.differences(before, _state.look())) and time.monotonic() < until:
-        time.sleep(_ENDING / 10)
+            thread.join(max(0.0, until - monotonic()))
+    while (found := _state.differences(before, _state.look())) and monotonic() < until:
+        sleep(_ENDING / 10)
     return found
 
 

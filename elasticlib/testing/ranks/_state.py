@@ -8,7 +8,6 @@ millisecond and imports nothing.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -18,20 +17,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 from elasticlib._stack_text import is_library
-from elasticlib.testing.ranks import _torch_modes
+from elasticlib.testing.process_state import _config_modules, _replaced, _torch_modes
+from elasticlib.utils import _process_settings
 
 State: TypeAlias = dict[str, Any]
 """By what to call it; the parts of what is a mapping are compared one by one."""
 
-_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGALRM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCHLD,
-)
+_SIGNALS = tuple(each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
 # What libraries keep for the life of a process, from where they first need it.
 _THREADS_KEPT = frozenset({"tqdm._monitor"})
 _PROCESSES_KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
@@ -55,9 +47,10 @@ def look() -> State:
         "signal handlers": _handlers(),
         "root logger": (logging.root.level, [*logging.root.handlers], logging.root.manager.disable),
         "loggers": _loggers(),
-        "garbage collection": gc.isenabled(),
         "sys.stdout": sys.stdout,
         "sys.stderr": sys.stderr,
+        "functions": _replaced.functions(),
+        **_process_settings.now(),
     }
     torch = sys.modules.get("torch")
     return found if torch is None else found | _of_torch(torch)
@@ -148,6 +141,7 @@ def _of_torch(torch: Any) -> State:
         "process groups": groups,
     }
     found = _torch_modes.now()
+    found["torch's configuration"] = {".".join(place): value for place, value in _config_modules.choices().items()}
     for name, ask in asked.items():
         with contextlib.suppress(AttributeError, TypeError, RuntimeError):  # of another version
             found[name] = ask()
@@ -211,11 +205,16 @@ def _difference(name: str, before: Any, after: Any) -> str:
         changed += [key for key in before if key not in after and name == "loggers"]
         what = "the handler of" if name == "signal handlers" else "the logger"
         return f"changed {what} {_listed(changed)}" if changed else ""
-    if name in ("sys.path", "root logger"):
-        return f"changed {'the ' * (name == 'root logger')}{name}"
+    if name == "functions":
+        replaced = _replaced.replaced(before, after)
+        return f"replaced {_listed(replaced)}" if replaced else ""
+    if name in ("sys.path", "root logger", "warnings filters"):
+        return f"changed {'the ' * (name != 'sys.path')}{name}"
     if name in ("sys.stdout", "sys.stderr"):
         return f"replaced {name}"
-    return f"changed {name}: {before} is now {after}"
+    if isinstance(before, dict) and isinstance(after, dict):
+        return f"changed {name}: {_of_parts(before, after)}"
+    return f"changed {name}: {_shown(before)} is now {_shown(after)}"
 
 
 _LEFT = {
@@ -233,6 +232,18 @@ def _many(names: list[str], what: tuple[str, str]) -> str:
 
 def _listed(names: list[str]) -> str:
     return ", ".join([each[:80] for each in sorted(names)[:5]] + ["..."] * (len(names) > 5))
+
+
+def _shown(value: object) -> str:
+    return str(value)[:80]
+
+
+def _of_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The parts of a setting that differ; one that is not there is at its default."""
+    default = "the default"
+    names = [name for name in {**before, **after} if before.get(name, default) != after.get(name, default)]
+    shown = [f"{name} from {_shown(before.get(name, default))} to {_shown(after.get(name, default))}" for name in names]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
 def _of_variables(before: Mapping[str, str], after: Mapping[str, str]) -> str:

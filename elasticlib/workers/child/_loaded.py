@@ -10,10 +10,12 @@ for ``__class__``.
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from typing import Any
 
 _names = vars(types.ModuleType)["__dict__"].__get__
 """A module's own names, whatever its class makes of its attributes."""
+_names_of_class = vars(type)["__dict__"].__get__
 
 
 def is_module(found: object) -> bool:
@@ -24,6 +26,11 @@ def is_module(found: object) -> bool:
 def names_of(found: object) -> dict[str, Any]:
     """The names of the module *found*, its very own; none of anything else."""
     return (_names(found) or {}) if is_module(found) else {}
+
+
+def names_of_class(kind: type) -> Mapping[str, Any]:
+    """The names of the class itself, whatever its own class makes of its attributes; a view, as ``vars`` gives it."""
+    return _names_of_class(kind)  # type: ignore[no-any-return]
 
 
 def file_of(found: object) -> str | None:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from elasticlib.workers.child import _main
+from elasticlib.workers.child._loaded import is_module, names_of
 from elasticlib.workers.child._report import qualified_name, text_of
 
 _MOST_TWICE = 1 << 20
@@ -45,6 +46,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
         {types.CodeType: _reduced}, cloudpickle.Pickler.dispatch_table
     )
+
+    def reducer_override(self, obj: Any) -> Any:
+        if _is_module_of_a_class_of_its_own(obj):
+            return cloudpickle.Pickler.dispatch_table[types.ModuleType](obj)
+        return super().reducer_override(obj)
+
+
+def _is_module_of_a_class_of_its_own(value: object) -> bool:
+    """True for modules such as ``torch._dynamo.config``: cloudpickle sends plain modules only, by their names."""
+    if type(value) is types.ModuleType or not is_module(value):
+        return False
+    name = names_of(value).get("__name__")
+    return isinstance(name, str) and sys.modules.get(name) is value
 
 
 class _ResultPickler(Pickler):

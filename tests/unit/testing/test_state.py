@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import decimal
+import gc
 import io
+import locale
 import logging
+import multiprocessing
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from unittest import mock
 
+import numpy
 import pytest
 import torch
 
@@ -99,6 +107,108 @@ def _threads(undo: ExitStack) -> None:
     torch.set_num_threads(torch.get_num_threads() + 1)
 
 
+def _umask(undo: ExitStack) -> None:
+    undo.callback(os.umask, os.umask(0o077))
+
+
+def _limit(undo: ExitStack) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    undo.callback(resource.setrlimit, resource.RLIMIT_CORE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (1000 if soft != 1000 else 2000, hard))
+
+
+def _signal_mask(undo: ExitStack) -> None:
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    undo.callback(signal.pthread_sigmask, signal.SIG_SETMASK, former)
+
+
+def _timer(undo: ExitStack) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+    undo.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+
+
+def _affinity(undo: ExitStack) -> None:
+    former = os.sched_getaffinity(0)
+    undo.callback(os.sched_setaffinity, 0, former)
+    os.sched_setaffinity(0, [max(former)])
+
+
+def _numpy_errors(undo: ExitStack) -> None:
+    former = numpy.seterr(over="raise")
+    undo.callback(lambda: numpy.seterr(**former))
+
+
+def _numpy_print(undo: ExitStack) -> None:
+    former = numpy.get_printoptions()
+    undo.callback(lambda: numpy.set_printoptions(**former))
+    numpy.set_printoptions(precision=3)
+
+
+def _denormals(undo: ExitStack) -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormal numbers")
+    undo.callback(torch.set_flush_denormal, False)
+
+
+def _module_hook(undo: ExitStack) -> None:
+    undo.callback(torch.nn.modules.module.register_module_forward_hook(lambda *_: None).remove)
+
+
+def _start_method(undo: ExitStack) -> None:
+    former = multiprocessing.get_start_method(allow_none=True)
+    undo.callback(multiprocessing.set_start_method, former, force=True)
+    multiprocessing.set_start_method("spawn" if former != "spawn" else "fork", force=True)
+
+
+def _decimal(undo: ExitStack) -> None:
+    undo.callback(setattr, decimal.getcontext(), "prec", decimal.getcontext().prec)
+    decimal.getcontext().prec = 5
+
+
+def _method(undo: ExitStack) -> None:
+    undo.callback(setattr, torch.nn.Linear, "forward", torch.nn.Linear.forward)
+    torch.nn.Linear.forward = lambda self, value: value  # type: ignore[method-assign]
+
+
+def _mocked(undo: ExitStack) -> None:
+    undo.enter_context(mock.patch("torch.distributed.all_reduce"))
+
+
+def _locale(undo: ExitStack) -> None:
+    undo.callback(locale.setlocale, locale.LC_CTYPE, locale.setlocale(locale.LC_CTYPE, None))
+    locale.setlocale(locale.LC_CTYPE, "C" if locale.setlocale(locale.LC_CTYPE, None) != "C" else "C.UTF-8")
+
+
+def _filter(undo: ExitStack) -> None:
+    undo.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore", category=BytesWarning)
+
+
+def _profile(undo: ExitStack) -> None:
+    undo.callback(sys.setprofile, sys.getprofile())
+    sys.setprofile(lambda *_: None)
+
+
+def _garbage(undo: ExitStack) -> None:
+    undo.callback(gc.set_threshold, *gc.get_threshold())
+    gc.set_threshold(12345)
+
+
+def _recursion(undo: ExitStack) -> None:
+    undo.callback(sys.setrecursionlimit, sys.getrecursionlimit())
+    sys.setrecursionlimit(sys.getrecursionlimit() + 1)
+
+
+def _excepthook(undo: ExitStack) -> None:
+    undo.callback(setattr, sys, "excepthook", sys.excepthook)
+    sys.excepthook = lambda *_: None
+
+
+def _sockets(undo: ExitStack) -> None:
+    undo.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
+    socket.setdefaulttimeout(3)
+
+
 KINDS: dict[str, tuple[Dirt, str]] = {
     "thread": (_thread, "left 1 thread (of a test)"),
     "variable": (_variable, "changed the environment: OF_A_TEST = '1'"),
@@ -118,6 +228,26 @@ KINDS: dict[str, tuple[Dirt, str]] = {
     "deterministic": (_deterministic, "changed torch's deterministic algorithms: (False, False) is now (True, False)"),
     "anomaly": (_anomaly, "changed torch's anomaly mode: False is now True"),
     "threads": (_threads, "changed torch's number of threads: "),
+    "umask": (_umask, "changed umask: 0o22 is now 0o77"),
+    "limit": (_limit, "changed resource limits: RLIMIT_CORE from ("),
+    "signal mask": (_signal_mask, "changed blocked signals: [] is now ['SIGUSR2']"),
+    "timer": (_timer, "changed running timers: [] is now ['ITIMER_REAL']"),
+    "affinity": (_affinity, "changed CPU affinity: ["),
+    "numpy's errors": (_numpy_errors, "changed numpy's handling of errors: over from warn to raise"),
+    "numpy's output": (_numpy_print, "changed numpy's print options: precision from 8 to 3"),
+    "denormals": (_denormals, "changed flushing of denormal numbers: False is now True"),
+    "hook of modules": (_module_hook, "changed torch's hooks for all modules: _global_forward_hooks from 0 to 1"),
+    "start method": (_start_method, "changed multiprocessing's start method: "),
+    "decimal": (_decimal, "changed decimal context: prec from 28 to 5"),
+    "method": (_method, "replaced torch.nn.modules.linear.Linear.forward"),
+    "mocked function": (_mocked, "replaced torch.distributed.all_reduce"),
+    "locale": (_locale, "changed locale: "),
+    "warnings filter": (_filter, "changed the warnings filters"),
+    "profile function": (_profile, "changed profile function: None is now <function "),
+    "garbage collection": (_garbage, "changed garbage collection: (True, ("),
+    "recursion": (_recursion, "changed recursion limit: "),
+    "excepthook": (_excepthook, "changed sys.excepthook: None is now <function "),
+    "socket timeout": (_sockets, "changed socket's default timeout: None is now 3.0"),
     "autocast": (lambda undo: undo.enter_context(torch.autocast("cpu")), "changed autocast: (False, False) is now "),
 }
 

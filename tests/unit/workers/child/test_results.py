@@ -273,3 +273,16 @@ def test_other_bytes_are_no_exception() -> None:
     assert [None] * 4 == [
         unpack_exception(each) for each in (b"", b"rubbish", pickle.dumps(ValueError("bad")), pickle.dumps({"a": 1}))
     ]
+
+
+def test_a_module_of_a_class_of_its_own_travels_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Config(types.ModuleType):
+        def __reduce__(self) -> str:
+            raise TypeError("it has no way to be pickled")
+
+    config = Config("config_of_a_library")
+    monkeypatch.setitem(sys.modules, config.__name__, config)
+
+    assert pickle.loads(pack_result({"config": config}, None)) == {"config": config}
+    with pytest.raises(TypeError, match="no way to be pickled"):
+        pack_result(Config("config_of_a_library"), None)

@@ -1,0 +1,94 @@
+"""
+Torch's configuration modules (``torch._dynamo.config``, ``torch._inductor.config`` ...), and what is chosen in them.
+
+Their values are not attributes but entries with a default, an override by the program and more, so that neither
+``vars`` nor pickle sees them. A choice that pytest's process has made, by ``config.patch(...)`` or in any other way,
+holds in the ranks for the test.
+
+Rules of this file: torch's classes are known only where a program has loaded them; nothing is imported for a look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from elasticlib.workers.child import _loaded
+
+Choices: TypeAlias = Mapping[tuple[str, str], Any]
+"""Values other than the defaults, by the module and by the name in it, such as ``triton.cudagraphs``."""
+
+_OF_MODES = frozenset({("torch._inductor.config", "deterministic")})
+"""What torch sets along with a mode of its own (`_torch_modes`)."""
+_Entry: TypeAlias = tuple[tuple[str, str], Callable[[], Any], Any]
+_found: tuple[int, list[_Entry]] = (0, [])
+"""The entries of the configuration modules among so many that were loaded."""
+
+
+def is_config(owner: object) -> bool:
+    """Whether *owner* is a configuration module of torch's, or a part of one."""
+    torchs: Any = sys.modules.get("torch.utils._config_module")
+    kinds = tuple(getattr(torchs, name, ()) for name in ("ConfigModule", "SubConfigProxy"))
+    return any(isinstance(kind, type) and issubclass(type(owner), kind) for kind in kinds)
+
+
+def choices() -> Choices:
+    """What is chosen at the moment."""
+    torchs: Any = sys.modules.get("torch.utils._config_module")
+    unset = getattr(torchs, "_UNSET_SENTINEL", None)
+    return {
+        place: value
+        for place, override, default in _entries(unset)
+        if (value := override()) is not unset and value is not default
+        # An entry of lists or sets is copied when somebody reads it, and is none the less at its default.
+        if value != default
+    }
+
+
+def _entries(unset: object) -> list[_Entry]:
+    """Each with what asks for its value by the program, and the value without one."""
+    global _found
+    if _found[0] != len(sys.modules):
+        loaded = list(sys.modules.values())
+        modules = [each for each in loaded if _loaded.is_module(each) and is_config(each)]
+        _found = len(loaded), [each for module in modules for each in _entries_of(module, unset)]
+    return _found[1]
+
+
+def _entries_of(module: ModuleType, unset: object) -> Iterator[_Entry]:
+    for name, entry in _loaded.names_of(module).get("_config", {}).items():
+        place = module.__name__, name
+        # One that stands for another module's is seen there.
+        if place not in _OF_MODES and getattr(entry, "alias", None) is None:
+            of_variable = getattr(entry, "env_value_default", unset)
+            yield place, _override(entry), entry.default if of_variable is unset else of_variable
+
+
+def _override(entry: Any) -> Callable[[], Any]:
+    if isinstance(entry.user_override, ContextVar):
+        return entry.user_override.get
+    return lambda: entry.user_override  # torch before 2.10 has the value itself
+
+
+@contextlib.contextmanager
+def as_there(wanted: Choices) -> Iterator[None]:
+    """Within the block what is *wanted* is chosen; afterwards what was before, where the block has not chosen anew."""
+    before = {}
+    now = choices()
+    for place, value in wanted.items():
+        if place not in now or now[place] != value:
+            module = importlib.import_module(place[0])
+            before[place] = getattr(module, place[1])
+            setattr(module, place[1], value)
+    try:
+        yield
+    finally:
+        for place, value in before.items():
+            module = sys.modules[place[0]]
+            if getattr(module, place[1]) == wanted[place]:
+                setattr(module, place[1], value)

@@ -1,0 +1,110 @@
+"""
+Functions of libraries and methods of classes that a test has replaced, as ``torch.nn.Linear.forward = mine`` does.
+
+Rules of this file: modules keep what tests put into them, so that of the user's own modules only the classes are
+looked at; what a library puts in place of its own function, as optimizers do at their first use, is no leftover.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, TypeAlias
+
+from elasticlib._stack_text import is_library
+from elasticlib.workers.child import _loaded
+
+Functions: TypeAlias = Mapping[str, Any]
+"""Those of one module or class, by their names."""
+
+_KINDS = (FunctionType, BuiltinFunctionType, classmethod, staticmethod, property)
+_MODULES = (
+    "builtins json os random socket subprocess time torch torch.cuda torch.distributed "
+    "torch.distributed.distributed_c10d torch.nn.functional"
+).split()
+_ROOTS = (
+    ("torch.nn.modules.module", "Module"),
+    ("torch.optim", "Optimizer"),
+    ("torch", "Tensor"),
+    ("torch.utils.data", "DataLoader"),
+    ("torch.utils.data", "Dataset"),
+)
+"""Classes, by module and name, that are looked at with all that libraries derive from them."""
+
+_FAMILIES = ("torch.nn.", "torch.optim.", "torch.utils.data.", "torch.distributed.fsdp.")
+"""Where these are defined."""
+_owners: tuple[int, dict[str, Mapping[str, Any]]] = (0, {})
+"""What the modules and classes hold that are looked at where so many modules are loaded."""
+_seen: dict[str, tuple[tuple[str, ...], tuple[Any, ...], Functions]] = {}
+"""By owner, each name that was a function's at some look, and what it held under these at the last."""
+
+
+def functions() -> dict[str, Functions]:
+    """Those of each module and class that is looked at."""
+    global _owners
+    if _owners[0] != len(sys.modules):
+        _owners = len(sys.modules), dict(_found())
+    return {name: _functions_of(name, held) for name, held in _owners[1].items()}
+
+
+def _functions_of(name: str, held: Mapping[str, Any]) -> Functions:
+    # A look must be quick, and mostly nothing has changed: the same object says so.
+    names, values, functions = _seen.get(name, ((), (), {}))
+    if name not in _seen or tuple(map(held.get, names)) != values:
+        new = [each for each, value in held.items() if issubclass(type(value), _KINDS)]
+        functions = {each: held.get(each) for each in (*names, *new)}
+        _seen[name] = tuple(functions), tuple(functions.values()), functions
+    return functions
+
+
+def _found() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name in _MODULES:
+        yield name, _loaded.names_of(sys.modules.get(name))
+    for module, name in _ROOTS:
+        root = _loaded.names_of(sys.modules.get(module)).get(name)
+        if isinstance(root, type):
+            yield f"{module}.{name}", _loaded.names_of_class(root)
+            for kind in type.__subclasses__(root):
+                yield from _with_derived(kind)
+    for found in list(sys.modules.values()):
+        file = _loaded.file_of(found)
+        if file is not None and not is_library(file):
+            yield from _classes_of(_loaded.names_of(found))
+
+
+def _with_derived(kind: type) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What *kind* holds, and each class of a library below it; those that a test makes come and go."""
+    module = sys.modules.get(kind.__module__)
+    if _loaded.names_of(module).get(kind.__name__) is kind and kind.__module__.startswith(_FAMILIES):
+        yield f"{kind.__module__}.{kind.__name__}", _loaded.names_of_class(kind)
+        for each in type.__subclasses__(kind):
+            yield from _with_derived(each)
+
+
+def _classes_of(names: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What the classes hold that a module has defined."""
+    module = names.get("__name__")
+    for name, value in list(names.items()):
+        if issubclass(type(value), type) and type.__getattribute__(value, "__module__") == module:
+            yield f"{module}.{name}", _loaded.names_of_class(value)
+
+
+def replaced(before: Mapping[str, Functions], after: Mapping[str, Functions]) -> list[str]:
+    """The names of what another function, or nothing, has taken the place of."""
+    return [
+        f"{owner}.{name}"
+        for owner, functions_now in after.items()
+        if (then := before.get(owner, functions_now)) is not functions_now
+        for name, function in then.items()
+        if functions_now.get(name) is not function and not _is_the_librarys_own(functions_now.get(name), owner)
+    ]
+
+
+def _is_the_librarys_own(function: Any, owner: str) -> bool:
+    """Whether *function* was defined in the library of *owner*, and not in a test or in a tool that patches."""
+    function = getattr(function, "__func__", getattr(function, "fget", function))
+    if not isinstance(function, FunctionType) or not is_library(function.__code__.co_filename):
+        return False
+    module = str(function.__globals__.get("__name__"))  # not its own __module__, which a decorator may have copied
+    return module.partition(".")[0] == owner.partition(".")[0]
