@@ -30,7 +30,7 @@ import cloudpickle
 from attrs import frozen
 
 from elasticlib.errors import PicklingError
-from elasticlib.workers.captures import _main_script, _overlay
+from elasticlib.workers.captures import _main_script, _overlay, _sharing
 from elasticlib.workers.captures._parts import Call, is_owner, parts_of
 from elasticlib.workers.captures._refused import refusal
 from elasticlib.workers.child import _buffers, _function, _main, _results
@@ -92,6 +92,11 @@ class _Pickler(_results.Pickler):
         self._apart = apart
         self._storages: dict[tuple[int, int], _Storage] = {}
 
+    def dump(self, obj: Any) -> None:
+        """Pickle *obj*, with what multiprocessing can share."""
+        with _sharing.spawning(self.shared):
+            super().dump(obj)
+
     def _storage(self, obj: Any) -> Any:
         """How a storage of torch's travels; views of one memory stay views of one."""
         memory = obj._untyped_storage
@@ -131,6 +136,9 @@ class _Pickler(_results.Pickler):
                 self.definitions[name] = obj
         if isinstance(obj, types.CodeType):
             self.files.add(obj.co_filename)
+        shared = _sharing.reduced(obj)
+        if shared is not NotImplemented:
+            return shared
         reduced = super().reducer_override(obj)
         if isinstance(obj, (types.FunctionType, type)) and isinstance(reduced, tuple):
             self.by_value.append(obj)
@@ -226,6 +234,7 @@ def pack(
                     pickler.dump(known)
                 length, large, shared = buffer.tell(), len(pickler.large), len(pickler.shared)
                 pickler.dump(sent)
+                pickler.dump(_sharing.family(pickler.shared))
                 needed = pickler.definitions if script is None else _overlay.of(script, pickler.of_main, _try_to_send)
                 if needed.keys() <= known.keys():
                     break
@@ -234,7 +243,8 @@ def pack(
             raise
         except Exception as error:
             fresh = _Pickler(io.BytesIO(), apart=True, main=script)
-            text = refusal(Call(*sent), error, fresh, functools.partial(_dump, main=script))
+            with _sharing.spawning([]):
+                text = refusal(Call(*sent), error, fresh, functools.partial(_dump, main=script))
             raise PicklingError(text) from error
         if buffer.tell() + sum(part.raw().nbytes for part in pickler.large) >= _WORTH_A_WARNING:
             _warn_of_captures(Call(*sent), pickler, {} if script is None else known)

@@ -120,7 +120,6 @@ def forget_the_fork_server() -> None:
     from multiprocessing import context, process
 
     process._current_process = _FIRST_PROCESS  # type: ignore[attr-defined]
-    _FIRST_PROCESS.authkey = os.urandom(32)
     process._parent_process = None  # type: ignore[attr-defined]
     process._dangling.clear()  # type: ignore[attr-defined]
     context._default_context._actual_context = None  # type: ignore[attr-defined]
@@ -165,6 +164,7 @@ def run_forked(
         forget_the_fork_server()
         _threads.apply(spec.threads)
         if call is None:
+            _FIRST_PROCESS.authkey = os.urandom(32)
             _randomness.reseed()
         else:
             _randomness.reseed_caller()

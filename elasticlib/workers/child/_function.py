@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from elasticlib import _large_files
-from elasticlib.workers.child import _buffers, _main
+from elasticlib.workers.child import _buffers, _main, _sharing
 
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
 """Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
@@ -59,6 +59,7 @@ def unpacked(
             if definitions:
                 _offer(definitions, is_needed=_define(pickles))
             function, args, kwargs = pickles.load()
+            _sharing.join(pickles.load())
     finally:
         for descriptor in own.values():
             os.close(descriptor)

@@ -1,0 +1,135 @@
+"""
+How a call sends what multiprocessing can share: by multiprocessing's own rules, its descriptors among our memories.
+
+Rules of this file: a descriptor travels as a descriptor, or its owner is refused; a number of one never travels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import multiprocessing.process
+import os
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from elasticlib.workers.child import _sharing
+from elasticlib.workers.child._buffers import Memory
+
+_PLAIN = (types.MethodType, functools.partial, type(list.append), type(int.__add__))
+"""Kinds for which multiprocessing has reducers, and which any pickler sends."""
+_COPIED = (io.IOBase, tempfile.SpooledTemporaryFile)
+"""What has a descriptor at most, and is sent as its content or refused by other rules."""
+
+
+class _Spawning:
+    """What multiprocessing's objects find while they are pickled: the process that they are sent to, as they think."""
+
+    DupFd = _sharing.Descriptor
+
+    def __init__(self, shared: list[Memory]) -> None:
+        self._shared = shared
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        """The number, among the memories of the call, of a copy of *descriptor*."""
+        self._shared.append(Memory(os.dup, descriptor))
+        return len(self._shared) - 1
+
+
+@contextlib.contextmanager
+def spawning(shared: list[Memory]) -> Iterator[None]:
+    """Have multiprocessing's objects be pickled as for a process that is spawned; *shared* gets their descriptors."""
+    context: Any = sys.modules.get("multiprocessing.context")
+    if context is None:  # so nothing of multiprocessing can be there
+        yield
+        return
+    before = context.get_spawning_popen()
+    context.set_spawning_popen(_Spawning(shared))
+    try:
+        yield
+    finally:
+        context.set_spawning_popen(before)
+
+
+def reduced(obj: Any) -> Any:
+    """How *obj* travels by multiprocessing's rules, or by its name in torch; NotImplemented for all other objects."""
+    reduction: Any = sys.modules.get("multiprocessing.reduction")
+    kind = type(obj)
+    reducer = None if reduction is None else reduction.ForkingPickler._extra_reducers.get(kind)
+    # torch has reducers of its own there: of tensors, which travel in another way.
+    if reducer is not None and kind not in _PLAIN and reducer.__module__.startswith("multiprocessing."):
+        return reducer(obj)
+    if kind.__module__ in _OF_TORCH and (name := _OF_TORCH[kind.__module__](obj)):
+        return _sharing.of_torch, (name,)
+    if _takes_numbers_along(obj):
+        raise TypeError(
+            "it holds descriptors of this process, whose numbers are others' in a worker: send a connection, a socket, "
+            "or what it was opened from"
+        )
+    return NotImplemented
+
+
+def _takes_numbers_along(obj: Any) -> bool:
+    """Whether *obj* would travel with the numbers of its descriptors: its class does not know how it travels."""
+    kind = type(obj)
+    selectors: Any = sys.modules.get("selectors")
+    if selectors is not None and isinstance(obj, selectors.BaseSelector):
+        return True
+    if not hasattr(kind, "fileno") or isinstance(obj, (*_COPIED, type)) or _says_how_it_travels(kind):
+        return False
+    try:
+        number = obj.fileno()
+    except Exception:  # it is closed, or has none
+        return False
+    return isinstance(number, int) and number >= 0
+
+
+def _says_how_it_travels(kind: type) -> bool:
+    """Whether *kind* has a rule of its own for pickling."""
+    names = ("__reduce__", "__reduce_ex__", "__getstate__")
+    return any(getattr(kind, name, None) is not getattr(object, name, None) for name in names)
+
+
+def family(shared: list[Memory]) -> _sharing.Family:
+    """What workers have from this process as those of multiprocessing do; *shared* gets the tracker's descriptor."""
+    module: Any = sys.modules.get("multiprocessing.resource_tracker")
+    descriptor = None if module is None else module._resource_tracker._fd
+    tracker = None
+    if descriptor is not None:
+        with contextlib.suppress(OSError):  # its program has closed it
+            tracker = _sharing.Descriptor(_Spawning(shared).duplicate_for_child(descriptor))
+    return _sharing.Family(bytes(multiprocessing.process.current_process().authkey), tracker)
+
+
+# torch's operators.
+
+
+def _name_of_operator(obj: Any) -> str:
+    """Under which name torch has an operator, or a namespace of such; empty for other objects of its module."""
+    match type(obj).__name__:
+        case "_Ops":
+            return "ops"
+        case "_OpNamespace":
+            return f"ops.{obj.name}"
+        case "OpOverloadPacket":
+            return f"ops.{obj._qualified_op_name.replace('::', '.')}"
+        case "OpOverload":
+            return f"ops.{obj._schema.name.replace('::', '.')}.{obj._overloadname}"
+    return ""
+
+
+def _name_of_classes(obj: Any) -> str:
+    """As `_name_of_operator`, of namespaces of classes."""
+    match type(obj).__name__:
+        case "_Classes":
+            return "classes"
+        case "_ClassNamespace":
+            return f"classes.{obj.name}"
+    return ""
+
+
+_OF_TORCH = {"torch._ops": _name_of_operator, "torch._classes": _name_of_classes}
