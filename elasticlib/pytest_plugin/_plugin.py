@@ -69,7 +69,8 @@ class Plugin:
             try:
                 asked = _asking.asked(item) if case is None else _case.asked_by(case(item.name), self.limit)
                 if asked.device == "cpu" or gpus() >= asked.nproc:
-                    self.ranks.warm(asked, self._modules(item))
+                    with self._capturing(item):
+                        self.ranks.warm(asked, self._modules(item))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -79,6 +80,22 @@ class Plugin:
                 return (yield)
         finally:
             self._item = None
+
+    @contextlib.contextmanager
+    def _capturing(self, item: pytest.Item) -> Iterator[None]:
+        """Within the block capture what the ranks' imports print, as output of the setup of *item*."""
+        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
+        if capture is None:
+            yield
+            return
+        capture.resume_global_capture()
+        try:
+            yield
+        finally:
+            capture.suspend_global_capture(in_=False)
+            for stream, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
+                if text:
+                    item.add_report_section("setup", stream, text)
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if self._problem is not None and (_asking.case_of(item) or item.get_closest_marker("elastic")):

@@ -275,3 +275,20 @@ def test_modules_are_found_where_pytest_found_them(run: Run, pytester: pytest.Py
 
     result.assert_outcomes(passed=3, failed=4)
     result.stdout.fnmatch_lines(["E*assert holders differ:", "E*1 != 3", "E*1 != 2", ">*assert value == 4"])
+
+
+def test_output_of_ranks_imports_is_captured_and_shown_once(run: Run) -> None:
+    code = """
+import noisy, pytest
+
+@pytest.mark.elastic
+@pytest.mark.parametrize("fails", [False, True])
+def test_it(fails): assert not fails
+"""
+    noisy = "import os\nprint('imported by', os.environ.get('RANK'))"
+
+    passed, failed = (run(code, "-k", name, noisy=noisy) for name in ("False", "True"))
+
+    assert "imported by" not in passed.stdout.str() + passed.stderr.str()
+    assert failed.stdout.str().count("imported by 0") == 1
+    failed.stdout.fnmatch_lines(["*Captured stdout setup*", "imported by 0"], consecutive=False)

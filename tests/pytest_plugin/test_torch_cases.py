@@ -148,3 +148,13 @@ def test_torchs_classes_run_unchanged_on_warm_processes(run: Run, pytester: pyte
         ],
         consecutive=False,
     )
+
+
+def test_a_class_that_keeps_its_processes_may_be_the_first(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.syspathinsert()
+
+    result = run(SUITE, "-k", "TestContinuous", of_the_suite=HELPER)
+
+    result.assert_outcomes(passed=2, deselected=13)
+    assert result.stdout.str().count("imported of_the_suite") <= 1

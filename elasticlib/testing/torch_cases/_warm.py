@@ -68,8 +68,6 @@ def warm_torch_cases(*preload: str) -> None:
 
 
 def _spawn_for_test(case: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # as torch does it: queues and locks are made for spawned processes
-        set_start_method("spawn")
     _starts.begin()
     case._start_processes(WarmProcess)
 
@@ -84,6 +82,8 @@ class _Starts:
 
     def begin(self) -> None:
         """Have the fork server started, where it is not."""
+        with contextlib.suppress(RuntimeError):  # as torch does it: queues and locks are made for spawned processes
+            set_start_method("spawn")
         if self._has_begun:
             return
         self._has_begun = True
