@@ -244,7 +244,9 @@ def pack(
         except Exception as error:
             fresh = _Pickler(io.BytesIO(), apart=True, main=script)
             with _sharing.spawning([]):
-                text = refusal(Call(*sent), error, fresh, functools.partial(_dump, main=script))
+                dump = functools.partial(_dump, main=script)
+                is_of_script = script is None and main is None and _main_script.has_script()
+                text = refusal(Call(*sent), error, fresh, dump, is_of_script=is_of_script)
             raise PicklingError(text) from error
         if buffer.tell() + sum(part.raw().nbytes for part in pickler.large) >= _WORTH_A_WARNING:
             _warn_of_captures(Call(*sent), pickler, {} if script is None else known)

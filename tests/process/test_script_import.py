@@ -211,6 +211,21 @@ def test_processes_that_a_worker_spawns_have_the_script_with_its_variables(tmp_p
     assert told(run(tmp_path, source)) == [7]
 
 
+def test_what_an_unguarded_script_cannot_send_is_refused_with_both_ways_out(tmp_path: Path) -> None:
+    source = """
+    import threading
+    lock = threading.Lock()
+    def train(): return lock
+    try: elastic_launch(config(), train)()
+    except TypeError as error: tell(str(error))
+    """
+    (text,) = told(run(tmp_path, source))
+    assert "global variable 'lock' that train uses, a lock, cannot be sent" in str(text)
+    assert "put the launch behind `if __name__ == '__main__':`" in str(text) and "make it inside the function" in str(
+        text
+    )
+
+
 def test_an_unguarded_script_goes_by_value(tmp_path: Path) -> None:
     source = """
     rate = 8

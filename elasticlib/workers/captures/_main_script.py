@@ -100,6 +100,13 @@ def importable(choice: str | None) -> ImportableMain | None:
     return None
 
 
+def has_script() -> bool:
+    """Whether workers could import the program's script, if its launches stood behind a guard."""
+    module = sys.modules.get("__main__")
+    origin = None if module is None else _origin_of(module)
+    return origin is not None and script_text(origin.file) is not None
+
+
 def _origin_of(module: types.ModuleType) -> _main.Origin | None:
     """Where the program *module* can be imported from, by the rules of multiprocessing; None where it cannot be."""
     if _main.is_imported(module):

@@ -44,11 +44,14 @@ class _Way(pickle._Pickler):
         self.links.pop()
 
 
-def refusal(call: Call, error: Exception, pickler: Any, dumps: Callable[[Any], object]) -> str:
+def refusal(
+    call: Call, error: Exception, pickler: Any, dumps: Callable[[Any], object], *, is_of_script: bool = False
+) -> str:
     """
     Why *call* cannot be sent, which *error* says without a name.
 
-    *pickler* is a fresh one of the kind that raised it, *dumps* tries another one of that kind.
+    *pickler* is a fresh one of the kind that raised it, *dumps* tries another one of that kind. *is_of_script*: workers
+    could import the program's script, if it had a guard.
     """
     name = named(call.function)
     links, cause = _way_to_failure(call, pickler)
@@ -65,10 +68,10 @@ def refusal(call: Call, error: Exception, pickler: Any, dumps: Callable[[Any], o
     if between[:-1]:
         beside += f" (by way of {', '.join(between[:-1])})"
     at = f"at {place}, " if place else ""
-    return (
-        f"{part}, a {type(value).__qualname__}, cannot be sent to the workers{beside}: {at}{_text(cause)}; "
-        "make it inside the function instead"
-    )
+    instead = "make it inside the function instead"
+    if is_of_script and part.startswith("global variable"):
+        instead = f"put the launch behind `if __name__ == '__main__':`, so that workers import the script, or {instead}"
+    return f"{part}, a {type(value).__qualname__}, cannot be sent to the workers{beside}: {at}{_text(cause)}; {instead}"
 
 
 def _way_to_failure(call: Call, pickler: Any) -> tuple[list[Any], Exception | None]:
