@@ -145,6 +145,39 @@ def test_each_way_to_run_a_script_imports_it(tmp_path: Path, way: str) -> None:
     assert told(run(tmp_path, source, *command, name="pkg/train.py", env=env)) == [4]
 
 
+@pytest.mark.parametrize("way", ["file", "module"])
+def test_a_worker_finds_of_its_script_what_a_spawned_process_finds(tmp_path: Path, way: str) -> None:
+    source = """
+    import multiprocessing
+    def facts():
+        main, spec = sys.modules["__main__"], __spec__
+        return [
+            __name__, __file__, __package__, spec and spec.name, spec and spec.origin,
+            main is sys.modules["__mp_main__"],
+            main.facts is facts, facts.__module__, main.__dict__ is globals(), sys.argv, sys.path, os.getcwd(),
+            multiprocessing.parent_process() is not None, sorted(name for name in globals() if name != "__cached__"),
+        ]
+    def put(queue): queue.put(facts())
+    if __name__ == "__main__":
+        queue = multiprocessing.get_context("spawn").SimpleQueue()
+        process = multiprocessing.get_context("spawn").Process(target=put, args=(queue,))
+        process.start()
+        tell(queue.get())
+        process.join()
+        tell(elastic_launch(config(), facts)()[0])
+    """
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    command = ("-m", "pkg.train") if way == "module" else (str(tmp_path / "pkg" / "train.py"),)
+    spawned, launched = told(run(tmp_path, source, *command, name="pkg/train.py"))
+    # In a process of multiprocessing the script's functions have variables apart from those of the module.
+    own, parent = 8, 12
+    assert [spawned[own], launched[own]] == [False, True]
+    assert [spawned[parent], launched[parent]] == [True, False]
+    differ = [each for each in range(len(spawned)) if spawned[each] != launched[each]]
+    assert differ == [own, parent], [(spawned[each], launched[each]) for each in differ]
+
+
 def test_a_command_is_imported_by_the_workers_of_its_module(tmp_path: Path) -> None:
     source = """
     import threading
