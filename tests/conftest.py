@@ -23,6 +23,8 @@ os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 IN_CI = os.environ.get("CI") == "true"
 SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0")
+PACE = 0.85
+"""Of the share that a file's marker names: what two cores do in less than twelve minutes, with all else."""
 HAS_ACCELERATOR = pathlib.Path("/dev/nvidiactl").exists()
 
 for _name, _examples in {"ci": 10, "dev": 50, "nightly": 5000}.items():
@@ -67,8 +69,8 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     One variant of each sampled test, and of these the share that the marker names.
 
-    A file's marker means that share of its tests, on average over the seeds; a class's or a test's own marker the part
-    of all seeds with which this one runs.
+    A file's marker means that share of its tests, at the pace above, on average over the seeds; a class's or a test's
+    own marker the part of all seeds with which this one runs.
     """
     files: dict[pathlib.Path, dict[str, list[pytest.Item]]] = {}
     shares: dict[pathlib.Path, float] = {}
@@ -86,7 +88,8 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
             drawn.setdefault(name, []).append(item)
     for path, tests in files.items():
         # Each draws for itself: another test more or less changes little for the others.
-        count = math.floor(shares[path] * len(tests) + _draw(path.name))
+        share = shares[path] if shares[path] == 1.0 else shares[path] * PACE
+        count = math.floor(share * len(tests) + _draw(path.name))
         kept = sorted(tests, key=_draw)[:count]
         drawn |= {name: tests[name] for name in kept}
     chosen = {random.Random(f"{SAMPLE}/{name}/variant").choice(found) for name, found in drawn.items()}

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+
 LIMIT = 120.0
 HEAD = """
     import json, os, sys

@@ -18,6 +18,8 @@ from elasticlib import LaunchConfig, elastic_launch, pool
 from elasticlib.errors import PicklingError
 from tests.process.launches import wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
+
 LIMIT = 60.0
 METHODS = ("forkserver", "spawn", "fork")
 
