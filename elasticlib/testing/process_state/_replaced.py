@@ -65,8 +65,9 @@ def _found() -> Iterator[tuple[str, Mapping[str, Any]]]:
         root = _loaded.names_of(sys.modules.get(module)).get(name)
         if isinstance(root, type):
             yield f"{module}.{name}", _loaded.names_of_class(root)
-            for kind in type.__subclasses__(root):  # type: ignore[var-annotated]
-                yield from _with_derived(kind)
+            derived: list[type] = type.__subclasses__(root)
+            for each in derived:
+                yield from _with_derived(each)
     for found in list(sys.modules.values()):
         file = _loaded.file_of(found)
         if file is not None and not is_library(file):
