@@ -12,6 +12,7 @@ import importlib
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -243,7 +244,7 @@ class CheckedLaunch:
                 )
                 job.attach(agent)
                 if self.console is not None:
-                    self.console.files = partial(_place_of_output, job, logs, shown_ranks(config))
+                    self.console.files = partial(_place_of_output, weakref.ref(job), logs, shown_ranks(config))
                 until_run.pop_all()  # the agent stops it when its run ends
                 result = _run(agent)
             if result.is_failed():
@@ -259,10 +260,14 @@ class CheckedLaunch:
         return result.return_values
 
 
-def _place_of_output(job: Job, logs: LogsSpecs, shown: Sequence[int] | None) -> str:
-    """The file with the output of the one rank that is *shown*; where there are several, the folder of the files."""
-    files: list[str] = []
-    if shown is not None and len(shown) == 1:
+def _place_of_output(weak: weakref.ref[Job], logs: LogsSpecs, shown: Sequence[int] | None) -> str:
+    """
+    The file with the output of the one rank that is *shown*; where there are several, the folder of the files.
+
+    The job is known weakly: its files go with it, and whoever asks here may stay longer.
+    """
+    job, files = weak(), list[str]()
+    if job is not None and shown is not None and len(shown) == 1:
         with contextlib.suppress(ConfigError):  # the rank is on another node
             files = job.files(shown[0])
     return files[0] if len(files) == 1 else logs.root_log_dir
