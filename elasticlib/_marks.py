@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-
-from attrs import frozen
+from dataclasses import dataclass
 
 _NAME = "elasticlib"
 _ANY = re.compile(rf"\x1b_{_NAME};[^\x1b]*\x1b\\([^\x1b]*)\x1b_{_NAME};[^\x1b]*\x1b\\")
@@ -31,7 +30,7 @@ _NEWLINE = "\v"
 """Stands for it within a mark."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Mark:
     """An object: *length* bytes at *offset* of the file *path*; *text* stands for it."""
 
@@ -43,7 +42,7 @@ class Mark:
     """Whether it takes a place of its own, and changes none that is there."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Bar:
     """A state of a progress bar."""
 

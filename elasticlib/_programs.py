@@ -33,10 +33,13 @@ CHANNEL_FD = 3
 
 _ROOT = str(Path(__file__).parents[1])
 # ``-c`` and not ``-m``: the folder that we happen to be in must not shadow modules of the same name.
-BOOT = f"import sys; p = sys.path; p[:1] = [f for f in p[:1] if f]; {_ROOT!r} in p or p.append({_ROOT!r}); "
+BOOT = f"import sys; p = sys.path; '' in p and p.remove(''); {_ROOT!r} in p or p.append({_ROOT!r}); "
 """First words of a ``-c`` program that imports elasticlib."""
 
-_FRESH_BOOT = BOOT + "from elasticlib.workers.child._child import run_fresh; run_fresh(sys.argv.pop())"
+AT_START = "at_start = set(sys.modules); "
+"""Then notes, for the program's first argument, what Python itself has imported."""
+
+_FRESH_BOOT = BOOT + AT_START + "from elasticlib.workers.child._child import run_fresh; run_fresh(at_start)"
 
 BEGIN = (
     BOOT
@@ -45,6 +48,10 @@ BEGIN = (
 )
 """First words of a program whose argument is the `search_path`."""
 
+_FLAGS = "bBdEIOPqRsSv"
+"""Options of the interpreter without a value; not ``-u``, which workers have anyway, nor ``-i`` and ``-x``."""
+_CHECK_OF_HASHES = "--check-hash-based-pycs"
+_COMMANDS = ("elasticrun", "elasticrun.exe")
 FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 NOT_THIS_USERS = "; the user of this program may not execute it: let all users read it and the folders above it"
 FROM_OUTSIDE = " (killed from outside, or out of memory)"
@@ -270,9 +277,14 @@ def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
     return [python, *flags, "-u", "-c", _FRESH_BOOT]
 
 
+def flags_of(fresh_command: Sequence[str]) -> Sequence[str]:
+    """Return the options, ``-u`` among them, of an interpreter whose command `fresh_command` made."""
+    return fresh_command[1:-2]
+
+
 def importable_by(python: str, environment: Mapping[str, str]) -> bool:
     """Whether the interpreter *python* could be a fork server: it finds elasticlib and what that needs."""
-    command = [python, "-c", BOOT + "import elasticlib.workers.spawner._fork_server"]
+    command = [python, "-c", BOOT + "import attrs, cloudpickle, elasticlib.workers.spawner._fork_server"]
     try:
         done = subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60)
     except OSError as error:
@@ -281,8 +293,34 @@ def importable_by(python: str, environment: Mapping[str, str]) -> bool:
 
 
 def flags_here() -> tuple[str, ...]:
-    """Optimisation, warnings, isolation ...: options of this interpreter, under which functions run elsewhere too."""
-    return tuple(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+    """Optimisation, warnings, isolation ...: options of this interpreter, under which its workers run too."""
+    return flags_in(sys.orig_argv)
+
+
+def flags_in(command: Sequence[str]) -> tuple[str, ...]:
+    """
+    Return the interpreter's own options in the *command* of a Python program, as another program can be given them.
+
+    Variables of the environment such as ``PYTHONOPTIMIZE`` reach the other program by themselves.
+    """
+    flags = list[str]()
+    words = iter(command[1:])
+    for word in words:
+        if word == _CHECK_OF_HASHES:
+            flags += [word, next(words, "")]
+            continue
+        if word in ("-", "--") or word.startswith("--") or not word.startswith("-"):
+            # Options in the first line of an installed command (-s, -P, -I) are for that command alone.
+            return () if os.path.basename(word) in _COMMANDS else tuple(flags)
+        for at, letter in enumerate(word[1:], 2):
+            if letter in "cm":  # the program begins
+                return tuple(flags)
+            if letter in "WX":
+                flags += [f"-{letter}", word[at:] or next(words, "")]
+                break
+            if letter in _FLAGS:
+                flags.append(f"-{letter}")
+    return tuple(flags)
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None = None) -> Child:

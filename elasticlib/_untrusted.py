@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from json import loads
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from attrs import Factory, evolve, frozen
-from typing_extensions import Self
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
+TOKEN_VARIABLE = "ELASTICLIB_TOKEN"
+"""Environment variable that gives the token of a job, by which its nodes know each other from strangers."""
 LARGEST = 2**63 - 1
 """Of whole numbers, and of the other sign: more than anybody counts, and it fits everywhere."""
 LONGEST_TIME = 4e9
@@ -121,14 +124,14 @@ def _escaped(text: str, what: re.Pattern[str]) -> str:
     return what.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-@frozen
+@dataclass(frozen=True)
 class _Span:
     since: float
     said: int
     unsaid: int = 0
 
 
-@frozen
+@dataclass(frozen=True)
 class Refusals:
     """
     How often it was said lately that something was refused, by kind: whoever writes much must not fill the log.
@@ -140,17 +143,17 @@ class Refusals:
     """Of one kind in one span."""
     span: float = 60.0
     """Seconds"""
-    _spans: Mapping[str, _Span] = Factory(dict)
+    _spans: Mapping[str, _Span] = field(default_factory=dict)
 
     def refuse(self, kind: str, why: str, now: float) -> tuple[Self, str | None]:
         """One more of this *kind*, of which there are few; what is to be said of it, if anything."""
         last = self._spans.get(kind)
         if last is not None and now < last.since + self.span and last.said >= self.most:
-            return self._with(kind, evolve(last, unsaid=last.unsaid + 1)), None
+            return self._with(kind, replace(last, unsaid=last.unsaid + 1)), None
         if last is None or now >= last.since + self.span:
             unsaid, last = 0 if last is None else last.unsaid, _Span(now, 0)
             why += f" ({unsaid} more of this kind were refused before)" if unsaid else ""
-        return self._with(kind, evolve(last, said=last.said + 1)), why
+        return self._with(kind, replace(last, said=last.said + 1)), why
 
     def _with(self, kind: str, span: _Span) -> Self:
-        return evolve(self, spans={**self._spans, kind: span})
+        return replace(self, _spans={**self._spans, kind: span})

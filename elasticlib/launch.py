@@ -147,7 +147,7 @@ class CheckedLaunch:
                 self.console.watch(self.title, shown_ranks(config), is_pool=bool(title), is_started=is_started)
                 until_end.callback(self.console.close)
             self._choice = choose(config, work=self.title, command=_command_of(self.title, entrypoint, args))
-            flags = flags_here() if callable(entrypoint) else ()
+            flags = flags_here()
             gpus = SHARES.of(f"job {self.title!r}", config.devices, config.nproc_per_node, is_started=is_started)
             shown = until_end.enter_context(gpus)
             ahead = _preload.modules_of(entrypoint) if isinstance(config.nproc_per_node, str) else ()

@@ -22,6 +22,7 @@ from attrs import Attribute, Factory, define, field, setters
 from attrs.validators import optional
 
 from elasticlib import _in_notebooks, _rules
+from elasticlib._untrusted import TOKEN_VARIABLE as TOKEN_VARIABLE
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.numa import NumaOptions, as_numa_options
 from elasticlib.utils._dataclasses import DataclassView
@@ -42,8 +43,6 @@ START_METHODS = ("spawn", "fork", "forkserver")
 WAITS = ("quiet", "min", "max")
 RAISES = ("both", "ChildFailedError")
 MAINS = ("import", "value")
-TOKEN_VARIABLE = "ELASTICLIB_TOKEN"
-"""Environment variable that gives a job's token where the configuration has none."""
 DEVICE_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 

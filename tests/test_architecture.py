@@ -6,6 +6,7 @@ import ast
 import collections
 import functools
 import pathlib
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -321,6 +322,52 @@ def test_a_package_has_at_most_21_modules() -> None:
     )
 
     assert {} == {str(folder): count for folder, count in counted.items() if count > MOST_MODULES}
+
+
+CHILD_SIDE = ("workers/child/", "workers/spawner/", "workers/_reaper.py")
+NOT_BELOW = {
+    "workers/child/_by_value.py": "imported where a function or result is packed by value",
+    "workers/spawner/_import_watch.py": "the launcher's own look at restarts",
+}
+
+
+def top_imports(file: str) -> set[str]:
+    """Return the modules that *file* imports when it is imported itself, by their names."""
+    found = set[str]()
+    left = list(tree(HOUSE / file).body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            found.update(each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+            found.update(f"{node.module}.{each.name}" for each in node.names)
+        elif isinstance(node, ast.Try) or (isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.dump(node.test)):
+            left += node.body
+    return found
+
+
+def files_of(name: str) -> set[str]:
+    """Return the files of this package that an import of *name* runs; none for others and for names in modules."""
+    parts, found = name.split(".")[1:], set[str]()
+    for count in range(len(parts) + 1):
+        base = "/".join(parts[:count])
+        found |= {file for file in (f"{base}.py", f"{base}/__init__.py".lstrip("/")) if (HOUSE / file).is_file()}
+    return found if name.partition(".")[0] == "elasticlib" else set()
+
+
+def test_what_runs_below_the_launcher_imports_only_python_and_itself() -> None:
+    """A project may have modules of any name, attrs or cloudpickle too: its program finds its own."""
+    left = {file for file in FILES if file.startswith(CHILD_SIDE) and file not in NOT_BELOW}
+    seen, others = set[str](), set[tuple[str, str]]()
+    while left:
+        seen.add(file := left.pop())
+        for name in top_imports(file):
+            left |= files_of(name) - seen
+            if (top := name.partition(".")[0]) not in {*sys.stdlib_module_names, "elasticlib"}:
+                others.add((file, top))
+
+    assert set() == others
 
 
 WALKS = ("sys.modules.values()", "sys.modules.items()")

@@ -8,16 +8,19 @@ no process gives itself, so that another process has to be started; `Surrounding
 
 from __future__ import annotations
 
-from attrs import frozen
-from typing_extensions import Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from elasticlib._caller._identity import CallerIdentity
 from elasticlib._caller._surroundings import Surroundings
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["Caller", "CallerIdentity", "Surroundings"]
 
 
-@frozen
+@dataclass(frozen=True)
 class Caller:
     """The calling thread at one moment: when a fork server is started, or at a launch."""
 

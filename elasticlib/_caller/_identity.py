@@ -14,8 +14,10 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from typing_extensions import Self
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _STATUS = frozenset(
     "Uid Gid Groups NoNewPrivs Seccomp Seccomp_filters CapInh CapPrm CapEff CapBnd CapAmb THP_enabled "

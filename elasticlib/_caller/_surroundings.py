@@ -18,12 +18,13 @@ import os
 import re
 import resource
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from attrs import asdict, frozen
-from typing_extensions import Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from elasticlib._caller._identity import kernel_says
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _OWN_SHARE = (os.SCHED_OTHER, os.SCHED_BATCH)
@@ -35,7 +36,7 @@ _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 _libc = ctypes.CDLL(None)
 
 
-@frozen
+@dataclass(frozen=True)
 class Surroundings:
     """What a child process of the caller would have."""
 
@@ -73,7 +74,7 @@ class Surroundings:
 
     def plain(self) -> dict[str, Any]:
         """All of it, for a channel."""
-        return asdict(self, recurse=False)
+        return dict(vars(self))
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:

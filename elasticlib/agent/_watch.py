@@ -18,9 +18,8 @@ import signal
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from attrs import evolve
 
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic, wall_time
@@ -289,7 +288,7 @@ class Sockets:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         # Where the worker is no Python of ours, the variable tells what it starts.
-        return evolve(spec, server=path, variables={**spec.variables, VARIABLE: path})
+        return replace(spec, server=path, variables={**spec.variables, VARIABLE: path})
 
     def close(self) -> None:
         """Remove the folder; may come twice."""

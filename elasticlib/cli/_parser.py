@@ -2,7 +2,8 @@
 From a command line and ``PET_*`` variables to a namespace with torch's names.
 
 Rules of this file: the options are the rows of `cli._options`; every value is read once, so that a bad one is refused
-under the name by which it was given; what stands after the script is the script's, to the letter.
+under the name by which it was given; what stands after the script is the script's, to the letter, but for the ``--``
+that may part the two.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class Parser(argparse.ArgumentParser):
                 count = _taken(action, rest)
                 options += rest[:count]
                 del rest[:count]
-        return options, rest[1:] if rest and rest[0] == "--" else rest
+        return options, _without_mark(rest)
 
     def _named(self, name: str) -> tuple[argparse.Action | None, str]:
         """The one option that *name* means, whole or cut short, with dashes or underscores, if any; and it in full."""
@@ -169,6 +170,19 @@ class Parser(argparse.ArgumentParser):
             return None, name
         text = spelled.get(dashed) or next(iter(meant.values()))
         return known[text], text
+
+
+def _without_mark(rest: list[str]) -> list[str]:
+    """
+    Drop the ``--`` that ends the options: the one before the script, else the one right behind it.
+
+    argparse drops it in both places, so torchrun's scripts never see it.
+    """
+    if rest[:1] == ["--"]:
+        return rest[1:]
+    if rest[1:2] == ["--"]:
+        return [rest[0], *rest[2:]]
+    return rest
 
 
 def _taken(action: argparse.Action, rest: Sequence[str]) -> int:

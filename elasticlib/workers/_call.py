@@ -13,6 +13,7 @@ import numbers
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from attrs import evolve
@@ -143,7 +144,7 @@ def of_function(
             except PicklingError as error:  # it says which argument
                 raise PicklingError(f"local rank {rank}: {error}") from error
         raise
-    job = evolve(job, common=evolve(job.common, args_by_rank=True))
+    job = evolve(job, common=replace(job.common, args_by_rank=True))
     if job.call is not None:
         job = evolve(job, call=lambda rank: function(*by_rank[rank]))
     return job
@@ -166,7 +167,7 @@ def _planned(spec: WorkerSpec, start_method: str) -> _plan.Job:
 def with_threads(spec: StartSpec) -> StartSpec:
     """*spec* with as many threads as the worker's own variables name; else the job's number holds."""
     env = spec.variables
-    return evolve(spec, threads=_thread_count(env)) if _environment.THREADS in env else spec
+    return replace(spec, threads=_thread_count(env)) if _environment.THREADS in env else spec
 
 
 def _thread_count(environment: Mapping[str, str]) -> int:

@@ -16,6 +16,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -341,7 +342,7 @@ class SubprocessContext(PContext):
         return _call.of_program(self.entrypoint, self.args, spec)  # type: ignore[arg-type]
 
     def _spec(self, rank: int) -> StartSpec:
-        return evolve(super()._spec(rank), argv=[*self._job.common.argv, *map(str, self.args[rank])])
+        return replace(super()._spec(rank), argv=[*self._job.common.argv, *map(str, self.args[rank])])
 
 
 def start_processes(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from attrs import frozen
-
+from elasticlib._untrusted import TOKEN_VARIABLE
 from elasticlib.errors import ConfigError
-from elasticlib.spec import TOKEN_VARIABLE
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 """Devices that CUDA and ROCm show a process, as a list with commas."""
@@ -16,7 +15,7 @@ HIP_DEVICES = "HIP_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 
 
-@frozen
+@dataclass(frozen=True)
 class Place:
     """Where a node's workers stand in one round of the job."""
 

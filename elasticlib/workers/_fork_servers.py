@@ -20,7 +20,7 @@ from pathlib import Path
 from elasticlib import processes, records
 from elasticlib._caller import Caller
 from elasticlib._clock import monotonic
-from elasticlib._programs import BOOT, KILLED, HelperLostError, Link, Process, spawn
+from elasticlib._programs import AT_START, BOOT, KILLED, HelperLostError, Link, Process, spawn
 from elasticlib._stack_text import crash_frames
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import PreloadError, StartError
@@ -30,7 +30,7 @@ from elasticlib.workers._fork_server_key import ForkServerKey, stamps
 from elasticlib.workers.child import _report
 from elasticlib.workers.spawner._reads import Reads, serves
 
-_FORK_SERVER_BOOT = BOOT + "from elasticlib.workers.spawner._fork_server import main; main()"
+_FORK_SERVER_BOOT = BOOT + AT_START + "from elasticlib.workers.spawner._fork_server import main; main(at_start)"
 
 _MOST_IDLE = 2
 _TALK_LIMIT = 5.0

@@ -33,7 +33,7 @@ from elasticlib.errors import PicklingError
 from elasticlib.workers.captures import _main_script, _overlay, _sharing
 from elasticlib.workers.captures._parts import Call, is_owner, parts_of
 from elasticlib.workers.captures._refused import refusal
-from elasticlib.workers.child import _buffers, _function, _main, _results
+from elasticlib.workers.child import _buffers, _by_value, _function, _main
 from elasticlib.workers.child._buffers import Memory, can_be_apart, sealed
 
 _log = logging.getLogger("elasticlib")
@@ -66,7 +66,7 @@ class Packed:
         return found | self.memories_apart
 
 
-class _Pickler(_results.Pickler):
+class _Pickler(_by_value.Pickler):
     """
     Notes what of ``__main__`` is sent by value, and sends what cannot be imported so as well.
 

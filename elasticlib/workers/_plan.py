@@ -18,6 +18,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +38,7 @@ from elasticlib.workers._edited import EDITS
 from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
 from elasticlib.workers.child import _exiting, _main
 from elasticlib.workers.child._buffers import Memory
-from elasticlib.workers.child._start_spec import StartSpec
+from elasticlib.workers.child._start_spec import STDIN, StartSpec
 
 _log = logging.getLogger("elasticlib")
 _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
@@ -81,8 +82,8 @@ class Job:
     def spec(self, local_rank: int, usual: Mapping[str, str]) -> StartSpec:
         """What the worker *local_rank* is started with, which would have the *usual* variables."""
         variables = self.environment_of(local_rank, usual)
-        found = evolve(self.common, local_rank=local_rank, argv=self.argv(local_rank), variables=variables)
-        return evolve(found, affinity=sorted(self.affinities[local_rank]), bound=True) if self.affinities else found
+        found = replace(self.common, local_rank=local_rank, argv=self.argv(local_rank), variables=variables)
+        return replace(found, affinity=sorted(self.affinities[local_rank]), bound=True) if self.affinities else found
 
     def argv(self, local_rank: int) -> list[str]:
         """The command line of the worker *local_rank*."""
@@ -243,41 +244,51 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
         start_method = "forkserver"
     environment = job.common.env
     args = tuple(str(arg) for arg in spec.args)
-    for text in (entry, *args):
-        if "\0" in text:
-            raise EntrypointError(f"{text!r} holds a NUL character, which no command line can: leave it out")
+    for word in (entry, *args):
+        if "\0" in word:
+            raise EntrypointError(f"{word!r} holds a NUL character, which no command line can: leave it out")
     if spec.kwargs:
         raise EntrypointError(f"{entry!r} takes no keyword arguments ({', '.join(spec.kwargs)}): pass them as text")
     python = environment.get("PYTHON_EXEC") or sys.executable
     python = shutil.which(python, path=environment.get("PATH", os.defpath)) or python
-    as_script = isinstance(spec.entrypoint, os.PathLike) or entry.endswith(".py")
+    flags = flags_here() if python == sys.executable else ()  # another version may not know them
+    as_script = isinstance(spec.entrypoint, os.PathLike) or entry.endswith((".py", ".pyc"))
+    text: bytes | None = None
     if spec.module:
         if not _MODULE.fullmatch(entry):
             raise EntrypointError(f"module {entry!r} is no dotted name such as pkg.mod (without .py)")
         job = _saying(job, kind="module", entry=entry, argv=["-m"], path0=job.common.cwd)
-        command = [python, "-u", "-m", entry]
+        command = [python, *flags, "-u", "-m", entry]
     elif as_script and not spec.no_python and _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
         # Each worker has a script of its own, which its own interpreter looks for.
-        job = _saying(job, kind="program", argv=[python, "-u"], fresh=False)
+        job = _saying(job, kind="program", argv=[python, *flags, "-u"], fresh=False)
         return _from_fork_server(evolve(job, args=(entry, *args)), spec, "spawn")
     elif as_script and not spec.no_python:
-        _check_script(entry)
         absolute = os.path.join(job.common.cwd, entry)
-        if _is_package(absolute, entry):
+        if _can_be_read_once(entry):
+            text = _read_once(entry)
+            path0 = "" if entry == STDIN else os.path.dirname(os.path.realpath(entry))
+            job = evolve(_saying(job, kind="script", argv=[entry], path0=path0), memories={"script": text})
+        elif _check_script(entry) and _is_package(absolute, entry):
             job = _saying(job, kind="package", argv=[entry], path0=absolute)
         else:
             job = _saying(job, kind="script", argv=[entry], path0=os.path.dirname(os.path.realpath(entry)))
-        command = [python, "-u", entry]
+        command = [python, *flags, "-u", entry]
     else:
         command = [_program(entry, environment)]
         job = _saying(job, signals_group=True)
     if start_method == "spawn" or len(command) == 1:
         _refuse_preload(spec)
     if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):
-        job = _saying(job, python=fresh_command(python))
+        job = _saying(job, python=fresh_command(python, flags))
         path = (job.common.path0,) if depends_on_path(spec.preload) else ()
-        return _from_fork_server(evolve(job, args=args, search_path=path), spec, start_method, python)
+        return _from_fork_server(evolve(job, args=args, search_path=path), spec, start_method, python, flags, text=text)
     if len(command) > 1:
+        if text is not None:
+            raise EntrypointError(
+                f"script {entry!r} is read from a pipe, and PYTHON_EXEC={python!r} cannot import elasticlib to get its "
+                "text: give a file"
+            )
         warnings.warn(
             f"PYTHON_EXEC={python!r} cannot import elasticlib: each worker imports everything anew, "
             "and reports hold no traceback unless the script uses @record",
@@ -289,7 +300,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
 
 def _saying(job: Job, **said: Any) -> Job:
     """*job* with more that holds for all its workers."""
-    return evolve(job, common=evolve(job.common, **said))
+    return evolve(job, common=replace(job.common, **said))
 
 
 def shown_by_caller(job: Job, *, errors: bool, word: str, ranks: Sequence[int] | None) -> Job:
@@ -315,13 +326,14 @@ def _from_fork_server(
     python: str = sys.executable,
     flags: tuple[str, ...] = (),
     function: Callable[..., Any] | None = None,
+    text: bytes | None = None,
 ) -> Job:
     if start_method == "spawn":
         return evolve(job, fork_server=ForkServerKey(sys.executable, flags=flags), search_path=())
     path = job.search_path if depends_on_path(spec.preload) else ()
     key = ForkServerKey.of(python, spec.preload, path, flags)
     if key.is_automatic:
-        chosen = _preload.choose(job.common, function)
+        chosen = _preload.choose(job.common, function, text)
         key = evolve(key, preload=chosen.modules)
         job = _saying(job, threads=chosen.threads or job.common.threads)
     return evolve(job, fork_server=key)
@@ -335,13 +347,32 @@ def _refuse_preload(spec: WorkerSpec) -> None:
         )
 
 
-def _check_script(path: str) -> None:
+def _can_be_read_once(path: str) -> bool:
+    """True for a script whose text comes through a pipe that this program holds: workers get what it has read."""
+    if path == STDIN:
+        return True
+    # /dev/stdin, /dev/fd/63. A pipe on a disk may have nobody who writes, ever.
+    return os.path.exists(path) and os.path.realpath(path).startswith("/proc/") and not os.path.isfile(path)
+
+
+def _read_once(path: str) -> bytes:
+    """Read the text of a script to its end. Raises `EntrypointError` where it cannot be read."""
+    try:
+        with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
+            return file.read()
+    except OSError as error:
+        raise EntrypointError(f"script {path!r} cannot be read: {error.strerror}; give a file") from error
+
+
+def _check_script(path: str) -> bool:
+    """Return True for a script that can be read; raise `EntrypointError` for any other."""
     if not os.path.lexists(path):
         raise EntrypointError(f"script {path!r} was not found in {os.getcwd()}: check the path")
     if not os.path.isfile(path) and not os.path.isdir(path):
         raise EntrypointError(f"script {path!r} is not a file")
     if not os.access(path, os.R_OK):
         raise EntrypointError(f"script {path!r} may not be read by this user: change its permissions")
+    return True
 
 
 def _is_package(path: str, typed: str) -> bool:

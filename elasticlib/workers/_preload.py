@@ -2,7 +2,8 @@
 Which modules the fork server of a launch imports ahead (`preload="auto"`), by the text of the entry point.
 
 Rules of this file: only what the lists of `_allowed` name; in doubt torch alone; where the text sets a variable that is
-lost once torch is imported, nothing, so that each worker imports torch by itself, after that.
+lost once torch is imported, nothing, so that each worker imports torch by itself, after that; nothing either where the
+project has a module with the name of one that would be imported.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 from attrs import frozen
 
 from elasticlib.workers._script_text import Text, is_of_python, read
+from elasticlib.workers.child._own_modules import before, hidden_by
 from elasticlib.workers.child._start_spec import StartSpec
-from elasticlib.workers.spawner._allowed import COMPILER, KERNELS, NUMPY, OPTIMIZER, TORCH
+from elasticlib.workers.spawner._allowed import BROUGHT, COMPILER, KERNELS, NUMPY, OPTIMIZER, TORCH
 
 _OPTIMIZERS = frozenset({"optim", "optimizer", "DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP"})
 _OPTIMIZERS |= {"fully_shard", "lr_scheduler", "Trainer"}
@@ -37,10 +39,27 @@ class Choice:
     """What the program computes with, where it says so first of all."""
 
 
-def choose(common: StartSpec, function: Callable[..., Any] | None) -> Choice:
-    """What to import ahead for workers that are started with *common*, or call *function*."""
+def choose(common: StartSpec, function: Callable[..., Any] | None, text: bytes | None = None) -> Choice:
+    """What to import ahead for workers that are started with *common*, or call *function*, or run the script *text*."""
+    chosen = _of_entry_point(common, function, text)
+    tops = {name.partition(".")[0] for name in chosen.modules}
+    if tops and hidden_by(_folders(common), tops | BROUGHT):
+        return Choice((), None)  # the program finds its own, and torch does too if it needs one of the name
+    return chosen
+
+
+def _folders(common: StartSpec) -> list[str]:
+    """Return the project's folders, which come first on the search path of workers that are started with *common*."""
+    if common.kind == "function":
+        return before(common.sys_path, {os.path.dirname(os.__file__)})
+    return [os.path.join(common.cwd, common.path0)]
+
+
+def _of_entry_point(common: StartSpec, function: Callable[..., Any] | None, text: bytes | None) -> Choice:
     if function is not None:
         return of_function(function)
+    if text is not None:
+        return _chosen(read(common.argv[0], os.path.join(common.cwd, common.path0), source=text))
     if common.kind == "script":
         return of_script(os.path.join(common.cwd, common.argv[0]))
     if common.kind == "package" and os.path.isdir(common.path0):

@@ -12,9 +12,8 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-
-from attrs import evolve
 
 from elasticlib import records
 from elasticlib._clock import monotonic, wall_time
@@ -127,7 +126,9 @@ class Processes:
                 self._tee = Tee(out, err, gather=GATHER if self._console is None else self._console.gather)
             _streams.follow(self._tee, self._dest, prefixes, self._duplicates, self._console)
             outs, errs = self._dest.stdouts, self._dest.stderrs
-            whole = [evolve(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs]
+            whole = [
+                replace(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs
+            ]
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
             self.pids = self._insist(functools.partial(self._begin, number, whole, listener, interrupt, guard))

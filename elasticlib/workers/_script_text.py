@@ -63,18 +63,18 @@ class _File:
     is_read: bool = True
 
 
-def read(path: str, folder: str, function: str | None = None) -> Text:
+def read(path: str, folder: str, function: str | None = None, source: bytes | None = None) -> Text:
     """
     Read the file *path* and those in *folder* that it imports.
 
-    With the name of a *function* of it, only what that may call counts: what a file sets outside of functions was set
-    in this very program, when it imported the file.
+    Where the text of *path* is known already it is *source*. With the name of a *function* of it, only what that may
+    call counts: what a file sets outside of functions was set in this very program, when it imported the file.
     """
     text, parts = Text(), list[_Part]()
     left, seen = [path], {path}
     while left:
         here = left.pop()
-        file = _read(here)
+        file = _read(here) if source is None or here != path else _parsed(source)
         text.is_whole &= file.is_read
         parts += file.parts
         for name, is_module in file.names:

@@ -11,11 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
 
 from elasticlib.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 from elasticlib.errors import LaunchInterrupted, SignalException, StartError
@@ -404,7 +404,7 @@ def test_a_start_that_fails_half_way_leaves_no_process(
     whole = SpawnerClient.start
 
     def broken(self: SpawnerClient, number: int, workers: list[StartSpec], *rest: Any) -> dict[int, int]:
-        second = evolve(workers[1], stdout=str(tmp_path / "none" / "stdout.log"))
+        second = replace(workers[1], stdout=str(tmp_path / "none" / "stdout.log"))
         return whole(self, number, [workers[0], second], *rest)
 
     monkeypatch.setattr(SpawnerClient, "start", broken)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib._programs import Child, Link, Process, above_standard, own, spawn
+from elasticlib._programs import Child, Link, Process, above_standard, flags_in, own, spawn
 from elasticlib._wire import Channel
 from elasticlib.errors import StartError
 
@@ -27,6 +27,26 @@ def test_a_copy_stays_clear_of_the_standard_streams_and_is_not_inherited() -> No
         assert not os.get_inheritable(copy)
     finally:
         os.close(copy)
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("python train.py -O", ""),
+        ("python -O -u train.py", "-O"),
+        ("python -OOPs train.py", "-O -O -P -s"),
+        ("python -Wignore -X dev -m elasticlib.run -O", "-W ignore -X dev"),
+        ("python -bbBW error -c pass -E", "-b -b -B -W error"),
+        ("python --check-hash-based-pycs always -I train.py", "--check-hash-based-pycs always -I"),
+        ("python -ixu -X importtime", "-X importtime"),
+        ("python -E -", "-E"),
+        ("python", ""),
+        ("python -sP /usr/bin/elasticrun train.py", ""),
+    ],
+)
+def test_flags_are_the_interpreters_own_options(command: str, flags: str) -> None:
+    """Those in the first line of the installed command are for the launcher alone."""
+    assert tuple(flags.split()) == flags_in(command.split())
 
 
 def test_an_end_is_waited_for_and_reaped() -> None:

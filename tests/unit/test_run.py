@@ -212,8 +212,8 @@ def test_an_abbreviation_of_two_options_is_refused(launches: Launches, capsys: p
     "args",
     [
         ["--tee", "3", "--nproc_per_node=8", "-m"],
-        ["--", "a", "--"],
-        ["", " ", "-"],
+        ["a", "--", "b", "--"],
+        ["", " ", "-", "--"],
         ["--lr", "-1", "--standalone", "-h"],
         ["pa$$word", "--a_b", "--a-b=c_d"],
     ],
@@ -223,6 +223,24 @@ def test_what_follows_the_script_is_the_scripts_to_the_letter(launches: Launches
     main(["--max-restarts", "1", "train.py", *args])
 
     assert (Script("train.py"), tuple(args)) == launches.calls[0][1:]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["train.py", "--", "x"], ("x",)),
+        (["train.py", "--", "--", "x"], ("--", "x")),
+        (["--", "train.py", "--", "x"], ("--", "x")),
+        (["train.py", "--"], ()),
+    ],
+)
+def test_two_dashes_right_behind_the_script_are_dropped_once(
+    launches: Launches, args: list[str], expected: tuple[str, ...]
+) -> None:
+    """As argparse does it for torchrun: there they stand for the end of the options too."""
+    main(args)
+
+    assert (Script("train.py"), expected) == launches.calls[0][1:]
 
 
 def test_two_dashes_before_the_script_end_the_launchers_options(launches: Launches) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from elasticlib import processes
 from elasticlib._large_files import room_for_file, write_exactly
-from elasticlib.workers.child._mapping import mapped_bytes
+from elasticlib.processes._mapping import mapped_bytes
 
 _PAGE = mmap.PAGESIZE
 _LENGTH = struct.Struct("!Q")

@@ -16,6 +16,7 @@ import errno
 import faulthandler
 import functools
 import importlib.machinery
+import importlib.util
 import io
 import logging
 import multiprocessing.util
@@ -27,21 +28,21 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from json import loads
 from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
-from attrs import evolve
-
 from elasticlib._caller import Surroundings
 from elasticlib._clock import wall_time
-from elasticlib._large_files import content_named, content_of
-from elasticlib._programs import close_all_but
+from elasticlib._large_files import content_named, content_of, parts_of
+from elasticlib._programs import close_all_but, flags_of
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import (
     _announcing,
     _ending,
     _function,
+    _own_modules,
     _pooled,
     _progress,
     _randomness,
@@ -52,7 +53,7 @@ from elasticlib.workers.child import (
     _showing,
     _threads,
 )
-from elasticlib.workers.child._start_spec import Handed, StartSpec, from_both
+from elasticlib.workers.child._start_spec import STDIN, Handed, StartSpec, from_both
 
 _FIRST_PROCESS = current_process()  # of this very program, before anything was forked
 STACKS_SIGNAL = signal.SIGRTMAX - 1
@@ -158,7 +159,7 @@ def run_forked(
     """Be the worker of *spec* in a process that was just forked; *call* is a function that needed no pickling."""
     try:
         enter(spec, handed, parent, keep, drop)
-        handed = evolve(handed, pid=os.getpid())
+        handed = replace(handed, pid=os.getpid())
         if spec.kind == "program":
             _execute(spec, handed)
         forget_the_fork_server()
@@ -192,16 +193,21 @@ def _execute(spec: StartSpec, handed: Handed) -> NoReturn:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def run_fresh(numbers: str) -> NoReturn:
-    """Be the worker whose start spec a fresh interpreter finds in the files of these *numbers*, by commas."""
-    descriptors = [int(number) for number in numbers.split(",")]
+def run_fresh(at_start: Collection[str]) -> NoReturn:
+    """
+    Be the worker whose start spec a fresh interpreter finds in the files of its last argument, numbers with commas.
+
+    *at_start* are the modules that the interpreter had imported by itself.
+    """
+    _own_modules.note_start(at_start)
+    descriptors = [int(number) for number in sys.argv.pop().split(",")]
     spec, handed = from_both(loads(content_of(descriptors)))
     base_path[:] = sys.path
     for inherited in handed.inherit:
         os.set_inheritable(inherited, False)
     for descriptor in descriptors:
         os.close(descriptor)
-    handed = evolve(handed, pid=os.getpid())
+    handed = replace(handed, pid=os.getpid())
     _ending.inherit()
     _ending.finish(_run(spec, handed, None), functools.partial(_announcing.announce, handed))
 
@@ -225,16 +231,19 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
         _showing.attach(spec.displays, spec.displays_of, rank, spec.stdout)
     if call is None:
         module = [spec.entry] if kind == "module" else []
-        _show_as([sys.executable, "-u", *spec.argv[:1], *module, *spec.argv[1:]])
+        _show_as([sys.executable, *flags_of(spec.python), *spec.argv[:1], *module, *spec.argv[1:]])
     Surroundings.of(spec.surroundings).keep_memory_private()
     if kind in ("script", "package", "module"):
-        sys.path[:] = [spec.path0, *base_path]
+        first = [spec.path0] if kind == "package" or not _is_safe_path() else []
+        sys.path[:] = [*first, *base_path]
         sys.argv[:] = spec.argv
+        _own_modules.make_way(first)
         main = _new_main()
-        return _outcome(lambda: _run_main(spec, main), handed, shared=())
+        return _outcome(lambda: _run_main(spec, handed, main), handed, shared=())
     if call is None:
         sys.path[:] = spec.sys_path
         sys.argv[:] = spec.argv
+        _own_modules.make_way(_own_modules.before(spec.sys_path, base_path))
         if not spec.shows_errors:
             # The user's own hook is called. One that is put around what is there, as torch puts its own around it for
             # each process group, has nothing to add to.
@@ -243,6 +252,11 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     if spec.args_by_rank:
         call = functools.partial(call, spec.local_rank)
     return _outcome(lambda: _showing.call_function(call), handed, shared=None, keeps_result=True)
+
+
+def _is_safe_path() -> bool:
+    """Whether Python leaves the folder of a script or module off the search path (``-P``, ``-I``)."""
+    return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
 
 
 def _new_main() -> types.ModuleType:
@@ -254,19 +268,39 @@ def _new_main() -> types.ModuleType:
     return main
 
 
-def _run_main(spec: StartSpec, main: types.ModuleType) -> None:
+def _run_main(spec: StartSpec, handed: Handed, main: types.ModuleType) -> None:
     """Run a script, package or module as *main*, which stays the present one: its threads may need it to their end."""
     if spec.kind == "script":
-        path = os.path.abspath(spec.argv[0])
-        loader = importlib.machinery.SourceFileLoader("__main__", path)
-        main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
-        with io.open_code(path) as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
+        code = _code_of(spec.argv[0], handed, main)
         exec(code, main.__dict__)  # and not runpy's own function for it, which would restore the old __main__
     elif spec.kind == "module":  # as ``python -m`` does
         runpy._run_module_as_main(spec.entry)  # type: ignore[attr-defined]
     else:  # as Python does with a folder or archive, which comes first on the search path
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+
+
+def _code_of(script: str, handed: Handed, main: types.ModuleType) -> types.CodeType:
+    """Return the code of a *script*, for which *main* has the names that Python gives it."""
+    path, content = os.path.abspath(script), b""
+    if from_launcher := parts_of("script", handed.memories):
+        content = content_named("script", handed.memories)
+        for part in from_launcher:
+            os.close(handed.memories[part])
+    else:
+        with io.open_code(path) as file:
+            content = file.read()
+    if script == STDIN:
+        main.__dict__.update(__file__="<stdin>", __cached__=None, __loader__=importlib.machinery.BuiltinImporter)
+        return compile(content, "<stdin>", "exec", dont_inherit=True)
+    is_compiled = path.endswith(".pyc") or content.startswith(importlib.util.MAGIC_NUMBER)
+    kind = importlib.machinery.SourcelessFileLoader if is_compiled else importlib.machinery.SourceFileLoader
+    loader = kind("__main__", path)
+    main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
+    if not is_compiled:
+        return compile(content, path, "exec", dont_inherit=True)
+    code = loader.get_code("__main__")
+    assert code is not None
+    return code
 
 
 def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:

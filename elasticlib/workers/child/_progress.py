@@ -12,17 +12,16 @@ import math
 import os
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from json import dumps
 from typing import Any
-
-from attrs import frozen
 
 from elasticlib import processes
 from elasticlib._clock import monotonic
 from elasticlib._large_files import room_for_file
 from elasticlib._untrusted import parse_shallow
 from elasticlib.errors import ConfigError
-from elasticlib.workers.child._mapping import mapped_bytes
+from elasticlib.processes._mapping import mapped_bytes
 
 _HEAD = struct.Struct("@qqdII")
 """Step, total, time (monotonic seconds, 0: nothing was told yet), number of metrics, bytes of their names."""
@@ -36,7 +35,7 @@ _ROOM = _SLOT - _NAMES
 _PACK = [struct.Struct(f"@{count}d") for count in range(_MOST + 1)]
 
 
-@frozen
+@dataclass(frozen=True)
 class Progress:
     """What a worker told last by `progress`."""
 

@@ -14,9 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-from typing_extensions import ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from elasticlib import errors
 from elasticlib.errors import NOT_AVAILABLE, ChildFailedError, ProcessFailure, read_error_file

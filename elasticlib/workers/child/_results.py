@@ -11,17 +11,12 @@ import builtins
 import contextlib
 import io
 import pickle
-import sys
 import types
-from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
-import cloudpickle
-
-from elasticlib.workers.child import _main
-from elasticlib.workers.child._loaded import is_module, names_of
+from elasticlib.workers.child import _own_modules
 from elasticlib.workers.child._report import qualified_name, text_of
 
 _MOST_TWICE = 1 << 20
@@ -31,56 +26,15 @@ _OF_NOBODY = "obj"
 """What an `AttributeError` was looked for in may be anything, however large: Python does not pickle it either."""
 
 
-def _code_of(file: str, make: Callable[..., types.CodeType], *parts: Any) -> types.CodeType:
-    return make(*parts).replace(co_filename=file)
-
-
-def _reduced(code: types.CodeType) -> tuple[Any, ...]:
-    make, parts = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
-    return _code_of, (code.co_filename, make, *parts)
-
-
-class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, with the file names of functions, which its 3.1.3 leaves out: tracebacks need them."""
-
-    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
-        {types.CodeType: _reduced}, cloudpickle.Pickler.dispatch_table
-    )
-
-    def reducer_override(self, obj: Any) -> Any:
-        if _is_module_of_a_class_of_its_own(obj):
-            return cloudpickle.Pickler.dispatch_table[types.ModuleType](obj)
-        return super().reducer_override(obj)
-
-
-def _is_module_of_a_class_of_its_own(value: object) -> bool:
-    """True for modules such as ``torch._dynamo.config``: cloudpickle sends plain modules only, by their names."""
-    if type(value) is types.ModuleType or not is_module(value):
-        return False
-    name = names_of(value).get("__name__")
-    return isinstance(name, str) and sys.modules.get(name) is value
-
-
-class _ResultPickler(Pickler):
-    """Sends classes that launcher and worker both have in ``__main__`` by name, so that they stay the same."""
-
-    def __init__(self, file: io.BytesIO, shared: Collection[str] | None) -> None:
-        super().__init__(file)
-        self._shared = shared
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (types.FunctionType, type)) and getattr(obj, "__module__", None) in _main.NAMES:
-            name = obj.__qualname__
-            known = self._shared is None or name in self._shared
-            if known and _main.attribute(sys.modules["__main__"], name) is obj:
-                return _main.of_main, (name,)
-        return super().reducer_override(obj)
-
-
 def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
     """Pickle what a worker sends back; *shared* names what the launcher has in its ``__main__`` too (None: all)."""
     buffer = io.BytesIO()
-    _ResultPickler(buffer, shared).dump(value)
+    if _own_modules.hide("cloudpickle"):
+        pickle.dump(value, buffer)  # what only this program has cannot travel then
+    else:
+        from elasticlib.workers.child import _by_value  # only here: a script that sends nothing does without it
+
+        _by_value.ResultPickler(buffer, shared).dump(value)
     return buffer.getvalue()
 
 

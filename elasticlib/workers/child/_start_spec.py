@@ -8,13 +8,18 @@ encoded here and nowhere else. What all workers of a launch have in common is se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, evolve, field, fields, frozen
-from typing_extensions import Self
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-@frozen(kw_only=True)
+STDIN = "-"
+"""The name of the script that Python reads from its standard input."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StartSpec:
     """What the launcher wants of one worker; of all workers of a launch, where `local_rank` is -1."""
 
@@ -30,18 +35,18 @@ class StartSpec:
     """The caller's search path, for a function."""
     main_file: str | None = None
     """``__main__.__file__`` of the caller, for a function."""
-    sources: Mapping[str, Sequence[str]] = field(factory=dict)
+    sources: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Lines of code that is in no file, by its name."""
     shared: Sequence[str] | None = ()
     """Names of the caller's ``__main__`` that both sides have; None where the caller was forked."""
     args_by_rank: bool = False
     """Whether each worker has arguments of its own."""
-    env: Mapping[str, str] = field(factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
     """The launcher's variables for all workers."""
-    variables: Mapping[str, str] = field(factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     """This worker's own, which beat them."""
     cwd: str = "/"
-    surroundings: Mapping[str, Any] = field(factory=dict)
+    surroundings: Mapping[str, Any] = field(default_factory=dict)
     """What a child of the caller would have (`Surroundings.plain`)."""
     affinity: Sequence[int] = ()
     """CPUs."""
@@ -76,7 +81,7 @@ class StartSpec:
 
     def plain(self) -> dict[str, Any]:
         """All of it, for a channel."""
-        return asdict(self, recurse=False)
+        return dict(vars(self))
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> Self:
@@ -90,7 +95,7 @@ class StartSpec:
 
     def with_differences(self, body: dict[str, Any]) -> Self:
         """The spec of one worker, of the common one and its differences."""
-        return evolve(self, **body)
+        return replace(self, **body)
 
     def environment(self, changed: Mapping[str, str | None]) -> dict[str, str]:
         """The worker's variables; *changed* are those that the fork server's interpreter set, or removed (None)."""
@@ -98,7 +103,7 @@ class StartSpec:
         return {name: value for name, value in given.items() if value is not None}
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Handed:
     """What the spawner hands to a worker: descriptors, and what tells that they still are what they were."""
 
@@ -121,8 +126,12 @@ class Handed:
     release_identity: tuple[int, int]
     spawner: int
     """Process id of the spawner, which holds all of these, too."""
-    memories: Mapping[str, int] = field(factory=dict)
-    """Memory with the pickled ``function``, and with what the caller's ``__main__`` defines (``definitions``)."""
+    memories: Mapping[str, int] = field(default_factory=dict)
+    """
+    Memory with the pickled ``function``, and with what the caller's ``__main__`` defines (``definitions``).
+
+    With the text of a ``script`` that came through a pipe, too.
+    """
     inherit: Sequence[int] = ()
     """Descriptors that a new interpreter inherits."""
     pid: int = 0
@@ -135,7 +144,7 @@ class Handed:
 
 def both(spec: StartSpec, handed: Handed) -> dict[str, Any]:
     """For a new interpreter."""
-    return {"spec": spec.plain(), "handed": asdict(handed, recurse=False)}
+    return {"spec": spec.plain(), "handed": vars(handed)}
 
 
 def from_both(body: dict[str, Any]) -> tuple[StartSpec, Handed]:

@@ -1,5 +1,6 @@
 """
-What a fork server may import for everybody: torch, its parts that an optimizer or a compiled model imports, and numpy.
+What a fork server may import for everybody: torch, its parts that an optimizer or a compiled model imports, numpy, and
+what reads functions that come by value.
 
 Rules of this file: a name is here because the likeness table shows that a program does not tell it from an import of
 its own; everything else is imported ahead only by name (`preload=("transformers",)`). PURE.
@@ -18,9 +19,16 @@ COMPILER = "torch._inductor.compile_fx"
 KERNELS = "triton"
 """Imported by what compiles for GPUs, where it is installed."""
 
-_PACKAGES = frozenset({"torch", "torchgen", "functorch", "numpy", "triton"}) | sys.stdlib_module_names
+BY_VALUE = "cloudpickle"
+"""Imported by each worker that gets a function by value."""
+BROUGHT = frozenset(
+    "numpy filelock typing_extensions sympy mpmath networkx jinja2 markupsafe fsspec packaging psutil yaml".split()
+)
+"""Packages of others that these import, here or elsewhere, where they are installed."""
+
+_PACKAGES = frozenset({"torch", "torchgen", "functorch", "numpy", "triton", "cloudpickle"}) | sys.stdlib_module_names
 
 
 def is_allowed(module: str) -> bool:
-    """True for a module of Python, torch, numpy or triton."""
+    """True for a module of Python, torch, numpy, triton or cloudpickle."""
     return module.partition(".")[0] in _PACKAGES

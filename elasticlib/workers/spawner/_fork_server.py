@@ -12,14 +12,16 @@ name leaves behind is the worker's, to its end.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import gc
+import importlib
 import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from json import loads
 from typing import Any, NoReturn
 
@@ -27,9 +29,9 @@ from elasticlib import processes
 from elasticlib._folders import time_of_change
 from elasticlib._wire import Channel
 from elasticlib.workers import _reaper
-from elasticlib.workers.child import _child, _ending, _randomness
+from elasticlib.workers.child import _child, _ending, _own_modules, _randomness
 from elasticlib.workers.spawner import _leftovers
-from elasticlib.workers.spawner._allowed import is_allowed
+from elasticlib.workers.spawner._allowed import BY_VALUE, TORCH, is_allowed
 from elasticlib.workers.spawner._request_loop import RequestLoop
 
 STACK_AFTER = 9.5
@@ -42,8 +44,13 @@ _LOOKUP = re.compile(
 _ANY_USE = re.compile(r"environ|getenv|exec|eval|__import__|importlib|runpy")
 
 
-def main() -> NoReturn:
-    """Be the fork server; ``sys.argv[1]`` is JSON: what to ``preload`` on which ``path``."""
+def main(at_start: Collection[str]) -> NoReturn:
+    """
+    Be the fork server; ``sys.argv[1]`` is JSON: what to ``preload`` on which ``path``.
+
+    *at_start* are the modules that the interpreter had imported by itself.
+    """
+    _own_modules.note_start(at_start)
     parent = os.getppid()
     _reaper.settle_signals()
     asked = loads(sys.argv.pop())
@@ -52,7 +59,7 @@ def main() -> NoReturn:
     os.set_inheritable(_reaper.FORK_SERVER_FD, False)
     os.set_inheritable(_reaper.KEPT_FD, False)
     _child.base_path[:] = sys.path
-    given, at_start = _first_environment(parent), dict(os.environ)
+    given, before = _first_environment(parent), dict(os.environ)
     folders = _times_of_change(_installed_folders())  # before the imports: what is installed meanwhile is news
     gc.disable()  # imports make little garbage, and to look for it takes a quarter of their time
     sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
@@ -74,7 +81,7 @@ def main() -> NoReturn:
         "intel_openmp": _is_mapped("libiomp", "libomp"),
         "whole": wrapped != {} or read_at_start is None,
     }
-    changed = _differences(given or at_start, dict(os.environ))
+    changed = _differences(given or before, dict(os.environ))
     for name in _leftovers.RANK_VARIABLES:
         changed.pop(name, None)
     RequestLoop(control, parent, keep, changed, processes.SharedSessions(_reaper.KEPT_FD)).serve(ready)
@@ -95,8 +102,10 @@ def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel
         environment = dict(os.environ)
         for module in first:
             _import(module, control)
-            if module == "torch":
+            if module == TORCH:
                 _randomness.note_torch()
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(BY_VALUE)  # a project's own one takes its place (`_own_modules`)
         _take_back(environment)
         _child.disown_finalizers()
         before = set(sys.modules)

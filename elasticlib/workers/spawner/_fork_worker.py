@@ -10,11 +10,10 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from json import dumps
 from multiprocessing import process as multiprocessing_process
 from typing import Any
-
-from attrs import evolve
 
 from elasticlib._large_files import files_with
 from elasticlib.workers.child import _child
@@ -38,11 +37,11 @@ def fork_worker(
     keep = {*left, *modules_files, *handed.memories.values()}
     memories: list[int] = []
     if spec.fresh:  # a new interpreter finds what it is to do in memory that it inherits
-        handed = evolve(handed, inherit=[*left, *handed.memories.values()])
+        handed = replace(handed, inherit=[*left, *handed.memories.values()])
         memories = files_with(dumps(both(spec, handed)).encode(), "start spec")
-        handed = evolve(handed, inherit=[*handed.inherit, *memories])
+        handed = replace(handed, inherit=[*handed.inherit, *memories])
         keep.update(memories)
-        spec = evolve(spec, kind="program", argv=[*spec.python, ",".join(map(str, memories))])
+        spec = replace(spec, kind="program", argv=[*spec.python, ",".join(map(str, memories))])
     elif spec.kind == "program":
         keep -= set(modules_files)
     # torch's multiprocessing is the standard one with tensors taught to it.

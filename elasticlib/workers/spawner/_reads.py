@@ -10,11 +10,11 @@ PURE: two environments and what was imported in, a verdict out.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from attrs import field, frozen
 
 from elasticlib.workers import _environment
 
@@ -145,7 +145,7 @@ READ_WHEN_USED = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
 """Fits the list, but is looked up each time that it is needed."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Reads:
     """What a fork server read of its environment."""
 
@@ -155,10 +155,9 @@ class Reads:
     """What the modules read that it imported."""
     harmless: frozenset[str] = NOISE | PER_LAUNCH
     """What it did not read though a pattern fits."""
-    _pattern: re.Pattern[str] = field(init=False, eq=False, repr=False)
 
-    @_pattern.default
-    def _compiled(self) -> re.Pattern[str]:
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
         return re.compile("|".join(map(fnmatch.translate, self.patterns)) or r"(?!)")
 
     @classmethod

@@ -13,8 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-
-from attrs import define
+from dataclasses import dataclass
 
 from elasticlib import processes
 from elasticlib._large_files import files_with
@@ -33,7 +32,7 @@ _STATES = {
 }
 
 
-@define
+@dataclass
 class _Worker:
     pid: int
     handle: processes.Handle

@@ -27,7 +27,8 @@ facts = {
     "package": __package__,
     "spec": None if __spec__ is None else __spec__.name,
     "main is here": sys.modules["__main__"].__dict__ is globals(),
-    "own source": inspect.getsource(first_signals).splitlines()[0],
+    "own source": inspect.getsource(first_signals).splitlines()[0] if os.path.exists(__file__) else "",
+    "code": first_signals.__code__.co_filename,
     "names": sorted(n for n in globals() if n.startswith("__") and n not in ("__annotations__", "__warningregistry__")),
     "process": multiprocessing.current_process().name,
     "daemon": multiprocessing.current_process().daemon,
@@ -59,6 +60,7 @@ facts = {
     "filters": [str(f) for f in warnings.filters],
     "tracing": [str(sys.gettrace()), str(sys.getprofile()), str(sys.excepthook)],
     "interpreter": [sys.executable, sys.version, sys.prefix],
+    "flags": [str(sys.flags), sys._xoptions, sys.warnoptions, sys.get_int_max_str_digits()],
     "stdin": sys.stdin.readline(),
 }
 atexit.register(lambda: print("exit handler", flush=True))

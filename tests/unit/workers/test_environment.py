@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from attrs import evolve
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import ConfigError
@@ -66,7 +67,7 @@ def test_ranks_over_nodes_of_any_size_are_all_different_and_complete(sizes: list
     bases = [sum(sizes[:node]) for node in range(len(sizes))]
 
     ranks = [
-        int(worker_variables(evolve(PLACE, rank_base=base, local_world_size=size, world_size=world), rank, "")["RANK"])
+        int(worker_variables(replace(PLACE, rank_base=base, local_world_size=size, world_size=world), rank, "")["RANK"])
         for base, size in zip(bases, sizes, strict=True)
         for rank in range(size)
     ]
@@ -75,7 +76,7 @@ def test_ranks_over_nodes_of_any_size_are_all_different_and_complete(sizes: list
 
 
 def test_two_roles_count_their_ranks_for_themselves() -> None:
-    reader = evolve(PLACE, role="reader", rank_base=6, role_rank_base=0, role_world_size=3, local_world_size=3)
+    reader = replace(PLACE, role="reader", rank_base=6, role_rank_base=0, role_world_size=3, local_world_size=3)
 
     values = worker_variables(reader, 2, "")
 
@@ -91,7 +92,7 @@ def test_workers_of_a_round_share_the_stores_address() -> None:
 
 @pytest.mark.parametrize(("agent_store", "text"), [(True, "True"), (False, "False")])
 def test_who_hosts_the_store_is_said_in_the_words_that_torch_compares(agent_store: bool, text: str) -> None:
-    values = worker_variables(evolve(PLACE, agent_store=agent_store), 0, "")
+    values = worker_variables(replace(PLACE, agent_store=agent_store), 0, "")
 
     assert values["TORCHELASTIC_USE_AGENT_STORE"] == text
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from attrs import evolve
 from hypothesis import given, strategies as st
 
 from elasticlib.workers.child import _announcing
@@ -28,7 +28,7 @@ def handed_with(**facts: Any) -> Handed:
         environment={}, streams=(), report=-1, identity=(0, 0), faults=-1, tail=-1, notices=-1, notices_identity=(0, 0),
         release=-1, release_identity=(0, 0), spawner=os.getpid(), pid=os.getpid(),
     )  # fmt: skip
-    return evolve(nothing, **facts)
+    return replace(nothing, **facts)
 
 
 @pytest.mark.parametrize("change", [{}, {"pid": os.getpid() + 1}, {"release_identity": (1, 2)}, {"release": -1}])
@@ -40,7 +40,7 @@ def test_a_worker_is_released_by_a_byte_and_nobody_else_waits(change: dict[str, 
     if not change:
         os.write(writing, b".")
 
-    await_release(evolve(handed, **change))
+    await_release(replace(handed, **change))
 
     os.close(reading)
     os.close(writing)
@@ -52,8 +52,8 @@ def test_only_the_worker_itself_announces() -> None:
     facts = os.fstat(writing)
     here = (facts.st_dev, facts.st_ino)
     handed = handed_with(notices=writing, notices_identity=here)
-    announce(evolve(handed, pid=os.getpid() + 1), Outcome.RAISED, 1)
-    announce(evolve(handed, pid=os.getpid()), Outcome.RETURNED, 0)
+    announce(replace(handed, pid=os.getpid() + 1), Outcome.RAISED, 1)
+    announce(replace(handed, pid=os.getpid()), Outcome.RETURNED, 0)
 
     assert [(os.getpid(), Outcome.RETURNED, 0)] == list(Notices().take(os.read(reading, 100)))
     os.close(reading)

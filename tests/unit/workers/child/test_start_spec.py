@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from attrs import evolve
 from hypothesis import given, strategies as st
 
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both, from_both
@@ -42,7 +42,7 @@ def test_a_spec_is_the_common_one_and_its_differences(common: StartSpec, spec: S
 
 @given(SPECS)
 def test_a_worker_like_all_others_differs_by_its_number_alone(common: StartSpec) -> None:
-    assert {"local_rank": 10} == evolve(common, local_rank=10).differences(common)
+    assert {"local_rank": 10} == replace(common, local_rank=10).differences(common)
 
 
 @given(SPECS)

@@ -1,0 +1,71 @@
+"""
+Modules of the user's project that have the name of another one, such as a ``queue.py`` or ``numpy.py`` by the script.
+
+An ``import`` of the project finds its own, as in a program that Python has started: a process that was forked from one
+with imports, or that has run code of ours, forgets modules of such names first. Whoever has imported them keeps them.
+
+Rules of this file: what a bare interpreter has imported before its first line stays, as Python has it; a folder without
+``__init__.py`` hides nothing that lies further down the search path.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import itertools
+import os
+import sys
+from collections.abc import Collection, Iterable, Sequence
+
+_KEPT = frozenset({"__main__", "__mp_main__", "elasticlib"})
+_folders: Sequence[str] = ()
+"""Those of the project, in a worker: they come before the interpreter's own on the search path."""
+_at_start: Collection[str] = frozenset()
+"""What the interpreter of this process had imported before any code of ours."""
+
+
+def note_start(modules: Collection[str]) -> None:
+    """Note the *modules* that this process' interpreter had imported by itself."""
+    global _at_start
+    _at_start = modules
+
+
+def before(search_path: Iterable[str], interpreters: Collection[str]) -> list[str]:
+    """Return the folders of the *search_path* that come before the *interpreters* own."""
+    return list(itertools.takewhile(lambda folder: folder not in interpreters, search_path))
+
+
+def make_way(folders: Sequence[str]) -> None:
+    """Have imports find the modules in *folders* from now on, whatever else of their names was imported before."""
+    global _folders
+    _folders = folders
+    loaded = {name.partition(".")[0] for name in sys.modules} - _KEPT
+    ours = hidden_by(folders, loaded.difference(_at_start))
+    for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
+        del sys.modules[name]
+
+
+def hide(name: str) -> bool:
+    """Return whether the project of this process has a module *name* of its own."""
+    return bool(hidden_by(_folders, {name}))
+
+
+def hidden_by(folders: Iterable[str], names: Collection[str]) -> set[str]:
+    """Return those of the top-level *names* that modules in *folders* have."""
+    return {name for folder in folders for name in _found_in(folder, names)}
+
+
+def _found_in(folder: str, names: Collection[str]) -> Iterable[str]:
+    try:
+        entries = os.listdir(folder or ".")
+    except NotADirectoryError:  # an archive
+        return [name for name in names if importlib.machinery.PathFinder.find_spec(name, [folder]) is not None]
+    except OSError:
+        return []
+    return [name for entry in entries if (name := entry.partition(".")[0]) in names and _is_module(folder, entry, name)]
+
+
+def _is_module(folder: str, entry: str, name: str) -> bool:
+    suffixes = importlib.machinery.all_suffixes()
+    if entry == name:
+        return any(os.path.isfile(os.path.join(folder, entry, f"__init__{suffix}")) for suffix in suffixes)
+    return entry.removeprefix(name) in suffixes
