@@ -166,3 +166,47 @@ def test_a_function_finds_modules_of_its_program(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(str(tmp_path))
 
     assert {0: []} == dict(elastic_launch(LaunchConfig(nproc_per_node=1), hidden)(("queue", "sympy")))
+
+
+# Start hooks.
+
+AGENT = """
+import atexit, os, threading, time
+beats = []
+def beat():
+    while True:
+        beats.append(1)
+        time.sleep(0.01)
+threading.Thread(target=beat, daemon=True, name="agent").start()
+me = os.getpid()
+@atexit.register
+def flush():
+    if os.getpid() == me and "RANK" in os.environ:
+        open(os.path.join(os.environ["AGENT_OUT"], "end-" + os.environ["RANK"]), "x").close()
+"""
+WATCHING = """
+import sitecustomize, threading
+seen = len(sitecustomize.beats)
+while len(sitecustomize.beats) == seen:
+    pass
+print([thread.name for thread in threading.enumerate()], flush=True)
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_an_agent_of_the_interpreters_start_lives_in_each_worker(method: str, tmp_path: Path) -> None:
+    """Its thread runs, and its exit handler, which does nothing in a fork, has written."""
+    for folder in ("agent", "out"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "agent" / "sitecustomize.py").write_text(AGENT)
+    (tmp_path / "train.py").write_text(WATCHING)
+    given = {"PYTHONPATH": f"{tmp_path / 'agent'}{os.pathsep}{ROOT}", "AGENT_OUT": str(tmp_path / "out")}
+    command = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", "--start-method", method, "train.py"]
+
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **given}, capture_output=True, text=True, timeout=120
+    )
+
+    assert 0 == done.returncode, done.stderr
+    assert ["['MainThread', 'agent']"] * 2 == done.stdout.splitlines()
+    assert ["end-0", "end-1"] == sorted(os.listdir(tmp_path / "out"))

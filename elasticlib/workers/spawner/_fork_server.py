@@ -22,7 +22,7 @@ import re
 import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from json import loads
+from json import dumps, loads
 from typing import Any, NoReturn
 
 from elasticlib import processes
@@ -30,7 +30,7 @@ from elasticlib._folders import time_of_change
 from elasticlib._wire import Channel
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _ending, _own_modules, _randomness
-from elasticlib.workers.spawner import _leftovers
+from elasticlib.workers.spawner import _fork_worker as fork_worker, _leftovers
 from elasticlib.workers.spawner._allowed import BY_VALUE, TORCH, is_allowed
 from elasticlib.workers.spawner._request_loop import RequestLoop
 
@@ -52,8 +52,13 @@ def main(at_start: Collection[str]) -> NoReturn:
     """
     _own_modules.note_start(at_start)
     parent = os.getppid()
-    _reaper.settle_signals()
     asked = loads(sys.argv.pop())
+    if "base" in asked:
+        sys.path[:] = asked["base"]
+        fork_worker.start_all_fresh()
+    elif _leftovers.hooks_run():
+        _start_without_hooks(asked, parent)
+    _reaper.settle_signals()
     mine = {0, 1, 2, _reaper.FORK_SERVER_FD, _reaper.KEPT_FD}
     control = Channel.adopt(_reaper.FORK_SERVER_FD)
     os.set_inheritable(_reaper.FORK_SERVER_FD, False)
@@ -85,6 +90,18 @@ def main(at_start: Collection[str]) -> NoReturn:
     for name in _leftovers.RANK_VARIABLES:
         changed.pop(name, None)
     RequestLoop(control, parent, keep, changed, processes.SharedSessions(_reaper.KEPT_FD)).serve(ready)
+
+
+def _start_without_hooks(asked: Mapping[str, Any], parent: int) -> NoReturn:
+    """
+    Become a fork server whose interpreter runs no start hooks and imports nothing ahead, on the same search path.
+
+    A hook (``sitecustomize``, a ``.pth`` file) has started a thread or opened a socket here, which a fork would lack or
+    share. Workers are new interpreters then, in which it does so again.
+    """
+    asked = {**asked, "preload": [], "base": sys.path}
+    command = [sys.executable, "-S", *sys.orig_argv[1:-1], dumps(asked)]
+    os.execve(sys.executable, command, _first_environment(parent) or dict(os.environ))
 
 
 # The imports.

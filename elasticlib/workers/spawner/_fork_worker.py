@@ -19,6 +19,14 @@ from elasticlib._large_files import files_with
 from elasticlib.workers.child import _child
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
 
+_all_fresh = False
+
+
+def start_all_fresh() -> None:
+    """Have each worker that runs Python be a new interpreter from now on: this process is none as they would be."""
+    global _all_fresh
+    _all_fresh = True
+
 
 def fork_worker(
     spec: StartSpec,
@@ -36,7 +44,8 @@ def fork_worker(
     left = [*handed.left(), handed.notices, handed.release]
     keep = {*left, *modules_files, *handed.memories.values()}
     memories: list[int] = []
-    if spec.fresh:  # a new interpreter finds what it is to do in memory that it inherits
+    if spec.fresh or (_all_fresh and spec.kind != "program"):
+        # A new interpreter finds what it is to do in memory that it inherits.
         handed = replace(handed, inherit=[*left, *handed.memories.values()])
         memories = files_with(dumps(both(spec, handed)).encode(), "start spec")
         handed = replace(handed, inherit=[*handed.inherit, *memories])
