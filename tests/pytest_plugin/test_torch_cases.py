@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
+from elasticlib.utils.process_state import read_proc_state
 from tests.pytest_plugin.conftest import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
@@ -158,3 +165,43 @@ def test_a_class_that_keeps_its_processes_may_be_the_first(run: Run, pytester: p
 
     result.assert_outcomes(passed=2, deselected=13)
     assert result.stdout.str().count("imported of_the_suite") <= 1
+
+
+HANGS = """
+import os, time
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+class TestHangs(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_hangs(self):
+        with open(f"new-{self.rank}", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(f"new-{self.rank}", f"rank-{self.rank}")
+        time.sleep(1000)
+"""
+
+
+def test_no_rank_outlives_pytest_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(HANGS)
+    variables = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "pytest", "-q"]
+    files = [tmp_path / f"rank-{rank}" for rank in range(2)]
+    until = time.monotonic() + 90
+
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **variables}, stdout=subprocess.DEVNULL) as process:
+        while not all(file.exists() for file in files) and time.monotonic() < until:
+            time.sleep(0.02)
+        process.kill()
+    ranks = [int(file.read_text()) for file in files]
+
+    while (states := [read_proc_state(rank) for rank in ranks]) and time.monotonic() < until:
+        if all(state in (None, "Z", "X") for state in states):
+            return
+        time.sleep(0.02)
+    pytest.fail(f"ranks {ranks} are in the states {states}")

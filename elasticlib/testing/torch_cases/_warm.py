@@ -125,7 +125,7 @@ def _take_over(
     variables: Mapping[str, str], surroundings: Mapping[str, Any], streams: Sequence[tuple[int, Any]]
 ) -> None:
     """In a process that was forked from the fork server: become one of the tests' own process."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _end_with_tests()
     for number, stream in streams:
         descriptor = stream.detach()
         os.dup2(descriptor, number)
@@ -137,3 +137,13 @@ def _take_over(
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available():
         distributed.set_debug_level_from_env()  # which torch reads at its import
+
+
+def _end_with_tests() -> None:
+    """Have the kernel kill this process at the end of the fork server, which ends with the tests' own process."""
+    server: Any = getattr(forkserver, "_forkserver")  # noqa: B009 - no public name, and none that types know
+    if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
+        # Each process is given this, and as long as one has it the fork server stays.
+        os.close(alive)
+        server._forkserver_alive_fd = None
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
