@@ -33,8 +33,9 @@ from elasticlib.errors import PicklingError
 from elasticlib.workers.captures import _main_script, _overlay, _sharing
 from elasticlib.workers.captures._parts import Call, is_owner, parts_of
 from elasticlib.workers.captures._refused import refusal
-from elasticlib.workers.child import _buffers, _by_value, _function, _main
+from elasticlib.workers.child import _buffers, _by_value, _function
 from elasticlib.workers.child._buffers import Memory, can_be_apart, sealed
+from elasticlib.workers.child.program import _main
 
 _log = logging.getLogger("elasticlib")
 _LARGE = 1 << 20

@@ -36,9 +36,10 @@ from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, StartMethod, WorkerS
 from elasticlib.workers import _devices, _environment, _machine, _packing, _preload, _signals
 from elasticlib.workers._edited import EDITS
 from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
-from elasticlib.workers.child import _exiting, _main
+from elasticlib.workers.child import _exiting
 from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child._start_spec import STDIN, StartSpec
+from elasticlib.workers.child.program import _main
 
 _log = logging.getLogger("elasticlib")
 _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ("elasticlib.__main__", "elasticlib.workers.child._main_definitions")
+PROGRAMS = ("elasticlib.__main__", "elasticlib.workers.child.program._main_definitions")
 """Compiled only: what these do needs whoever starts them."""
 EXTRAS = ("hypothesis", "pytest", "_pytest", "exceptiongroup", "etcd")
 """What some modules need that elasticlib itself does not."""

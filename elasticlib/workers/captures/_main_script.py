@@ -19,7 +19,7 @@ from typing import Any
 from attrs import define, frozen
 
 from elasticlib.errors import ConfigError
-from elasticlib.workers.child import _main
+from elasticlib.workers.child.program import _main
 
 _RUN_BY_OTHERS = frozenset({"ipython", "ipython3", "pytest", "py.test"})
 """Commands that run what users wrote: an import of them defines nothing for it."""

@@ -15,7 +15,7 @@ from typing import Any
 from elasticlib.errors import PicklingError
 from elasticlib.workers.captures._main_script import ImportableMain, reached_globals
 from elasticlib.workers.captures._parts import named
-from elasticlib.workers.child._main import Incomplete, Withheld, is_namespace
+from elasticlib.workers.child.program._main import Incomplete, Withheld, is_namespace
 
 TryToSend = Callable[[Any, ImportableMain], None]
 """Raises what hinders a value from being sent."""

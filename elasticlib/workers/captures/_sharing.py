@@ -17,8 +17,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from elasticlib.workers.child import _sharing
 from elasticlib.workers.child._buffers import Memory
+from elasticlib.workers.child.program import _sharing
 
 _PLAIN = (types.MethodType, functools.partial, type(list.append), type(int.__add__))
 """Kinds for which multiprocessing has reducers, and which any pickler sends."""

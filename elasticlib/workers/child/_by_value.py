@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-from elasticlib.workers.child import _main
 from elasticlib.workers.child._loaded import is_module, names_of
+from elasticlib.workers.child.program import _main
 
 
 def _code_of(file: str, make: Callable[..., types.CodeType], *parts: Any) -> types.CodeType:

@@ -19,11 +19,12 @@ from types import TracebackType
 from typing import Any
 
 from elasticlib import _large_files
-from elasticlib.workers.child import _buffers, _main, _sharing
+from elasticlib.workers.child import _buffers
+from elasticlib.workers.child.program import _main, _sharing
 
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
 """Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
-_SPAWN_DEFINITIONS = "elasticlib.workers.child._main_definitions"
+_SPAWN_DEFINITIONS = "elasticlib.workers.child.program._main_definitions"
 BUFFERS = "buffers"
 """The memory with what is large."""
 SHARED = "shared "

@@ -14,7 +14,7 @@ import pytest
 from elasticlib.errors import ConfigError, PicklingError
 from elasticlib.workers.captures import _main_script, _overlay
 from elasticlib.workers.captures._main_script import ImportableMain, parsed, reached_globals
-from elasticlib.workers.child import _main
+from elasticlib.workers.child.program import _main
 
 SCRIPT = textwrap.dedent(
     """
