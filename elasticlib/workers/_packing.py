@@ -230,12 +230,14 @@ def pack(
             while True:
                 buffer = io.BytesIO()
                 pickler = _Pickler(buffer, apart=True, main=script)  # of one, so that both speak of the same objects
+                # First of all: the caller's tracker, and none of the worker's own, is to know of shared memory.
+                pickler.dump(_sharing.family(pickler.shared))
+                length, large, shared = 0, 0, 0
                 if known or script is not None:
                     pickler.dump(None if script is None else script.origin)
                     pickler.dump(known)
-                length, large, shared = buffer.tell(), len(pickler.large), len(pickler.shared)
+                    length, large, shared = buffer.tell(), len(pickler.large), len(pickler.shared)
                 pickler.dump(sent)
-                pickler.dump(_sharing.family(pickler.shared))
                 needed = pickler.definitions if script is None else _overlay.of(script, pickler.of_main, _try_to_send)
                 if needed.keys() <= known.keys():
                     break

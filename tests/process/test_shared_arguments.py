@@ -147,6 +147,23 @@ def test_what_holds_a_number_is_refused_by_name(make: Callable[[], object]) -> N
         elastic_launch(settings(1), take)(make())
 
 
+def write_first(memory: shared_memory.SharedMemory) -> None:
+    memory.buf[0] += 1
+    memory.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_shared_memory_outlives_the_workers_that_got_it(method: str) -> None:
+    memory = shared_memory.SharedMemory(create=True, size=8)
+    try:
+        for _ in range(2):
+            elastic_launch(settings(1, start_method=method), write_first)(memory)
+        assert memory.buf[0] == 2
+    finally:
+        memory.close()
+        memory.unlink()
+
+
 def test_what_was_made_for_forked_processes_is_refused() -> None:
     with pytest.raises(PicklingError, match=r"argument 0 of take, a Lock, cannot be sent .*fork context"):
         elastic_launch(settings(1), take)(mp.get_context("fork").Lock())

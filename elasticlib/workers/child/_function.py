@@ -57,10 +57,10 @@ def unpacked(
             before = _large_files.content_named("definitions", memories)
             _keep({name: each for name, each in memories.items() if name.startswith(OF_DEFINITIONS)})
         with _reading(before + content, memories) as pickles:
+            _sharing.join(pickles.load())
             if definitions:
                 _offer(definitions, is_needed=_define(pickles))
             function, args, kwargs = pickles.load()
-            _sharing.join(pickles.load())
     finally:
         for descriptor in own.values():
             os.close(descriptor)
@@ -162,9 +162,10 @@ def define_offered(variables: dict[str, Any]) -> None:
         if large:
             memories[OF_DEFINITIONS + BUFFERS] = stack.enter_context(open(f"{folder}/{large}", "rb")).fileno()
         for number, each in enumerate(shared):
-            file = stack.enter_context(open(f"{folder}/{each}", "r+b", buffering=0))
+            file = stack.enter_context(_opened(f"{folder}/{each}"))
             memories[f"{OF_DEFINITIONS}{SHARED}{number:08}"] = file.fileno()
         with _reading(content, memories) as pickles:
+            pickles.load()  # multiprocessing itself makes a family of those that it spawns
             origin = pickles.load()
             if origin is not None:
                 sys.modules["__main__"] = sys.modules["__mp_main__"]  # whose variables these are
@@ -172,6 +173,14 @@ def define_offered(variables: dict[str, Any]) -> None:
                 _main.lay_over(variables, pickles.load())
             else:
                 variables.update(pickles.load())
+
+
+def _opened(path: str) -> io.FileIO:
+    """The file or pipe at *path*; nothing can be opened of a socket, which this process does without."""
+    try:
+        return io.FileIO(path, "r+")
+    except OSError:
+        return io.FileIO(os.devnull, "r+")
 
 
 def user_part(error: BaseException) -> TracebackType | None:

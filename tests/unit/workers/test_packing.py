@@ -32,13 +32,16 @@ LOCK = threading.Lock()
 
 
 def unpack(packed: Packed) -> tuple[Any, ...]:
-    call: tuple[Any, ...] = pickle.loads(packed.function)
+    unpickler = pickle.Unpickler(io.BytesIO(packed.function))
+    unpickler.load()  # what workers have from the caller's process
+    call: tuple[Any, ...] = unpickler.load()
     return call
 
 
 def definitions_beside(packed: Packed) -> tuple[Any, dict[str, Any]]:
     """The function and the definitions as a worker gets them: by one unpickler."""
     unpickler = pickle.Unpickler(io.BytesIO(packed.definitions + packed.function))
+    unpickler.load()  # what workers have from the caller's process
     definitions = {}
     if packed.definitions:
         assert unpickler.load() is None  # from where the script is imported
@@ -136,7 +139,7 @@ def test_code_keeps_the_name_of_its_file_whatever_cloudpickle_does() -> None:
     def outer() -> object:
         return lambda: None
 
-    function, _, _ = pickle.loads(pack(outer, (), {}).function)
+    function, _, _ = unpack(pack(outer, (), {}))
     back = pickle.loads(pack_result(outer, frozenset()))
 
     assert {each.__code__.co_filename for each in (function, function(), back, back())} == {__file__}
