@@ -9,6 +9,7 @@ that may part the two.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,13 @@ _WORDS = {"start_method": START_METHODS, "wait_for": WAITS, "numa_binding": NUMA
 """What a shell may complete the values of options to."""
 GIVEN = "_given"
 """Name in a namespace of {value's name: option or variable that gave it}."""
+_ELSEWHERE = {
+    **dict.fromkeys(("-n", "-np", "--np", "--nprocs", "--num-processes", "--gpus"), "--nproc-per-node"),
+    **dict.fromkeys(("-N", "--nodes", "--num-nodes", "--num-machines"), "--nnodes"),
+}
+"""Options of other launchers (mpirun, srun, accelerate), and ours of the same meaning."""
+_LIKENESS = 0.75
+"""From 0 to 1: how alike two names must be for one to be a slip of the other."""
 _WITHOUT_VARIABLE = " and ".join(row.long for row in ROWS if not row.environment)
 
 
@@ -143,6 +151,30 @@ class Parser(argparse.ArgumentParser):
                     given = {**given, row.dest: source}
         setattr(found, GIVEN, given)
         return found, unknown
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """As `argparse.ArgumentParser.parse_args`; the refusal of an unknown option suggests the nearest."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            message = f"unrecognized arguments: {' '.join(unknown)}"
+            nearest = self._nearest(unknown[0], found)
+            self.error(f"{message}; did you mean {nearest}?" if nearest else message)
+        return found
+
+    def _nearest(self, unknown: str, found: argparse.Namespace) -> str:
+        """Return the option that *unknown* most likely means, with its value if known; empty if there is none."""
+        name, _, value = unknown.partition("=")
+        dashed = name.replace("_", "-")
+        names = [text for text in self._option_string_actions if text.startswith("--")]
+        alike = difflib.get_close_matches(dashed, names, 1, _LIKENESS) if name.startswith("--") else []
+        meant = _ELSEWHERE.get(dashed) or next(iter(alike), "")
+        if not meant or self._option_string_actions[meant].nargs == 0:
+            return meant
+        # The value of an unknown option was taken for the script, and the script for its first argument.
+        value = value or (found.training_script if found.training_script_args else "")
+        return f"{meant} {value}".rstrip()
 
     def _part(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
         """Part the options, spelled in full, from the script and what follows it."""

@@ -273,6 +273,34 @@ def test_an_unknown_option_before_the_script_is_wrong_usage(
     message = refusal(capsys, "--bogus", "train.py")
 
     assert "--bogus" in message
+    assert "did you mean" not in message
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (("-n", "2"), "--nproc-per-node 2"),
+        (("-np", "2"), "--nproc-per-node 2"),
+        (("--num_processes=2",), "--nproc-per-node 2"),
+        (("--nproc-pernode", "2"), "--nproc-per-node 2"),
+        (("-N", "2"), "--nnodes 2"),
+        (("--max-retarts", "3"), "--max-restarts 3"),
+        (("--standalon3",), "--standalone"),
+        (("--nprocs",), "--nproc-per-node"),
+    ],
+)
+def test_refusal_of_an_unknown_option_suggests_the_nearest(
+    launches: Launches, capsys: pytest.CaptureFixture[str], given: tuple[str, ...], meant: str
+) -> None:
+    message = refusal(capsys, *given, "train.py")
+
+    assert message.endswith(f"unrecognized arguments: {given[0]}; did you mean {meant}?")
+
+
+def test_unknown_options_are_returned_to_who_asks_for_them() -> None:
+    _, unknown = get_args_parser().parse_known_args(["-n", "train.py"])
+
+    assert ["-n"] == unknown
 
 
 def test_the_environment_gives_the_default_and_the_command_line_wins(
