@@ -216,6 +216,9 @@ class ProcessFailure:
     external: bool = False
     """True when a peer, a device or the system caused the exception, so that another attempt may go well."""
 
+    log_files: tuple[str, ...] = ()
+    """The files with the worker's stdout and stderr, where it has any."""
+
     def __post_init__(self) -> None:
         if not self.error_file_data:
             self._read_error_file()
@@ -383,6 +386,8 @@ def _record(index: int, rank: int, failure: ProcessFailure) -> str:
     facts["traceback"] = trace.rstrip("\n").replace("\n", "\n    ")
     if failure.hint:
         facts["hint"] = failure.hint.replace("\n", "\n    ")
+    if failure.log_files and not failure.traceback:  # the files may say what the exit status does not
+        facts["log files"] = ", ".join(failure.log_files)
     if failure.log_tail:
         facts["stderr"] = "\n    ".join(("last lines of the worker:", *failure.log_tail))
     body = [f"  {name:<10}: {value}" for name, value in facts.items()]

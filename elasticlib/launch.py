@@ -25,7 +25,16 @@ from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError, SignalException
 from elasticlib.job import Job
-from elasticlib.job._output import CallersStream, JobLogs, is_replaced, own_logs, put_away, shown_ranks, warn_of_ranks
+from elasticlib.job._output import (
+    CallersStream,
+    JobLogs,
+    is_replaced,
+    name_folder,
+    own_logs,
+    put_away,
+    shown_ranks,
+    warn_of_ranks,
+)
 from elasticlib.job._raising import raised
 from elasticlib.job._register import SHARES
 from elasticlib.job._results import Results
@@ -216,6 +225,7 @@ class CheckedLaunch:
     def _run(self, job: Job, until_run: contextlib.ExitStack) -> dict[int, Any]:
         config, spec, logs, asked = self._config, self._spec, self._logs, self._asked
         succeeded, is_kept = False, True
+        name_folder(logs)
         try:
             plan = self._prepared.job
             warming = fork_servers.warming(plan.fork_server, plan.common.env, plan.search_path)

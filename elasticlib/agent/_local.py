@@ -121,7 +121,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         """
         As `SimpleElasticAgent.run`; when it returns, no process, pipe or socket of the run is left.
 
-        After success neither are the logs, where `DefaultLogsSpecs` keeps them in a temporary folder.
+        After success neither are the logs that `DefaultLogsSpecs` has in a temporary folder, unless streams were asked for.
         """
         job = self._job
         try:

@@ -63,6 +63,7 @@ class JobLogs(DefaultLogsSpecs):
 
     def __init__(self, show: Collection[int] | None = (0,)) -> None:
         super().__init__(redirects=Std.ALL)
+        self.keeps_streams = False  # the job's object reads them, and removes them
         self._show = show
         self.default_prefix = "" if show is not None and len(show) <= 1 else "[${rank}] "
 
@@ -313,6 +314,12 @@ def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:
     return JobLogs(shown_ranks(config))
 
 
+def name_folder(logs: LogsSpecs) -> None:
+    """Say which temporary folder holds the streams that the caller asked for: nobody could find them otherwise."""
+    if isinstance(logs, DefaultLogsSpecs) and (folder := logs.kept_temporary_folder()):
+        records.log(records.StreamsKept(folder))
+
+
 def put_away(logs: LogsSpecs, asked: LogsSpecs, *, succeeded: bool, is_kept: bool) -> None:
     """
     Let go of the files of workers that are gone, and tell what the caller *asked* for where they are.
@@ -321,7 +328,7 @@ def put_away(logs: LogsSpecs, asked: LogsSpecs, *, succeeded: bool, is_kept: boo
     """
     if isinstance(logs, DefaultLogsSpecs) and isinstance(asked, DefaultLogsSpecs):
         logs.forget_unused()
-        logs.remove_if_temporary(only_if_empty=not succeeded)
+        logs.put_away(succeeded=succeeded)
         asked.tell(logs)
         stays = is_kept or not isinstance(logs, JobLogs)
         if stays and not succeeded and logs.root_log_dir:

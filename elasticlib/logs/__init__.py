@@ -36,11 +36,12 @@ class DefaultLogsSpecs(LogsSpecs):
     Keep redirected streams and error files below one folder.
 
     (torch: ``torch.distributed.elastic.multiprocessing.DefaultLogsSpecs``.) Where it differs: constructing
-    makes no folder, a temporary folder is removed when the launch succeeds, a later round never deletes the
-    logs of an earlier one, any run id will do, and the environments given to `reify` are not changed.
+    makes no folder, a temporary folder is removed when the launch succeeds unless it holds redirected streams, a later
+    round never deletes the logs of an earlier one, any run id will do, and the environments given to `reify` are not
+    changed.
 
     ``log_dir=None`` takes a temporary folder; `os.devnull` keeps no files and redirects nothing. Temporary folders
-    that stay after failures are bounded: of more than 50, those older than a day go, the oldest first.
+    that stay are bounded: of more than 50, those older than a day go, the oldest first.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class DefaultLogsSpecs(LogsSpecs):
         super().__init__(os.fspath(log_dir) if log_dir else None, redirects, tee, local_ranks_filter)
         self.default_prefix = DEFAULT_PREFIX
         """Template of what stands before tee'd lines unless the launch says it."""
+        self.keeps_streams = _is_asked(redirects) or _is_asked(tee)
+        """True where the caller asked for files of streams: these stay after the launch, in a temporary folder too."""
         self._forget_folders()
 
     def _forget_folders(self) -> None:
@@ -135,8 +138,7 @@ class DefaultLogsSpecs(LogsSpecs):
             return
         try:
             self._make_run_folder(run_id)
-            asked = (self._redirects, self._tee)
-            if any(any(each.values()) if isinstance(each, Mapping) else each for each in asked):
+            if _is_asked(self._redirects) or _is_asked(self._tee):
                 with tempfile.TemporaryFile(dir=self._run_folder, buffering=0) as probe:
                     probe.write(bytes(_ROOM))
         except (OSError, ValueError) as error:
@@ -191,6 +193,17 @@ class DefaultLogsSpecs(LogsSpecs):
                 return folder
         raise AssertionError("attempt_names does not end")
 
+    def kept_temporary_folder(self) -> str:
+        """Return the temporary folder that stays after the launch because its streams were asked for, else ``""``."""
+        return self._base if self._root_log_dir is None and self.keeps_streams else ""
+
+    def put_away(self, *, succeeded: bool) -> None:
+        """Delete a temporary folder that nobody needs after the launch."""
+        if self.kept_temporary_folder():
+            _leftovers.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
+        else:
+            self.remove_if_temporary(only_if_empty=not succeeded)
+
     def remove_if_temporary(self, only_if_empty: bool = False) -> None:
         """
         Delete all logs of this object's launch if their base is a temporary folder; what cannot be deleted stays.
@@ -206,8 +219,8 @@ class DefaultLogsSpecs(LogsSpecs):
         self._forget_folders()
 
     def temporary_round(self) -> str:
-        """The folder of the round that `reify` made last, where it is below a temporary one; ``""`` elsewhere."""
-        return self._round_folder if self._root_log_dir is None else ""
+        """The folder of the round that `reify` made last, where it goes with success; ``""`` elsewhere."""
+        return self._round_folder if self._root_log_dir is None and not self.keeps_streams else ""
 
     def remove_round(self, folder: str) -> None:
         """Delete *folder*, a `temporary_round`, and the folders around it unless other rounds' logs are there."""
@@ -227,3 +240,8 @@ class DefaultLogsSpecs(LogsSpecs):
             f"{type(self).__name__}(log_dir={self._root_log_dir!r}, redirects={self._redirects!r}, "
             f"tee={self._tee!r}, local_ranks_filter={self._local_ranks_filter!r})"
         )
+
+
+def _is_asked(streams: Std | Mapping[int, Std]) -> bool:
+    """Return True where a stream of some rank was named."""
+    return any(streams.values()) if isinstance(streams, Mapping) else bool(streams)

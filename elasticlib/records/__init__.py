@@ -54,6 +54,7 @@ from elasticlib.records._of_jobs import (
     RoundStarted as RoundStarted,
     StopAwaited as StopAwaited,
     StopRepeated as StopRepeated,
+    StreamsKept as StreamsKept,
     ThreadsChosen as ThreadsChosen,
     VariableIgnored as VariableIgnored,
     WatchdogReported as WatchdogReported,

@@ -260,6 +260,16 @@ class LogsKept(Record, level=logging.INFO):
 
 
 @frozen
+class StreamsKept(Record, level=logging.WARNING):
+    """The caller asked for files of streams and named no folder."""
+
+    folder: str
+
+    def __str__(self) -> str:
+        return f"log directory: {self.folder} (a temporary folder that is kept; choose another by --log-dir or log_dir)"
+
+
+@frozen
 class LogsCutOff(Record, level=logging.WARNING):
     """The disk of a log folder was full when a round ended, so that lines may be missing there."""
 

@@ -57,7 +57,10 @@ def failures_of(
     for local, end in sorted(ends.items()):
         error_file, rank = dest.error_files.get(local, ""), rank_base + local
         if failed(end, error_file):
-            found[rank] = failure_of(end, rank, error_file, dest.stderrs.get(local), kills, noticed[local])
+            failure = failure_of(end, rank, error_file, dest.stderrs.get(local), kills, noticed[local])
+            files = (dest.stdouts.get(local), dest.stderrs.get(local))
+            failure.log_files = tuple(dict.fromkeys(path for path in files if path and path != os.devnull))
+            found[rank] = failure
     return found
 
 

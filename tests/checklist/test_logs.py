@@ -187,6 +187,7 @@ def test_logs_are_in_a_temporary_folder_of_their_own_unless_told(peer: Peer) -> 
     assert 2 == len(bases)
     assert all(base.startswith("torchelastic_") for base in bases)
     assert [("attempt_0", "0", "stdout.log")] * 2 == [path.parts[-3:] for path in seen]
+    assert all(path.is_file() for path in seen)
 
 
 @pytest.mark.row(80)

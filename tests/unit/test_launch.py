@@ -362,9 +362,9 @@ def test_a_callers_health_check_is_stopped_once(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_local_ranks_that_this_node_does_not_have_are_warned_of(
-    agent: type[Agent], caplog: pytest.LogCaptureFixture, asked: dict[str, Any], said: list[str]
+    agent: type[Agent], caplog: pytest.LogCaptureFixture, tmp_path: Path, asked: dict[str, Any], said: list[str]
 ) -> None:
-    launch_agent(config(logs_specs=DefaultLogsSpecs(**asked)), print)
+    launch_agent(config(logs_specs=DefaultLogsSpecs(tmp_path, **asked)), print)
 
     warned = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert said == [text.partition(":")[0] for text in warned]

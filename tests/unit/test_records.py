@@ -36,6 +36,7 @@ from elasticlib.records import (
     StepDone,
     StopAwaited,
     StopRepeated,
+    StreamsKept,
     ThreadsChosen,
     WatchdogReported,
     WorkerEnded,
@@ -114,6 +115,10 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
             "node n2/1-a ends with success, as its own workers did, without the outcome of the job: round 0 succeeded "
             "on this node, and how it ended on other nodes is not known: refused",
         ),
+        (
+            StreamsKept("/tmp/logs"),
+            "log directory: /tmp/logs (a temporary folder that is kept; choose another by --log-dir or log_dir)",
+        ),
         (LogsKept("/tmp/logs"), "logs and error files are kept in /tmp/logs"),
         (LaunchStarted("train.py", {"role": "a", "max_restarts": 3}), "launching train.py: role='a', max_restarts=3"),
         (RanksAwaited("n1/7-a"), "node n1/7-a waits for its rank assignment"),
@@ -172,6 +177,7 @@ def test_survivors_are_named_with_what_it_means() -> None:
         (WorkersSurvived((7,)), logging.ERROR),
         (ThreadsChosen(1, 1.0, 1), logging.INFO),
         (LogsKept(""), logging.INFO),
+        (StreamsKept(""), logging.WARNING),
         (RanksMissed("nobody came", 1.0), logging.DEBUG),
         (WorkersSeen("HEALTHY", 2), records.FINE),
         (WatchdogReported("watchdog started"), logging.INFO),

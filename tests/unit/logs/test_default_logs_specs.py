@@ -225,6 +225,27 @@ def test_a_temporary_folder_is_removed_and_made_anew_for_the_next_launch(tempora
     assert os.path.isdir(os.path.dirname(dest.error_files[0]))
 
 
+@pytest.mark.parametrize("asked", [{"redirects": Std.ALL}, {"tee": {1: Std.OUT}}])
+def test_temporary_folder_of_redirected_streams_stays_after_success(temporary: Path, asked: dict[str, Any]) -> None:
+    specs = DefaultLogsSpecs(**asked).for_launch()
+    specs.reify(envs())
+
+    specs.put_away(succeeded=True)
+
+    assert [specs.kept_temporary_folder()] == [str(path) for path in temporary.iterdir()]
+
+
+@pytest.mark.parametrize("asked", [{}, {"redirects": {0: Std.NONE}}])
+def test_temporary_folder_without_redirected_streams_goes_with_success(temporary: Path, asked: dict[str, Any]) -> None:
+    specs = DefaultLogsSpecs(**asked).for_launch()
+    specs.reify(envs())
+
+    specs.put_away(succeeded=True)
+
+    assert "" == specs.kept_temporary_folder()
+    assert not list(temporary.iterdir())
+
+
 @pytest.mark.parametrize("trouble", [FileNotFoundError, PermissionError])
 def test_a_file_that_cannot_be_looked_at_may_hold_something(
     temporary: Path, monkeypatch: pytest.MonkeyPatch, trouble: type[OSError]

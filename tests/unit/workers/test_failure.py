@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from elasticlib.errors import root_cause
-from elasticlib.workers._failure import _NATIVE, explain, failed, failure_of, original_exception, user_part
+from elasticlib.errors import ChildFailedError, root_cause
+from elasticlib.spec import LogsDest
+from elasticlib.workers._failure import _NATIVE, explain, failed, failure_of, failures_of, original_exception, user_part
 from elasticlib.workers._launch_events import Exit
 from elasticlib.workers.child import _ending, _showing
 from elasticlib.workers.child._report import Report, of_exception
@@ -359,3 +360,19 @@ def test_a_stack_of_ours_alone_says_what_the_worker_does_at_its_end() -> None:
     assert [head, user, "", other, "  (elasticlib clears the modules of the program, which runs finalizers)"] == (
         text.splitlines()
     )
+
+
+def test_report_of_a_bare_exit_status_names_the_log_files() -> None:
+    dest = LogsDest(stdouts={1: "/logs/out"}, stderrs={1: "/logs/err"})
+
+    bare = failures_of({1: END}, dest, 0, {1: 2000.0}, 4)
+    raised = failures_of({1: evolve(END, report=ERROR)}, dest, 0, {1: 2000.0}, 4)
+
+    assert "log files : /logs/out, /logs/err" in str(ChildFailedError("train", bare))
+    assert "log files" not in str(ChildFailedError("train", raised))
+
+
+def test_streams_that_go_to_the_null_device_are_no_log_files() -> None:
+    dest = LogsDest(stdouts={1: os.devnull})
+
+    assert () == failures_of({1: END}, dest, 0, {1: 2000.0}, 4)[5].log_files
