@@ -121,7 +121,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         """
         As `SimpleElasticAgent.run`; when it returns, no process, pipe or socket of the run is left.
 
-        After success neither are the logs that `DefaultLogsSpecs` has in a temporary folder, unless streams were asked for.
+        After success neither are the logs that `DefaultLogsSpecs` has in a temporary folder, unless it was asked for
+        files of streams.
         """
         job = self._job
         try:
