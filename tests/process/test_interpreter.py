@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
 FACTS = str(SCRIPTS / "facts.py")
+COMMAND = str(Path(sys.executable).with_name("elasticrun"))
 
 
 def run(command: list[str], **options: Any) -> str:
@@ -140,7 +141,7 @@ def test_a_project_finds_its_own_modules(named: str, method: str, project: Path,
     command = [str(project / "train.py")] if named == "from elsewhere" else named.split()
     cwd = ROOT if named == "from elsewhere" else project
     # The launcher itself must not find them: it is no part of the project.
-    output = run(["elasticrun", "--nproc-per-node", "1", "--start-method", method, *command], cwd=cwd)
+    output = run([COMMAND, "--nproc-per-node", "1", "--start-method", method, *command], cwd=cwd)
 
     assert "[]\n" == output
 
@@ -151,7 +152,7 @@ def test_an_error_of_such_a_project_is_reported(project: Path) -> None:
     (project / "train.py").write_text("class Odd(Exception): pass\nraise Odd('of the project')\n")
 
     done = subprocess.run(
-        ["elasticrun", "--nproc-per-node", "1", "train.py"], cwd=project, capture_output=True, text=True, timeout=120
+        [COMMAND, "--nproc-per-node", "1", "train.py"], cwd=project, capture_output=True, text=True, timeout=120
     )
 
     assert 1 == done.returncode

@@ -6,10 +6,10 @@ import json
 import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from attrs import evolve
 
 from elasticlib._caller import Surroundings
 
@@ -37,7 +37,7 @@ _BEGINNING = Surroundings(nice=5, oom_score_adj=100, limits=[(_FILES, (64, 1000)
     ids=str,
 )
 def test_what_needs_no_privilege_can_follow(change: dict[str, Any], can: bool) -> None:
-    assert can == evolve(_BEGINNING, **change).can_follow(_BEGINNING)
+    assert can == replace(_BEGINNING, **change).can_follow(_BEGINNING)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_dictionary_of_a_result_goes_into_the_failures_and_is_a_copy() -> None
 def test_fields_tell_their_defaults_as_a_dataclass_does() -> None:
     by_name = {field.name: field for field in dataclasses.fields(LaunchConfig)}
 
-    assert by_name["max_restarts"].default == 3
+    assert by_name["monitor_interval"].default == 0.1
     assert by_name["rdzv_configs"].default_factory is dict
     assert (by_name["token"].repr, by_name["token"].kw_only) == (False, True)
     assert next(iter(dataclasses.fields(WorkerSpec))).default is dataclasses.MISSING
