@@ -167,7 +167,7 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
     if "tee" not in given:
         tee, shown = Std.ALL, shown or [0]
     specs = DefaultLogsSpecs(values["log_dir"] or None, redirects, tee, shown)
-    specs.keeps_streams = bool(given.keys() & {"redirects", "tee"})
+    specs.keeps_streams = any(values[name] for name in given.keys() & {"redirects", "tee"})
     specs.default_prefix = "" if shown is not None and len(shown) == 1 else "[${rank}] "
     return specs
 
