@@ -133,7 +133,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             with fork_servers.warming(job.fork_server, job.common.env, job.search_path):  # while the nodes meet
                 result = super().run(role)
             if not result.is_failed():
-                self._logs.remove_if_temporary()
+                self._logs.put_away()
             return result
         finally:
             if (advice := self._processes.imports.advice()) is not None:

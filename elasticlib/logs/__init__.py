@@ -219,8 +219,8 @@ class DefaultLogsSpecs(LogsSpecs):
         self._forget_folders()
 
     def temporary_round(self) -> str:
-        """The folder of the round that `reify` made last, where it goes with success; ``""`` elsewhere."""
-        return self._round_folder if self._root_log_dir is None and not self.keeps_streams else ""
+        """The folder of the round that `reify` made last, where it is below a temporary one; ``""`` elsewhere."""
+        return self._round_folder if self._root_log_dir is None else ""
 
     def remove_round(self, folder: str) -> None:
         """Delete *folder*, a `temporary_round`, and the folders around it unless other rounds' logs are there."""

@@ -104,6 +104,11 @@ class Rounds:
     def _made(self) -> str:
         return self.specs.temporary_round() if isinstance(self.specs, DefaultLogsSpecs) else ""
 
+    def put_away(self) -> None:
+        """Delete the logs of these rounds after success, unless they are temporary ones that stay."""
+        if not (isinstance(self.specs, DefaultLogsSpecs) and self.specs.kept_temporary_folder()):
+            self.remove_if_temporary()
+
     def remove_if_temporary(self) -> None:
         """Delete the logs of these rounds, and of no other run that the specification serves."""
         while self._folders and isinstance(self.specs, DefaultLogsSpecs):

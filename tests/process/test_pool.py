@@ -601,7 +601,8 @@ def test_pools_leave_no_descriptor_nor_thread() -> None:
     for _ in range(2):
         once()
 
-    assert here() == before
+    # Garbage of earlier tests may have gone meanwhile.
+    assert all(now <= then for now, then in zip(here(), before, strict=True)), (here(), before)
 
 
 def test_a_second_close_returns_when_nothing_is_left_too(tmp_path: Path) -> None:

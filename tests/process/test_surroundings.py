@@ -290,7 +290,7 @@ def test_a_torch_that_cannot_be_imported_ahead_is_imported_by_the_workers(tmp_pa
     )
 
     assert f"{ {0: str(fake)} }\n" == done.stdout
-    assert "preload='torch' is refused: its import reads RANK" in done.stderr
+    assert done.stderr == ""  # a project's own module is never imported ahead
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
