@@ -191,7 +191,7 @@ class StoreExchange(Exchange):
     def wait(self, key: str, timeout: float | None) -> bool:
         left = math.inf if timeout is None else timeout
         with self._speaking() as store:
-            if left <= 0:
+            if left <= SOONEST:  # it would be over before the store has answered
                 return store.check([self.full_key(key)])
             while left > 0:
                 if self._wait(store, self.full_key(key), min(left, LONGEST_WAIT)):
