@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import multiprocessing.context
 import multiprocessing.process
 import os
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from elasticlib.workers.child._buffers import Memory
@@ -43,10 +44,7 @@ class _Spawning:
 @contextlib.contextmanager
 def spawning(shared: list[Memory]) -> Iterator[None]:
     """Have multiprocessing's objects be pickled as for a process that is spawned; *shared* gets their descriptors."""
-    context: Any = sys.modules.get("multiprocessing.context")
-    if context is None:  # so nothing of multiprocessing can be there
-        yield
-        return
+    context: Any = multiprocessing.context
     before = context.get_spawning_popen()
     context.set_spawning_popen(_Spawning(shared))
     try:
@@ -63,8 +61,9 @@ def reduced(obj: Any) -> Any:
     # torch has reducers of its own there: of tensors, which travel in another way.
     if reducer is not None and kind not in _PLAIN and reducer.__module__.startswith("multiprocessing."):
         return reducer(obj)
-    if kind.__module__ in _OF_TORCH and (name := _OF_TORCH[kind.__module__](obj)):
-        return _sharing.of_torch, (name,)
+    name_in_torch = _NAMES_IN_TORCH.get((kind.__module__, kind.__name__))
+    if name_in_torch is not None:
+        return _sharing.of_torch, (name_in_torch(obj),)
     if _takes_numbers_along(obj):
         raise TypeError(
             "it holds descriptors of this process, whose numbers are others' in a worker: send a connection, a socket, "
@@ -105,31 +104,16 @@ def family(shared: list[Memory]) -> _sharing.Family:
     return _sharing.Family(bytes(multiprocessing.process.current_process().authkey), tracker)
 
 
-# torch's operators.
+# torch's operators and classes.
 
-
-def _name_of_operator(obj: Any) -> str:
-    """Under which name torch has an operator, or a namespace of such; empty for other objects of its module."""
-    match type(obj).__name__:
-        case "_Ops":
-            return "ops"
-        case "_OpNamespace":
-            return f"ops.{obj.name}"
-        case "OpOverloadPacket":
-            return f"ops.{obj._qualified_op_name.replace('::', '.')}"
-        case "OpOverload":
-            return f"ops.{obj._schema.name.replace('::', '.')}.{obj._overloadname}"
-    return ""
-
-
-def _name_of_classes(obj: Any) -> str:
-    """As `_name_of_operator`, of namespaces of classes."""
-    match type(obj).__name__:
-        case "_Classes":
-            return "classes"
-        case "_ClassNamespace":
-            return f"classes.{obj.name}"
-    return ""
-
-
-_OF_TORCH = {"torch._ops": _name_of_operator, "torch._classes": _name_of_classes}
+_NAMES_IN_TORCH: dict[tuple[str, str], Callable[[Any], str]] = {
+    ("torch._ops", "_Ops"): lambda _: "ops",
+    ("torch._ops", "_OpNamespace"): lambda space: f"ops.{space.name}",
+    ("torch._ops", "OpOverloadPacket"): lambda packet: f"ops.{packet._qualified_op_name.replace('::', '.')}",
+    ("torch._ops", "OpOverload"): lambda overload: (
+        f"ops.{overload._schema.name.replace('::', '.')}.{overload._overloadname}"
+    ),
+    ("torch._classes", "_Classes"): lambda _: "classes",
+    ("torch._classes", "_ClassNamespace"): lambda space: f"classes.{space.name}",
+}
+"""By module and name of its class, under which name torch has an object."""
