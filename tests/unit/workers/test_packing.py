@@ -15,6 +15,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ from elasticlib.workers.child._results import pack_result
 LIMIT = 60.0
 ROOT = Path(_packing.__file__).parents[2]
 LOCK = threading.Lock()
+
+
+@pytest.fixture(autouse=True)
+def no_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a resource tracker, which a test before may have started and which calls take along."""
+    monkeypatch.setattr(resource_tracker._resource_tracker, "_fd", None)
 
 
 def unpack(packed: Packed) -> tuple[Any, ...]:
