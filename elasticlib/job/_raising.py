@@ -173,11 +173,12 @@ def _cause(traceback: str) -> list[str]:
 
 
 def _others(error: ChildFailedError, root: int) -> list[str]:
-    """The other ranks, those that say the same in one line."""
+    """The other ranks, those that say the same in one line; without those that only lost a peer by that failure."""
     alike: dict[str, list[int]] = {}
     own = error.failures[root].summary(with_place=False)
     for rank, failure in sorted(error.failures.items()):
-        if rank != root:
+        is_consequence = failure.secondary and not error.failures[root].secondary
+        if rank != root and not is_consequence:
             summary = failure.summary(with_place=False)
             alike.setdefault("the same" if summary == own else summary, []).append(rank)
     lines = [f"rank{'s' * (len(ranks) > 1)} {_named(ranks)}: {what}" for what, ranks in alike.items()]

@@ -39,9 +39,19 @@ def make_way(folders: Sequence[str]) -> None:
     global _folders
     _folders = folders
     loaded = {name.partition(".")[0] for name in sys.modules} - _KEPT
-    ours = hidden_by(folders, loaded.difference(_at_start))
+    loaded = {name for name in loaded.difference(_at_start) if not _is_from(folders, name)}
+    ours = hidden_by(folders, loaded)
     for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
         del sys.modules[name]
+
+
+def _is_from(folders: Sequence[str], name: str) -> bool:
+    """Return whether the module *name* that is imported here is already the one in *folders*, such as a preloaded one."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not isinstance(file, str):
+        return False
+    folder, base = os.path.split(file)
+    return (os.path.dirname(folder) if base.startswith("__init__.") else folder) in folders
 
 
 def hide(name: str) -> bool:

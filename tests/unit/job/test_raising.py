@@ -287,6 +287,19 @@ def test_ranks_that_failed_otherwise_have_a_line_each_up_to_a_few() -> None:
 
 
 @pytest.mark.usefixtures("notebook")
+def test_ranks_that_only_lost_a_peer_are_named_where_nothing_else_has_failed() -> None:
+    lost = [failure(rank, "RuntimeError: Connection closed", secondary=True) for rank in range(3)]
+    bug = failure(3, "ValueError: bad batch")
+
+    def others(*failures: ProcessFailure) -> list[str]:
+        found = rendered(ChildFailedError("train", {each.rank: each for each in failures}))
+        return [line for line in found if line.startswith("rank")]
+
+    assert [] == others(*lost, bug)
+    assert ["ranks 1, 2: the same"] == others(*lost)
+
+
+@pytest.mark.usefixtures("notebook")
 def test_a_deep_stack_shows_its_two_ends() -> None:
     deep = tuple(Frame("/tmp/ipykernel_1/1.py", number % 19 + 1, f"f{number}") for number in range(60))
     found = rendered(error(frames=deep))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 import zipfile
 from pathlib import Path
 
@@ -54,6 +55,21 @@ def test_imports_find_the_projects_own_but_what_python_had_at_its_start_stays(
         assert not _own_modules.hide("cloudpickle")
     finally:
         _own_modules.note_start(())
+        _own_modules.make_way(())
+
+
+def test_the_projects_own_modules_stay_where_they_were_imported_already(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those that a user has preloaded."""
+    monkeypatch.setattr(sys, "modules", {name: types.ModuleType(name) for name in ("queue", "sympy", "graph")})
+    sys.modules["queue"].__file__ = str(project / "queue.py")
+    sys.modules["sympy"].__file__ = str(project / "sympy" / "__init__.py")
+    try:
+        _own_modules.make_way([str(project)])
+
+        assert ["queue", "sympy", "graph"] == list(sys.modules)
+    finally:
         _own_modules.make_way(())
 
 
