@@ -46,7 +46,7 @@ def make_way(folders: Sequence[str]) -> None:
 
 
 def _is_from(folders: Sequence[str], name: str) -> bool:
-    """Return whether the module *name* that is imported here is already the one in *folders*, such as a preloaded one."""
+    """Return whether the imported module *name* is the one in *folders* already, as where it was preloaded."""
     file = getattr(sys.modules.get(name), "__file__", None)
     if not isinstance(file, str):
         return False
