@@ -92,6 +92,10 @@ def real(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
+class Default(str):
+    """The text of a field that was not given, where that is to be told from the same text given."""
+
+
 def text_of(value: Any) -> Any:
     """None as no text; anything else as it is."""
     return "" if value is None else value

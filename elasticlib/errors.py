@@ -218,6 +218,8 @@ class ProcessFailure:
 
     log_files: tuple[str, ...] = ()
     """The files with the worker's stdout and stderr, where it has any."""
+    is_on_console: bool = field(default=False, repr=False, compare=False)
+    """True when the worker has written its traceback to this program's own stderr."""
 
     def __post_init__(self) -> None:
         if not self.error_file_data:
@@ -329,6 +331,8 @@ class ChildFailedError(ElasticError):
 
     _elastic_title = ""
     """What the text calls the work where `name` is that of the worker's exception."""
+    _elastic_ranks = 0
+    """Of how many ranks the work was, as far as that is known."""
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
         if not failures:
@@ -351,13 +355,29 @@ class ChildFailedError(ElasticError):
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
         """The summary of all failures as text (the keyword is spelled as in torch)."""
+        return self._format(
+            {rank: _trace_of(failure) for rank, failure in self.failures.items()}, boarder_delim, section_delim
+        )
+
+    def console_text(self) -> str:
+        """The text for the console of this program, where each traceback stands once."""
+        traces = {
+            rank: f"{failure.summary()}: see above" if failure.is_on_console else _trace_of(failure)
+            for rank, failure in self.failures.items()
+        }
+        return self.summary() + self._format(traces)
+
+    def _format(self, traces: dict[int, str], border_delim: str = "=", section_delim: str = "-") -> str:
+        """The summary with one of *traces* for each rank."""
         root_rank, _ = self.get_first_failure()
-        blocks = {rank: _record(i, rank, f) for i, (rank, f) in enumerate(self.failures.items())}
+        blocks = {rank: _record(i, rank, f, traces[rank]) for i, (rank, f) in enumerate(self.failures.items())}
         others = [blocks[rank] for rank in self.failures if rank != root_rank] or ["  <NO_OTHER_FAILURES>"]
+        if (left := self._elastic_ranks - len(self.failures)) > 0 and len(self.failures) > 1:
+            others.append(f"  and {left} more of {self._elastic_ranks} ranks, which had ended or were stopped")
         title = f"{self._elastic_title or self.name} FAILED"
         lines = [title, "Failures:", *others, "Root Cause (first observed failure):", blocks[root_rank]]
         width = min(60, max(len(line) for block in lines for line in block.split("\n")))
-        border, section = boarder_delim * width, section_delim * width
+        border, section = border_delim * width, section_delim * width
         return "\n".join(["", border, title, section, *lines[1:-2], section, *lines[-2:], border])
 
 
@@ -368,7 +388,17 @@ def _who(rank: int, failure: ProcessFailure) -> dict[str, str]:
     return {"rank": f"{rank} (local_rank: {failure.local_rank})"}
 
 
-def _record(index: int, rank: int, failure: ProcessFailure) -> str:
+def _trace_of(failure: ProcessFailure) -> str:
+    """What is known of how it came to the *failure*: a traceback, stacks, or a message."""
+    trace = failure.traceback or failure.message or NOT_AVAILABLE
+    if failure.traceback and failure.exitcode < 0 and not failure.exception_type:
+        trace = f"{failure.message}\n{failure.traceback}"
+    if failure.exitcode < 0 and about_signal is not None:
+        trace = about_signal(trace, failure.error_file)
+    return trace
+
+
+def _record(index: int, rank: int, failure: ProcessFailure, trace: str) -> str:
     by_signal = f", {failure.signal_name()}" if failure.exitcode < 0 else ""
     pid = failure.pid or "not known"
     facts = {
@@ -377,13 +407,8 @@ def _record(index: int, rank: int, failure: ProcessFailure) -> str:
         **_who(rank, failure),
         "exitcode": f"{failure.exitcode} (pid: {pid}{by_signal})",
         "error_file": failure.error_file,
+        "traceback": trace.rstrip("\n").replace("\n", "\n    "),
     }
-    trace = failure.traceback or failure.message or NOT_AVAILABLE
-    if failure.traceback and failure.exitcode < 0 and not failure.exception_type:
-        trace = f"{failure.message}\n{failure.traceback}"
-    if failure.exitcode < 0 and about_signal is not None:
-        trace = about_signal(trace, failure.error_file)
-    facts["traceback"] = trace.rstrip("\n").replace("\n", "\n    ")
     if failure.hint:
         facts["hint"] = failure.hint.replace("\n", "\n    ")
     if failure.log_files and not failure.traceback:  # the files may say what the exit status does not

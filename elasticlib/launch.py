@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, fields
 
-from elasticlib import _in_notebooks, events, metrics, records
+from elasticlib import _in_notebooks, _rules, events, metrics, records
 from elasticlib._programs import flags_here, open_files_needed
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent._checks import check_health_check_server
@@ -175,6 +175,7 @@ class CheckedLaunch:
             if follows_callers or _in_notebooks.shell() is not None:
                 self._prepared = evolve(self._prepared, job=serving_caller(self._prepared.job))
             self.signums = _signals.parse(self._prepared.signals_to_handle)
+            self.quit_shows_stacks = isinstance(config.signals_to_handle, _rules.Default)
             warn_of_ranks(self._logs, workers, config)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": workers}))
             make_ready(self._logs, self._choice.run_id)  # others must not meet a node that cannot work
@@ -251,6 +252,7 @@ class CheckedLaunch:
                     console=self.console,
                     repeats_errors=_in_notebooks.shell() is None,
                     inbox=job.inbox,
+                    interrupt_shows_stacks=self.console is None,
                 )
                 job.attach(agent)
                 if self.console is not None:
@@ -259,6 +261,7 @@ class CheckedLaunch:
                 result = _run(agent)
             if result.is_failed():
                 error = ChildFailedError(self.title, result.failures)
+                error._elastic_ranks = agent.get_worker_group().workers[0].world_size
                 cause = agent.original_exception(error.get_first_failure()[0])
                 raise raised(error, cause, config.raise_as) from cause
             succeeded = True

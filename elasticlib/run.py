@@ -45,6 +45,8 @@ def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
     try:
         if request.progress:
             _launch_with_progress(request)
+        elif sys.stderr is not None and sys.stderr.isatty():
+            _launch_with_brief(request)
         else:
             elastic_launch(request.config, request.entrypoint)(*request.args)
     except ConfigError as e:
@@ -63,6 +65,20 @@ def _launch_with_progress(request: Request) -> None:
         job = Job(work)
         with shown(job.status):
             job.run()
+
+
+def _launch_with_brief(request: Request) -> None:
+    from elasticlib.cli._brief import Brief
+    from elasticlib.job import Job
+    from elasticlib.launch import CheckedLaunch
+
+    work = CheckedLaunch(request.config, request.entrypoint, request.args, None, {})
+    brief = Brief(PROG, work.title, sys.stderr)
+    job = Job(work, listener=brief.sink)
+    try:
+        job.run()
+    finally:
+        brief.end(job.status())
 
 
 # What programs call that build upon torch's module of this name.
@@ -209,7 +225,7 @@ def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
 
 def _leave_by(error: ElasticError) -> None:
     if isinstance(error, ChildFailedError):
-        _leave(1, f"{error}")
+        _leave(1, error.console_text())
     if isinstance(error, ConfigError):
         _leave(2, f"{PROG}: error: {error}")
     if isinstance(error, RendezvousGracefulExitError):

@@ -32,13 +32,14 @@ WaitFor: TypeAlias = Literal["quiet", "min", "max"]
 RaiseAs: TypeAlias = Literal["both", "ChildFailedError"]
 Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
+
 DEFAULT_RENDEZVOUS_TIMEOUT = 900
 """Seconds"""
 DEFAULT_MAX_RESTARTS = 3
 AUTO = ("auto",)
 """The `preload` that imports ahead torch, and its parts that an entry point's text mentions."""
 DEFAULT_PRELOAD = AUTO
-DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+DEFAULT_SIGNALS = _rules.Default("SIGTERM,SIGINT,SIGHUP,SIGQUIT")
 START_METHODS = ("spawn", "fork", "forkserver")
 WAITS = ("quiet", "min", "max")
 RAISES = ("both", "ChildFailedError")

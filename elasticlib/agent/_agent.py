@@ -273,7 +273,7 @@ class SimpleElasticAgent(ElasticAgent):
         return [*events, *self._words(), *seen]
 
     def _requests(self) -> list[_policy.StopRequested]:
-        return _requests.drain(self._signals.inbox, self._dump_stacks, self._pass_on)
+        return _requests.drain(self._signals.inbox, self._dump_stacks, self._pass_on, self._sink)
 
     def _look(self) -> list[_policy.Event]:
         group = self._worker_group

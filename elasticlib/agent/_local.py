@@ -12,10 +12,10 @@ import signal
 from collections.abc import Sequence
 
 from elasticlib import _rules, metrics, processes, records
-from elasticlib._clock import wall_time
+from elasticlib._clock import monotonic, wall_time
 from elasticlib._times import soonest
 from elasticlib._wire import HasDescriptor, wait_readable
-from elasticlib.agent import _checks, _requests
+from elasticlib.agent import _checks, _requests, _silence
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._gpu_memory import GpuMemory
 from elasticlib.agent._health import HealthCheckServer
@@ -39,6 +39,10 @@ from elasticlib.workers._processes import Processes
 
 _CONSOLE_TIMEOUT = 0.2
 """Seconds between two looks for a signal while the console takes no more lines."""
+_CONSOLE = (1, 2)
+"""Descriptors of this program's stdout and stderr."""
+_STACKS_LIMIT = 3.0
+"""Seconds that a stop waits for workers to tell where they are."""
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -58,6 +62,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     *prepared* is what `prepare` made of the same spec, start method and signals, where that came before the rendezvous.
     Without *repeats_errors* an exception that would only come again ends the job, see `Repeats`.
     *console* takes what is tee'd, in place of this program's stdout and stderr.
+    With *interrupt_shows_stacks* the workers tell where they are before an interrupt (SIGINT) stops them, if they have
+    written nothing for `_silence.LONG` seconds.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         inbox: _signals.Inbox | None = None,
         repeats_errors: bool = True,
         console: Console | None = None,
+        interrupt_shows_stacks: bool = False,
     ) -> None:
         _rules.check_logs_specs(logs_specs)
         _rules.check_shutdown_timeout(shutdown_timeout)
@@ -115,6 +122,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         self._sockets = Sockets(spec.worker_server)
         self._repeats = None if repeats_errors else Repeats()
+        self._interrupt_shows_stacks = interrupt_shows_stacks
+        self._began = 0.0
+        """Unix time of the last start of workers."""
         self._gpu_memory = GpuMemory(self._job.common.env, self._sink)
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
@@ -193,8 +203,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         if not agent_store:
             self._close_listener()  # worker 0 will bind this port
         self._await_gpu_memory()
+        self._began = wall_time()
         if self._repeats is not None:
-            self._repeats.begin(worker_group.round, wall_time())
+            self._repeats.begin(worker_group.round, self._began)
         return dict(
             self._processes.start(
                 worker_group.round,
@@ -322,9 +333,25 @@ class LocalElasticAgent(SimpleElasticAgent):
                 grace = min(event.grace for event in self._events if isinstance(event, ContactLost))
                 self._processes.hasten(signum, grace)
 
+    def _show_stacks_after_silence(self) -> None:
+        """Have workers that were silent for long tell where they are; a signal that comes meanwhile ends the wait."""
+        paths = [path for worker in self.workers_now() for path in (worker.stdout, worker.stderr) if path]
+        silence = _silence.seconds_of(wall_time(), self._began, [*_CONSOLE, *paths])
+        if silence < _silence.LONG:
+            return
+        self._sink(records.StacksShown(f"nothing was written for {silence:.0f} s: where all ranks are"))
+        self._processes.ask_for_stacks()
+        deadline = monotonic() + _STACKS_LIMIT
+        while self._processes.awaits_stacks and self._processes.fileno() >= 0 and (left := deadline - monotonic()) > 0:
+            if self._signals.hurry() in wait_readable([self._signals.hurry(), self._processes], left):
+                return
+            self._processes.poll()
+
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
         try:
             if WorkerState.is_running(self._worker_group.state):
+                if death_sig == signal.SIGINT and self._interrupt_shows_stacks:
+                    self._show_stacks_after_silence()
                 self._bring_down(death_sig, timeout, somebody_waits=True)
             elif self._worker_group.state is WorkerState.FAILED:
                 self._end_detached()

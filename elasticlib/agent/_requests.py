@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+from elasticlib import records
 from elasticlib.agent._policy import StopRequested
 from elasticlib.workers._signals import Inbox, NoticeCame, StacksAsked, StopAsked
 
 
 def drain(
-    inbox: Inbox, dump_stacks: Callable[[], None], pass_on: Callable[[signal.Signals], None]
+    inbox: Inbox,
+    dump_stacks: Callable[[], None],
+    pass_on: Callable[[signal.Signals], None],
+    sink: records.Sink,
 ) -> list[StopRequested]:
     """The stops that are wanted by now, oldest first; *dump_stacks* and *pass_on* are called for the rest."""
     stops = []
@@ -20,7 +24,9 @@ def drain(
                 stops.append(StopRequested(item))
             case StopAsked(why, grace):
                 stops.append(StopRequested(signal.SIGTERM, why, grace))
-            case StacksAsked():
+            case StacksAsked(why):
+                if why:
+                    sink(records.StacksShown(why))
                 dump_stacks()
             case NoticeCame(signum):
                 pass_on(signal.Signals(signum))

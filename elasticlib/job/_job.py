@@ -13,6 +13,7 @@ import contextvars
 import logging
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -25,7 +26,7 @@ from elasticlib import records
 from elasticlib._clock import monotonic
 from elasticlib._programs import start_thread
 from elasticlib.errors import ConfigError, ElasticError, SignalException
-from elasticlib.job import _front_end, _output, _raising, _register, _workers
+from elasticlib.job import _front_end, _output, _raising, _register, _uncaught, _workers
 from elasticlib.job._results import Results
 from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks
 from elasticlib.job._work import Work
@@ -54,19 +55,28 @@ class Job:
     Of a job of many nodes it is this node's part: its workers' results, status, output and stacks.
     """
 
-    def __init__(self, work: Work, *, is_owned: bool = False, is_listed: bool = True) -> None:
+    def __init__(
+        self,
+        work: Work,
+        *,
+        is_owned: bool = False,
+        is_listed: bool = True,
+        listener: Callable[[records.Record], None] | None = None,
+    ) -> None:
         self.name = work.title
         """What reports call the work: the function's name, or the script's."""
         self.is_owned = is_owned
         """Whether it is part of another object, which starts and ends it as it needs: nobody waits for it."""
         self.is_listed = is_listed
         """Whether `jobs` has it; not where it is a tool's, which its user did not start."""
+        self._listener = listener
+        """It hears all that happens, beside the job itself."""
         self.cell = None if is_owned else _front_end.cell()
         """The notebook's cell that started it."""
         self._work: Work | None = work
         self._signums, self._grace = work.signums, work.grace
         self._owner = os.getpid()
-        self._inbox = _signals.Inbox()
+        self._inbox = _signals.Inbox(quit_shows_stacks=work.quit_shows_stacks)
         self._began, self._ended = monotonic(), 0.0
         self._course = Course()
         self._agent: LocalElasticAgent | None = None
@@ -81,6 +91,8 @@ class Job:
         self._files: dict[int, list[str]] = {}
         """By global rank, the files of its output so far; of rounds one after the other."""
         self._stacks: dict[int, str] | None = None
+        self._shown_stacks = ""
+        """The line above the stacks that the console is to show when they are told; empty where it is not."""
         self._done: list[Callable[[], None]] = []
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
 
@@ -156,14 +168,28 @@ class Job:
         """What happens to it."""
         with self._changed:
             self._course = self._course.after(record)
+            if isinstance(record, records.StacksShown):
+                self._shown_stacks = record.why
             if isinstance(record, records.StacksTold):
                 self._stacks = {self._rank(local): text for local, text in record.texts.items()}
             self._changed.notify_all()
+        if self._listener is not None:
+            self._listener(record)
+        if isinstance(record, records.StacksTold):
+            self._show_stacks(Stacks(self._stacks or {}))
         if isinstance(record, records.RunEnded):
             self._note_ranks()  # before their files may go
         if isinstance(record, records.RoundStarted):
             self._note_files()
             self._wake_followers()
+
+    def _show_stacks(self, stacks: Stacks) -> None:
+        """Show the *stacks* on the console, if somebody wanted that."""
+        why, self._shown_stacks = self._shown_stacks, ""
+        if why and sys.stderr is not None:
+            where = "" if stacks else f" ({self._course.state})"
+            with contextlib.suppress(OSError, ValueError):  # it is closed: nobody looks
+                print(f"job {self.name!r}: {why}\n{stacks}{where}", file=sys.stderr, flush=True)
 
     def _rank(self, local_rank: int) -> int:
         ranks = self._course.ranks
@@ -242,6 +268,7 @@ class Job:
     def _outcome(self) -> Results:
         late = [item for item in self._inbox.drain() if isinstance(item, int)]
         if self._error is not None:
+            _uncaught.watch()
             raise self._error.with_traceback(_raising.trace_of(self._error, self._trace))
         for signum in late:
             signal.raise_signal(signum)  # too late for the launch: it is the program's again

@@ -62,6 +62,7 @@ def raised(error: ChildFailedError, cause: BaseException | None, raise_as: str) 
     if found is None:
         found = _Raised(error.name, error.failures)
         found._elastic_title = error.name
+    found._elastic_ranks = error._elastic_ranks
     found.__cause__ = cause
     return found
 

@@ -15,6 +15,8 @@ class Work(Protocol):
     title: str
     signums: tuple[signal.Signals, ...]
     grace: float
+    quit_shows_stacks: bool
+    """Whether SIGQUIT shows the stacks of all workers; not where its user asked for it to stop them."""
 
     @property
     def folder(self) -> str:

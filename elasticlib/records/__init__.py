@@ -16,6 +16,7 @@ from elasticlib.records._of_agents import (
     RanksMissed as RanksMissed,
     RanksReceived as RanksReceived,
     RunEnded as RunEnded,
+    StacksShown as StacksShown,
     StacksTold as StacksTold,
     StateTimed as StateTimed,
     StepDone as StepDone,

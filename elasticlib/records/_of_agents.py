@@ -125,6 +125,17 @@ class WorkersSeen(Record, level=FINE):
 
 
 @frozen
+class StacksShown(Record, level=FINE):
+    """The console will show where the workers are, as soon as they have told it."""
+
+    why: str
+    """The line above the stacks."""
+
+    def __str__(self) -> str:
+        return f"the console is to show the stacks of workers: {self.why}"
+
+
+@frozen
 class StacksTold(Record, level=FINE):
     """Where the threads of this node's workers are, as somebody asked for it."""
 

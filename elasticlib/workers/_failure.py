@@ -60,6 +60,8 @@ def failures_of(
             failure = failure_of(end, rank, error_file, dest.stderrs.get(local), kills, noticed[local])
             files = (dest.stdouts.get(local), dest.stderrs.get(local))
             failure.log_files = tuple(dict.fromkeys(path for path in files if path and path != os.devnull))
+            goes_on = local in dest.tee_stderrs or local not in dest.stderrs
+            failure.is_on_console = goes_on and end.report is not None and end.report.is_shown
             found[rank] = failure
     return found
 

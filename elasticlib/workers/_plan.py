@@ -311,7 +311,7 @@ def shown_by_caller(job: Job, *, errors: bool, word: str, ranks: Sequence[int] |
 
 def serving_caller(job: Job) -> Job:
     """*job* of a pool, a test or a cell: of its workers nothing stays, also not what they detached."""
-    return _saying(job, ends_detached=True)
+    return _saying(job, serves_caller=True)
 
 
 def without_preload(job: Job) -> Job:

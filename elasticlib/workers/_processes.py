@@ -74,6 +74,8 @@ class Processes:
         self._failed: dict[int, heard.Exit] = {}
         """What is known of those whose programs failed, before their processes end."""
         self.pids: dict[int, int] = {}
+        self.awaits_stacks = False
+        """Whether workers were asked where they are, and have not told it yet."""
         self.lost: heard.Lost | None = None
         """Why all workers are gone at once, and nothing more will be heard of them."""
         self._has_store = False
@@ -204,6 +206,8 @@ class Processes:
                     self._stopped = True
                 case heard.StoreGone():
                     self._store, self._store_gone_at = self._store or event, wall_time()
+                case heard.Stacks():
+                    self.awaits_stacks = False
                 case heard.Place(stacks):
                     self.imports.heard(stacks)
                 case heard.Lost():
@@ -344,6 +348,7 @@ class Processes:
         if self._spawner is None or not self._spawner.started or self.gone():
             self._sink(records.StacksTold({}))
         else:
+            self.awaits_stacks = True
             self._spawner.ask_for_stacks()
 
     def now(self, local_rank: int) -> heard.WorkerNow:

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from attrs import frozen
 from typing_extensions import Self
 
+from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
 
 _log = logging.getLogger("elasticlib")
@@ -28,6 +29,8 @@ _log = logging.getLogger("elasticlib")
 _Former: TypeAlias = dict[signal.Signals, Any]
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which schedulers announce a time limit: they end nothing, and go to the workers that handle them."""
+_REPEATED = 5.0
+"""Seconds within which a second SIGQUIT stops what the first one only asked about."""
 
 
 def parse(names: str) -> tuple[signal.Signals, ...]:
@@ -143,7 +146,10 @@ class StopAsked:
 
 @frozen
 class StacksAsked:
-    """The program wants to know where the threads of its workers are."""
+    """Somebody wants to know where the threads of the workers are; `why` is what the console says above them."""
+
+    why: str = ""
+    """Empty where the program itself gets them."""
 
 
 @frozen
@@ -154,9 +160,15 @@ class NoticeCame:
 
 
 class Inbox:
-    """What one thread is to hear while it waits for anything; any thread or signal handler may `put` something in."""
+    """
+    What one thread is to hear while it waits for anything; any thread or signal handler may `put` something in.
 
-    def __init__(self) -> None:
+    Where *quit_shows_stacks*, SIGQUIT asks for the stacks of all workers, and stops nothing unless it is repeated.
+    """
+
+    def __init__(self, *, quit_shows_stacks: bool = False) -> None:
+        self._quit_shows_stacks = quit_shows_stacks
+        self._quit_at = -_REPEATED
         # A deque and no Queue: a handler may interrupt the very thread that holds a Queue's lock.
         self._items: deque[object] = deque()
         # Once closed, the descriptors' numbers may be another file's. A handler may interrupt the thread that has it.
@@ -179,6 +191,18 @@ class Inbox:
             for descriptor in (self._ready, *(() if may_wait else (self._hurry,))):
                 if descriptor >= 0:
                     os.eventfd_write(descriptor, 1)
+
+    def put_signal(self, signum: int) -> bool:
+        """Leave a signal that came; whether it is to stop the work."""
+        if signum == signal.SIGQUIT and self._quit_shows_stacks:
+            now, before = monotonic(), self._quit_at
+            self._quit_at = now
+            if now - before >= _REPEATED:
+                again = f"the job goes on; another SIGQUIT within {_REPEATED:g} s stops it"
+                self.put(StacksAsked(f"SIGQUIT came: where all ranks are ({again})"), may_wait=True)
+                return False
+        self.put(signum)
+        return True
 
     def fileno(self) -> int:
         """A descriptor that is readable while something lies there; -1 once closed."""
@@ -223,7 +247,7 @@ class Handled:
         self._takes_notices = takes_notices
         self._former: _Former = {}
         self.came: list[signal.Signals] = []
-        """Those that came, oldest first."""
+        """Those that came to stop the work, oldest first."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -238,8 +262,8 @@ class Handled:
         self._former.clear()
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.came.append(signal.Signals(signum))
-        self._inbox.put(signum)
+        if self._inbox.put_signal(signum):
+            self.came.append(signal.Signals(signum))
 
     def _on_notice(self, signum: int, frame: FrameType | None) -> None:
         self._inbox.put(NoticeCame(signum), may_wait=True)

@@ -404,7 +404,7 @@ def test_workers_see_the_job_id(shell: Shell, options: tuple[str, ...], expected
     assert [expected] == [each["TORCHELASTIC_RUN_ID"] for each in shell.reports()]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_job_with_status_1_and_one_line(shell: Shell, signum: signal.Signals) -> None:
     """Rows 103 and 104."""
     code = "import os, signal\nos.mknod('up')\nsignal.pause()"

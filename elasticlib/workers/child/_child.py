@@ -42,6 +42,7 @@ from elasticlib.workers.child import (
     _announcing,
     _ending,
     _function,
+    _own_master,
     _own_modules,
     _pooled,
     _progress,
@@ -223,6 +224,7 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     _report.note_stderr(handed.tail)
     _progress.attach(handed.memories.get("progress"), spec.local_rank)
     _pooled.attach(handed.memories, spec.local_rank, spec.variables)
+    _own_master.attach(spec.variables, is_hosted=spec.serves_caller)
     if spec.server is not None:
         _serving.when_torch_comes(spec.server)
     kind = spec.kind
@@ -380,7 +382,8 @@ def _raised(error: BaseException, handed: Handed, shared: Collection[str] | None
         pickled = _results.pack_exception(error, shared)
     except Exception:
         pickled = b""
-    entry = _report.of_exception(error, pickled)
+    is_shown = sys.excepthook is sys.__excepthook__ and sys.stderr is sys.__stderr__
+    entry = replace(_report.of_exception(error, pickled), is_shown=is_shown)
     if _deliver(entry, handed):
         _record.leave(entry)
     _announcing.announce(handed, _announcing.Outcome.RAISED, status)

@@ -78,6 +78,8 @@ class Report:
     """Those of the exception, in JSON: ``[[file, line, function, {variable: text}], ...]``."""
     external: bool = False
     """True when a peer, a device or the system caused the exception."""
+    is_shown: bool = False
+    """True when the worker is about to write the traceback to its stderr."""
 
 
 _FACTS: dict[str, type] = {
@@ -89,6 +91,7 @@ _FACTS: dict[str, type] = {
     "secondary": bool,
     "frames": str,
     "external": bool,
+    "is_shown": bool,
 }
 """What is written of it besides the payload, each of just this type."""
 

@@ -66,8 +66,11 @@ class StartSpec:
     """Seconds for the end of the program, and whether that was chosen."""
     shows_errors: bool = True
     """Whether a function's exception is shown on stderr, too: it is raised in the caller, with its traceback."""
-    ends_detached: bool = False
-    """Whether what workers detached ends with them also where they succeed: they serve a pool, a test or a cell."""
+    serves_caller: bool = False
+    """
+    Whether it serves a pool, a test or a cell: what it detached ends with it also where it succeeds, and rank 0 hosts a
+    store at an address of the program's own.
+    """
     displays: str | None = None
     """Marks what a function displays in its output; empty where only text is shown, None where none is a notebook's."""
     displays_of: Sequence[int] | None = ()

@@ -303,7 +303,7 @@ class Spawner:
         self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors, "ended": ended})
 
     def _keeps_detached(self) -> bool:
-        return not self._common.ends_detached
+        return not self._common.serves_caller
 
     def _stop(self, signum: int, grace: float, spare: bool) -> None:
         # Who saves at a signal and exits with 0 has succeeded, and may leave its upload behind. Not so where the stop

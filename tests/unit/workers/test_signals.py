@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
+from elasticlib.workers import _signals
 from elasticlib.workers._signals import (
     NOTICES,
     Handled,
@@ -21,6 +23,7 @@ from elasticlib.workers._signals import (
     PutOff,
     Raising,
     Signals,
+    StacksAsked,
     interruption,
     parse,
 )
@@ -296,6 +299,38 @@ def test_what_others_put_in_is_taken_once_and_oldest_first(inbox: Inbox) -> None
 
     assert ["first", 2] == inbox.drain()
     assert [] == inbox.drain()
+
+
+def test_quit_asks_for_stacks_and_stops_when_it_is_repeated_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(_signals, "monotonic", lambda: now)
+    with contextlib.closing(Inbox(quit_shows_stacks=True)) as inbox:
+        stops = []
+        for now in (100.0, 104.9, 200.0, 300.0):  # noqa: B007 - the clock of above
+            stops.append(inbox.put_signal(signal.SIGQUIT))
+        stops.append(inbox.put_signal(signal.SIGTERM))
+
+        came = [item if isinstance(item, int) else type(item) for item in inbox.drain()]
+
+    assert [False, True, False, False, True] == stops
+    assert [StacksAsked, signal.SIGQUIT, StacksAsked, StacksAsked, signal.SIGTERM] == came
+
+
+def test_quit_stops_where_its_user_asked_for_that(inbox: Inbox) -> None:
+    with Handled((signal.SIGQUIT,), inbox) as handled:
+        signal.raise_signal(signal.SIGQUIT)
+
+    assert [signal.SIGQUIT] == handled.came == inbox.drain()
+
+
+def test_quit_that_asks_for_stacks_is_no_stop_that_came() -> None:
+    with (
+        contextlib.closing(Inbox(quit_shows_stacks=True)) as inbox,
+        Handled((signal.SIGQUIT, signal.SIGTERM), inbox) as handled,
+    ):
+        signal.raise_signal(signal.SIGQUIT)
+
+    assert [] == handled.came
 
 
 def test_what_may_wait_wakes_whoever_listens_and_no_one_in_the_middle_of_a_start(inbox: Inbox) -> None:

@@ -179,7 +179,7 @@ def test_detached_processes_are_kept_where_the_workers_succeeded(
     yard: Yard, serves_caller: bool, code: int, stop: str, keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live, yard.detached = yard.worker(0), [pid := yard.process(setsid=True)]
-    yard.spawner._common = StartSpec(ends_detached=serves_caller)
+    yard.spawner._common = StartSpec(serves_caller=serves_caller)
     monkeypatch.setattr(live.course, "exitcode", lambda _: code)
     if stop in ("signal", "restart"):
         yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0, spare=stop == "restart")

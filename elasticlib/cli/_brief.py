@@ -1,0 +1,57 @@
+"""
+What `elasticrun` says of a job on a terminal: a line when it starts, and one when it has ended.
+
+Rules of this file: nothing is said where stderr is no terminal, so that logs and pipes hold the program's output alone.
+"""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from elasticlib import records
+from elasticlib.job import JobStatus
+from elasticlib.records import Record
+
+
+class Brief:
+    """Says it of the job *name* to *terminal*, in the name of *program*."""
+
+    def __init__(self, program: str, name: str, terminal: TextIO) -> None:
+        self._head = f"{program}: {name}:"
+        self._terminal = terminal
+        self._is_told = False
+
+    def sink(self, record: Record) -> None:
+        """Say of the first round how large it is."""
+        if isinstance(record, records.RoundStarted) and not self._is_told:
+            self._is_told = True
+            self._say(size_of(record.group_world_size, record.world_size, len(record.pids)))
+
+    def end(self, status: JobStatus) -> None:
+        """Say how the job has ended."""
+        if self._is_told:
+            self._say(outcome_of(status))
+
+    def _say(self, what: str) -> None:
+        try:
+            print(self._head, what, file=self._terminal, flush=True)
+        except OSError:  # the terminal is gone, and the job goes on
+            self._is_told = False
+
+
+def size_of(nodes: int, ranks: int, here: int) -> str:
+    """Return how many nodes and ranks a round has, of which so many are *here*."""
+    if nodes * here == ranks:
+        return f"{_count(nodes, 'node')} x {_count(here, 'rank')}"
+    return f"{_count(nodes, 'node')} with {_count(ranks, 'rank')} in all, {here} here"
+
+
+def outcome_of(status: JobStatus) -> str:
+    """Return how a job has ended, after what time and how many restarts."""
+    minutes, seconds = divmod(status.seconds, 60)
+    time = f"{seconds:.1f} s" if not minutes else f"{minutes:.0f} min {seconds:.0f} s"
+    return f"{status.state} after {time}, {_count(status.restarts, 'restart')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
