@@ -51,6 +51,8 @@ BEGIN = (
 _FLAGS = "bBdEIOPqRsSv"
 """Options of the interpreter without a value; not ``-u``, which workers have anyway, nor ``-i`` and ``-x``."""
 _CHECK_OF_HASHES = "--check-hash-based-pycs"
+_OF_COMMANDS = ("-s", "-P", "-I", "-E")
+"""Options in the first line of an installed command, which are for that command alone."""
 _COMMANDS = ("elasticrun", "elasticrun.exe")
 FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 NOT_THIS_USERS = "; the user of this program may not execute it: let all users read it and the folders above it"
@@ -310,8 +312,9 @@ def flags_in(command: Sequence[str]) -> tuple[str, ...]:
             flags += [word, next(words, "")]
             continue
         if word in ("-", "--") or word.startswith("--") or not word.startswith("-"):
-            # Options in the first line of an installed command (-s, -P, -I) are for that command alone.
-            return () if os.path.basename(word) in _COMMANDS else tuple(flags)
+            if os.path.basename(word) in _COMMANDS:
+                return tuple(flag for flag in flags if flag not in _OF_COMMANDS)
+            return tuple(flags)
         for at, letter in enumerate(word[1:], 2):
             if letter in "cm":  # the program begins
                 return tuple(flags)

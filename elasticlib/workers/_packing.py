@@ -180,7 +180,7 @@ def _is_small(large: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> 
     return False
 
 
-_CACHED = type(functools.lru_cache(len))
+_CACHED = _main_script.CACHED
 _WITH_PARTS = (
     types.ModuleType,
     type,
@@ -224,9 +224,10 @@ def pack(
     """
     sent = function, tuple(args), dict(kwargs)
     script = _main_script.importable(main)
+    try_to_send = _Tries()
     with _sent_by_value(_unimportable_module(function)):
         try:
-            known = _definitions(function, script)
+            known = _definitions(function, script, try_to_send)
             while True:
                 buffer = io.BytesIO()
                 pickler = _Pickler(buffer, apart=True, main=script)  # of one, so that both speak of the same objects
@@ -238,7 +239,7 @@ def pack(
                     pickler.dump(known)
                     length, large, shared = buffer.tell(), len(pickler.large), len(pickler.shared)
                 pickler.dump(sent)
-                needed = pickler.definitions if script is None else _overlay.of(script, pickler.of_main, _try_to_send)
+                needed = pickler.definitions if script is None else _overlay.of(script, pickler.of_main, try_to_send)
                 if needed.keys() <= known.keys():
                     break
                 known = needed  # those of the arguments are among them
@@ -252,7 +253,7 @@ def pack(
                 text = refusal(Call(*sent), error, fresh, dump, is_of_script=is_of_script)
             raise PicklingError(text) from error
         if buffer.tell() + sum(part.raw().nbytes for part in pickler.large) >= _WORTH_A_WARNING:
-            _warn_of_captures(Call(*sent), pickler, {} if script is None else known)
+            _warn_of_captures(Call(*sent), pickler, {} if script is None else _overlay.contents(known))
     apart = _apart(pickler.large[:large], pickler.shared[:shared], _function.OF_DEFINITIONS)
     apart |= _apart(pickler.large[large:], pickler.shared[shared:], "")
     pickled = buffer.getbuffer()
@@ -260,16 +261,26 @@ def pack(
     return Packed(bytes(pickled[length:]), bytes(pickled[:length]), names, _sources(pickler.files), apart)
 
 
-def _definitions(function: Callable[..., Any], script: _main_script.ImportableMain | None) -> dict[str, Any]:
+def _definitions(
+    function: Callable[..., Any], script: _main_script.ImportableMain | None, try_to_send: _overlay.TryToSend
+) -> dict[str, Any]:
     """What of ``__main__`` goes along with *function*, by name: of a *script* that workers import, what it changed."""
     pickler = _Pickler(_Counter(), apart=True, main=script)
     pickler.dump(function)
-    return pickler.definitions if script is None else _overlay.of(script, pickler.of_main, _try_to_send)
+    return pickler.definitions if script is None else _overlay.of(script, pickler.of_main, try_to_send)
 
 
-def _try_to_send(value: Any, script: _main_script.ImportableMain) -> None:
-    """Raise what hinders *value* from being sent."""
-    _Pickler(_Counter(), apart=True, main=script).dump(value)
+class _Tries:
+    """Raises what hinders a value from being sent; of one call, in which each value is tried once."""
+
+    def __init__(self) -> None:
+        self._good: dict[int, Any] = {}
+        """By their ids, the values that can be sent."""
+
+    def __call__(self, value: Any, script: _main_script.ImportableMain) -> None:
+        if id(value) not in self._good:
+            _Pickler(_Counter(), apart=True, main=script).dump(value)
+            self._good[id(value)] = value
 
 
 def _apart(large: Sequence[pickle.PickleBuffer], shared: Sequence[Memory], of: str) -> dict[str, Memory]:

@@ -11,6 +11,7 @@ import ast
 import functools
 import linecache
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -119,6 +120,8 @@ def _read(path: str) -> _File:
     except OSError:
         lines = linecache.getlines(path)  # a cell's
         return _parsed("".join(lines).encode()) if lines else _File(is_read=False)
+    if not stat.S_ISREG(facts.st_mode):
+        return _File(is_read=False)  # a pipe: what came through it does not come again
     return _read_once(path, facts.st_mtime_ns, facts.st_size)
 
 

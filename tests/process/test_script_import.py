@@ -331,3 +331,152 @@ def test_a_pool_imports_the_script_once_and_each_call_finds_what_its_caller_has(
             tell([first, pool.run(work, "b")[0]])
     """
     assert told(run(tmp_path, source)) == [[[{"a": 1}, 1], [{"b": 2}, 2]]]
+
+
+def test_what_an_import_makes_of_its_process_stays_each_workers_own(tmp_path: Path) -> None:
+    """A rank, a process id and random weights differ from the caller's, and nobody has changed them."""
+    source = """
+        import torch
+        RANK, PID = int(os.environ.get("RANK", -1)), os.getpid()
+        WEIGHT = torch.nn.Parameter(torch.randn(2))
+        OPTIMIZER = torch.optim.SGD([WEIGHT], lr=1.0)
+        FACTS = {"rank": RANK, "pid": PID}
+        def train():
+            before = WEIGHT.detach().clone()
+            WEIGHT.sum().backward()
+            OPTIMIZER.step()
+            moved = not torch.equal(before, WEIGHT)
+            return [RANK, FACTS["rank"], PID == os.getpid(), FACTS["pid"] == os.getpid(), moved]
+        if __name__ == "__main__":
+            tell(elastic_launch(config(2), train)())
+    """
+
+    assert told(run(tmp_path, source)) == [{"0": [0, 0, True, True, True], "1": [1, 1, True, True, True]}]
+
+
+def test_objects_stay_the_same_within_and_beside_what_is_laid_over(tmp_path: Path) -> None:
+    source = """
+        import dataclasses
+        MISSING = object()
+        class Node: pass
+        ROOT = Node()
+        DEFAULTS, NODES, TAGS = {"x": MISSING, "y": 1}, [ROOT], []
+        @dataclasses.dataclass
+        class Context:
+            node: object
+            step: int = 0
+        CONTEXT = Context(ROOT)
+        class Registry:
+            items, defaults, context = TAGS, DEFAULTS, CONTEXT
+        def main():
+            TAGS.append("a")
+            DEFAULTS["y"] = 2
+            CONTEXT.step = 3
+            NODES.append(1)
+        def train():
+            return [
+                DEFAULTS["x"] is MISSING, NODES[0] is ROOT, CONTEXT.node is ROOT, NODES[1],
+                Registry.items is TAGS, Registry.defaults is DEFAULTS, Registry.context is CONTEXT,
+                TAGS, DEFAULTS["y"], CONTEXT.step,
+            ]
+        if __name__ == "__main__":
+            main()
+            tell(elastic_launch(config(), train)()[0])
+    """
+
+    assert told(run(tmp_path, source)) == [[True, True, True, 1, True, True, True, ["a"], 2, 3]]
+
+
+def test_the_attributes_of_a_dictionary_of_the_users_count_too(tmp_path: Path) -> None:
+    source = """
+        class Config(dict):
+            level = 1
+        CFG = Config(a=1)
+        PLAIN = Config(a=1)
+        def train():
+            return [vars(CFG).get("debug", False), PLAIN.level]
+        if __name__ == "__main__":
+            CFG.debug = True
+            tell(elastic_launch(config(), train)()[0])
+    """
+
+    assert told(run(tmp_path, source)) == [[True, 1]]
+
+
+def test_what_an_objects_own_attributes_say_is_not_asked(tmp_path: Path) -> None:
+    source = """
+        class Lazy:
+            def __getattr__(self, name):
+                raise RuntimeError(f"{name} is not ready")
+            def __call__(self): return 3
+        class Dot(dict):
+            __getattr__ = dict.get
+        LAZY, DOT = Lazy(), Dot(a=1)
+        def train(): return [LAZY(), DOT.a]
+        if __name__ == "__main__":
+            DOT["b"] = 2
+            tell(elastic_launch(config(), train)()[0])
+    """
+
+    assert told(run(tmp_path, source)) == [[3, 1]]
+
+
+def test_a_script_that_comes_through_a_pipe_is_not_read_again(tmp_path: Path) -> None:
+    source = """
+        def train(): return [__name__]
+        if __name__ == "__main__":
+            tell(elastic_launch(config(), train)()[0])
+    """
+    command = f"mkfifo pipe; cat train.py > pipe & exec {sys.executable} pipe"
+    (tmp_path / "train.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(source))
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+
+    assert told(done.stdout) == [["__main__"]], done.stderr
+
+
+def test_a_pool_whose_import_failed_imports_the_script_anew(tmp_path: Path) -> None:
+    source = """
+        if __name__ == "__mp_main__" and os.path.exists("broken"):
+            raise RuntimeError("cannot import now")
+        class Point: pass
+        POINT = Point()
+        def train(): return [__name__, isinstance(POINT, Point)]
+        if __name__ == "__main__":
+            from elasticlib import ChildFailedError, pool
+            open("broken", "w").close()
+            with pool(1, group=None) as workers:
+                seen = []
+                for _ in range(2):
+                    try:
+                        workers.run(train)
+                    except ChildFailedError as error:
+                        seen.append(str(error))
+                os.remove("broken")
+                seen.append(workers.run(train)[0])
+                by_value = eval("lambda point: type(point).__name__")
+                seen += [workers.run(by_value, Point())[0], workers.run(train)[0]]
+                tell(seen)
+    """
+
+    *errors, after, name, again = told(run(tmp_path, source))[0]  # type: ignore[misc]
+    assert len(errors) == 2 and all("cannot import now" in error for error in errors)
+    assert (after, name, again) == (["__mp_main__", True], "Point", ["__mp_main__", True])
+
+
+def test_calls_of_a_pool_leave_no_descriptor_in_its_workers(tmp_path: Path) -> None:
+    source = """
+        import multiprocessing
+        def files(): return len(os.listdir("/proc/self/fd"))
+        def add(value): value.value += 1
+        if __name__ == "__main__":
+            from elasticlib import pool
+            value = multiprocessing.get_context("spawn").Value("i", 0)
+            with pool(1, group=None) as workers:
+                workers.run(add, value)
+                before = workers.run(files)[0]
+                for _ in range(10):
+                    workers.run(add, value)
+                tell([workers.run(files)[0] - before, value.value])
+    """
+
+    assert told(run(tmp_path, source)) == [[0, 11]]

@@ -80,12 +80,12 @@ def as_there(wanted: Choices) -> Iterator[None]:
     """Within the block what is *wanted* is chosen; afterwards what was before, where the block has not chosen anew."""
     before = {}
     now = choices()
-    for place, value in wanted.items():
-        if place not in now or now[place] != value:
-            module = importlib.import_module(place[0])
-            before[place] = getattr(module, place[1])
-            setattr(module, place[1], value)
     try:
+        for place, value in wanted.items():
+            if place not in now or now[place] != value:
+                module = importlib.import_module(place[0])
+                before[place] = getattr(module, place[1])
+                setattr(module, place[1], value)
         yield
     finally:
         for place, value in before.items():

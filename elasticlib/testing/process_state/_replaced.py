@@ -7,6 +7,7 @@ looked at; what a library puts in place of its own function, as optimizers do at
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType
@@ -51,7 +52,7 @@ def functions() -> dict[str, Functions]:
 def _functions_of(name: str, held: Mapping[str, Any]) -> Functions:
     # A look must be quick, and mostly nothing has changed: the same object says so.
     names, values, functions = _seen.get(name, ((), (), {}))
-    if name not in _seen or tuple(map(held.get, names)) != values:
+    if name not in _seen or not all(map(operator.is_, map(held.get, names), values)):
         new = [each for each, value in held.items() if issubclass(type(value), _KINDS)]
         functions = {each: held.get(each) for each in (*names, *new)}
         _seen[name] = tuple(functions), tuple(functions.values()), functions

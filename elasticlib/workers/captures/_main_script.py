@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import os
+import stat
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +27,10 @@ from elasticlib.workers.child.program import _main
 _RUN_BY_OTHERS = frozenset({"ipython", "ipython3", "pytest", "py.test"})
 """Commands that run what users wrote: an import of them defines nothing for it."""
 _BINDS_ANY_NAME = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr"})
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_SCOPES = (*_FUNCTIONS, ast.ClassDef)
+CACHED: Any = type(functools.lru_cache(len))
+"""The class of what ``functools.lru_cache`` makes."""
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -40,6 +46,8 @@ class ScriptText:
     """Names that the program sets behind its guard."""
     set_in_functions: set[str]
     """Global names that functions set, before or behind the guard."""
+    handed_on: set[str]
+    """Names whose objects the program may change after the import: it does more than read items and attributes."""
     is_whole: bool
     """False where the import may define more names than those."""
 
@@ -50,6 +58,10 @@ class ScriptText:
     def may_change(self, name: str) -> bool:
         """Whether what *name* holds may be another thing after the import."""
         return name in self.redefined or name in self.set_in_functions
+
+    def may_change_in_place(self, name: str) -> bool:
+        """Whether the object that *name* holds may have another content after the import."""
+        return self.may_change(name) or name in self.handed_on
 
     def surely_lacks(self, name: str) -> bool:
         """Whether the import does not define *name*."""
@@ -65,15 +77,17 @@ class ImportableMain:
     module: types.ModuleType
 
     def defines(self, obj: Any) -> bool:
-        """Whether the import defines the function or class *obj* under its own name, so that the name can travel."""
-        name = getattr(obj, "__qualname__", "")
+        """Whether *obj* is a function or class that the import defines under its own name, which can travel then."""
+        if not isinstance(obj, (types.FunctionType, type, CACHED)):
+            return False
+        name = obj.__qualname__
         top = name.partition(".")[0]
         if top not in self.text.defined or self.text.may_change(top):
             return False
         return _main.attribute(self.module, name) is obj
 
     def is_own(self, obj: Any) -> bool:
-        """Whether *obj* says that it is of this module."""
+        """Whether the function or class *obj* says that it is of this module."""
         return getattr(obj, "__module__", None) in _main.NAMES
 
 
@@ -87,7 +101,7 @@ def importable(choice: str | None) -> ImportableMain | None:
     if choice == "value" or module is None:
         return None
     origin = _origin_of(module)
-    text = None if origin is None else script_text(origin.file)
+    text = None if origin is None else _text_of(module, origin.file)
     if origin is None or text is None:
         if choice == "import":
             raise ConfigError(
@@ -104,7 +118,7 @@ def has_script() -> bool:
     """Whether workers could import the program's script, if its launches stood behind a guard."""
     module = sys.modules.get("__main__")
     origin = None if module is None else _origin_of(module)
-    return origin is not None and script_text(origin.file) is not None
+    return module is not None and origin is not None and _text_of(module, origin.file) is not None
 
 
 def _origin_of(module: types.ModuleType) -> _main.Origin | None:
@@ -125,9 +139,14 @@ def _stands_behind_guard(module: types.ModuleType, text: ScriptText) -> bool:
     frames = sys._current_frames()
     threads = (threading.get_ident(), threading.main_thread().ident)
     for frame in (frame for ident in threads if ident in frames for frame in _outward(frames[ident])):
-        if frame.f_globals is module.__dict__ and frame.f_code.co_name == "<module>":
+        if frame.f_globals is module.__dict__ and _is_of_script(frame.f_code):
             return text.is_guarded(frame.f_lineno)
-    return False
+    return bool(text.guards)  # it has come to its end, and a thread goes on
+
+
+def _is_of_script(code: types.CodeType) -> bool:
+    """Whether *code* is a script's own, and no text that it has handed to ``exec``."""
+    return code.co_name == "<module>" and not code.co_filename.startswith("<")
 
 
 def _outward(frame: types.FrameType | None) -> Iterator[types.FrameType]:
@@ -139,18 +158,21 @@ def _outward(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 # The text.
 
 
-def script_text(path: str) -> ScriptText | None:
-    """What the script at *path* says of its import; None where it cannot be read, or is not Python's text."""
-    try:
-        facts = os.stat(path)
-    except OSError:
-        return None
-    return _read_once(path, facts.st_mtime_ns, facts.st_size)
+_texts: weakref.WeakKeyDictionary[types.ModuleType, ScriptText | None] = weakref.WeakKeyDictionary()
+"""By module: read once, since the lines of a program that runs are those of the text that it began with."""
 
 
-@functools.lru_cache(maxsize=16)
-def _read_once(path: str, _time: int, _size: int) -> ScriptText | None:
+def _text_of(module: types.ModuleType, path: str) -> ScriptText | None:
+    """What the script *module* at *path* says of its import; None where it cannot be read again, or is no Python."""
+    if module not in _texts:
+        _texts[module] = _read(path)
+    return _texts[module]
+
+
+def _read(path: str) -> ScriptText | None:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None  # a pipe: what came through it does not come again
         with open(path, "rb") as file:
             return parsed(file.read())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -171,12 +193,14 @@ def parsed(source: bytes | str) -> ScriptText:
             imported.append(statement)
     defined = set(_bound_by(imported))
     in_functions = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
     return ScriptText(
-        [_lines_of(guard.body) for guard in guards],
-        defined - {"*"},
-        set(_bound_by(guarded)),
-        in_functions,
-        "*" not in defined,
+        guards=[_lines_of(guard.body) for guard in guards],
+        defined=defined - {"*"},
+        redefined=set(_bound_by(guarded)),
+        set_in_functions=in_functions,
+        handed_on={name for part in (*guarded, *functions) for name in _handed_on(part)},
+        is_whole="*" not in defined,
     )
 
 
@@ -228,6 +252,31 @@ def _bound_by_node(node: ast.AST) -> Iterator[str]:
             yield "*"
 
 
+def _handed_on(part: ast.AST) -> Iterator[str]:
+    """Names of *part* whose objects it may change: all but those of which it reads items and attributes alone."""
+    left = [part]
+    while left:
+        node = left.pop()
+        match node:
+            case ast.Name(id=name):
+                yield name
+            case ast.Call(func=ast.Attribute() as method) if name := _root(method):
+                yield name
+            case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
+                yield _root(node)
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.value, ast.Name):
+            left += [node.slice] if isinstance(node, ast.Subscript) else []
+        else:
+            left += ast.iter_child_nodes(node)
+
+
+def _root(node: ast.AST) -> str:
+    """Return the name at the beginning of ``name.attribute["item"]``; empty where there is none."""
+    while isinstance(node, (ast.Subscript, ast.Attribute)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 # What a function reaches.
 
 
@@ -257,7 +306,7 @@ def _parts_of(value: Any) -> list[Any]:
     """What runs when *value* is used, as far as it may be functions and classes of the same script."""
     if isinstance(value, types.FunctionType):
         cells = (each for each in value.__closure__ or ())
-        return [getattr(value, "__wrapped__", None), *(_content(each) for each in cells)]
+        return [vars(value).get("__wrapped__"), *(_content(each) for each in cells)]
     if isinstance(value, types.MethodType):
         return [value.__func__, type(value.__self__)]
     if isinstance(value, functools.partial):
@@ -268,7 +317,8 @@ def _parts_of(value: Any) -> list[Any]:
         return [value.fget, value.fset, value.fdel]
     if isinstance(value, type):
         return [*vars(value).values(), *value.__bases__] if value.__module__ in _main.NAMES else []
-    wrapped = getattr(value, "__wrapped__", None) if callable(value) else None
+    # The user's own ``__getattr__`` is asked for nothing.
+    wrapped = inspect.getattr_static(value, "__wrapped__", None) if callable(value) else None
     return [wrapped, type(value)]
 
 

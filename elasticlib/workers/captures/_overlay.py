@@ -1,21 +1,22 @@
 """
 What a program has changed of its script since its import: the variables that workers need beside an import of theirs.
 
-Rules of this file: of what the script defines, only plain data is compared, and laid over the worker's own where it
-differs; of what it does not define, all is sent; what cannot be sent is named.
+Rules of this file: what the script defines is sent only where it is plain data that the program may have changed since,
+by the script's text, and is laid over the worker's own where it differs: what an import makes of its process (a rank, a
+random number) is each worker's own. Of what the script does not define, all is sent; what cannot be sent is named.
 """
 
 from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elasticlib.errors import PicklingError
-from elasticlib.workers.captures._main_script import ImportableMain, reached_globals
+from elasticlib.workers.captures._main_script import ImportableMain, ScriptText, reached_globals
 from elasticlib.workers.captures._parts import named
-from elasticlib.workers.child.program._main import Incomplete, Withheld, is_namespace
+from elasticlib.workers.child.program._main import CHANGED, IfAbsent, Incomplete, Withheld, is_namespace
 
 TryToSend = Callable[[Any, ImportableMain], None]
 """Raises what hinders a value from being sent."""
@@ -30,24 +31,37 @@ def of(script: ImportableMain, functions: Sequence[Any], try_to_send: TryToSend)
     Raises `PicklingError` for one that it lacks and that cannot be sent.
     """
     found: dict[str, Any] = {}
+    text = script.text
     for name, value in reached_globals(functions, script.module.__dict__).items():
-        is_defined = name in script.text.defined
-        if is_defined and not script.text.may_change(name) and not is_plain(value):
+        is_defined = name in text.defined
+        if is_defined and not _may_have_changed(name, value, text):
             continue
-        if script.is_own(value) and script.defines(value):
+        if script.defines(value) and script.is_own(value):
             continue
         try:
             try_to_send(value, script)
         except Exception as error:
-            if script.text.surely_lacks(name):
+            if text.surely_lacks(name):
                 raise PicklingError(_refusal(name, value, functions, error)) from error
             found[name] = Incomplete(
-                Withheld("") if name in script.text.redefined else _without_unsent(value, script, try_to_send),
+                CHANGED if name in text.redefined else _without_unsent(value, script, try_to_send),
                 f"a {type(value).__qualname__}, it cannot be sent ({str(error) or type(error).__name__})",
             )
         else:
-            found[name] = value
+            found[name] = value if is_defined or _may_have_changed(name, value, text) else IfAbsent(value)
     return found
+
+
+def contents(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of *variables* that `of` has found, by name."""
+    return {
+        name: value.value if isinstance(value, (IfAbsent, Incomplete)) else value for name, value in variables.items()
+    }
+
+
+def _may_have_changed(name: str, value: Any, text: ScriptText) -> bool:
+    """Whether what *name* holds may be another one, or have another content, than the import has given it."""
+    return text.may_change(name) or (text.may_change_in_place(name) and is_plain(value) and not _is_constant(value))
 
 
 def is_plain(value: Any) -> bool:
@@ -58,6 +72,15 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, enum.Enum) or equals is not object.__eq__
 
 
+def _is_constant(value: Any) -> bool:
+    """Whether *value* never changes, or is a tensor, which a worker's own optimizers and views may refer to."""
+    try:
+        hash(value)
+    except Exception:
+        return False
+    return True
+
+
 def _without_unsent(value: Any, script: ImportableMain, try_to_send: TryToSend, depth: int = _DEPTH) -> Any:
     """*value* with `Withheld` in the place of its parts that cannot be sent."""
     try:
@@ -66,7 +89,9 @@ def _without_unsent(value: Any, script: ImportableMain, try_to_send: TryToSend, 
         kind = type(value)
         if depth and is_namespace(value):
             parts = {name: _without_unsent(each, script, try_to_send, depth - 1) for name, each in vars(value).items()}
-            return kind(**parts)
+            made: Any = object.__new__(kind)
+            vars(made).update(parts)
+            return made
         if depth and kind is dict:
             return {key: _without_unsent(each, script, try_to_send, depth - 1) for key, each in value.items()}
         if depth and kind in (list, tuple):

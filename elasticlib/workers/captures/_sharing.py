@@ -60,7 +60,9 @@ def reduced(obj: Any) -> Any:
     reducer = None if reduction is None else reduction.ForkingPickler._extra_reducers.get(kind)
     # torch has reducers of its own there: of tensors, which travel in another way.
     if reducer is not None and kind not in _PLAIN and reducer.__module__.startswith("multiprocessing."):
-        return reducer(obj)
+        make, *parts = reducer(obj)
+        # multiprocessing's own way leaves the descriptor open for as long as the worker lives.
+        return (_sharing.arena if make.__name__ == "rebuild_arena" else make, *parts)
     name_in_torch = _NAMES_IN_TORCH.get((kind.__module__, kind.__name__))
     if name_in_torch is not None:
         return _sharing.of_torch, (name_in_torch(obj),)

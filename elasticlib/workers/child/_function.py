@@ -35,6 +35,8 @@ OWN_FILES: set[str] = set()
 """Whose frames say nothing to the user."""
 _offered: Sequence[int] = ()
 """The descriptors of the files with the definitions."""
+_said: set[str] = set()
+"""The warnings that this worker has written."""
 _kept: Mapping[str, int] = {}
 """Descriptors of memories that those speak of, by name."""
 
@@ -59,7 +61,7 @@ def unpacked(
         with _reading(before + content, memories) as pickles:
             _sharing.join(pickles.load())
             if definitions:
-                _offer(definitions, is_needed=_define(pickles))
+                _offer(definitions, is_needed=_defined(pickles, definitions))
             function, args, kwargs = pickles.load()
     finally:
         for descriptor in own.values():
@@ -67,10 +69,21 @@ def unpacked(
     return function, args, kwargs
 
 
+def _defined(pickles: pickle.Unpickler, descriptors: Sequence[int]) -> bool:
+    """As `_define`; where that fails, the *descriptors* of the definitions are closed."""
+    try:
+        return _define(pickles)
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
 def _define(pickles: pickle.Unpickler) -> bool:
     """Have in ``__main__`` what the launcher sends of its own; whether the script's import lacks some of it."""
     origin = pickles.load()
     if origin is None:
+        _main.leave()
         definitions = pickles.load()
         sys.modules["__main__"].__dict__.update(definitions)
         return True
@@ -81,9 +94,10 @@ def _define(pickles: pickle.Unpickler) -> bool:
 
 
 def _say(warnings: Sequence[str]) -> None:
-    """Write *warnings* to stderr, once for all workers of a node."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        for text in warnings:
+    """Write *warnings* to stderr, each once, and once for all workers of a node."""
+    for text in warnings:
+        if os.environ.get("LOCAL_RANK", "0") == "0" and text not in _said:
+            _said.add(text)
             print(f"elasticlib: {text}", file=sys.stderr)
 
 

@@ -19,6 +19,8 @@ from collections.abc import Collection, Iterable, Sequence
 _KEPT = frozenset({"__main__", "__mp_main__", "elasticlib"})
 _folders: Sequence[str] = ()
 """Those of the project, in a worker: they come before the interpreter's own on the search path."""
+_found: dict[str, bool] = {}
+"""Whether the project has a module of a name, as far as that was asked."""
 _at_start: Collection[str] = frozenset()
 """What the interpreter of this process had imported before any code of ours."""
 
@@ -38,6 +40,7 @@ def make_way(folders: Sequence[str]) -> None:
     """Have imports find the modules in *folders* from now on, whatever else of their names was imported before."""
     global _folders
     _folders = folders
+    _found.clear()
     loaded = {name.partition(".")[0] for name in sys.modules} - _KEPT
     loaded = {name for name in loaded.difference(_at_start) if not _is_from(folders, name)}
     ours = hidden_by(folders, loaded)
@@ -54,9 +57,11 @@ def _is_from(folders: Sequence[str], name: str) -> bool:
     return (os.path.dirname(folder) if base.startswith("__init__.") else folder) in folders
 
 
-def hide(name: str) -> bool:
-    """Return whether the project of this process has a module *name* of its own."""
-    return bool(hidden_by(_folders, {name}))
+def has_own(name: str) -> bool:
+    """Return whether the project of this process has a module *name* of its own; its folders are read once."""
+    if name not in _found:
+        _found[name] = bool(hidden_by(_folders, {name}))
+    return _found[name]
 
 
 def hidden_by(folders: Iterable[str], names: Collection[str]) -> set[str]:

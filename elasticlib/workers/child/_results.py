@@ -29,7 +29,7 @@ _OF_NOBODY = "obj"
 def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
     """Pickle what a worker sends back; *shared* names what the launcher has in its ``__main__`` too (None: all)."""
     buffer = io.BytesIO()
-    if _own_modules.hide("cloudpickle"):
+    if _own_modules.has_own("cloudpickle"):
         pickle.dump(value, buffer)  # what only this program has cannot travel then
     else:
         from elasticlib.workers.child import _by_value  # only here: a script that sends nothing does without it

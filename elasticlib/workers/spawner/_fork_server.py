@@ -111,10 +111,16 @@ def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel
     """Import *modules*, the allowed ones first; the names of all modules that came with the others."""
     for name in _leftovers.RANK_VARIABLES:  # of a launcher that is a worker itself
         os.environ.pop(name, None)
-    is_allowed = functools.partial(
-        _is_allowed_here, folders=[each for each in extra_path if each not in _child.base_path]
-    )
-    first = [name for name in modules if is_allowed(name)]
+    folders = [each for each in extra_path if each not in _child.base_path]
+
+    @functools.cache
+    def is_hidden(top: str) -> bool:
+        return bool(_own_modules.hidden_by(folders, {top}))
+
+    def is_for_everybody(name: str) -> bool:
+        return is_allowed(name) and not is_hidden(name.partition(".")[0])
+
+    first = [name for name in modules if is_for_everybody(name)]
     with _randomness.noted():
         environment = dict(os.environ)
         for module in first:
@@ -129,14 +135,7 @@ def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel
         for module in modules:
             if module not in first:
                 _import(module, control)
-    return [name for name in sys.modules if name not in before and not is_allowed(name)]
-
-
-def _is_allowed_here(name: str, folders: Sequence[str]) -> bool:
-    """True for a module that may be imported for everybody, unless a file of the same name in *folders* hides it."""
-    top = name.partition(".")[0]
-    hiding = (os.path.join(folder, *parts) for folder in folders for parts in ((f"{top}.py",), (top, "__init__.py")))
-    return is_allowed(name) and not any(map(os.path.isfile, hiding))
+    return [name for name in sys.modules if name not in before and not is_for_everybody(name)]
 
 
 def _take_back(environment: Mapping[str, str]) -> None:

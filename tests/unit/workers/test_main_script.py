@@ -54,6 +54,29 @@ def test_a_script_tells_what_its_import_defines_and_what_its_program_changes() -
     assert text.is_whole
 
 
+@pytest.mark.parametrize(
+    ("use", "may_change"),
+    [
+        ("return CFG['lr'] + CFG.step + CFG['a']['b']", False),
+        ("CFG['lr'] = 1", True),
+        ("CFG['a']['b'] = 1", True),
+        ("CFG.step += 1", True),
+        ("del CFG['lr']", True),
+        ("CFG.update(lr=1)", True),
+        ("CFG['a'].append(1)", True),
+        ("helper(CFG)", True),
+        ("other = CFG", True),
+        ("return values[CFG]", True),
+    ],
+)
+def test_an_object_may_change_where_more_than_its_parts_are_read(use: str, may_change: bool) -> None:
+    for text in (f"CFG = {{}}\ndef main(values):\n    {use}\n", f"CFG = {{}}\nmain = lambda values: 1\n{use}\n"):
+        guarded = text.replace(f"\n{use}", f"\nif __name__ == '__main__':\n    {use}")
+        if "return" in use and "def" not in text:
+            continue
+        assert may_change == parsed(guarded if "def" not in text else text).may_change_in_place("CFG")
+
+
 def test_only_the_lines_behind_the_guard_are_guarded() -> None:
     text = parsed("x = 1\nif __name__ == '__main__':\n    a()\n    b(\n    1)\nelse:\n    c()\n")
     assert [line for line in range(1, 9) if text.is_guarded(line)] == [3, 4, 5]

@@ -38,6 +38,16 @@ class Withheld(NamedTuple):
     """Of its type."""
 
 
+CHANGED = Withheld("")
+"""Stands for a variable that the program has certainly set: nothing of the import is equal to it."""
+
+
+class IfAbsent(NamedTuple):
+    """A variable that the program has not changed, and that the import may define: it is for where that does not."""
+
+    value: Any
+
+
 class Incomplete(NamedTuple):
     """A variable that the script defines too, and that cannot be sent: it serves to see whether both are equal."""
 
@@ -50,6 +60,9 @@ class _State:
     """Of this process."""
 
     module: types.ModuleType | None = None
+    """The imported script."""
+    before: types.ModuleType | None = None
+    """The ``__main__`` of functions that come by value."""
     spec: ModuleSpec | None = None
     """The module's own."""
     origin: Origin | None = None
@@ -97,14 +110,26 @@ def become(origin: Origin) -> None:
     """Have the script at *origin* as ``__main__``; one that was imported before is kept while its file is the same."""
     facts = os.stat(origin.file)
     version = facts.st_mtime_ns, facts.st_size
+    if sys.modules["__main__"] is not _state.module:
+        _state.before = sys.modules["__main__"]
     if _state.module is not None and (_state.origin, _state.version) == (origin, version):
         sys.modules["__main__"] = sys.modules["__mp_main__"] = _state.module
         return
     main = types.ModuleType("__mp_main__")
-    _state.module, _state.origin, _state.version = main, origin, version
+    former = sys.modules["__main__"]
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
-    run_in(main.__dict__, origin)
-    _state.spec = main.__spec__
+    try:
+        run_in(main.__dict__, origin)
+    except BaseException:  # half of a script serves nobody: the next call imports it anew
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = former
+        raise
+    _state.module, _state.origin, _state.version, _state.spec = main, origin, version, main.__spec__
+
+
+def leave() -> None:
+    """Have a ``__main__`` that is no imported script's, for a call whose functions come by value."""
+    if _state.before is not None:
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = _state.before
 
 
 def restore_spec() -> None:
@@ -161,9 +186,35 @@ def lay_over(variables: dict[str, Any], sent: Mapping[str, Any]) -> list[str]:
                     f"the global variable {name!r} was changed after the script's import, and differs in the workers: "
                     f"{value.reason}; change it before the guard, or hand it over as an argument"
                 )
-        elif not same(own, value):
-            variables[name] = value
+        elif isinstance(value, IfAbsent):
+            variables.setdefault(name, value.value)
+        else:
+            variables[name] = _updated(own, value)
     return warnings
+
+
+def _updated(own: Any, other: Any) -> Any:
+    """*own* with the content of *other*, where it can have that: whatever else refers to it sees it, too."""
+    if same(own, other):
+        return own
+    if type(own) is not type(other):
+        return other
+    if type(own) is dict:
+        parts = {key: _updated(own.get(key, _ABSENT), each) for key, each in other.items()}
+        own.clear()
+        own.update(parts)
+        return own
+    if type(own) is list:
+        own[:] = [*map(_updated, own, other), *other[len(own) :]]
+        return own
+    if type(own) is set:
+        own.clear()
+        own.update(other)
+        return own
+    if is_namespace(own) and type(own).__hash__ is None:  # else it is frozen
+        _updated(vars(own), vars(other))
+        return own
+    return other
 
 
 _ABSENT = object()
@@ -190,12 +241,16 @@ def _same(own: Any, other: Any) -> bool:
         return False
     if isinstance(own, float):
         return own == other or (math.isnan(own) and math.isnan(other))
+    equals: Any = type(own).__eq__
+    if equals is object.__eq__:
+        return True  # two of a kind, such as models and sentinels: nothing tells them apart
     if isinstance(own, dict):
-        return list(own) == list(other) and all(_same(own[key], other[key]) for key in own)
+        is_equal = list(own) == list(other) and all(_same(own[key], other[key]) for key in own)
+        return is_equal and _same_attributes(own, other)
     if isinstance(own, (list, tuple)):
-        return len(own) == len(other) and all(map(_same, own, other))
+        return len(own) == len(other) and all(map(_same, own, other)) and _same_attributes(own, other)
     if is_namespace(own):
-        return _same(vars(own), vars(other))
+        return _same_attributes(own, other)
     equal = own == other
     if hasattr(equal, "all"):  # of arrays or tensors
         if hasattr(other, "is_shared") and other.is_shared():
@@ -204,7 +259,16 @@ def _same(own: Any, other: Any) -> bool:
     return bool(equal)
 
 
+def _same_attributes(own: Any, other: Any) -> bool:
+    return _same(getattr(own, "__dict__", None), getattr(other, "__dict__", None))
+
+
 def is_namespace(value: Any) -> bool:
-    """Whether *value* is equal to another one where their attributes are, as what ``argparse`` returns."""
+    """Whether *value* is equal to another one where their attributes are: ``argparse``'s, and most dataclasses."""
     kind = type(value)
-    return kind is types.SimpleNamespace or (kind.__module__, kind.__qualname__) == ("argparse", "Namespace")
+    is_data = getattr(kind, "__dataclass_params__", None) is not None and kind.__dataclass_params__.eq
+    return (
+        kind is types.SimpleNamespace
+        or (kind.__module__, kind.__qualname__) == ("argparse", "Namespace")
+        or (is_data and hasattr(value, "__dict__") and "__eq__" in vars(kind))
+    )

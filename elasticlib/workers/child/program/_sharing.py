@@ -11,6 +11,7 @@ import multiprocessing.process
 import operator
 import os
 import sys
+import weakref
 from typing import Any, NamedTuple
 
 from elasticlib.workers.child import _buffers
@@ -46,6 +47,16 @@ def join(family: Family) -> None:
     tracker: Any = _resource_tracker
     if tracker._fd is None:  # else this worker has one of its own, by whatever it did before
         tracker._fd = family.tracker.detach()
+
+
+def arena(size: int, descriptor: Descriptor) -> Any:
+    """The caller's memory of *size* bytes for values and arrays; its descriptor is open for as long as it is used."""
+    from multiprocessing.heap import Arena
+
+    number = descriptor.detach()
+    made = Arena(size, number)
+    weakref.finalize(made, os.close, number)
+    return made
 
 
 def of_torch(name: str) -> Any:

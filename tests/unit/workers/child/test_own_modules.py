@@ -51,8 +51,8 @@ def test_imports_find_the_projects_own_but_what_python_had_at_its_start_stays(
         _own_modules.make_way([str(project)])
 
         assert ["json", "zipimport"] == list(sys.modules)
-        assert _own_modules.hide("sympy")
-        assert not _own_modules.hide("cloudpickle")
+        assert _own_modules.has_own("sympy")
+        assert not _own_modules.has_own("cloudpickle")
     finally:
         _own_modules.note_start(())
         _own_modules.make_way(())
