@@ -24,6 +24,7 @@ import pytest
 
 from elasticlib.errors import PicklingError
 from elasticlib.workers import _packing
+from elasticlib.workers.captures import _call_pickler
 from elasticlib.workers._packing import Packed, pack
 from elasticlib.workers.child._results import pack_result
 
@@ -606,4 +607,4 @@ def test_a_cells_function_goes_with_a_global_tensor_of_any_size(elements: int, m
     packed = pack(function, (), {})
 
     assert "size" in packed.names
-    assert bool(packed.memories_apart) is (4 * elements >= _packing._LARGE)
+    assert bool(packed.memories_apart) is (4 * elements >= _call_pickler._LARGE)

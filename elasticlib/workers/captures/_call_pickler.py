@@ -1,0 +1,169 @@
+"""
+The pickler of a call: functions and classes by value or by name, tensors and what multiprocessing shares as memory.
+
+Rules of this file: nothing is sent twice; what a `__main__` that workers import defines goes by its name there, and its
+other functions share the variables of that import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import io
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from elasticlib.workers.captures import _sharing
+from elasticlib.workers.captures._main_script import CACHED, ImportableMain
+from elasticlib.workers.child import _buffers, _by_value, _function
+from elasticlib.workers.child._buffers import Memory, can_be_apart
+from elasticlib.workers.child.program import _main
+
+_LARGE = 1 << 20
+"""Bytes of a buffer from which on it goes apart: a copy less for each worker."""
+
+
+class Counter:
+    """A file that only counts."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def write(self, data: bytes | pickle.PickleBuffer) -> int:
+        size = memoryview(data).nbytes  # a pickler hands what is beyond its frames over as it is
+        self.bytes += size
+        return size
+
+
+class CallPickler(_by_value.Pickler):
+    """
+    Notes what of ``__main__`` is sent by value, and sends what cannot be imported so as well.
+
+    What workers import of *main* goes by name; its other functions share the variables of that import.
+    """
+
+    def __init__(self, file: io.BytesIO | Counter, apart: bool = False, main: ImportableMain | None = None) -> None:
+        self.large: list[pickle.PickleBuffer] = []
+        # No method of ours: that would keep all that was pickled until the garbage collector comes.
+        callback = functools.partial(_is_small, self.large) if apart else None
+        super().__init__(file, protocol=5, buffer_callback=callback)
+        self.definitions: dict[str, Any] = {}
+        self.by_value: list[Any] = []
+        """Functions and classes that are sent with what they take along."""
+        self.of_main: list[Any] = []
+        """Functions and classes of a ``__main__`` that workers import."""
+        self.files: set[str] = set()
+        self.shared: list[Memory] = []
+        self._main = main
+        self._variables = _Variables()
+        self._apart = apart
+        self._storages: dict[tuple[int, int], _Storage] = {}
+
+    def dump(self, obj: Any) -> None:
+        """Pickle *obj*, with what multiprocessing can share."""
+        with _sharing.spawning(self.shared):
+            super().dump(obj)
+
+    def _storage(self, obj: Any) -> Any:
+        """How a storage of torch's travels; views of one memory stay views of one."""
+        memory = obj._untyped_storage
+        if memory.device.type != "cpu":
+            return NotImplemented
+        # Empty ones are all at address 0.
+        place = (memory.data_ptr() if memory.nbytes() else memory._cdata), memory.nbytes()
+        found = self._storages.setdefault(place, _Storage(memory))
+        return _buffers.typed, (found, obj.dtype)
+
+    def _memory_of(self, storage: _Storage) -> Any:
+        memory = storage.memory
+        if memory.is_shared() and memory.nbytes():
+            with contextlib.suppress(OSError):  # such as a file that may only be read: its content goes
+                make, shared = _shared(memory)
+                self.shared.append(shared)
+                return make, (len(self.shared) - 1, memory.nbytes())
+        view = (ctypes.c_char * memory.nbytes()).from_address(memory.data_ptr()) if memory.nbytes() else bytearray()
+        if memory.nbytes():
+            view.owner = memory  # type: ignore[union-attr]
+        return _buffers.storage_of, (pickle.PickleBuffer(view),)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if self._apart and type(obj).__name__ == "TypedStorage" and type(obj).__module__ == "torch.storage":
+            return self._storage(obj)
+        if isinstance(obj, _Storage):
+            return self._memory_of(obj)
+        if isinstance(obj, _Variables):
+            return _main.namespace, ()
+        if self._main is not None and isinstance(obj, (types.FunctionType, type, CACHED)) and self._main.is_own(obj):
+            return self._of_imported_main(obj, self._main)
+        if type(obj) is CACHED and getattr(obj, "__module__", None) == "__main__":  # which would travel by its name
+            return _sent_cached(obj)
+        if isinstance(obj, (types.FunctionType, type)) and getattr(obj, "__module__", None) == "__main__":
+            name = obj.__qualname__
+            if name.isidentifier() and getattr(sys.modules.get("__main__"), name, None) is obj:
+                self.definitions[name] = obj
+        if isinstance(obj, types.CodeType):
+            self.files.add(obj.co_filename)
+        shared = _sharing.reduced(obj)
+        if shared is not NotImplemented:
+            return shared
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, (types.FunctionType, type)) and isinstance(reduced, tuple):
+            self.by_value.append(obj)
+        return reduced
+
+    def _of_imported_main(self, obj: Any, main: ImportableMain) -> Any:
+        """How a function or class of the script travels: by its name, or with the variables of the worker's import."""
+        self.of_main.append(obj)
+        if main.defines(obj):
+            return _main.of_main, (obj.__qualname__,)
+        if isinstance(obj, CACHED):
+            return _sent_cached(obj)
+        reduced = super().reducer_override(obj)
+        if not isinstance(obj, types.FunctionType) or obj.__globals__ is not main.module.__dict__:
+            return reduced
+        self.files.add(obj.__code__.co_filename)
+        self.by_value.append(obj)
+        make, (code, _, *parts), state, *rest = reduced
+        return make, (code, self._variables, *parts), (state[0], {**state[1], "__globals__": {}}), *rest
+
+
+class _Variables:
+    """Stands for the variables of a script that workers import."""
+
+
+def _sent_cached(call: Any) -> tuple[Any, ...]:
+    """How what ``functools.lru_cache`` has made travels: without what it keeps."""
+    parameters = call.cache_parameters()
+    return _function.cached, (parameters["maxsize"], parameters["typed"]), call.__wrapped__, None, None, _function.wrap
+
+
+def _is_small(large: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
+    """Whether *buffer* stays where it is, and need not go apart, to the *large* ones."""
+    size = buffer.raw().nbytes
+    if size < _LARGE or not can_be_apart([*(each.raw().nbytes for each in large), size]):
+        return True
+    large.append(buffer)
+    return False
+
+
+class _Storage:
+    """Stands for the memory of tensors, once however many there are."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+
+def _shared(memory: Any) -> tuple[Callable[[int, int], Any], Memory]:
+    """What makes the storage *memory* in a worker, of the descriptor behind it. It stays where its program put it."""
+    if memory.filename is not None:
+        return _buffers.shared_storage, Memory(os.open, memory.filename, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return _buffers.shared_storage, Memory(os.dup, memory._get_shared_fd())
+    except RuntimeError:  # it has a name, by torch's strategy "file_system"
+        name = os.fsdecode(memory._share_filename_cpu_()[1])
+        return _buffers.named_storage, Memory(os.open, f"/dev/shm{name}", os.O_RDWR | os.O_CLOEXEC)
