@@ -162,6 +162,7 @@ def test_a_preloaded_module_that_only_draws_has_chosen_no_seed(tmp_path: Path, m
 DIFFERENT = {
     "cuda.__": "of a namespace package: holds the search path, on which the script's folder is",
     "__mp_main__.": "this script itself: multiprocessing's other name of the main module",
+    "elasticlib.": "a worker has more of it, and other things in it",
     "encodings._cache": "a cache of codecs",
     "filelock._api._INIT_PARAMETER_MODELS": "a cache of weak references: the fork server collects garbage",
     "inspect.": "a cache of sources: the launcher's own modules are among them",

@@ -12,6 +12,7 @@ look at its variable is changed.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -46,6 +47,7 @@ def _wrap(module: Any, launchers_port: int, *, is_hosted: bool, speaks: bool) ->
     if not callable(create):
         return  # a torch that does it otherwise
 
+    @functools.wraps(create)
     def create_at(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         if port == launchers_port or os.environ.get(_AGENT_STORE) != "True":
             return create(hostname, port, *args, **kwargs)

@@ -10,6 +10,7 @@ import weakref
 
 for name in sys.argv[1].split(","):
     importlib.import_module(name)
+SETTINGS = importlib.import_module("elasticlib.utils._process_settings")
 
 ADDRESS = re.compile(r"0x[0-9a-f]+|\b\d{12,}\b")
 MAPPINGS = (dict, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
@@ -49,4 +50,7 @@ for name, module in sorted(sys.modules.items()):
     for key, value in list(vars(module).items()):
         if type(value) is not types.ModuleType and key not in ("__builtins__", "__cached__", "__file__", "__path__"):
             seen[f"{name}.{key}"] = shown(value)
-print(json.dumps({"modules": sorted(sys.modules), "state": seen}))
+modules = sorted(sys.modules)
+# The list by which the plugin compares a process before and after a test.
+seen |= {f"setting: {name}": shown(value) for name, value in SETTINGS.now().items()}
+print(json.dumps({"modules": modules, "state": seen}))
