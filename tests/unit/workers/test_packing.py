@@ -24,8 +24,8 @@ import pytest
 
 from elasticlib.errors import PicklingError
 from elasticlib.workers import _packing
-from elasticlib.workers.captures import _call_pickler
 from elasticlib.workers._packing import Packed, pack
+from elasticlib.workers.captures import _call_pickler
 from elasticlib.workers.child._results import pack_result
 
 LIMIT = 60.0
