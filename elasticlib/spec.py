@@ -140,6 +140,10 @@ class LogsSpecs(abc.ABC):
         """The folder that holds all logs of the launch."""
 
 
+NOT_FOR_POOLS = {"for pools": False}
+"""Metadata of a field of `LaunchConfig` that has no meaning for a pool, which is of one machine and mends itself."""
+
+
 def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
     if isinstance(value, str) and (value in DEVICE_WORDS or value.isidentifier()):
         return  # torch may have a device of any name, which is looked for when the workers are counted
@@ -194,25 +198,27 @@ class LaunchConfig(DataclassView):
     Raises `ConfigError` (a ``ValueError``) for a value that breaks a rule; nothing is started by then.
     """
 
-    min_nodes: int = field(default=1, converter=_rules.number)
+    min_nodes: int = field(metadata=NOT_FOR_POOLS, default=1, converter=_rules.number)
     """Fewest nodes that the job runs with."""
-    max_nodes: int = field(default=1, converter=_rules.number)
+    max_nodes: int = field(metadata=NOT_FOR_POOLS, default=1, converter=_rules.number)
     """Most nodes that the job runs with; those beyond are spares."""
-    nproc_per_node: int | str = field(default="auto", converter=_rules.number, validator=_nproc)
+    nproc_per_node: int | str = field(metadata=NOT_FOR_POOLS, default="auto", converter=_rules.number, validator=_nproc)
     """Workers on this node: a number, ``cpu``, ``gpu``, another device's name, or ``auto`` (devices, else CPUs)."""
     logs_specs: LogsSpecs | None = field(default=None)
     """None leaves the workers' streams on the launcher's own."""
-    run_id: str = field(default="", converter=_rules.text_of, validator=_rules.identity)
+    run_id: str = field(metadata=NOT_FOR_POOLS, default="", converter=_rules.text_of, validator=_rules.identity)
     role: str = field(default="default_role", validator=_rules.text)
-    rdzv_endpoint: str = field(default="", converter=_rules.text_of, validator=_rules.text)
-    rdzv_backend: str = field(default="c10d", validator=_rules.text)
+    rdzv_endpoint: str = field(metadata=NOT_FOR_POOLS, default="", converter=_rules.text_of, validator=_rules.text)
+    rdzv_backend: str = field(metadata=NOT_FOR_POOLS, default="c10d", validator=_rules.text)
     rdzv_configs: dict[str, Any] = field(
+        metadata=NOT_FOR_POOLS,
         factory=dict,
         converter=_rules.dictionary,
         on_setattr=[setters.convert, _with_timeout],
     )
     """The keys of ``--rdzv-conf``, as text or typed."""
     rdzv_timeout: int = field(
+        metadata=NOT_FOR_POOLS,
         default=-1,
         converter=_rules.number,
         validator=_rules.whole(-math.inf),
@@ -224,7 +230,9 @@ class LaunchConfig(DataclassView):
     c10d, etcd-v2 and etcd-v3 have 600 unless another number is given here (900 counts as none: torch's launches always
     say it) or ``rdzv_configs["join_timeout"]`` says so.
     """
-    max_restarts: int = field(factory=_default_max_restarts, converter=_rules.number, validator=_rules.whole(0))
+    max_restarts: int = field(
+        metadata=NOT_FOR_POOLS, factory=_default_max_restarts, converter=_rules.number, validator=_rules.whole(0)
+    )
     """Restarts of the whole group that worker failures may use up, counted over the whole job; in a notebook none
     unless it is given."""
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
@@ -256,19 +264,21 @@ class LaunchConfig(DataclassView):
     shutdown_timeout: float | None = field(default=None, converter=_rules.real)
     """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30. Less where all
     workers of a node wait in native code, such as a collective, and an early end of some frees the others."""
-    module: bool = field(default=False, kw_only=True)
+    module: bool = field(metadata=NOT_FOR_POOLS, default=False, kw_only=True)
     """The entry point is a module's name, run as ``python -m`` would."""
-    no_python: bool = field(default=False, kw_only=True)
+    no_python: bool = field(metadata=NOT_FOR_POOLS, default=False, kw_only=True)
     """The entry point is a program, also where its name ends in ``.py``."""
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
     """Modules that the fork server imports once for all workers; empty for none; ``auto`` for torch and the parts
     of it that the entry point's text mentions. Only for ``forkserver``."""
-    token: str | None = field(default=None, validator=_rules.secret, repr=False, kw_only=True)
+    token: str | None = field(metadata=NOT_FOR_POOLS, default=None, validator=_rules.secret, repr=False, kw_only=True)
     """Secret of the job: nodes without it are kept out. None takes the variable ELASTICLIB_TOKEN."""
-    wait_for: WaitFor = field(default="quiet", validator=_rules.one_of(WAITS), kw_only=True)
+    wait_for: WaitFor = field(metadata=NOT_FOR_POOLS, default="quiet", validator=_rules.one_of(WAITS), kw_only=True)
     """When a round with `min_nodes` starts: after a time without newcomers (``quiet``), at once (``min``), or not
     before `max_nodes` are there or the join time is over (``max``)."""
-    node_rank: int | None = field(default=None, validator=optional(_rules.whole(0)), kw_only=True)
+    node_rank: int | None = field(
+        metadata=NOT_FOR_POOLS, default=None, validator=optional(_rules.whole(0)), kw_only=True
+    )
     """Fixed place of this node, 0 to ``max_nodes - 1``, for ``rdzv_backend="static"`` alone."""
     worker_server: bool = field(default=False, kw_only=True)
     """Run torch's debug server in every worker that loads torch; ``ELASTICLIB_WORKER_SERVER_SOCKET`` there names its

@@ -30,7 +30,6 @@ from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
-    PicklingError,
     ProcessFailure,
     SignalException,
 )
@@ -68,10 +67,7 @@ class Answer:
     def value(self) -> Any:
         """What the function returned. Raises `PicklingError`."""
         end = Exit(0, 0, 0, False, self.report, "")
-        try:
-            return _failure.return_values({0: end}, 1, 0)[0]
-        except PicklingError as error:
-            raise PicklingError(str(error).replace("of rank 0", f"of rank {self.rank}", 1)) from error.__cause__
+        return _failure.return_values({0: end}, 1, self.rank)[self.rank]
 
     def failed(self) -> bool:
         """Whether the function raised."""

@@ -32,11 +32,6 @@ Group: TypeAlias = Literal["shared", "fresh"] | None
 _T = TypeVar("_T")
 _END_LIMIT = 10.0
 """Seconds that the workers of a pool that is closed may take for their exit handlers."""
-_SETTINGS = frozenset(
-    "logs_specs shutdown_timeout start_method preload local_addr numa_options signals_to_handle virtual_local_rank "
-    "worker_server exit_timeout devices event_log_handler metrics_cfg role log_line_prefix_template "
-    "main raise_as show duplicate_stdout_filters duplicate_stderr_filters monitor_interval".split()
-)
 
 
 class Pool:
@@ -311,11 +306,11 @@ def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **setti
     """
     if group not in ("shared", "fresh", None):
         raise ConfigError(f"group={group!r} must be 'shared' (one for all calls), 'fresh' (one for each) or None")
-    known = {each.name for each in fields(LaunchConfig)}
+    known = {each.name: each for each in fields(LaunchConfig)}
     for name in settings:
         if name not in known:
             raise TypeError(f"pool() got an unexpected keyword argument {name!r}: settings are fields of LaunchConfig")
-        if name not in _SETTINGS:
+        if not known[name].metadata.get("for pools", True):
             raise ConfigError(
                 f"{name}={settings[name]!r} has no meaning for a pool, which is of one machine and replaces its "
                 "workers by itself: leave it out"
