@@ -1,11 +1,16 @@
-"""Folders that somebody has removed, such as a cleaner of temporary files: made anew, or missed by name."""
+"""Folders: made anew where a cleaner removed them, made elsewhere where one may not write, or missed by name."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator, Sequence
 
-from elasticlib.errors import EntrypointError
+from elasticlib.errors import ConfigError, EntrypointError
+
+_SHARED_MEMORY = "/dev/shm"
+_CURRENT = "/proc/self/cwd"
 
 
 def make_private(path: str) -> None:
@@ -30,21 +35,105 @@ def is_own(path: str) -> bool:
 
 def may_write_in(folder: str) -> bool:
     """Whether this process may make files in *folder*."""
+    return _may(folder, os.W_OK | os.X_OK)
+
+
+def _may(path: str, mode: int) -> bool:
     # Asked by effective ids only where they differ: old seccomp profiles answer that call (faccessat2) with EPERM.
     has_other_ids = (os.getuid(), os.getgid()) != (os.geteuid(), os.getegid())
-    return os.access(folder, os.W_OK | os.X_OK, effective_ids=has_other_ids and os.access in os.supports_effective_ids)
+    return os.access(path, mode, effective_ids=has_other_ids and os.access in os.supports_effective_ids)
+
+
+def make_temporary(purpose: str, longest: int = 0) -> str:
+    """
+    Make a folder for this user alone, for pipes and sockets, whose path has at most *longest* bytes (0: any number).
+
+    In a read-only container it is in ``/dev/shm``. Raises `ConfigError`, which names the *purpose*.
+    """
+    import tempfile  # only here: few workers need it, and they import this module
+
+    failure: OSError | None = None
+    for parent in (None, "/tmp", _SHARED_MEMORY):
+        try:
+            made = tempfile.mkdtemp(prefix="elasticlib_", dir=parent)
+        except OSError as error:
+            failure = failure or error
+            continue
+        if not longest or len(os.fsencode(made)) <= longest:
+            return made
+        os.rmdir(made)
+    raise ConfigError(f"no folder for {purpose}: {failure}; set TMPDIR to one that can be written") from failure
 
 
 def current() -> str:
     """The folder where this program is, and its workers are to be. Raises `EntrypointError` where that was removed."""
+    if path := path_of_current():
+        return path
+    raise EntrypointError(
+        f"the current folder was removed: {name_of_current()}; change to one that is there (os.chdir, cd), or make it "
+        "anew and change to it"
+    )
+
+
+def path_of_current() -> str:
+    """Return the path of the current folder; ``""`` where that was removed, which Python itself does not mind."""
     try:
         return os.getcwd()
-    except FileNotFoundError as error:
-        gone = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
-        raise EntrypointError(
-            f"the current folder was removed: {gone}; change to one that is there (os.chdir, cd), or make it anew and "
-            "change to it"
-        ) from error
+    except FileNotFoundError:
+        return ""
+
+
+def name_of_current() -> str:
+    """Return what messages call the current folder, which may have been removed."""
+    return os.readlink(_CURRENT).removesuffix(" (deleted)")
+
+
+def place() -> tuple[int, int]:
+    """Return the device and inode of the current folder, also where it may not be entered."""
+    found = os.stat(_CURRENT)
+    return found.st_dev, found.st_ino
+
+
+def can_be_entered() -> bool:
+    """Return True where another process can change to the current folder by its path."""
+    path = path_of_current()
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == place() and _may(path, os.X_OK)
+
+
+def enter(folder: str, known_as: Sequence[int]) -> None:
+    """
+    Change to *folder*, which is the `place` *known_as*. Raises OSError where that fails.
+
+    A process whose parent was there is there already: it stays, though the folder was removed or may not be entered.
+    """
+    try:
+        os.chdir(folder)
+    except OSError:
+        if place() != tuple(known_as):
+            raise
+
+
+@contextlib.contextmanager
+def out_of_removed() -> Iterator[None]:
+    """Within the block be in the root folder, where the current one was removed: libraries such as MKL end there."""
+    if path_of_current():
+        yield
+        return
+    try:
+        former = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # it may not be entered either, so there would be no way back
+        yield
+        return
+    try:
+        os.chdir("/")
+        yield
+        os.fchdir(former)
+    finally:
+        os.close(former)
 
 
 def time_of_change(path: str) -> int:

@@ -292,7 +292,10 @@ def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | Non
     metric_handler = metrics.handler_of(config.metrics_cfg)
     if isinstance(logs, DefaultLogsSpecs):
         logs.check()
-    if getattr(logs, "root_log_dir", None) == os.devnull:
+        has_files = logs.has_files()
+    else:
+        has_files = getattr(logs, "root_log_dir", None) != os.devnull
+    if not has_files:
         Duplicates(config.duplicate_stdout_filters, config.duplicate_stderr_filters).check(LogsDest())
     return metric_handler
 

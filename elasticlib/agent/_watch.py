@@ -16,13 +16,13 @@ import os
 import shutil
 import signal
 import stat
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic, wall_time
+from elasticlib._folders import make_temporary
 from elasticlib._times import soonest
 from elasticlib.agent._checks import as_seconds
 from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
@@ -207,7 +207,7 @@ class Watchdog:
 
             if self._asked is None or _is_read(self._asked):
                 # No path, or one that a launcher above this one, which set the variables too, gave to its own workers.
-                self._folder = self._folder or tempfile.mkdtemp(prefix="elasticlib_")  # for this user alone
+                self._folder = self._folder or make_temporary("the timers of the watchdog")
                 self._asked, self._path = None, os.path.join(self._folder, "timers")
             try:
                 self._server = FileTimerServer(self._path, self._run_id, log_event=self._tell)
@@ -274,10 +274,7 @@ class Sockets:
     def open(self) -> str | None:
         """Make the folder and return it; None where no servers are wanted."""
         if self._wanted and self._folder is None:
-            self._folder = tempfile.mkdtemp(prefix="elasticlib_")
-            if len(os.fsencode(self._folder)) + 1 + _RANK_DIGITS > _LONGEST:
-                os.rmdir(self._folder)
-                self._folder = tempfile.mkdtemp(prefix="elasticlib_", dir="/tmp")
+            self._folder = make_temporary("the sockets of debug servers", _LONGEST - 1 - _RANK_DIGITS)
         return self._folder
 
     def serving(self, spec: StartSpec) -> StartSpec:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import logging
 import os
 import shutil
 import tempfile
@@ -26,6 +27,10 @@ from elasticlib.spec import LogsDest, LogsSpecs, Std
 
 __all__ = ["DefaultLogsSpecs"]
 
+_log = logging.getLogger("elasticlib")
+
+_NOT_WRITABLE = frozenset({errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
+"""Errors of a machine without a folder for temporary files (`tempfile` says ENOENT), or without room in it."""
 
 _ROOM = 4096
 """Bytes for which a folder of streams must have room: the least that file systems give."""
@@ -40,8 +45,9 @@ class DefaultLogsSpecs(LogsSpecs):
     round never deletes the logs of an earlier one, any run id will do, and the environments given to `reify` are not
     changed.
 
-    ``log_dir=None`` takes a temporary folder; `os.devnull` keeps no files and redirects nothing. Temporary folders
-    that stay are bounded: of more than 50, those older than a day go, the oldest first.
+    ``log_dir=None`` takes a temporary folder; `os.devnull` keeps no files and redirects nothing. Where no temporary
+    folder can be written, as in a read-only container, workers have no error files, and only files of streams are
+    refused. Temporary folders that stay are bounded: of more than 50, those older than a day go, the oldest first.
     """
 
     def __init__(
@@ -89,10 +95,8 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._root_log_dir == os.devnull:
             return
         if self._root_log_dir is None:
-            try:
-                tempfile.gettempdir()
-            except OSError as error:
-                raise LogDirError(f"no folder for temporary logs: {error}; give log_dir or set TMPDIR") from error
+            if self._needs_files():
+                self._check_temporary()
             return
         if "\0" in self._root_log_dir:
             raise LogDirError(f"log_dir={self._root_log_dir!r} holds a NUL character: give the path of a folder")
@@ -106,27 +110,59 @@ class DefaultLogsSpecs(LogsSpecs):
         if not may_write_in(there):
             raise LogDirError(f"log_dir={self._root_log_dir!r}: {there} cannot be written; give another log_dir")
 
+    def _needs_files(self) -> bool:
+        """Return True where the caller asked for files, or named a folder for them."""
+        return self._root_log_dir is not None or _is_asked(self._redirects) or _is_asked(self._tee)
+
+    def _check_temporary(self) -> None:
+        try:
+            tempfile.gettempdir()
+        except OSError as error:
+            raise LogDirError(f"no folder for temporary logs: {error}; give log_dir or set TMPDIR") from error
+
+    def has_files(self) -> bool:
+        """Return False where workers will have no files: with `os.devnull`, or on a machine where none can be made."""
+        if self._root_log_dir is not None:
+            return self._root_log_dir != os.devnull
+        try:
+            self._check_temporary()
+        except LogDirError:
+            return False
+        return True
+
+    def _goes_without(self, error: Exception) -> bool:
+        """Return True where *error* costs only error files, which nobody asked for: reports come through memory."""
+        is_unimportant = not self._needs_files() and isinstance(error, OSError) and error.errno in _NOT_WRITABLE
+        if is_unimportant:
+            _log.info("workers have no error files: %s", error)
+        return is_unimportant
+
     def reify(self, envs: Mapping[int, Mapping[str, str]]) -> LogsDest:
         """
         Make the folders of one round, with its stream files empty, and return their absolute paths.
 
         *envs* is {local rank: environment}; the lowest rank's ``TORCHELASTIC_RUN_ID`` and
         ``TORCHELASTIC_RESTART_COUNT`` name the folders. A run id unlike the last one begins another
-        launch folder. With `os.devnull` each error file is ``""``. Raises `LogDirError`.
+        launch folder. Each error file is ``""`` with `os.devnull`, and where nothing was asked for and no temporary
+        folder can be written. Raises `LogDirError`.
         """
-        shared = envs[min(envs)] if envs else {}
+        if self._root_log_dir == os.devnull:
+            return self._destinations(None, len(envs))
         try:
-            folder = None if self._root_log_dir == os.devnull else self._make_attempt(shared)
-            dest = destinations(folder, len(envs), self._redirects, self._tee, self._local_ranks_filter)
+            dest = self._destinations(self._make_attempt(envs[min(envs)] if envs else {}), len(envs))
             for path in dest.error_files.values():
-                if path:
-                    os.mkdir(os.path.dirname(path))
+                os.mkdir(os.path.dirname(path))
             for path in (*dest.stdouts.values(), *dest.stderrs.values()):
                 if path != os.devnull:
                     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
         except (OSError, ValueError) as error:
+            if self._goes_without(error):
+                return self._destinations(None, len(envs))
             raise self._refusal(error) from error
         return dest
+
+    def _destinations(self, folder: str | None, workers: int) -> LogsDest:
+        return destinations(folder, workers, self._redirects, self._tee, self._local_ranks_filter)
 
     def make_ready(self, run_id: str) -> None:
         """
@@ -143,7 +179,8 @@ class DefaultLogsSpecs(LogsSpecs):
                     probe.write(bytes(_ROOM))
         except (OSError, ValueError) as error:
             self.forget_unused()
-            raise self._refusal(error) from error
+            if not self._goes_without(error):
+                raise self._refusal(error) from error
 
     def forget_unused(self) -> None:
         """Delete the launch folder that `make_ready` made, unless there is something in it by now."""

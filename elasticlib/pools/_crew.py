@@ -24,7 +24,7 @@ from attrs import frozen
 from elasticlib import processes
 from elasticlib._caller import CallerIdentity
 from elasticlib._clock import monotonic, wall_time
-from elasticlib._folders import current
+from elasticlib._folders import current, path_of_current, place
 from elasticlib._large_files import handed_over
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import (
@@ -112,6 +112,7 @@ class Crew:
         for end in theirs:
             end.close()
         self._identity = CallerIdentity.now()
+        self._place = place()
         self._raise_as = config.raise_as
         self._main = config.main
         self._group = group
@@ -198,7 +199,8 @@ class Crew:
             "sources": packed.sources,
             "shared": None if packed.names is None else sorted(packed.names),
             "path": import_path(),
-            "cwd": current(),
+            "cwd": path_of_current() if place() == self._place else current(),
+            "place": place(),
         }
         with PutOff():
             self._asked += 1

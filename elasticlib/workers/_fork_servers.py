@@ -20,6 +20,7 @@ from pathlib import Path
 from elasticlib import processes, records
 from elasticlib._caller import Caller
 from elasticlib._clock import monotonic
+from elasticlib._folders import can_be_entered, place
 from elasticlib._programs import AT_START, BOOT, KILLED, HelperLostError, Link, Process, spawn
 from elasticlib._stack_text import crash_frames
 from elasticlib._wire import Channel, Message, wait_readable
@@ -47,6 +48,7 @@ class ForkServer:
     def __init__(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
         self.key = key
         self._caller = Caller.now()
+        self._place = place()
         self.spawners = 0
         self._given = dict(environment)
         self._reads: Reads | None = None
@@ -83,7 +85,11 @@ class ForkServer:
     def serves(self, key: ForkServerKey, environment: Mapping[str, str], caller: Caller) -> bool:
         """Whether a launch of that *key* by *caller* may fork its workers, which get the *environment*, from this."""
         self.listen()
-        return self._caller.can_serve(caller) and self.key.covers(key) and serves(self._reads, self._given, environment)
+        if not (self._caller.can_serve(caller) and self.key.covers(key)):
+            return False
+        if self._place != place() and not can_be_entered():
+            return False  # its children could not get to where this program is
+        return serves(self._reads, self._given, environment)
 
     def alive(self) -> bool:
         """Whether it can still fork, as far as this process has heard."""

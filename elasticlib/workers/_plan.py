@@ -26,7 +26,7 @@ from attrs import evolve, field, frozen
 
 from elasticlib import _rules
 from elasticlib._caller import Surroundings
-from elasticlib._folders import current
+from elasticlib._folders import name_of_current, path_of_current, place
 from elasticlib._programs import flags_here, fresh_command, importable_by, need_system
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._cpus import cpus_for
@@ -168,7 +168,8 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
     limit = _exiting.DEFAULT_EXIT_TIMEOUT if spec.exit_timeout is None else spec.exit_timeout
     common = StartSpec(
         env=dict(environment),
-        cwd=current(),
+        cwd=path_of_current(),
+        place=place(),
         surroundings=Surroundings.now().plain(),
         affinity=sorted(os.sched_getaffinity(0)),
         threads=threads,
@@ -368,7 +369,7 @@ def _read_once(path: str) -> bytes:
 def _check_script(path: str) -> bool:
     """Return True for a script that can be read; raise `EntrypointError` for any other."""
     if not os.path.lexists(path):
-        raise EntrypointError(f"script {path!r} was not found in {os.getcwd()}: check the path")
+        raise EntrypointError(f"script {path!r} was not found in {name_of_current()}: check the path")
     if not os.path.isfile(path) and not os.path.isdir(path):
         raise EntrypointError(f"script {path!r} is not a file")
     if not os.access(path, os.R_OK):
@@ -399,7 +400,7 @@ def _program(name: str, environment: Mapping[str, str]) -> str:
         return found
     if os.path.dirname(name):
         if not os.path.lexists(name):
-            raise EntrypointError(f"program {name!r} was not found in {os.getcwd()}: check the path")
+            raise EntrypointError(f"program {name!r} was not found in {name_of_current()}: check the path")
         if not os.path.isfile(name):
             raise EntrypointError(f"program {name!r} is not a file")
         raise EntrypointError(f"program {name!r} may not be executed: change its permissions (chmod +x)")

@@ -35,6 +35,7 @@ from typing import Any, NoReturn
 
 from elasticlib._caller import Surroundings
 from elasticlib._clock import wall_time
+from elasticlib._folders import enter as enter_folder
 from elasticlib._large_files import content_named, content_of, parts_of
 from elasticlib._programs import close_all_but, flags_of
 from elasticlib.workers import _reaper
@@ -96,7 +97,7 @@ def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], d
     except OSError:  # the allowed CPUs shrank since the launch began
         if spec.bound:
             raise  # these were asked for, and no others
-    os.chdir(spec.cwd)
+    enter_folder(spec.cwd, spec.place)
 
 
 def disown_finalizers() -> None:
@@ -237,6 +238,8 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     Surroundings.of(spec.surroundings).keep_memory_private()
     if kind in ("script", "package", "module"):
         first = [spec.path0] if kind == "package" or not _is_safe_path() else []
+        if kind == "module" and not spec.path0:  # its folder was removed
+            first = []
         sys.path[:] = [*first, *base_path]
         sys.argv[:] = spec.argv
         _own_modules.make_way(first)

@@ -21,6 +21,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from elasticlib import _large_files, processes
+from elasticlib._folders import enter
 from elasticlib._stack_text import is_library
 from elasticlib._wire import Channel, Message
 from elasticlib.workers.child import _function, _loaded, _progress, _report, _results, _showing
@@ -332,7 +333,7 @@ class _Server:
                 os.environ[name] = value
         if message["path"] != self._path:
             sys.path[:] = self._path = message["path"]
-        os.chdir(message["cwd"])
+        enter(message["cwd"], message["place"])
 
 
 def _failed(error: BaseException, shared: Collection[str]) -> _report.Report:

@@ -46,6 +46,9 @@ class StartSpec:
     variables: Mapping[str, str] = field(default_factory=dict)
     """This worker's own, which beat them."""
     cwd: str = "/"
+    """Path of the caller's folder; empty where that was removed."""
+    place: Sequence[int] = ()
+    """Device and inode of that folder: a process that is there need not enter it."""
     surroundings: Mapping[str, Any] = field(default_factory=dict)
     """What a child of the caller would have (`Surroundings.plain`)."""
     affinity: Sequence[int] = ()

@@ -26,7 +26,7 @@ from json import dumps, loads
 from typing import Any, NoReturn
 
 from elasticlib import processes
-from elasticlib._folders import time_of_change
+from elasticlib._folders import out_of_removed, time_of_change
 from elasticlib._wire import Channel
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _ending, _own_modules, _randomness
@@ -68,7 +68,8 @@ def main(at_start: Collection[str]) -> NoReturn:
     folders = _times_of_change(_installed_folders())  # before the imports: what is installed meanwhile is news
     gc.disable()  # imports make little garbage, and to look for it takes a quarter of their time
     sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
-    named = _preload(asked["preload"], asked["path"], control)
+    with out_of_removed():
+        named = _preload(asked["preload"], asked["path"], control)
     sys.path[:] = _child.base_path
     keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
     _ending.inherit(named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import pickle
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from elasticlib import logs
 from elasticlib.errors import ConfigError, LogDirError
+from elasticlib.job._output import JobLogs
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._leftovers import holds_something
 from elasticlib.spec import Std
@@ -191,14 +193,65 @@ def test_a_log_dir_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatc
         DefaultLogsSpecs(str(tmp_path / "new")).check()
 
 
-def test_a_machine_without_a_temporary_folder_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without any folder for temporary files."""
+
     def refuse() -> str:
-        raise FileNotFoundError("none of these can be written")
+        raise FileNotFoundError(errno.ENOENT, "none of these can be written")
 
     monkeypatch.setattr(tempfile, "gettempdir", refuse)
 
+
+@pytest.mark.parametrize("asked", [{"redirects": Std.ERR}, {"redirects": {1: Std.OUT}}, {"tee": Std.OUT}])
+def test_streams_without_a_temporary_folder_are_refused(asked: dict[str, Any], read_only: None) -> None:
     with pytest.raises(LogDirError, match="TMPDIR"):
-        DefaultLogsSpecs().check()
+        DefaultLogsSpecs(**asked).check()
+
+
+def test_output_of_a_job_object_needs_a_temporary_folder(read_only: None) -> None:
+    with pytest.raises(LogDirError, match="TMPDIR"):
+        JobLogs().check()
+
+
+def test_without_a_temporary_folder_workers_have_no_error_files(read_only: None) -> None:
+    specs = DefaultLogsSpecs()
+    specs.check()
+    specs.make_ready("job")
+    dest = specs.reify(envs())
+    specs.put_away(succeeded=False)
+
+    assert {0: "", 1: ""} == dest.error_files
+    assert ({}, {}, "") == (dest.stdouts, dest.stderrs, dest.filtered_stdout)
+    assert (False, "") == (specs.has_files(), specs.root_log_dir)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_temporary_folder_that_turned_unwritable_costs_error_files_only(
+    number: int, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place was found when it could be written; it cannot be any more."""
+
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+
+    assert {0: "", 1: ""} == DefaultLogsSpecs().reify(envs()).error_files
+    with pytest.raises(LogDirError, match=os.strerror(number)):
+        DefaultLogsSpecs(redirects=Std.OUT).reify(envs())
+
+
+def test_lack_of_descriptors_is_an_error_also_without_log_files(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+
+    with pytest.raises(LogDirError, match="ulimit -n"):
+        DefaultLogsSpecs().reify(envs())
 
 
 def test_without_a_log_dir_the_first_round_makes_a_temporary_folder(temporary: Path) -> None:

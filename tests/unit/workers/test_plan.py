@@ -323,14 +323,27 @@ def test_an_argument_that_cannot_be_sent_is_refused() -> None:
         plan(train, threading.Lock())
 
 
-def test_a_folder_that_was_removed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, which is no more."""
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
+    return folder
 
-    with pytest.raises(EntrypointError, match=f"current folder was removed: {folder}; change to one that is there"):
-        plan(train, 0.5)
+
+def test_workers_stay_in_a_folder_that_was_removed(removed: Path) -> None:
+    found = os.stat("/proc/self/cwd")
+
+    common = plan(train, 0.5).common
+
+    assert ("", (found.st_dev, found.st_ino)) == (common.cwd, common.place)
+
+
+def test_script_of_a_folder_that_was_removed_is_not_found(removed: Path) -> None:
+    with pytest.raises(EntrypointError, match=f"'train.py' was not found in {removed}: check the path"):
+        plan("train.py")
 
 
 def test_an_interpreter_that_cannot_be_run_is_refused(script: str) -> None:
