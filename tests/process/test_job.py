@@ -164,10 +164,12 @@ def test_the_status_tells_state_step_metrics_and_last_line(tmp_path: Path) -> No
         assert "counts" in repr(job) and "succeeded" in repr(job)
 
 
-def test_the_last_lines_are_known_after_their_temporary_files_are_gone() -> None:
+def test_the_last_lines_are_known_after_their_files_are_gone() -> None:
     config = LaunchConfig(nproc_per_node=1, preload=(), logs_specs=DefaultLogsSpecs(redirects=Std.ALL))
     with elastic_launch(config, functools.partial(print, "all is well")).start() as job:
         job.result(LIMIT)
+        for file in job.files(0):
+            os.remove(file)
 
         assert job.logs() == ""
         assert [each.last_line for each in job.status().ranks] == ["all is well"]
