@@ -290,5 +290,5 @@ def _literal_threads(statement: ast.stmt) -> int | None:
 
 
 def is_of_python(name: str) -> bool:
-    """True for a module of Python's own."""
-    return name in sys.stdlib_module_names
+    """True for a module of Python's own, or the program itself."""
+    return name in sys.stdlib_module_names or name == "__main__"

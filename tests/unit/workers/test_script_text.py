@@ -48,6 +48,8 @@ def project(tmp_path: Path) -> Path:
         "from . import helper",
         "def later():\n    import helper",
         "import script",
+        "import __main__",
+        "from __main__ import __file__",
     ],
 )
 def test_a_script_of_python_and_its_own_files_alone_waits_for_no_import(source: str, project: Path) -> None:
