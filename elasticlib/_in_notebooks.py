@@ -16,7 +16,8 @@ from typing import Any
 
 from elasticlib._stack_text import Frame, is_library
 
-_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+"""The folder of our own files, whose frames say nothing to the user."""
 _FIRST, _LAST = 1, 3
 """Frames of the user's that are shown of a deep stack, from outside and from inside."""
 ELSEWHERE = "worker"
@@ -48,7 +49,7 @@ def users_frames(trace: TracebackType | None) -> list[Frame]:
     found = [
         Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(trace)
-        if not frame.f_code.co_filename.startswith(_OWN) and frame.f_globals.get("__name__") != ELSEWHERE
+        if not frame.f_code.co_filename.startswith(OWN) and frame.f_globals.get("__name__") != ELSEWHERE
     ]
     while found and is_library(found[0].file):
         del found[0]

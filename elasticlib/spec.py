@@ -32,7 +32,6 @@ WaitFor: TypeAlias = Literal["quiet", "min", "max"]
 RaiseAs: TypeAlias = Literal["both", "ChildFailedError"]
 Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
-
 DEFAULT_RENDEZVOUS_TIMEOUT = 900
 """Seconds"""
 DEFAULT_MAX_RESTARTS = 3

@@ -60,6 +60,11 @@ def _explained(name: str, key: Key) -> str:
     return f"{name}: {key.meaning}" + (f" ({key.default})" if key.default else "")
 
 
+def _as_it_is(text: str) -> str:
+    """Return the very *text*: a default is known by that."""
+    return text
+
+
 @frozen
 class Option:
     """One option: how it is spelled, read and explained."""
@@ -70,7 +75,7 @@ class Option:
     """In one line, for ``--help`` and for the configuration reference."""
     default: str | None = None
     """As it would be typed; None when the option has no default."""
-    read: Callable[[str], Any] = str
+    read: Callable[[str], Any] = _as_it_is
     short: tuple[str, ...] = ()
     metavar: str | None = None
     unset: str = "none"

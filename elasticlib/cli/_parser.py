@@ -246,4 +246,5 @@ def values_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]
 def _value(row: Option, held: Any, given: Mapping[str, str]) -> Any:
     if held is None or (not isinstance(held, str) and not row.is_kept_as_text):
         return held
-    return row.value(str(held), given.get(row.dest, row.long))
+    text = held if isinstance(held, str) else str(held)  # a default stays the very object, by which it is known
+    return row.value(text, given.get(row.dest, row.long))

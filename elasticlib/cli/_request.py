@@ -22,7 +22,7 @@ from elasticlib.cli._terminal import why_not
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._layout import PREFIX_VARIABLE
-from elasticlib.spec import DEFAULT_SIGNALS, START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
+from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
 
 log = logging.getLogger("elasticlib.run")
 
@@ -94,7 +94,6 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         duplicate_stderr_filters=values["duplicate_stderr_filters"] or None,
         numa_options=_numa_options(values["numa_binding"]),
         **_rendezvous(values, given, environ),
-        signals_to_handle=values["signals_to_handle"] if "signals_to_handle" in given else DEFAULT_SIGNALS,
         **{name: values[name] for name in _AS_GIVEN},
     )
     if "preload" in given and config.preload and (config.start_method == "spawn" or config.no_python):
@@ -105,7 +104,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
 
 
 _AS_GIVEN = (
-    *("role", "max_restarts", "monitor_interval", "shutdown_timeout", "exit_timeout", "preload"),
+    *("role", "max_restarts", "monitor_interval", "signals_to_handle", "shutdown_timeout", "exit_timeout", "preload"),
     *("local_addr", "wait_for", "event_log_handler", "virtual_local_rank", "worker_server"),
 )
 """Fields that have the value of the option of their name."""

@@ -10,15 +10,12 @@ its own; whatever is not a launch's error goes to Python's.
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from types import TracebackType
 
 from elasticlib import _in_notebooks
 from elasticlib.errors import ChildFailedError
-
-_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def watch() -> None:
@@ -36,7 +33,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 def lines(error: ChildFailedError, trace: TracebackType | None) -> list[str]:
     """Return what Python shows of *error*, raised with *trace*, without what the console has seen before."""
-    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_OWN)]
+    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_in_notebooks.OWN)]
     stack = traceback.StackSummary.from_list(frames).format()
     head = ["Traceback (most recent call last):", *(part.rstrip("\n") for part in stack)] if stack else []
     kind = f"{ChildFailedError.__module__}.{ChildFailedError.__qualname__}"

@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.process.launches import wait_until
 from tests.process.test_cli import environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
@@ -35,8 +35,8 @@ PROGRAM = (
     "if __name__ == '__main__':\n"
     "    elastic_launch(LaunchConfig(nproc_per_node=2, max_restarts=0), train)()\n"
 )
-IMPATIENT = "from elasticlib.agent import _silence\n_silence.LONG = 0.2\nfrom elasticlib.run import main\nmain()\n"
-"""The command, which takes a fifth of a second for a long silence."""
+IMPATIENT = "from elasticlib.agent import _silence\n_silence.LONG = 0.0\nfrom elasticlib.run import main\nmain()\n"
+"""The command, which takes any silence for a long one."""
 
 
 @pytest.fixture
@@ -65,11 +65,16 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def wait_for(*paths: Path) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+@pytest.fixture
+def hanging(tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> Callable[..., subprocess.Popen[str]]:
+    """Starts a command with a script whose two ranks hang at different places, and returns when they do."""
+
+    def begin(*command: str, **files: str) -> subprocess.Popen[str]:
+        process = start(*command, "script.py", script=HANGS, **files)
+        wait_until(lambda: (tmp_path / "up0").exists() and (tmp_path / "up1").exists())
+        return process
+
+    return begin
 
 
 RUN = ("-m", "elasticlib.run", "--nproc-per-node", "2")
@@ -106,10 +111,9 @@ def test_a_hook_of_the_scripts_own_takes_nothing_from_the_report(start: Callable
 
 
 def test_quit_shows_where_all_ranks_are_and_the_job_goes_on_until_it_is_repeated(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+    hanging: Callable[..., subprocess.Popen[str]],
 ) -> None:
-    process = start(*RUN, "script.py", script=HANGS)
-    wait_for(tmp_path / "up0", tmp_path / "up1")
+    process = hanging(*RUN)
     process.send_signal(signal.SIGQUIT)
     assert process.stderr is not None
     seen = ""
@@ -126,11 +130,9 @@ def test_quit_shows_where_all_ranks_are_and_the_job_goes_on_until_it_is_repeated
 
 
 def test_an_interrupt_of_a_silent_job_shows_where_its_ranks_are(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+    hanging: Callable[..., subprocess.Popen[str]],
 ) -> None:
-    process = start("command.py", "--nproc-per-node", "2", "script.py", command=IMPATIENT, script=HANGS)
-    wait_for(tmp_path / "up0", tmp_path / "up1")
-    time.sleep(0.5)  # the silence itself
+    process = hanging("command.py", "--nproc-per-node", "2", command=IMPATIENT)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=LIMIT)
 
@@ -142,10 +144,9 @@ def test_an_interrupt_of_a_silent_job_shows_where_its_ranks_are(
 
 
 def test_an_interrupt_of_a_job_that_speaks_shows_no_stacks(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+    hanging: Callable[..., subprocess.Popen[str]],
 ) -> None:
-    process = start(*RUN, "script.py", script=HANGS)
-    wait_for(tmp_path / "up0", tmp_path / "up1")
+    process = hanging(*RUN)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=LIMIT)
 

@@ -61,7 +61,7 @@ class ScriptText:
 
     def may_change_in_place(self, name: str) -> bool:
         """Whether the object that *name* holds may have another content after the import."""
-        return self.may_change(name) or name in self.handed_on
+        return name in self.handed_on
 
     def surely_lacks(self, name: str) -> bool:
         """Whether the import does not define *name*."""

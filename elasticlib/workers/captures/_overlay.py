@@ -33,8 +33,8 @@ def of(script: ImportableMain, functions: Sequence[Any], try_to_send: TryToSend)
     found: dict[str, Any] = {}
     text = script.text
     for name, value in reached_globals(functions, script.module.__dict__).items():
-        is_defined = name in text.defined
-        if is_defined and not _may_have_changed(name, value, text):
+        may_have_changed = _may_have_changed(name, value, text)
+        if name in text.defined and not may_have_changed:
             continue
         if script.defines(value) and script.is_own(value):
             continue
@@ -48,7 +48,7 @@ def of(script: ImportableMain, functions: Sequence[Any], try_to_send: TryToSend)
                 f"a {type(value).__qualname__}, it cannot be sent ({str(error) or type(error).__name__})",
             )
         else:
-            found[name] = value if is_defined or _may_have_changed(name, value, text) else IfAbsent(value)
+            found[name] = value if may_have_changed else IfAbsent(value)
     return found
 
 

@@ -10,6 +10,7 @@ Rules of this file: what a bare interpreter has imported before its first line s
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import itertools
 import os
@@ -19,8 +20,6 @@ from collections.abc import Collection, Iterable, Sequence
 _KEPT = frozenset({"__main__", "__mp_main__", "elasticlib"})
 _folders: Sequence[str] = ()
 """Those of the project, in a worker: they come before the interpreter's own on the search path."""
-_found: dict[str, bool] = {}
-"""Whether the project has a module of a name, as far as that was asked."""
 _at_start: Collection[str] = frozenset()
 """What the interpreter of this process had imported before any code of ours."""
 
@@ -40,7 +39,7 @@ def make_way(folders: Sequence[str]) -> None:
     """Have imports find the modules in *folders* from now on, whatever else of their names was imported before."""
     global _folders
     _folders = folders
-    _found.clear()
+    has_own.cache_clear()
     loaded = {name.partition(".")[0] for name in sys.modules} - _KEPT
     loaded = {name for name in loaded.difference(_at_start) if not _is_from(folders, name)}
     ours = hidden_by(folders, loaded)
@@ -57,11 +56,10 @@ def _is_from(folders: Sequence[str], name: str) -> bool:
     return (os.path.dirname(folder) if base.startswith("__init__.") else folder) in folders
 
 
+@functools.cache
 def has_own(name: str) -> bool:
     """Return whether the project of this process has a module *name* of its own; its folders are read once."""
-    if name not in _found:
-        _found[name] = bool(hidden_by(_folders, {name}))
-    return _found[name]
+    return bool(hidden_by(_folders, {name}))
 
 
 def hidden_by(folders: Iterable[str], names: Collection[str]) -> set[str]:
