@@ -277,7 +277,8 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _look(self) -> list[_policy.Event]:
         group = self._worker_group
-        self._result = self._telemetry.measured(self._monitor_workers, group)
+        with self._telemetry.measured(self._monitor_workers):
+            self._result = self._monitor_workers(group)
         for rank, failure in self._result.failures.items():
             failure.rank = rank  # torch's failures, and so those of its users' agents, have none
         self._telemetry.seen(self._result)
@@ -371,7 +372,8 @@ class SimpleElasticAgent(ElasticAgent):
             return  # this process stood still, and others may have the ranks by now
         self._runs, group = True, self._worker_group
         try:
-            ids = self._telemetry.measured(self._start_workers, group)
+            with self._telemetry.measured(self._start_workers):
+                ids = self._start_workers(group)
         except StartError:
             if self._listen():
                 return  # it stood still until the spawner was killed for it
@@ -392,7 +394,8 @@ class SimpleElasticAgent(ElasticAgent):
         if signum is not None:
             self._shutdown(number, self._grace)
         elif self._runs:
-            self._telemetry.measured(self._stop_workers, group)
+            with self._telemetry.measured(self._stop_workers):
+                self._stop_workers(group)
         self._runs = False
         group.step(WorkerState.STOPPED, why)
 

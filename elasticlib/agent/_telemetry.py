@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from elasticlib import events, metrics, records
 from elasticlib._clock import Clock, wall_time
@@ -22,7 +22,6 @@ from elasticlib.rendezvous.protocol._messages import Final, RankAssignment, Roun
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
 
 _AGENT = "SimpleElasticAgent"
-T = TypeVar("T")
 
 
 class Telemetry:
@@ -107,15 +106,16 @@ class Telemetry:
 
     # While it lasts.
 
-    def measured(self, hook: Callable[..., T], *args: Any) -> T:
-        """What *hook* returns; how long it took is told, unless it does so itself (`metrics.prof`)."""
+    @contextlib.contextmanager
+    def measured(self, hook: Callable[..., Any]) -> Iterator[None]:
+        """While entered, *hook* runs; how long it took is told, unless it does so itself (`metrics.prof`)."""
         if getattr(hook, MEASURED, False):
-            return hook(*args)
+            yield
+            return
         begun, succeeded = self._clock(), False
         try:
-            result = hook(*args)
+            yield
             succeeded = True
-            return result
         finally:
             name = getattr(hook, "__qualname__", type(hook).__qualname__)
             self._sink(records.StepDone(name, self._since(begun), succeeded))

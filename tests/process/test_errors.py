@@ -70,7 +70,7 @@ duties.fails_when_stopped(here) if os.environ["RANK"] == "0" else duties.fails_b
 
 
 def test_the_summary_tells_of_each_failure_what_is_known(tmp_path: Path) -> None:
-    """Row 091: rank 1 raised, rank 0 raised something else when it was told to end."""
+    """Row 091: rank 1 raised, rank 0 raised something else when it was told to end; each stack stands there once."""
     status, stderr = elasticrun(tmp_path, "import os" + TWO_FAILURES, "--preload", "", "--log-dir", str(tmp_path))
 
     summary = summary_of(stderr)
@@ -86,7 +86,10 @@ def test_the_summary_tells_of_each_failure_what_is_known(tmp_path: Path) -> None
         assert f"host      : {os.uname().nodename}" in block
         assert re.search(r"exitcode  : 1 \(pid: \d+\)$", block, re.MULTILINE)
         assert re.search(rf"error_file: {re.escape(str(tmp_path))}/.*error\.json$", block, re.MULTILINE)
-        assert re.search(r"traceback : Traceback .*\n(.*\n)*?.*script\.py\", line \d+, in <module>", block)
+        told = re.search(r"traceback : (\w+: [\w ]+) \(.*\): see above$", block, re.MULTILINE)
+        assert told
+        assert stderr.count(f"\n{told[1]}\n") == 1
+    assert len(re.findall(r"Traceback .*\n(?: .*\n)*? .*script\.py\", line \d+, in <module>", stderr)) == 2
 
 
 def test_the_summary_shows_the_last_lines_of_a_redirected_stderr(tmp_path: Path) -> None:
@@ -138,12 +141,13 @@ BY_US = RECORDED.format(imports="from elasticlib import record")
 @pytest.mark.parametrize("code", [BY_TORCH, BY_US], ids=["torch", "elasticlib"])
 @pytest.mark.parametrize("way", ["--no-python", "--start-method=forkserver"])
 def test_a_recorded_error_is_told_with_its_traceback(way: str, code: str, tmp_path: Path) -> None:
-    """Rows 092 and 094: of a program the error file is all that there is."""
+    """Rows 092 and 094: of a program the error file is all that there is; a worker's stderr has shown it already."""
     status, stderr = elasticrun(tmp_path, code, way, "--log-dir", str(tmp_path))
 
     root = summary_of(stderr).split("Root Cause")[1]
+    told = root if way == "--no-python" else stderr.partition("script.py FAILED")[0]
     assert 1 == status
-    assert re.search(r'script\.py", line \d+, in main\n +raise ValueError\("a bad value"\)', root)
+    assert re.search(r'script\.py", line \d+, in main\n +raise ValueError\("a bad value"\)', told)
     error_file = Path(re.findall(r"error_file: (.*)", root)[0])
     entry = json.loads(error_file.read_text())["message"]
     assert "ValueError: a bad value" in entry["message"]

@@ -70,6 +70,9 @@ class Agent:
     def conclude(self, error: BaseException | None = None) -> None:
         self.concluded.append(error)
 
+    def get_worker_group(self) -> SimpleNamespace:
+        return SimpleNamespace(workers=[SimpleNamespace(world_size=2)] * 2)
+
     def original_exception(self, rank: int) -> BaseException | None:
         return Agent.cause if rank == 1 else None
 
