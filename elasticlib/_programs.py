@@ -24,7 +24,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from elasticlib import processes
+from elasticlib import _debugger, processes
 from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import EntrypointError, StartError, name_of_signal
 
@@ -341,7 +341,8 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: in
         (os.POSIX_SPAWN_DUP2, copies[0], CHANNEL_FD),
     ]
     try:
-        return Child(os.posix_spawn(command[0], list(command), environment, file_actions=actions, setsid=True))
+        with _debugger.unseen():
+            return Child(os.posix_spawn(command[0], list(command), environment, file_actions=actions, setsid=True))
     except OSError as error:
         raise not_started(command[0], error) from error
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from elasticlib._programs import FROM_OUTSIDE, Child, HelperLostError, Process
-from elasticlib.errors import StartError
+from elasticlib.errors import StartError, name_of_signal
 
 _REAPER_LIMIT = 1.0
 """Seconds between the end of a fork server and that of its reaper, which clears up before."""
@@ -28,6 +28,9 @@ def fork_server_lost(reaper: Child, process: Process | None, said: str) -> Start
     if (lost := reaper_lost(reaper)) is not None:
         return lost
     status = reaper.exitcode()
-    if status == signal.SIGKILL or (process is not None and not said):
+    # On a busy machine the reaper is not done yet. An import that fails says so, and a crash is told by its signal.
+    is_untold = not said and (status is None or process is not None)
+    if status == signal.SIGKILL or is_untold:
         return HelperLostError.of("fork server", 0 if process is None else process.pid, status or 0)
-    return StartError(f"the fork server process ended unexpectedly{f': {said}' if said else FROM_OUTSIDE}")
+    how = f" ({name_of_signal(status)})" if status else ""
+    return StartError(f"the fork server process ended unexpectedly{how}{f': {said}' if said else FROM_OUTSIDE}")

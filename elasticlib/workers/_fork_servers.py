@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ from elasticlib.workers._fork_server_key import ForkServerKey, stamps
 from elasticlib.workers.child import _report
 from elasticlib.workers.spawner._reads import Reads, serves
 
+_log = logging.getLogger("elasticlib")
 _FORK_SERVER_BOOT = BOOT + AT_START + "from elasticlib.workers.spawner._fork_server import main; main(at_start)"
 
 _MOST_IDLE = 2
@@ -152,9 +154,20 @@ class ForkServer:
                     self._files = received[0].get("files", {})
                     self._process = Process.sent(received[0]["pid"], received[1])
                     self._itself = Helper("fork server", self._process, self._ping)
+                    self._say_left_out(received[0]["left_out"])
                     if warnings := self._words():
                         print(warnings, file=sys.stderr)
             return self._failure
+
+    def _say_left_out(self, modules: Sequence[str]) -> None:
+        """Say that workers import *modules* themselves, and why: as a warning to those who asked for a preload."""
+        if modules:
+            _log.log(
+                logging.INFO if self.key.is_automatic else logging.WARNING,
+                "nothing is imported ahead of workers (preload=%r): a start hook of this interpreter, sitecustomize or "
+                "a .pth file, starts a thread or opens a socket, which no fork keeps; each worker is a new interpreter",
+                ",".join(modules),
+            )
 
     def _note_import(self, module: str, descriptors: list[int]) -> None:
         """Note that it is at the import of *module* now, of none where that is empty."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from elasticlib import _rules
+from elasticlib import _debugger, _rules
 from elasticlib._caller import Surroundings
 from elasticlib._folders import name_of_current, path_of_current, place
 from elasticlib._programs import flags_here, fresh_command, importable_by, need_system
@@ -88,7 +88,8 @@ class Job:
 
     def argv(self, local_rank: int) -> list[str]:
         """The command line of the worker *local_rank*."""
-        return [*self.common.argv, *(_LOCAL_RANK.sub(str(local_rank), arg) for arg in self.args)]
+        argv = [*self.common.argv, *(_LOCAL_RANK.sub(str(local_rank), arg) for arg in self.args)]
+        return _debugger.followed(argv) if self.common.kind == "program" else argv
 
 
 @frozen
@@ -266,15 +267,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
         job = _saying(job, kind="program", argv=[python, *flags, "-u"], fresh=False)
         return _from_fork_server(evolve(job, args=(entry, *args)), spec, "spawn")
     elif as_script and not spec.no_python:
-        absolute = os.path.join(job.common.cwd, entry)
-        if _can_be_read_once(entry):
-            text = _read_once(entry)
-            path0 = "" if entry == STDIN else os.path.dirname(os.path.realpath(entry))
-            job = evolve(_saying(job, kind="script", argv=[entry], path0=path0), memories={"script": text})
-        elif _check_script(entry) and _is_package(absolute, entry):
-            job = _saying(job, kind="package", argv=[entry], path0=absolute)
-        else:
-            job = _saying(job, kind="script", argv=[entry], path0=os.path.dirname(os.path.realpath(entry)))
+        job, text = _script(job, entry)
         command = [python, *flags, "-u", entry]
     else:
         command = [_program(entry, environment)]
@@ -298,6 +291,19 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
         )
     job = _saying(job, kind="program", argv=command, fresh=False)
     return _from_fork_server(evolve(job, args=args), spec, "spawn")
+
+
+def _script(job: Job, entry: str) -> tuple[Job, bytes | None]:
+    """Return *job* with the script, folder or archive *entry*, and the text of a script that workers cannot read."""
+    if _can_be_read_once(entry):
+        text = _read_once(entry)
+        path0 = "" if entry == STDIN else os.path.dirname(os.path.realpath(entry))
+        return evolve(_saying(job, kind="script", argv=[entry], path0=path0), memories={"script": text}), text
+    _check_script(entry)
+    absolute = os.path.join(job.common.cwd, entry)
+    if _is_package(absolute, entry):
+        return _saying(job, kind="package", argv=[entry], path0=absolute), None
+    return _saying(job, kind="script", argv=[entry], path0=os.path.dirname(os.path.realpath(entry))), None
 
 
 def _saying(job: Job, **said: Any) -> Job:
@@ -330,6 +336,10 @@ def _from_fork_server(
     function: Callable[..., Any] | None = None,
     text: bytes | None = None,
 ) -> Job:
+    if _debugger.follows_children() and job.common.kind != "program":
+        _log.info("a debugger follows this program: each worker is a new interpreter, in which it stops at breakpoints")
+        job = _saying(job, fresh=True, python=_debugger.followed(job.common.python))
+        start_method = "spawn"
     if start_method == "spawn":
         return evolve(job, fork_server=ForkServerKey(sys.executable, flags=flags), search_path=())
     path = job.search_path if depends_on_path(spec.preload) else ()
@@ -366,15 +376,14 @@ def _read_once(path: str) -> bytes:
         raise EntrypointError(f"script {path!r} cannot be read: {error.strerror}; give a file") from error
 
 
-def _check_script(path: str) -> bool:
-    """Return True for a script that can be read; raise `EntrypointError` for any other."""
+def _check_script(path: str) -> None:
+    """Raise `EntrypointError` for a script that cannot be read."""
     if not os.path.lexists(path):
         raise EntrypointError(f"script {path!r} was not found in {name_of_current()}: check the path")
     if not os.path.isfile(path) and not os.path.isdir(path):
         raise EntrypointError(f"script {path!r} is not a file")
     if not os.access(path, os.R_OK):
         raise EntrypointError(f"script {path!r} may not be read by this user: change its permissions")
-    return True
 
 
 def _is_package(path: str, typed: str) -> bool:

@@ -106,13 +106,17 @@ def test_the_traceback_and_message_of_a_recorded_worker_are_in_the_summary(peer:
 
 @pytest.mark.row(93, improvement=True)
 def test_without_record_the_summary_has_the_traceback_too(peer: Peer) -> None:
-    """Torch hints at its decorator there."""
-    done = peer.run(peer.script("def main():\n    raise ValueError('a bad value')\nmain()"), env=QUICK)
+    """Torch hints at its decorator there. Where stderr is on the console, the summary refers to it."""
+    script = peer.script("def main():\n    raise ValueError('a bad value')\nmain()")
 
-    text = summary(done.err).root.text
-    assert 1 == done.returncode
-    assert re.search(r'File ".*script\.py", line 2, in main\n +raise ValueError\(.a bad value.\)', text)
-    assert re.search(r"^ +ValueError: a bad value$", text, re.MULTILINE)
+    shown = peer.run(script, env=QUICK)
+    logged = peer.run("--redirects", "3", script, env=QUICK)
+
+    assert (1, 1) == (shown.returncode, logged.returncode)
+    for text in (shown.err, summary(logged.err).root.text):
+        assert re.search(r'File ".*script\.py", line 2, in main\n +raise ValueError\(.a bad value.\)', text)
+        assert re.search(r"^ *ValueError: a bad value$", text, re.MULTILINE)
+    assert re.search(r"traceback : ValueError: a bad value \(.*\): see above$", shown.err, re.MULTILINE)
 
 
 @pytest.mark.row(93)

@@ -194,15 +194,15 @@ print([thread.name for thread in threading.enumerate()], flush=True)
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_an_agent_of_the_interpreters_start_lives_in_each_worker(method: str, tmp_path: Path) -> None:
-    """Its thread runs, and its exit handler, which does nothing in a fork, has written."""
+@pytest.mark.parametrize("options", [(), ("--start-method=spawn",), ("--preload=torch",)], ids="".join)
+def test_an_agent_of_the_interpreters_start_lives_in_each_worker(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Its thread runs, and its exit handler, which does nothing in a fork, has written; a preload is left out aloud."""
     for folder in ("agent", "out"):
         (tmp_path / folder).mkdir()
     (tmp_path / "agent" / "sitecustomize.py").write_text(AGENT)
     (tmp_path / "train.py").write_text(WATCHING)
     given = {"PYTHONPATH": f"{tmp_path / 'agent'}{os.pathsep}{ROOT}", "AGENT_OUT": str(tmp_path / "out")}
-    command = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", "--start-method", method, "train.py"]
+    command = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", *options, "train.py"]
 
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, **given}, capture_output=True, text=True, timeout=120
@@ -211,3 +211,4 @@ def test_an_agent_of_the_interpreters_start_lives_in_each_worker(method: str, tm
     assert 0 == done.returncode, done.stderr
     assert ["['MainThread', 'agent']"] * 2 == done.stdout.splitlines()
     assert ["end-0", "end-1"] == sorted(os.listdir(tmp_path / "out"))
+    assert ("nothing is imported ahead of workers (preload='torch')" in done.stderr) == ("--preload=torch" in options)

@@ -70,6 +70,34 @@ def test_a_folder_or_archive_with_a_main_sees_what_it_sees_under_python(name: st
     assert plain[1:] == worker[1:]
 
 
+CHANGES_ITS_ENCODING = """
+import sys
+from elasticlib import DefaultLogsSpecs, LaunchConfig, Std, elastic_launch
+
+def train():
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="ascii", errors="backslashreplace")
+        print("na\N{LATIN SMALL LETTER I WITH DIAERESIS}ve", file=stream)
+    return sys.stdout.seekable(), sys.stderr.seekable()
+
+logs = DefaultLogsSpecs(sys.argv[2], Std.from_str(sys.argv[3]))
+print(elastic_launch(LaunchConfig(nproc_per_node=1, start_method=sys.argv[1], logs_specs=logs), train)())
+"""
+
+
+@pytest.mark.parametrize("redirects", ["0", "3"], ids=["pipe", "file"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_function_may_change_the_encoding_of_its_output(method: str, redirects: str, tmp_path: Path) -> None:
+    """Where its output goes is not where that of the fork server goes, or the caller's."""
+    done = run([sys.executable, "-c", CHANGES_ITS_ENCODING, method, str(tmp_path), redirects])
+
+    is_file, line = redirects == "3", "na\\xefve\n"
+    assert 0 == done.returncode, done.stderr
+    assert f"{{0: ({is_file}, {is_file})}}" == done.stdout.splitlines()[-1]
+    written = [file.read_text() for file in tmp_path.rglob("std*.log")] if is_file else [done.stdout, done.stderr]
+    assert [True, True] == [text.startswith(line) for text in written]
+
+
 def test_classes_of_a_script_can_be_pickled_to_its_very_end() -> None:
     """The script is ``__main__`` until threads have ended and exit handlers have run."""
     output = launch(2, str(SCRIPTS / "pickles_late.py"))

@@ -66,8 +66,8 @@ _terminal = _Terminal()
 def offered(call: Call) -> Iterator[None]:
     """Within the block ``breakpoint()`` stops at pytest's terminal."""
     former = sys.breakpointhook
-    # Who chose a debugger of their own by the variable has that.
-    if os.environ.get("PYTHONBREAKPOINT") in (None, ""):
+    # Who chose another debugger, by the variable or as one that follows pytest's children, has that.
+    if os.environ.get("PYTHONBREAKPOINT") in (None, "") and former is sys.__breakpointhook__:
         sys.breakpointhook = _stop
     try:
         yield

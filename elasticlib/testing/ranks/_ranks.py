@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from attrs import evolve
 
+from elasticlib import _debugger
 from elasticlib._clock import monotonic
 from elasticlib._wire import Message
 from elasticlib.errors import ChildFailedError, PicklingError
@@ -37,6 +38,8 @@ _AFTER_FIRST = 1.0
 """Seconds that ranks have, once another one has failed or skipped, to end by themselves."""
 _AFTER_LOST = 10.0
 """The same, once one has lost its peer, whose death the launcher is about to tell."""
+_AT_BREAKPOINTS = 86400.0
+"""Seconds that a test may take where a debugger follows its ranks."""
 _TITLE = "the surroundings of a test"
 _STACKS_LIMIT = 0.9
 """Seconds that the ranks' stacks are waited for."""
@@ -178,7 +181,7 @@ class Ranks:
             self._prepare(crew, always)
             before = {rank: _size(file) for rank, file in _files(crew).items()}
             group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
-            progress = Progress(monotonic() + asked.timeout)
+            progress = Progress(monotonic() + (_AT_BREAKPOINTS if _debugger.follows_children() else asked.timeout))
             crew.on_ask, crew.on_tell = self._on_ask, progress.hear
             is_shared = asked.group == "shared" and not asked.threads
             until = evolve(call, until=0.0 if asked.threads else progress.until, shares_group=is_shared)

@@ -106,6 +106,29 @@ def disown_finalizers() -> None:
         finalizer.atexit = False
 
 
+def _renew_output() -> None:
+    """
+    Have stdout and stderr look at their descriptors again, which are others than at the start of the interpreter.
+
+    They remember whether these can be sought in; a change of their encoding fails where that is wrong.
+    """
+    for stream, descriptor in ((sys.__stdout__, 1), (sys.__stderr__, 2)):
+        if not isinstance(stream, io.TextIOWrapper) or stream.closed:
+            continue
+        raw, former = io.FileIO(descriptor, "w", closefd=False), stream.buffer
+        raw.name = f"<{'stdout' if descriptor == 1 else 'stderr'}>"
+        # The same objects, which loggers may hold by now.
+        stream.__init__(  # type: ignore[misc]
+            raw if isinstance(former, io.FileIO) else io.BufferedWriter(raw),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            newline="\n",
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        stream.mode = "w"  # type: ignore[misc]
+
+
 def _forget_the_caller() -> None:
     """Print to the worker's own descriptors, and drop exit handlers: they are about the caller's files and threads."""
     if sys.__stdout__ is not None and sys.__stderr__ is not None:
@@ -166,6 +189,7 @@ def run_forked(
             _execute(spec, handed)
         forget_the_fork_server()
         _threads.apply(spec.threads)
+        _renew_output()
         if call is None:
             _FIRST_PROCESS.authkey = os.urandom(32)
             _randomness.reseed()

@@ -86,6 +86,7 @@ def main(at_start: Collection[str]) -> NoReturn:
         "files": {**folders, **_times_of_change(_files_of(named))},
         "intel_openmp": _is_mapped("libiomp", "libomp"),
         "whole": wrapped != {} or read_at_start is None,
+        "left_out": asked.get("left_out", []),
     }
     changed = _differences(given or before, dict(os.environ))
     for name in _leftovers.RANK_VARIABLES:
@@ -100,7 +101,7 @@ def _start_without_hooks(asked: Mapping[str, Any], parent: int) -> NoReturn:
     A hook (``sitecustomize``, a ``.pth`` file) has started a thread or opened a socket here, which a fork would lack or
     share. Workers are new interpreters then, in which it does so again.
     """
-    asked = {**asked, "preload": [], "base": sys.path}
+    asked = {**asked, "preload": [], "left_out": asked["preload"], "base": sys.path}
     command = [sys.executable, "-S", *sys.orig_argv[1:-1], dumps(asked)]
     os.execve(sys.executable, command, _first_environment(parent) or dict(os.environ))
 

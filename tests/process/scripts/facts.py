@@ -51,6 +51,8 @@ facts = {
             getattr(s, "write_through", None),
             s.mode,
             s.name,
+            s.seekable(),
+            type(s.buffer).__name__,
         ]
         for s in (sys.stdin, sys.stdout, sys.stderr)
     ],
@@ -63,6 +65,8 @@ facts = {
     "flags": [str(sys.flags), sys._xoptions, sys.warnoptions, sys.get_int_max_str_digits()],
     "stdin": sys.stdin.readline(),
 }
+print(json.dumps(facts, sort_keys=True))
+sys.stdout.reconfigure(encoding="ascii", errors="backslashreplace")
+print("\N{BULLET}")
 atexit.register(lambda: print("exit handler", flush=True))
 threading.Thread(target=lambda: (threading.main_thread().join(), print("thread", flush=True))).start()
-print(json.dumps(facts, sort_keys=True))

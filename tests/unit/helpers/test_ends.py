@@ -1,0 +1,49 @@
+"""Whether the end of a helper says nothing against starting it again."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elasticlib._programs import HelperLostError
+from elasticlib.errors import StartError
+from elasticlib.helpers import fork_server_lost
+
+GONE = SimpleNamespace(pid=7)
+
+
+def reaper(exitcode: int | None) -> Any:
+    """One that has ended with *exitcode*, or is not done yet (None)."""
+    return SimpleNamespace(pid=3, ends=lambda _: exitcode is not None, exitcode=lambda: exitcode)
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "process", "said"),
+    [
+        pytest.param(signal.SIGKILL, None, "", id="killed at its imports"),
+        pytest.param(signal.SIGKILL, None, "a warning", id="killed after a warning"),
+        pytest.param(None, None, "", id="killed at its imports, the reaper is slow"),
+        pytest.param(None, GONE, "", id="killed later"),
+        pytest.param(-signal.SIGKILL, GONE, "", id="the reaper was killed"),
+    ],
+)
+def test_who_was_killed_can_be_started_again(exitcode: int | None, process: Any, said: str) -> None:
+    assert isinstance(fork_server_lost(reaper(exitcode), process, said), HelperLostError)
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "said", "told"),
+    [
+        pytest.param(0, "ImportError: no torch", "unexpectedly: ImportError: no torch", id="its import failed"),
+        pytest.param(signal.SIGSEGV, "", r"unexpectedly \(SIGSEGV\)", id="its import crashed"),
+    ],
+)
+def test_whose_import_fails_would_fail_again(exitcode: int, said: str, told: str) -> None:
+    error = fork_server_lost(reaper(exitcode), None, said)
+
+    assert type(error) is StartError
+    with pytest.raises(StartError, match=told):
+        raise error
