@@ -24,7 +24,8 @@ from json import dumps
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from elasticlib import _debugger, processes
+from elasticlib import processes
+from elasticlib._caller import unseen_by_debugger
 from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import EntrypointError, StartError, name_of_signal
 
@@ -341,7 +342,7 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], descriptor: in
         (os.POSIX_SPAWN_DUP2, copies[0], CHANNEL_FD),
     ]
     try:
-        with _debugger.unseen():
+        with unseen_by_debugger():
             return Child(os.posix_spawn(command[0], list(command), environment, file_actions=actions, setsid=True))
     except OSError as error:
         raise not_started(command[0], error) from error

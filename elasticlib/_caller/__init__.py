@@ -3,7 +3,7 @@ The program that launches, as its child processes would have it: who it is to th
 
 Workers are forked from a process that was started earlier; the program may have changed since. `CallerIdentity` is what
 no process gives itself, so that another process has to be started; `Surroundings` is what a worker sets for itself;
-`Caller` is both.
+`Caller` is both. `debugger_follows` and its kin are about a debugger that would follow its children.
 """
 
 from __future__ import annotations
@@ -11,13 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elasticlib._caller._debugger import debugger_follows, followed_by_debugger, unseen_by_debugger
 from elasticlib._caller._identity import CallerIdentity
 from elasticlib._caller._surroundings import Surroundings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Caller", "CallerIdentity", "Surroundings"]
+__all__ = [
+    "Caller",
+    "CallerIdentity",
+    "Surroundings",
+    "debugger_follows",
+    "followed_by_debugger",
+    "unseen_by_debugger",
+]
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
 from elasticlib import records
+from elasticlib._caller import debugger_follows, unseen_by_debugger
 from elasticlib._clock import monotonic
 from elasticlib._large_files import handed_over
 from elasticlib._programs import Child, HelperLostError, Link, Process, not_started
@@ -101,7 +103,7 @@ class SpawnerClient:
             if stream is not None:
                 stream.flush()  # what waits in a buffer would be written once more by the child
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), nullcontext() if debugger_follows() else unseen_by_debugger():
                 # Python 3.12 warns of forks in threaded programs: the caller asked for just that.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()

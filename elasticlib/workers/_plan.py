@@ -24,8 +24,8 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from elasticlib import _debugger, _rules
-from elasticlib._caller import Surroundings
+from elasticlib import _rules
+from elasticlib._caller import Surroundings, debugger_follows, followed_by_debugger
 from elasticlib._folders import name_of_current, path_of_current, place
 from elasticlib._programs import flags_here, fresh_command, importable_by, need_system
 from elasticlib.errors import ConfigError, EntrypointError
@@ -89,7 +89,7 @@ class Job:
     def argv(self, local_rank: int) -> list[str]:
         """The command line of the worker *local_rank*."""
         argv = [*self.common.argv, *(_LOCAL_RANK.sub(str(local_rank), arg) for arg in self.args)]
-        return _debugger.followed(argv) if self.common.kind == "program" else argv
+        return followed_by_debugger(argv) if self.common.kind == "program" else argv
 
 
 @frozen
@@ -336,9 +336,9 @@ def _from_fork_server(
     function: Callable[..., Any] | None = None,
     text: bytes | None = None,
 ) -> Job:
-    if _debugger.follows_children() and job.common.kind != "program":
+    if debugger_follows() and job.common.kind != "program":
         _log.info("a debugger follows this program: each worker is a new interpreter, in which it stops at breakpoints")
-        job = _saying(job, fresh=True, python=_debugger.followed(job.common.python))
+        job = _saying(job, fresh=True, python=followed_by_debugger(job.common.python))
         start_method = "spawn"
     if start_method == "spawn":
         return evolve(job, fork_server=ForkServerKey(sys.executable, flags=flags), search_path=())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 from tests.process.debug_client import debug
 
@@ -89,3 +92,43 @@ def test_it_stops_in_each_rank_of_a_test(tmp_path: Path) -> None:
 
     assert 0 == seen.status, seen.stdout + seen.stderr
     assert [("test_ranks", "0"), ("test_ranks", "1")] == sorted(seen.stops)
+
+
+ATTACH = {
+    "initialize": {"adapterID": "python", "pathFormat": "path", "linesStartAt1": True, "columnsStartAt1": True},
+    "attach": {"justMyCode": True},
+    "configurationDone": {},
+}
+IN_A_CELL = """
+import os, elasticlib
+from elasticlib import LaunchConfig, elastic_launch
+
+def rank():
+    return int(os.environ["RANK"])
+
+with elasticlib.pool(2) as pool:
+    print(pool.run(rank), elastic_launch(LaunchConfig(nproc_per_node=2), rank)())
+"""
+
+
+def test_a_kernel_whose_debugger_is_on_launches_as_without_it() -> None:
+    """JupyterLab shows no process but the kernel: pydevd's own children hang there at their start."""
+    manager, client = start_new_kernel()
+    said: list[str] = []
+
+    def hear(message: Mapping[str, Any]) -> None:
+        if message["msg_type"] in ("stream", "error"):
+            said.append(message["content"].get("text") or message["content"]["evalue"])
+
+    try:
+        for number, (command, arguments) in enumerate(ATTACH.items()):
+            request = {"type": "request", "seq": number, "command": command, "arguments": arguments}
+            client.control_channel.send(client.session.msg("debug_request", request))
+            assert client.get_control_msg(timeout=60)["content"]["success"]
+        client.execute_interactive("import os; assert hasattr(os, 'original_posix_spawn')", output_hook=hear)
+        client.execute_interactive(IN_A_CELL, output_hook=hear, timeout=100)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+    assert "{0: 0, 1: 1} {0: 0, 1: 1}\n" in "".join(said)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from attrs import evolve
 
-from elasticlib import _debugger
+from elasticlib._caller import debugger_follows
 from elasticlib._clock import monotonic
 from elasticlib._wire import Message
 from elasticlib.errors import ChildFailedError, PicklingError
@@ -181,7 +181,7 @@ class Ranks:
             self._prepare(crew, always)
             before = {rank: _size(file) for rank, file in _files(crew).items()}
             group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
-            progress = Progress(monotonic() + (_AT_BREAKPOINTS if _debugger.follows_children() else asked.timeout))
+            progress = Progress(monotonic() + (_AT_BREAKPOINTS if debugger_follows() else asked.timeout))
             crew.on_ask, crew.on_tell = self._on_ask, progress.hear
             is_shared = asked.group == "shared" and not asked.threads
             until = evolve(call, until=0.0 if asked.threads else progress.until, shares_group=is_shared)

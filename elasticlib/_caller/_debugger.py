@@ -17,19 +17,19 @@ from typing import Any
 _PYDEVD = "_pydev_bundle.pydev_monkey"
 
 
-def follows_children() -> bool:
+def debugger_follows() -> bool:
     """Return True where a debugger would follow a program that this one starts."""
-    return _pydevd() is not None
+    return _pydevd() is not None and not _is_kernel()
 
 
-def followed(command: Sequence[str]) -> list[str]:
+def followed_by_debugger(command: Sequence[str]) -> list[str]:
     """Return *command* as the debugger wants it to be, so that it stops at breakpoints there; unchanged without one."""
     pydevd = _pydevd()
-    return list(command) if pydevd is None else list(pydevd.patch_args(list(command)))
+    return list(command) if pydevd is None or _is_kernel() else list(pydevd.patch_args(list(command)))
 
 
 @contextlib.contextmanager
-def unseen() -> Iterator[None]:
+def unseen_by_debugger() -> Iterator[None]:
     """While entered, the debugger does not follow what this thread starts."""
     pydevd = _pydevd()
     with contextlib.nullcontext() if pydevd is None else pydevd.skip_subprocess_arg_patch():
@@ -42,3 +42,13 @@ def _pydevd() -> Any:
     is_told_to_follow = hasattr(os, "original_posix_spawn")
     has_all = hasattr(module, "patch_args") and hasattr(module, "skip_subprocess_arg_patch")
     return module if is_told_to_follow and has_all else None
+
+
+def _is_kernel() -> bool:
+    """
+    Return True in a kernel of Jupyter, whose front ends have a debugger for the cells alone.
+
+    There pydevd's own children hang at their start: they wait for a client that never comes.
+    """
+    application: Any = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    return application is not None and application.initialized()
