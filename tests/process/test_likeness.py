@@ -66,7 +66,7 @@ def test_a_folder_or_archive_with_a_main_sees_what_it_sees_under_python(name: st
     worker = launch(1, "--start-method", method, *arguments, input="typed\n", cwd=tmp_path).splitlines()
 
     assert json.loads(plain[0]) == json.loads(worker[0])
-    assert str(tmp_path / name / "beside.py") == plain[1]
+    assert str(tmp_path / name / "beside.py") == plain[2]
     assert plain[1:] == worker[1:]
 
 

@@ -2,6 +2,7 @@
 
 import atexit
 import inspect
+import io
 import json
 import multiprocessing
 import os
@@ -52,7 +53,7 @@ facts = {
             s.mode,
             s.name,
             s.seekable(),
-            type(s.buffer).__name__,
+            isinstance(s.buffer, io.FileIO),
         ]
         for s in (sys.stdin, sys.stdout, sys.stderr)
     ],
