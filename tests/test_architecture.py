@@ -208,8 +208,13 @@ def statements(module: ast.AST, *, of_types: bool) -> Iterator[ast.AST]:
             yield from statements(node, of_types=of_types)
 
 
-def imports(file: str, *, of_types: bool = True) -> Iterator[str]:
+@functools.cache
+def imports(file: str, *, of_types: bool = True) -> tuple[str, ...]:
     """The full name of everything that *file* imports, wherever in the file the import stands."""
+    return tuple(_imports(file, of_types))
+
+
+def _imports(file: str, of_types: bool) -> Iterator[str]:
     package = ["elasticlib", *pathlib.PurePosixPath(file).parent.parts]
     for node in statements(tree(HOUSE / file), of_types=of_types):
         if isinstance(node, ast.Import):
@@ -229,6 +234,7 @@ def layer(file: str) -> str:
     return name
 
 
+@functools.cache
 def imported_layers(file: str) -> set[str]:
     layers = set()
     for name in imports(file):
@@ -251,8 +257,16 @@ def imported_layers(file: str) -> set[str]:
     return layers
 
 
-def calls(file: str) -> Iterator[str]:
-    yield from (dotted(node.func) for node in ast.walk(tree(HOUSE / file)) if isinstance(node, ast.Call))
+@functools.cache
+def calls(file: str) -> frozenset[str]:
+    return frozenset(dotted(node.func) for node in ast.walk(tree(HOUSE / file)) if isinstance(node, ast.Call))
+
+
+@functools.cache
+def attributes(file: str) -> frozenset[str]:
+    """``a.b.c`` for each that *file* uses of a name, ``c`` for one of anything else."""
+    found = (node for node in ast.walk(tree(HOUSE / file)) if isinstance(node, ast.Attribute))
+    return frozenset(dotted(node) or node.attr for node in found)
 
 
 def test_arrows_point_down() -> None:
@@ -270,10 +284,11 @@ def test_the_facade_is_used_inside_for_its_place_on_disk_only() -> None:
 
 
 def used_through_the_facade(file: str) -> set[str]:
-    used = {dotted(node) for node in ast.walk(tree(HOUSE / file)) if isinstance(node, ast.Attribute)}
     imported = {name.removeprefix("elasticlib.") for name in imports(file) if name.startswith("elasticlib.")}
 
-    through_facade = {name for name in used if name.startswith("elasticlib.") and not name.startswith("elasticlib.__")}
+    through_facade = {
+        name for name in attributes(file) if name.startswith("elasticlib.") and not name.startswith("elasticlib.__")
+    }
 
     return {name for name in through_facade if name.split(".")[1] not in {each.split(".")[0] for each in imported}}
 
@@ -281,8 +296,7 @@ def used_through_the_facade(file: str) -> set[str]:
 @pytest.mark.parametrize("file", PURE)
 def test_the_pure_core_imports_nothing_that_reads_or_changes_the_world(file: str) -> None:
     reached = {name.split(".")[0] for name in imports(file, of_types=False)} & IMPURE_MODULES
-    of_os = {dotted(node) for node in ast.walk(tree(HOUSE / file)) if isinstance(node, ast.Attribute)}
-    if {name for name in of_os if name.startswith("os.")} - {"os.path"} <= PURE_PARTS_OF_OS:
+    if {name for name in attributes(file) if name.startswith("os.")} - {"os.path"} <= PURE_PARTS_OF_OS:
         reached -= {"os"}
 
     assert set() == reached
@@ -411,12 +425,7 @@ def test_bytes_are_unpickled_only_where_they_come_from_our_own_processes() -> No
 def test_one_package_alone_asks_which_calls_the_kernel_has() -> None:
     """Old kernels and strict containers lack them; all others take what `elasticlib.processes` offers."""
     calls_of_new_kernels = {"pidfd_open", "pidfd_send_signal", "memfd_create", "P_PIDFD"}
-    found = {
-        file
-        for file in FILES
-        for node in ast.walk(tree(HOUSE / file))
-        if isinstance(node, ast.Attribute) and node.attr in calls_of_new_kernels
-    }
+    found = {file for file in FILES for name in attributes(file) if name.rpartition(".")[2] in calls_of_new_kernels}
 
     assert set() == {file for file in found if layer(file) != "processes"}
 
@@ -434,7 +443,8 @@ def test_tests_of_the_pure_core_never_sleep() -> None:
     sleeping = {
         path.relative_to(ROOT).as_posix()
         for path in sources
-        for node in ast.walk(tree(path))
+        if "sleep" in (text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and dotted(node.func) in ("time.sleep", "sleep")
     }
 
@@ -459,12 +469,7 @@ PATCHED_BY_TESTS = frozenset(
 def test_what_tests_like_to_patch_is_held_from_the_import_on() -> None:
     """A frozen clock or another ``json.dumps`` around a launch would reach the launcher, and it would wait forever."""
     of_real_jobs = [file for file in FILES if layer(file) != "testing" and file not in OWN_CLOCKS]
-    used = {
-        (file, name)
-        for file in of_real_jobs
-        for node in ast.walk(tree(HOUSE / file))
-        if isinstance(node, ast.Attribute) and (name := dotted(node)) in PATCHED_BY_TESTS
-    }
+    used = {(file, name) for file in of_real_jobs for name in attributes(file) & PATCHED_BY_TESTS}
     of_time = {(file, name) for file in of_real_jobs for name in imports(file) if name.startswith("time.")}
 
     assert set() == used | of_time
