@@ -8,12 +8,14 @@ The workers have children in sessions of their own. The whole campaign:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from attrs import frozen
@@ -157,12 +159,28 @@ def one_round(
         if found is None:
             raise BenchmarkError(f"there was no {target} to kill:\n{job.complaints()}")
         os.kill(found.pid, signal.SIGKILL)
-        if target == "fork server":  # workers that run do not need it: they go on, and end with their launcher
-            job.process.kill()
         at = time.monotonic() - job.started
-        left = tree.left_after(LIMIT, known, job.folder)
+        left = _left_of_helper(target, known, job) | tree.left_after(LIMIT, known, job.folder)
         survivors = tuple(sorted(tree.command(each.pid) or f"pid {each.pid}" for each in left))
         return Round(target, at, survivors, job.process.poll())
+
+
+def _left_of_helper(target: str, known: Collection[tree.Process], job: Job) -> frozenset[tree.Process]:
+    """
+    Processes of a job that are still there although their helper, *target*, was killed; its launcher has ended then.
+
+    A launcher ends as well, or starts its helpers again where no worker had begun: that one is killed in its turn.
+    Workers that run do not need the fork server: they end with their launcher.
+    """
+    left = frozenset[tree.Process]()
+    if target in ("reaper", "spawner"):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.process.wait(LIMIT)
+        old = {(each.pid, each.born) for each in known if each.pid != job.process.pid}
+        left = frozenset(each for each in tree.still_there((), job.folder) if (each.pid, each.born) in old)
+    if target != LAUNCHER:
+        job.process.kill()
+    return left
 
 
 def campaign(
