@@ -131,8 +131,8 @@ def out_of_removed() -> Iterator[None]:
     try:
         os.chdir("/")
         yield
-        os.fchdir(former)
     finally:
+        os.fchdir(former)
         os.close(former)
 
 
