@@ -289,7 +289,8 @@ def importable_by(python: str, environment: Mapping[str, str]) -> bool:
     """Whether the interpreter *python* could be a fork server: it finds elasticlib and what that needs."""
     command = [python, "-c", BOOT + "import attrs, cloudpickle, elasticlib.workers.spawner._fork_server"]
     try:
-        done = subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60)
+        with unseen_by_debugger():
+            done = subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60)
     except OSError as error:
         raise EntrypointError(f"PYTHON_EXEC={python!r} cannot be run: {error.strerror}") from error
     return done.returncode == 0

@@ -16,6 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
+from elasticlib._caller import unseen_by_debugger
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.net._endpoint import address_of
 
@@ -64,9 +65,10 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
     command = [sys.executable, "-I", "-S", "-c", _LOOKUP, host, str(port)]
     environment = {name: value for name, value in os.environ.items() if (name, value) != ("RES_OPTIONS", QUIET_LOOKUPS)}
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=max(timeout, 0.1)
-        )
+        with unseen_by_debugger():
+            done = subprocess.run(
+                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=max(timeout, 0.1)
+            )
         answer = loads(done.stdout)
     except subprocess.TimeoutExpired:
         answer = f"the name server did not answer within {timeout:.1f} s"

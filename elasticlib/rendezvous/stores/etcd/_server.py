@@ -20,6 +20,7 @@ import tempfile
 import uuid
 from typing import IO, Any
 
+from elasticlib._caller import unseen_by_debugger
 from elasticlib._clock import monotonic, sleep
 from elasticlib.errors import ConfigError, RendezvousConnectionError, StartError
 from elasticlib.rendezvous.stores.etcd import _keeper
@@ -143,13 +144,14 @@ class EtcdServer:
             *("--initial-cluster", f"{name}={peers}"),
             *(("--enable-v2",) if self._v2 and _has_v2(program) else ()),
         ]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", _keeper.__file__, "0", *command],
-            stdin=subprocess.PIPE,  # the leash: it ends with this program
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL if stderr is None else stderr,
-            start_new_session=True,
-        )
+        with unseen_by_debugger():
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", _keeper.__file__, "0", *command],
+                stdin=subprocess.PIPE,  # the leash: it ends with this program
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if stderr is None else stderr,
+                start_new_session=True,
+            )
         while self._process.poll() is None:
             if self._answers():
                 return ""
