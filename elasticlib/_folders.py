@@ -83,6 +83,22 @@ def path_of_current() -> str:
         return ""
 
 
+def absolute(path: str) -> str:
+    """
+    Return *path* as an absolute one, like Python's ``__file__`` of a script.
+
+    `os.path.abspath` also takes ``folder/..`` out, which names another file where the folder is a link.
+    """
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
+def absolute_without_parents(path: str) -> str:
+    """Return *path* as an absolute one that holds no ``..`` and names the same folder: links stay where they can."""
+    plain = os.path.abspath(path)
+    real = os.path.realpath(path)
+    return plain if os.path.realpath(plain) == real else real
+
+
 def name_of_current() -> str:
     """Return what messages call the current folder, which may have been removed."""
     return os.readlink(_CURRENT).removesuffix(" (deleted)")

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from elasticlib._folders import current, is_own, make_private, may_write_in
+from elasticlib._folders import absolute_without_parents, current, is_own, make_private, may_write_in
 from elasticlib._programs import FEW_DESCRIPTORS
 from elasticlib.errors import LogDirError
 from elasticlib.logs import _leftovers
@@ -102,7 +102,7 @@ class DefaultLogsSpecs(LogsSpecs):
             raise LogDirError(f"log_dir={self._root_log_dir!r} holds a NUL character: give the path of a folder")
         if not os.path.isabs(self._root_log_dir):
             current()  # it says so where that is gone
-        there = os.path.abspath(self._root_log_dir)
+        there = absolute_without_parents(self._root_log_dir)
         while not os.path.lexists(there):
             there = os.path.dirname(there)
         if not os.path.isdir(there):
@@ -208,7 +208,7 @@ class DefaultLogsSpecs(LogsSpecs):
             # A cleaner of /tmp may have taken them since the last round; that must not end the job.
             make_private(self._base)
         elif self._root_log_dir is not None:
-            base = os.path.abspath(self._root_log_dir)
+            base = absolute_without_parents(self._root_log_dir)
             os.makedirs(base, exist_ok=True)
             self._base = base
         if self._root_log_dir is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import frozen
 
+from elasticlib._folders import absolute
 from elasticlib.workers._script_text import Text, is_of_python, read
 from elasticlib.workers.child._own_modules import before, hidden_by
 from elasticlib.workers.child._start_spec import StartSpec
@@ -78,7 +79,7 @@ def modules_of(entrypoint: object) -> tuple[str, ...]:
     if callable(entrypoint):
         return of_function(entrypoint).modules
     if isinstance(entrypoint, (str, os.PathLike)) and os.path.isfile(entrypoint):
-        return of_script(os.path.abspath(entrypoint)).modules
+        return of_script(absolute(os.fspath(entrypoint))).modules
     return (TORCH,)
 
 

@@ -36,6 +36,43 @@ def launch(count: int, *command: str, flags: tuple[str, ...] = (), **options: An
     return run([sys.executable, *flags, "-m", "elasticlib.run", "--nproc-per-node", str(count), *command], **options)
 
 
+# The script's path.
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_script_beside_the_target_of_a_link_is_the_one_that_runs(method: str, tmp_path: Path) -> None:
+    (tmp_path / "target" / "folder").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("target/folder")
+    (tmp_path / "target" / "train.py").write_text("print('right', __file__)")
+    (tmp_path / "train.py").write_text("print('another script')")
+
+    plain = run([sys.executable, "link/../train.py"], cwd=tmp_path)
+    output = launch(1, "--start-method", method, "link/../train.py", cwd=tmp_path)
+
+    assert plain == output
+    assert output.startswith("right")
+
+
+def test_workers_import_the_program_that_was_started_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "target" / "folder").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("target/folder")
+    program = """
+from elasticlib import LaunchConfig, elastic_launch
+
+def answer():
+    return TEXT
+
+if __name__ == "__main__":
+    print(elastic_launch(LaunchConfig(nproc_per_node=1, main="import"), answer)())
+"""
+    (tmp_path / "target" / "train.py").write_text(f"TEXT = 'right'\n{program}")
+    (tmp_path / "train.py").write_text(f"TEXT = 'another program'\n{program}")
+
+    output = run([sys.executable, "link/../train.py"], cwd=tmp_path)
+
+    assert "{0: 'right'}" in output
+
+
 # Flags.
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from attrs import define, frozen
 
+from elasticlib._folders import absolute
 from elasticlib.errors import ConfigError
 from elasticlib.workers.child.program import _main
 
@@ -131,7 +132,7 @@ def _origin_of(module: types.ModuleType) -> _main.Origin | None:
         return None
     if name is not None and name.rpartition(".")[2] == "__main__":  # a package's, which multiprocessing leaves out too
         return None
-    return _main.Origin(name, os.path.abspath(file))
+    return _main.Origin(name, absolute(file))
 
 
 def _stands_behind_guard(module: types.ModuleType, text: ScriptText) -> bool:

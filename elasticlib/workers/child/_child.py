@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 from elasticlib._caller import Surroundings
 from elasticlib._clock import wall_time
-from elasticlib._folders import enter as enter_folder
+from elasticlib._folders import absolute, enter as enter_folder
 from elasticlib._large_files import content_named, content_of, parts_of
 from elasticlib._programs import close_all_but, flags_of
 from elasticlib.workers import _reaper
@@ -310,7 +310,7 @@ def _run_main(spec: StartSpec, handed: Handed, main: types.ModuleType) -> None:
 
 def _code_of(script: str, handed: Handed, main: types.ModuleType) -> types.CodeType:
     """Return the code of a *script*, for which *main* has the names that Python gives it."""
-    path, content = os.path.abspath(script), b""
+    path, content = absolute(script), b""
     if from_launcher := parts_of("script", handed.memories):
         content = content_named("script", handed.memories)
         for part in from_launcher:

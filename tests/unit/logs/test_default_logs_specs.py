@@ -175,6 +175,18 @@ def test_a_log_dir_that_cannot_become_a_folder_is_refused(tmp_path: Path, name: 
         specs.reify(envs())
 
 
+def test_a_log_dir_beside_the_target_of_a_link_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "target" / "folder").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("target/folder")
+    monkeypatch.chdir(tmp_path)
+    specs = DefaultLogsSpecs("link/../logs")
+
+    specs.reify(envs())
+
+    assert (tmp_path / "target" / "logs").is_dir()
+    assert not (tmp_path / "logs").exists()
+
+
 def test_a_log_dir_below_a_folder_that_was_removed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
