@@ -7,6 +7,8 @@ elasticlib starts, watches, restarts and resizes the workers of a distributed Py
 
 Importing it loads neither torch nor numpy, and each name only when it is used: the processes that become
 workers import this package too and start the sooner for it.
+
+PYTEST_DONT_REWRITE: a rank that runs pytest has this package before pytest, which would warn that it cannot rewrite it.
 """
 
 import typing

@@ -73,6 +73,18 @@ if __name__ == "__main__":
     assert "{0: 'right'}" in output
 
 
+# Pytest, started by the launcher on each rank.
+
+
+def test_pytest_on_ranks_takes_warnings_for_errors_and_passes(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it():\n    assert 1 == 1\n")
+    strict = ["-W", "error::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+
+    output = launch(2, "-m", "pytest", *strict, "test_it.py", cwd=tmp_path)
+
+    assert 2 == output.count("1 passed")
+
+
 # Flags.
 
 
