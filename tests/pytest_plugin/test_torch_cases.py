@@ -167,6 +167,74 @@ def test_a_class_that_keeps_its_processes_may_be_the_first(run: Run, pytester: p
     assert result.stdout.str().count("imported of_the_suite") <= 1
 
 
+SPAWNED = """
+import multiprocessing, os, signal
+import pytest, torch
+import torch.distributed.launcher as launcher
+import torch.multiprocessing as mp
+import of_the_suite
+
+def tell(rank, queue):
+    queue.put((rank, os.getppid(), os.environ["SET_UP"], torch.get_num_threads()))
+
+def fail(rank):
+    if rank == 1:
+        raise ValueError("on rank 1")
+    signal.pause()
+
+def die(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGABRT)
+    signal.pause()
+
+def add(value):
+    assert os.getppid() == of_the_suite.PROCESS
+    return int(os.environ["RANK"]) + value
+
+def test_spawn(monkeypatch):
+    monkeypatch.setenv("SET_UP", "by the test")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    queue = mp.get_context("spawn").SimpleQueue()
+
+    assert mp.spawn(tell, (queue,), nprocs=2) is None
+
+    told = sorted(queue.get() for _ in range(2))
+    parent = told[0][1]
+    assert told == [(rank, parent, "by the test", 1) for rank in range(2)]
+    assert parent != os.getpid()
+    assert multiprocessing.get_start_method() != "spawn"
+
+def test_an_exception():
+    with pytest.raises(mp.ProcessRaisedException, match="on rank 1"):
+        mp.spawn(fail, nprocs=2)
+
+def test_a_signal():
+    with pytest.raises(mp.ProcessExitedException, match="SIGABRT"):
+        mp.start_processes(die, nprocs=2, start_method="spawn")
+
+def test_the_launcher():
+    config = launcher.LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
+        monitor_interval=0.1,
+    )
+    assert launcher.elastic_launch(config, add)(3) == {0: 3, 1: 4}
+
+def test_another_start_method_is_left_alone():
+    context = mp.start_processes(os.getpgid, nprocs=1, start_method="fork", join=False)
+    assert not isinstance(context.processes[0], multiprocessing.get_context("forkserver").Process)
+    context.join()
+"""
+
+
+def test_processes_of_torchs_spawn_and_launcher_are_warm(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.syspathinsert()
+
+    result = run(SPAWNED, "-p", "no:randomly", of_the_suite=HELPER)
+
+    result.assert_outcomes(passed=5)
+
+
 HANGS = """
 import os, time
 from torch.testing._internal.common_distributed import MultiProcessTestCase

@@ -1,14 +1,14 @@
 """
-Suites on torch's multi-process test classes, whose processes are forked from one that has imported torch.
+Suites on torch's multi-process test classes and its ``spawn``, with processes forked from one that has imported torch.
 
     # conftest.py
     from elasticlib.testing import warm_torch_cases
     warm_torch_cases()
 
 Torch's classes start a new interpreter for each rank of each test, or of each class, and each of them imports torch:
-that is nearly all of their time. Here the processes come from Python's fork server instead, which imports once what
-the tests' own process has imported of torch. Whatever else these classes do is theirs: ``_run``, exit statuses, pipes,
-skips and deadlines.
+that is nearly all of their time. ``torch.multiprocessing.spawn`` does so for each call, and torch's launcher calls it.
+Here the processes come from Python's fork server instead, which imports once what the tests' own process has imported
+of torch. Whatever else these classes and functions do is theirs: ``_run``, exit statuses, pipes, skips and deadlines.
 
 Rules of this file: a process has what a new interpreter would have at that moment, such as variables and streams, for
 the fork server has those of its own beginning; it does not outlive the tests.
@@ -19,24 +19,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from json import dumps
 from multiprocessing import forkserver, reduction, set_forkserver_preload, set_start_method
-from multiprocessing.context import ForkServerProcess
-from typing import Any
+from multiprocessing.context import ForkServerProcess, SpawnContext
+from types import ModuleType
+from typing import Any, ClassVar
 from unittest import mock
 
 from elasticlib._caller import Surroundings
 from elasticlib.testing.torch_cases import _imports
-from elasticlib.workers.child import _randomness
+from elasticlib.workers import _environment
+from elasticlib.workers.child import _randomness, _threads
 
 _PR_SET_PDEATHSIG = 1
 _OF_TORCH = ("torch", "functorch", "torchgen", "numpy")
 """Packages whose modules no process can tell from those of an import of its own."""
 _BASES = "torch.testing._internal.common_distributed"
+_SPAWN = "torch.multiprocessing.spawn"
+"""The module; the attribute of that name of ``torch.multiprocessing`` is its function."""
 _CHECKS_WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch counts GPUs without a CUDA context, which no forked process could use."""
 
@@ -47,7 +52,8 @@ def warm_torch_cases(*preload: str) -> None:
 
     Call it in ``conftest.py``, before the tests run. It is for ``MultiProcessTestCase`` and ``MultiProcContinuousTest``
     of ``torch.testing._internal.common_distributed`` and all that derive from these, such as ``DistributedTestBase``,
-    ``FSDPTest`` and ``DTensorTestBase``. The fork server imports the modules of torch that the first test finds
+    ``FSDPTest`` and ``DTensorTestBase``; and for ``torch.multiprocessing.spawn`` and ``start_processes``, by which
+    torch's own launcher starts functions. The fork server imports the modules of torch that the first test finds
     imported, and *preload*.
     """
     bases: Any = importlib.import_module(_BASES)
@@ -65,6 +71,8 @@ def warm_torch_cases(*preload: str) -> None:
                 plain(cls, world_size)
 
         continuous._spawn_processes = classmethod(spawn_for_class)
+    spawn: Any = importlib.import_module(_SPAWN)
+    spawn.multiprocessing = _Multiprocessing(multiprocessing.__name__)
 
 
 def _spawn_for_test(case: Any) -> None:
@@ -80,16 +88,17 @@ class _Starts:
         self.is_installed = False
         self._has_begun = False
 
-    def begin(self) -> None:
+    def begin(self, *, sets_start_method: bool = True) -> None:
         """Have the fork server started, where it is not."""
-        with contextlib.suppress(RuntimeError):  # as torch does it: queues and locks are made for spawned processes
-            set_start_method("spawn")
+        if sets_start_method:  # as torch's test classes do: queues and locks are made for spawned processes
+            with contextlib.suppress(RuntimeError):
+                set_start_method("spawn")
         if self._has_begun:
             return
         self._has_begun = True
         wanted = [*(name for name in list(sys.modules) if name.partition(".")[0] in _OF_TORCH), *self.preload]
         variables = {_imports.VARIABLE: dumps(wanted), _CHECKS_WITHOUT_CUDA: "1"}
-        set_forkserver_preload([_imports.__name__, "__main__"])
+        set_forkserver_preload([_imports.__name__, __name__, "__main__"])
         with mock.patch.dict(os.environ, variables):
             forkserver.ensure_running()
 
@@ -103,6 +112,26 @@ class WarmProcess(ForkServerProcess):
     def __getstate__(self) -> dict[str, Any]:
         # In front, for what comes after it imports the modules of tests.
         return {"_inherited": _Inherited(), **vars(self)}
+
+
+class _WarmContext(SpawnContext):
+    """The context for spawned processes, whose processes are forked from the fork server."""
+
+    Process: ClassVar[Any] = WarmProcess
+
+
+class _Multiprocessing(ModuleType):
+    """``multiprocessing`` for torch's ``spawn``, which asks it for a context and has no other seam."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(multiprocessing, name)
+
+    def get_context(self, method: str | None = None) -> Any:
+        context = multiprocessing.get_context(method)
+        if not isinstance(context, SpawnContext):
+            return context
+        _starts.begin(sets_start_method=False)
+        return _WarmContext()
 
 
 class _Inherited:
@@ -130,9 +159,12 @@ def _take_over(
         descriptor = stream.detach()
         os.dup2(descriptor, number)
         os.close(descriptor)
+    threads_before = os.environ.get(_environment.THREADS)
     os.environ.clear()
     os.environ.update(variables)
     Surroundings.of(surroundings).take_over()
+    if os.environ.get(_environment.THREADS) != threads_before:  # torch and the BLAS libraries read it at their import
+        _threads.apply(_environment.threads_per_worker(os.environ, len(os.sched_getaffinity(0)), workers=1))
     _randomness.reseed_caller()
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available():
