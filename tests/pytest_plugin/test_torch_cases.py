@@ -168,13 +168,14 @@ def test_a_class_that_keeps_its_processes_may_be_the_first(run: Run, pytester: p
 
 
 SPAWNED = """
-import multiprocessing, os, signal
+import gc, multiprocessing, os, signal
 import pytest, torch
 import torch.distributed.launcher as launcher
 import torch.multiprocessing as mp
 import of_the_suite
 
 def tell(rank, queue):
+    assert gc.isenabled() and gc.get_freeze_count()
     queue.put((rank, os.getppid(), os.environ["SET_UP"], torch.get_num_threads()))
 
 def fail(rank):
