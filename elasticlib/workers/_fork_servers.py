@@ -154,7 +154,7 @@ class ForkServer:
                     self._files = received[0].get("files", {})
                     self._process = Process.sent(received[0]["pid"], received[1])
                     self._itself = Helper("fork server", self._process, self._ping)
-                    self._say_left_out(received[0]["left_out"])
+                    self._say_left_out(received[0].get("left_out", ()))
                     if warnings := self._words():
                         print(warnings, file=sys.stderr)
             return self._failure
