@@ -29,9 +29,7 @@ def has_a_local_of_python(dump: Callable[[], None]) -> int:
     return id(local)
 
 
-@pytest.mark.skipif(
-    sys.version_info[:3] == (3, 13, 0), reason="its faulthandler crashes where a frame is being cleared"
-)
+@pytest.mark.skipif(sys.version_info[:3] == (3, 13, 0), reason="its faulthandler crashes at frames that are cleared")
 @pytest.mark.parametrize(
     ("function", "over"),
     [(has_a_local, True), (has_a_local_of_python, False), (works, False), (None, False)],
