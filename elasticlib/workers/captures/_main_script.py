@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import os
 import stat
 import sys
@@ -139,9 +140,12 @@ def _stands_behind_guard(module: types.ModuleType, text: ScriptText) -> bool:
     """Whether the program is within the guarded part of its script now, in this thread or in its first one."""
     frames = sys._current_frames()
     threads = (threading.get_ident(), threading.main_thread().ident)
-    for frame in (frame for ident in threads if ident in frames for frame in _outward(frames[ident])):
-        if frame.f_globals is module.__dict__ and _is_of_script(frame.f_code):
-            return text.is_guarded(frame.f_lineno)
+    try:
+        for frame in itertools.chain.from_iterable(_outward(frames.get(ident or 0)) for ident in threads):
+            if frame.f_globals is module.__dict__ and _is_of_script(frame.f_code):
+                return text.is_guarded(frame.f_lineno)
+    finally:
+        frames.clear()  # it holds this very frame, and so the variables of all callers until the next collection
     return bool(text.guards)  # it has come to its end, and a thread goes on
 
 

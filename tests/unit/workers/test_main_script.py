@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import textwrap
 import types
@@ -294,6 +295,35 @@ def test_a_program_without_a_script_is_not_imported(choice: str | None, monkeypa
             _main_script.importable(choice)
     else:
         assert _main_script.importable(choice) is None
+
+
+LAUNCHING = """
+import weakref
+class Model: pass
+def launch():
+    model = Model()
+    assert importable(None) is not None
+    return weakref.ref(model)
+if __name__ == "__main__":
+    reference = launch()
+"""
+
+
+def test_callers_variables_are_freed_when_their_functions_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(LAUNCHING)
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=str(tmp_path / "train.py"), importable=_main_script.importable)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+    gc.disable()
+    try:
+        exec(compile(LAUNCHING, main.__dict__["__file__"], "exec"), main.__dict__)
+    finally:
+        gc.enable()
+
+    assert main.__dict__["reference"]() is None
 
 
 def test_plain_data_is_what_can_be_compared() -> None:
