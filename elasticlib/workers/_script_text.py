@@ -258,8 +258,10 @@ def _sets_any(node: ast.AST) -> bool:
     match node:
         case ast.Subscript(ctx=ast.Store() | ast.Del(), value=where, slice=key):
             return _is_environment(where) and not isinstance(key, ast.Constant)
-        case ast.Call(func=ast.Attribute(attr="putenv"), args=[key, *_]):
+        case ast.Call(func=ast.Attribute(attr="putenv" | "unsetenv"), args=[key, *_]):
             return not isinstance(key, ast.Constant)
+        case ast.Call(func=ast.Attribute(attr="setdefault" | "pop" | "__setitem__", value=where), args=[key, *_]):
+            return _is_environment(where) and not isinstance(key, ast.Constant)
         case ast.Call(func=ast.Attribute(attr="update", value=where), args=args, keywords=keywords):
             is_plain = all(isinstance(each, ast.Dict) and None not in each.keys for each in args)
             return _is_environment(where) and not (is_plain and all(each.arg for each in keywords))
