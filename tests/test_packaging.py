@@ -116,10 +116,10 @@ def test_ci_runs_the_readmes_test_command_and_no_other() -> None:
     # Its set-up once, and its tests in three parts, which together are all.
     assert """set_up=${test_command% && *}\n""" in script and 'eval "$set_up"' in script
     assert "tests=${test_command##* && }\n" in script
-    parts = re.findall(r'^in_background \w+ \d+ "\$\{(\w+)\[@\]\}"$', script, re.MULTILINE)
-    assert parts == ["pure", "company"]
-    assert 'others=("${pure[@]}" "${company[@]}")\n' in script
-    assert 'eval "$tests ${others[*]/#/--ignore=}"' in script
+    assert 'in_background pure 19 "${pure[@]}"\n' in script
+    assert 'in_background company 10 "${named[@]/#/--ignore=}"\n' in script
+    assert 'named=("${pure[@]}" "${jobs[@]}")\n' in script
+    assert 'eval "$tests ${jobs[*]}" || status=$?\n' in script
     assert 'eval "nice -n $level $tests $*"' in script
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 

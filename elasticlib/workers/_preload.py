@@ -21,9 +21,13 @@ from elasticlib.workers.child._own_modules import before, hidden_by
 from elasticlib.workers.child._start_spec import StartSpec
 from elasticlib.workers.spawner._allowed import BROUGHT, COMPILER, KERNELS, NUMPY, OPTIMIZER, TORCH
 
-_OPTIMIZERS = frozenset({"optim", "optimizer", "DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP"})
-_OPTIMIZERS |= {"fully_shard", "lr_scheduler", "Trainer"}
-"""Words of a program that makes an optimizer, or a model that is trained by several processes."""
+_OPTIMIZERS = frozenset("optim optimizer lr_scheduler FullyShardedDataParallel FSDP fully_shard Trainer".split())
+"""
+Words of a program that makes an optimizer, or shards one.
+
+Not those of DDP: a model that is freed after its gloo group was destroyed waits for itself more often where torch's
+compiler is imported, which DDP alone does not do.
+"""
 _TRAINERS = frozenset(
     "lightning pytorch_lightning transformers accelerate trl peft deepspeed diffusers fastai ignite composer".split()
 )
