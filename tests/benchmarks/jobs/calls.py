@@ -12,11 +12,11 @@ import time
 
 import torch  # noqa: F401  (a program that launches training has it)
 
-from tests.benchmarks.launchers import LAUNCHERS
-
 
 def main() -> None:
     """Make the calls that the command line asks for."""
+    from tests.benchmarks.launchers import LAUNCHERS  # workers import the program, and need none of it
+
     launcher = LAUNCHERS[sys.argv[1]]
     workers, calls, pause = int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
     function = getattr(importlib.import_module(f"tests.benchmarks.jobs.{sys.argv[6]}"), sys.argv[6])
