@@ -55,6 +55,11 @@ def spawning(shared: list[Memory]) -> Iterator[None]:
 
 def reduced(obj: Any) -> Any:
     """How *obj* travels by multiprocessing's rules, or by its name in torch; NotImplemented for all other objects."""
+    if _is_for_forked_processes(obj):
+        raise TypeError(
+            "it was made in the fork context of multiprocessing, for forked processes alone: make it with "
+            "multiprocessing.get_context('spawn')"
+        )
     reduction: Any = sys.modules.get("multiprocessing.reduction")
     kind = type(obj)
     reducer = None if reduction is None else reduction.ForkingPickler._extra_reducers.get(kind)
@@ -72,6 +77,12 @@ def reduced(obj: Any) -> Any:
             "or what it was opened from"
         )
     return NotImplemented
+
+
+def _is_for_forked_processes(obj: Any) -> bool:
+    """Whether *obj* is a lock without a name; Python 3.10 would send its address, which is another thing's there."""
+    synchronize: Any = sys.modules.get("multiprocessing.synchronize")
+    return synchronize is not None and isinstance(obj, synchronize.SemLock) and obj._semlock.name is None
 
 
 def _takes_numbers_along(obj: Any) -> bool:
