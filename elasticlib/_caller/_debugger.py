@@ -19,13 +19,13 @@ _PYDEVD = "_pydev_bundle.pydev_monkey"
 
 def debugger_follows() -> bool:
     """Return True where a debugger would follow a program that this one starts."""
-    return _pydevd() is not None and not _is_kernel()
+    return _follower() is not None
 
 
 def followed_by_debugger(command: Sequence[str]) -> list[str]:
     """Return *command* as the debugger wants it to be, so that it stops at breakpoints there; unchanged without one."""
-    pydevd = _pydevd()
-    return list(command) if pydevd is None or _is_kernel() else list(pydevd.patch_args(list(command)))
+    follower = _follower()
+    return list(command) if follower is None else list(follower.patch_args(list(command)))
 
 
 @contextlib.contextmanager
@@ -34,6 +34,11 @@ def unseen_by_debugger() -> Iterator[None]:
     pydevd = _pydevd()
     with contextlib.nullcontext() if pydevd is None else pydevd.skip_subprocess_arg_patch():
         yield
+
+
+def _follower() -> Any:
+    """Return pydevd's own module for children where some client attends to these; else None."""
+    return None if _is_kernel() else _pydevd()
 
 
 def _pydevd() -> Any:

@@ -104,7 +104,8 @@ class SpawnerClient:
                 stream.flush()  # what waits in a buffer would be written once more by the child
         try:
             with warnings.catch_warnings(), nullcontext() if debugger_follows() else unseen_by_debugger():
-                # Python 3.12 warns of forks in threaded programs: the caller asked for just that.
+                # Python 3.12 warns of forks in threaded programs: the caller asked for just that. In a kernel the
+                # debugger would have the child wait for a client that never comes.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:

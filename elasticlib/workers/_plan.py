@@ -26,7 +26,7 @@ from attrs import evolve, field, frozen
 
 from elasticlib import _rules
 from elasticlib._caller import Surroundings, debugger_follows, followed_by_debugger
-from elasticlib._folders import name_of_current, path_of_current, place
+from elasticlib._folders import absolute, name_of_current, path_of_current, place
 from elasticlib._programs import flags_here, fresh_command, importable_by, need_system
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._cpus import cpus_for
@@ -300,9 +300,9 @@ def _script(job: Job, entry: str) -> tuple[Job, bytes | None]:
         path0 = "" if entry == STDIN else os.path.dirname(os.path.realpath(entry))
         return evolve(_saying(job, kind="script", argv=[entry], path0=path0), memories={"script": text}), text
     _check_script(entry)
-    absolute = os.path.join(job.common.cwd, entry)
-    if _is_package(absolute, entry):
-        return _saying(job, kind="package", argv=[entry], path0=absolute), None
+    path = absolute(entry)
+    if _is_package(path, entry):
+        return _saying(job, kind="package", argv=[entry], path0=path), None
     return _saying(job, kind="script", argv=[entry], path0=os.path.dirname(os.path.realpath(entry))), None
 
 

@@ -112,11 +112,11 @@ def _renew_output() -> None:
 
     They remember whether these can be sought in; a change of their encoding fails where that is wrong.
     """
-    for stream, descriptor in ((sys.__stdout__, 1), (sys.__stderr__, 2)):
+    for stream, descriptor, name in ((sys.__stdout__, 1, "<stdout>"), (sys.__stderr__, 2, "<stderr>")):
         if not isinstance(stream, io.TextIOWrapper) or stream.closed:
             continue
         raw, former = io.FileIO(descriptor, "w", closefd=False), stream.buffer
-        raw.name = f"<{'stdout' if descriptor == 1 else 'stderr'}>"
+        raw.name = name
         # The same objects, which loggers may hold by now.
         stream.__init__(  # type: ignore[misc]
             raw if isinstance(former, io.FileIO) else io.BufferedWriter(raw),
