@@ -337,7 +337,12 @@ def _from_fork_server(
     text: bytes | None = None,
 ) -> Job:
     if debugger_follows() and job.common.kind != "program":
-        _log.info("a debugger follows this program: each worker is a new interpreter, in which it stops at breakpoints")
+        _log.log(
+            logging.WARNING if _is_preload_chosen(spec) else logging.INFO,
+            "a debugger follows this program: each worker is a new interpreter, in which it stops at breakpoints; "
+            "nothing is imported ahead of workers (preload=%r)",
+            ",".join(spec.preload),
+        )
         job = _saying(job, fresh=True, python=followed_by_debugger(job.common.python))
         start_method = "spawn"
     if start_method == "spawn":
@@ -351,8 +356,13 @@ def _from_fork_server(
     return evolve(job, fork_server=key)
 
 
+def _is_preload_chosen(spec: WorkerSpec) -> bool:
+    """Return True where the user named modules to import ahead."""
+    return spec.preload not in (DEFAULT_PRELOAD, ())
+
+
 def _refuse_preload(spec: WorkerSpec) -> None:
-    if spec.preload not in (DEFAULT_PRELOAD, ()):
+    if _is_preload_chosen(spec):
         raise ConfigError(
             f"preload={','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "
             "fork server that imports ahead: leave it out"

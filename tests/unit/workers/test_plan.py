@@ -228,6 +228,23 @@ def test_only_spawn_asks_for_fresh_interpreters(script: str) -> None:
     assert not plan(script).common.fresh
 
 
+@pytest.mark.parametrize(
+    ("spec", "level"), [({}, "INFO"), ({"preload": ("helpers_of_mine",)}, "WARNING")], ids=["default", "chosen"]
+)
+def test_a_preload_that_a_debugger_makes_void_is_warned_of(
+    script: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spec: dict[str, Any], level: str
+) -> None:
+    monkeypatch.setattr(_plan, "debugger_follows", lambda: True)
+    monkeypatch.setattr(_plan, "followed_by_debugger", list)
+    caplog.set_level("INFO", "elasticlib")
+
+    job = plan(script, **spec)
+
+    [line] = caplog.records
+    assert (level, True) == (line.levelname, "nothing is imported ahead" in line.getMessage())
+    assert job.common.fresh
+
+
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_the_environment_is_no_part_of_what_names_a_fork_server(method: str, script: str) -> None:
     """Which of its variables matter, the fork server tells when it has read them."""
