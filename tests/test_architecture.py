@@ -140,7 +140,7 @@ PURE = [
     "rendezvous/_choice.py",
     "rendezvous/_command.py",
     "rendezvous/coordinator/_commands.py",
-    "numa/__init__.py",
+    "numa/_options.py",
     "numa/_cpus.py",
     "workers/_environment.py",
     "workers/spawner/_reads.py",

@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from elasticlib.errors import ConfigError, LogDirError
-from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.logs._specs import DefaultLogsSpecs
 from elasticlib.spec import LogsSpecs, Std
 
 GROUP = "torchrun.logs_specs"

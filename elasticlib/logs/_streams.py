@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence, Set
 from attrs import define, field
 
 from elasticlib.errors import ConfigError, LogDirError
-from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._console import Console, LineFilter
 from elasticlib.logs._layout import settled
+from elasticlib.logs._specs import DefaultLogsSpecs
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest, LogsSpecs, Std
 

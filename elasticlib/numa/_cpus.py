@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
-from elasticlib.numa import AffinityMode, BindingError
+from elasticlib.numa._options import AffinityMode, BindingError
 
 
 @frozen

@@ -12,8 +12,8 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from elasticlib.numa import BindingError
 from elasticlib.numa._cpus import Topology
+from elasticlib.numa._options import BindingError
 
 _NODES = "sys/devices/system/node"
 _CPUS = "sys/devices/system/cpu"

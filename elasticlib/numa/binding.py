@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from json import loads
 from typing import ParamSpec, TypeVar
 
-from elasticlib.numa import AffinityMode, BindingError, NumaOptions, _gpus, as_numa_options
+from elasticlib.numa import _gpus
 from elasticlib.numa._cpus import cpus_for, ranges
+from elasticlib.numa._options import AffinityMode, BindingError, NumaOptions, as_numa_options
 from elasticlib.numa._sysfs import read_topology
 
 __all__ = [

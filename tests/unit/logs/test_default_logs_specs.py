@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from elasticlib import logs
 from elasticlib.errors import ConfigError, LogDirError
 from elasticlib.job._output import JobLogs
-from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.logs import DefaultLogsSpecs, _specs
 from elasticlib.logs._leftovers import holds_something
 from elasticlib.spec import Std
 
@@ -459,7 +458,7 @@ def test_what_is_made_ready_is_the_folder_of_the_rounds_to_come(tmp_path: Path) 
 def test_a_folder_without_room_for_streams_is_refused_and_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(logs.tempfile, "TemporaryFile", lambda **_: open("/dev/full", "wb", buffering=0))
+    monkeypatch.setattr(_specs.tempfile, "TemporaryFile", lambda **_: open("/dev/full", "wb", buffering=0))
     specs = DefaultLogsSpecs(str(tmp_path), **streams)
 
     with pytest.raises(LogDirError, match=f"log_dir={str(tmp_path)!r} cannot be used: .*No space left on device"):
@@ -469,7 +468,7 @@ def test_a_folder_without_room_for_streams_is_refused_and_left_as_it_was(
 
 
 def test_without_streams_no_room_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs.tempfile, "TemporaryFile", lambda **_: open("/dev/full", "wb", buffering=0))
+    monkeypatch.setattr(_specs.tempfile, "TemporaryFile", lambda **_: open("/dev/full", "wb", buffering=0))
     specs = DefaultLogsSpecs(str(tmp_path))
 
     specs.make_ready("job")

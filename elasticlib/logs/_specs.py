@@ -1,0 +1,281 @@
+"""
+`DefaultLogsSpecs`: the folders and files of a launch's logs.
+
+Rules of this file: constructing touches nothing; `check` says early what would fail late; `reify` makes folders, one
+for the launch and one below it for each round, and never overwrites anything. A launch works on its own `for_launch`
+copy, so that one specification serves any number of launches, also at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from elasticlib._folders import absolute_without_parents, current, is_own, make_private, may_write_in
+from elasticlib._programs import FEW_DESCRIPTORS
+from elasticlib.errors import LogDirError
+from elasticlib.logs import _leftovers
+from elasticlib.logs._layout import DEFAULT_PREFIX, TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
+from elasticlib.spec import LogsDest, LogsSpecs, Std
+
+_log = logging.getLogger("elasticlib")
+
+_NOT_WRITABLE = frozenset({errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
+"""Errors of a machine without a folder for temporary files (`tempfile` says ENOENT), or without room in it."""
+
+_ROOM = 4096
+"""Bytes for which a folder of streams must have room: the least that file systems give."""
+
+
+class DefaultLogsSpecs(LogsSpecs):
+    """
+    Keep redirected streams and error files below one folder.
+
+    (torch: ``torch.distributed.elastic.multiprocessing.DefaultLogsSpecs``.) Where it differs: constructing
+    makes no folder, a temporary folder is removed when the launch succeeds unless it holds redirected streams, a later
+    round never deletes the logs of an earlier one, any run id will do, and the environments given to `reify` are not
+    changed.
+
+    ``log_dir=None`` takes a temporary folder; `os.devnull` keeps no files and redirects nothing. Where no temporary
+    folder can be written, as in a read-only container, workers have no error files, and only files of streams are
+    refused. Temporary folders that stay are bounded: of more than 50, those older than a day go, the oldest first.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] | None = None,
+        redirects: Std | Mapping[int, Std] = Std.NONE,
+        tee: Std | Mapping[int, Std] = Std.NONE,
+        local_ranks_filter: Sequence[int] | set[int] | None = None,
+    ) -> None:
+        super().__init__(os.fspath(log_dir) if log_dir else None, redirects, tee, local_ranks_filter)
+        self.default_prefix = DEFAULT_PREFIX
+        """Template of what stands before tee'd lines unless the launch says it."""
+        self.keeps_streams = _is_asked(redirects) or _is_asked(tee)
+        """True where the caller asked for files of streams: these stay after the launch, in a temporary folder too."""
+        self._forget_folders()
+
+    def _forget_folders(self) -> None:
+        self._base = ""
+        self._last_base = ""
+        self._run_id = ""
+        self._run_folder = ""
+        self._round_folder = ""
+
+    def for_launch(self) -> DefaultLogsSpecs:
+        """A copy for one launch: the same settings, folders of its own. One launch uses it in one thread at a time."""
+        fresh = copy.copy(self)
+        fresh._forget_folders()
+        return fresh
+
+    @property
+    def root_log_dir(self) -> str:
+        """
+        *log_dir*, the folder of all launches; of a temporary one the path once `reify` made it, ``""`` before.
+
+        After launches it is that of the last one to end, where it kept its folder.
+        """
+        return self._base or self._last_base or self._root_log_dir or ""
+
+    def tell(self, launched: DefaultLogsSpecs) -> None:
+        """Have `root_log_dir` say where *launched*, a copy for a launch that ended, left its folders, if it did."""
+        self._last_base = launched._base
+
+    def check(self) -> None:
+        """Raise `LogDirError` if the log folder can be seen to be unusable; makes nothing in it."""
+        if self._root_log_dir == os.devnull:
+            return
+        if self._root_log_dir is None:
+            if self._needs_files():
+                self._check_temporary()
+            return
+        if "\0" in self._root_log_dir:
+            raise LogDirError(f"log_dir={self._root_log_dir!r} holds a NUL character: give the path of a folder")
+        if not os.path.isabs(self._root_log_dir):
+            current()  # it says so where that is gone
+        there = absolute_without_parents(self._root_log_dir)
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        if not os.path.isdir(there):
+            raise LogDirError(f"log_dir={self._root_log_dir!r}: {there} is not a folder; give another log_dir")
+        if not may_write_in(there):
+            raise LogDirError(f"log_dir={self._root_log_dir!r}: {there} cannot be written; give another log_dir")
+
+    def _needs_files(self) -> bool:
+        """Return True where the caller asked for files, or named a folder for them."""
+        return self._root_log_dir is not None or _is_asked(self._redirects) or _is_asked(self._tee)
+
+    def _check_temporary(self) -> None:
+        try:
+            tempfile.gettempdir()
+        except OSError as error:
+            raise LogDirError(f"no folder for temporary logs: {error}; give log_dir or set TMPDIR") from error
+
+    def has_files(self) -> bool:
+        """Return False where workers will have no files: with `os.devnull`, or on a machine where none can be made."""
+        if self._root_log_dir is not None:
+            return self._root_log_dir != os.devnull
+        try:
+            self._check_temporary()
+        except LogDirError:
+            return False
+        return True
+
+    def _goes_without(self, error: Exception) -> bool:
+        """Return True where *error* costs only error files, which nobody asked for: reports come through memory."""
+        is_unimportant = not self._needs_files() and isinstance(error, OSError) and error.errno in _NOT_WRITABLE
+        if is_unimportant:
+            _log.info("workers have no error files: %s", error)
+        return is_unimportant
+
+    def reify(self, envs: Mapping[int, Mapping[str, str]]) -> LogsDest:
+        """
+        Make the folders of one round, with its stream files empty, and return their absolute paths.
+
+        *envs* is {local rank: environment}; the lowest rank's ``TORCHELASTIC_RUN_ID`` and
+        ``TORCHELASTIC_RESTART_COUNT`` name the folders. A run id unlike the last one begins another
+        launch folder. Each error file is ``""`` with `os.devnull`, and where nothing was asked for and no temporary
+        folder can be written. Raises `LogDirError`.
+        """
+        if self._root_log_dir == os.devnull:
+            return self._destinations(None, len(envs))
+        try:
+            dest = self._destinations(self._make_attempt(envs[min(envs)] if envs else {}), len(envs))
+            for path in dest.error_files.values():
+                os.mkdir(os.path.dirname(path))
+            for path in (*dest.stdouts.values(), *dest.stderrs.values()):
+                if path != os.devnull:
+                    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        except (OSError, ValueError) as error:
+            if self._goes_without(error):
+                return self._destinations(None, len(envs))
+            raise self._refusal(error) from error
+        return dest
+
+    def _destinations(self, folder: str | None, workers: int) -> LogsDest:
+        return destinations(folder, workers, self._redirects, self._tee, self._local_ranks_filter)
+
+    def make_ready(self, run_id: str) -> None:
+        """
+        Make the launch folder of *run_id*, and see that streams find room in it, before any round needs that.
+
+        `forget_unused` takes it away again. Raises `LogDirError`.
+        """
+        if self._root_log_dir == os.devnull:
+            return
+        try:
+            self._make_run_folder(run_id)
+            if _is_asked(self._redirects) or _is_asked(self._tee):
+                with tempfile.TemporaryFile(dir=self._run_folder, buffering=0) as probe:
+                    probe.write(bytes(_ROOM))
+        except (OSError, ValueError) as error:
+            self.forget_unused()
+            if not self._goes_without(error):
+                raise self._refusal(error) from error
+
+    def forget_unused(self) -> None:
+        """Delete the launch folder that `make_ready` made, unless there is something in it by now."""
+        if self._run_folder and not self._round_folder:
+            self._remove_if_empty(self._run_folder)
+
+    def _remove_if_empty(self, run_folder: str) -> None:
+        base = os.path.dirname(run_folder)
+        with contextlib.suppress(OSError):
+            os.rmdir(run_folder)
+            if run_folder == self._run_folder:
+                self._run_folder = ""
+            if self._root_log_dir is None:
+                _leftovers.remove_if_empty(base)
+                if base == self._base:
+                    self._forget_folders()
+
+    def _refusal(self, error: Exception) -> LogDirError:
+        is_full = isinstance(error, OSError) and error.errno == errno.EMFILE
+        fix = FEW_DESCRIPTORS if is_full else "; give another log_dir"
+        return LogDirError(f"log_dir={self._root_log_dir!r} cannot be used: {error}{fix}")
+
+    def _make_run_folder(self, run_id: str) -> None:
+        if self._base:
+            # A cleaner of /tmp may have taken them since the last round; that must not end the job.
+            make_private(self._base)
+        elif self._root_log_dir is not None:
+            base = absolute_without_parents(self._root_log_dir)
+            os.makedirs(base, exist_ok=True)
+            self._base = base
+        if self._root_log_dir is None:
+            if not self._base or not is_own(self._base):  # somebody was quicker: what is written there would be theirs
+                self._base, self._run_folder = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
+            _leftovers.mark(self._base)
+        if not self._run_folder or run_id != self._run_id:
+            self._run_folder = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self._base)
+            self._run_id, self._round_folder = run_id, ""
+        make_private(self._run_folder)
+
+    def _make_attempt(self, env: Mapping[str, str]) -> str:
+        self._make_run_folder(env.get("TORCHELASTIC_RUN_ID", ""))
+        for name in attempt_names(env.get("TORCHELASTIC_RESTART_COUNT", "0")):
+            folder = os.path.join(self._run_folder, name)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
+                self._round_folder = folder
+                return folder
+        raise AssertionError("attempt_names does not end")
+
+    def kept_temporary_folder(self) -> str:
+        """Return the temporary folder that stays after the launch because its streams were asked for, else ``""``."""
+        return self._base if self._root_log_dir is None and self.keeps_streams else ""
+
+    def put_away(self, *, succeeded: bool) -> None:
+        """Delete a temporary folder that nobody needs after the launch."""
+        if self.kept_temporary_folder():
+            _leftovers.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
+        else:
+            self.remove_if_temporary(only_if_empty=not succeeded)
+
+    def remove_if_temporary(self, only_if_empty: bool = False) -> None:
+        """
+        Delete all logs of this object's launch if their base is a temporary folder; what cannot be deleted stays.
+
+        *only_if_empty* keeps them when any file holds something, or may: it, or a folder, cannot be looked at.
+        """
+        if not self._base or self._root_log_dir is not None:
+            return
+        if only_if_empty and _leftovers.holds_something(self._base):
+            _leftovers.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
+            return
+        shutil.rmtree(self._base, ignore_errors=True)
+        self._forget_folders()
+
+    def temporary_round(self) -> str:
+        """The folder of the round that `reify` made last, where it is below a temporary one; ``""`` elsewhere."""
+        return self._round_folder if self._root_log_dir is None else ""
+
+    def remove_round(self, folder: str) -> None:
+        """Delete *folder*, a `temporary_round`, and the folders around it unless other rounds' logs are there."""
+        shutil.rmtree(folder, ignore_errors=True)
+        self._remove_if_empty(os.path.dirname(folder))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DefaultLogsSpecs):
+            return NotImplemented
+        return self._settings() == other._settings()
+
+    def _settings(self) -> tuple[object, ...]:
+        return type(self), self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(log_dir={self._root_log_dir!r}, redirects={self._redirects!r}, "
+            f"tee={self._tee!r}, local_ranks_filter={self._local_ranks_filter!r})"
+        )
+
+
+def _is_asked(streams: Std | Mapping[int, Std]) -> bool:
+    """Return True where a stream of some rank was named."""
+    return any(streams.values()) if isinstance(streams, Mapping) else bool(streams)

@@ -1,0 +1,67 @@
+"""How workers are to be bound to CPUs: values and their check. PURE."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from elasticlib.errors import ConfigError
+
+
+class BindingError(ConfigError, RuntimeError):
+    """You get it when workers cannot be bound to CPUs on this machine as asked; a RuntimeError, as torch's."""
+
+
+class AffinityMode(str, enum.Enum):
+    """
+    Which CPUs a worker gets; *its GPU* is the one whose index is the worker's local rank.
+
+    (torch: ``torch.numa.binding.AffinityMode``)
+    """
+
+    NODE = "node"
+    """All CPUs of the NUMA node of its GPU."""
+    SOCKET = "socket"
+    """All CPUs of the processor package that this node belongs to."""
+    EXCLUSIVE = "exclusive"
+    """An equal share, in whole cores, of the node's CPUs: the node's GPUs divide them."""
+    CORE_COMPLEX = "core-complex"
+    """The CPUs below one shared cache of the node; its GPUs take turns with the caches."""
+
+
+@dataclass(frozen=True)
+class NumaOptions:
+    """
+    How workers are bound to CPUs. (torch: ``torch.numa.binding.NumaOptions``)
+
+    A mode may be given by its name, such as ``"node"``. Raises `ConfigError` (a ``ValueError``) for any other.
+    """
+
+    affinity_mode: AffinityMode
+    should_fall_back_if_binding_fails: bool = False
+    """Whether workers start unbound, with a warning in the log, where the binding is not possible."""
+
+    def __post_init__(self) -> None:
+        try:
+            mode = AffinityMode(self.affinity_mode)
+        except ValueError:
+            known = ", ".join(each.value for each in AffinityMode)
+            raise ConfigError(f"affinity_mode={self.affinity_mode!r} is unknown: give one of {known}") from None
+        object.__setattr__(self, "affinity_mode", mode)
+        object.__setattr__(self, "should_fall_back_if_binding_fails", bool(self.should_fall_back_if_binding_fails))
+
+
+def as_numa_options(value: object) -> NumaOptions | None:
+    """
+    *value* where it is None, a `NumaOptions` or an object like it, such as torch's own.
+
+    Raises `ConfigError` for anything else.
+    """
+    if value is None or isinstance(value, NumaOptions):
+        return value
+    if not hasattr(value, "affinity_mode"):
+        raise ConfigError(
+            f"numa_options={value!r} must be a NumaOptions, such as NumaOptions(AffinityMode.NODE); None for no binding"
+        )
+    mode = getattr(value.affinity_mode, "value", value.affinity_mode)
+    return NumaOptions(mode, getattr(value, "should_fall_back_if_binding_fails", False))
