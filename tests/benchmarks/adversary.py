@@ -13,8 +13,8 @@ import sys
 import time
 from collections import Counter
 
-from elasticlib.testing import InvariantBroken
 from tests.sim.adversaries import TOKEN, case, shortest
+from tests.sim.simulator import InvariantBroken
 
 
 def main() -> int:

@@ -13,8 +13,9 @@ import time
 
 from hypothesis import HealthCheck, given, seed, settings, strategies as st
 
-from elasticlib.testing import FaultPlan, InvariantBroken, Rules, SimulatedCluster, strategies
+from elasticlib.testing import FaultPlan
 from tests.sim.promises import must_succeed, verdicts_of_steady_nodes
+from tests.sim.simulator import InvariantBroken, Rules, SimulatedCluster, strategies
 
 NODES = 5
 

@@ -21,7 +21,8 @@ from typing import Any
 from attrs import frozen
 
 from elasticlib.rendezvous.stores._election import _pack
-from elasticlib.testing import FailWorker, FaultPlan, Kill, Rules, SimulatedCluster, Started
+from elasticlib.testing import FailWorker, FaultPlan, Kill
+from tests.sim.simulator import Rules, SimulatedCluster, Started
 
 SIZES = (4, 64, 1000, 10_000)
 COORDINATORS = ("fixed", "elected")

@@ -11,7 +11,8 @@ import signal
 
 from attrs import frozen
 
-from elasticlib.testing import Fault, FaultPlan, Finalized, Rules, SimulatedCluster, Started
+from elasticlib.testing import Fault, FaultPlan
+from tests.sim.simulator import Finalized, Rules, SimulatedCluster, Started
 
 HEARTBEAT = 3.0
 LAST_CALL = 1.0

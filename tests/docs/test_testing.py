@@ -1,4 +1,4 @@
-"""The page about tests: its files run as they stand, and it names every option, setting and fault that there is."""
+"""The page about tests: its files run as they stand, and it names every option and setting that there is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import elasticlib
-from elasticlib.testing import _faults
 from elasticlib.testing.ranks import _asked
 from tests.test_packaging import settings
 
@@ -75,10 +74,6 @@ def test_it_names_every_setting() -> None:
 
     assert found
     assert [] == [name or option for name, option in found if f"`{name or option}`" not in PAGE]
-
-
-def test_it_names_every_fault() -> None:
-    assert [] == [kind.__name__ for kind in _faults.KINDS if f"`{kind.__name__}`" not in PAGE]
 
 
 def test_the_extra_that_it_installs_is_there() -> None:

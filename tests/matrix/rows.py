@@ -50,7 +50,7 @@ class Row:
         extras = ["testing", *(["test"] if self.torch else [])]
         asked = settings()["options"]["install_requires"].split()
         asked += [each for extra in extras for each in settings()["options.extras_require"][extra].split()]
-        kept = {each for each in asked if each not in ("torch", "mypy", "ruff")} | {"pytest>=8.2"}
+        kept = {each for each in asked if each not in ("torch", "mypy", "ruff")} | {"hypothesis", "pytest>=8.2"}
         return sorted(kept | {f"torch=={self.torch}", "numpy"} if self.torch else kept | set(WITHOUT_TORCH))
 
 

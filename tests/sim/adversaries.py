@@ -15,16 +15,13 @@ from elasticlib.testing import (
     Fault,
     FaultPlan,
     Flap,
-    InvariantBroken,
     Join,
     Kill,
     Leave,
     Pause,
     PauseStore,
     Replay,
-    Rules,
     SetBack,
-    SimulatedCluster,
     Skew,
     Slow,
     Stubborn,
@@ -33,6 +30,7 @@ from elasticlib.testing import (
 )
 from elasticlib.testing._faults import PLACES
 from tests.sim.checks import CheckedCluster
+from tests.sim.simulator import InvariantBroken, Rules, SimulatedCluster
 
 TOKEN = "secret"
 _PARTS = ("machine", "agent", "rendezvous")

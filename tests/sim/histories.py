@@ -19,11 +19,12 @@ from types import FunctionType
 import pytest
 from attrs import frozen
 
-from elasticlib.testing import FailWorker, FaultPlan, Fenced, PauseStore, Rules
-from elasticlib.testing._invariants import NO_MEMORY
+from elasticlib.testing import FailWorker, FaultPlan, PauseStore
 from tests.sim.adversaries import TOKEN, Case, case, plain
 from tests.sim.checks import CheckedCluster
 from tests.sim.promises import DISTURBING, must_succeed, verdicts_of_steady_nodes
+from tests.sim.simulator import Fenced, Rules
+from tests.sim.simulator.invariants import NO_MEMORY
 
 RULES = Rules(2, 3, 3, last_call=2.0, heartbeat=10.0)
 PLAIN, TAMPERED = 24, 16

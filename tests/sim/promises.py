@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from elasticlib.rendezvous.coordinator._places import PAUSES
 from elasticlib.testing import (
-    AgentEnded,
     Break,
     Cut,
     FailWorker,
@@ -15,14 +14,13 @@ from elasticlib.testing import (
     Leave,
     Pause,
     PauseStore,
-    Rules,
-    SimulatedCluster,
     Skew,
     Slow,
     Stubborn,
     Suspend,
 )
-from elasticlib.testing._node import LADDER
+from tests.sim.simulator import AgentEnded, Rules, SimulatedCluster
+from tests.sim.simulator.node import LADDER
 
 HARMLESS = (Break, FailWorker, Join, Skew, Stubborn)
 """Faults after which a node is still where it was."""

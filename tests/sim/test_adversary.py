@@ -29,31 +29,24 @@ from elasticlib.testing import (
     FailWorker,
     Fault,
     FaultPlan,
-    Fenced,
-    Finalized,
     Flap,
-    Gone,
-    InvariantBroken,
     Join,
     Kill,
     Leave,
     Pause,
     PauseStore,
-    Rules,
     SetBack,
-    SimulatedCluster,
     Skew,
     Slow,
-    Started,
     Stubborn,
     Suspend,
     Tamper,
-    TookOver,
 )
-from elasticlib.testing._history import Tampered
-from elasticlib.testing._store import Store
 from tests.sim.adversaries import TOKEN, case
 from tests.sim.checks import CheckedCluster
+from tests.sim.simulator import Fenced, Finalized, Gone, InvariantBroken, Rules, SimulatedCluster, Started, TookOver
+from tests.sim.simulator.history import Tampered
+from tests.sim.simulator.store import Store
 
 RULES = Rules(2, 3, last_call=2.0, heartbeat=10.0)
 BOTH = pytest.mark.parametrize("coordinator", ["fixed", "elected"])

@@ -8,21 +8,9 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings, strategies as st
 
-from elasticlib.testing import (
-    FailWorker,
-    Fault,
-    FaultPlan,
-    Finalized,
-    Join,
-    Kill,
-    Leave,
-    Pause,
-    Rules,
-    SimulatedCluster,
-    Slow,
-    Stubborn,
-)
+from elasticlib.testing import FailWorker, Fault, FaultPlan, Join, Kill, Leave, Pause, Slow, Stubborn
 from tests.sim.checks import CheckedCluster
+from tests.sim.simulator import Finalized, Rules, SimulatedCluster
 
 pytestmark = pytest.mark.sampled(1.0)
 

@@ -19,34 +19,36 @@ from elasticlib.testing import (
     Break,
     Cut,
     DeleteLeader,
-    Ended,
     FailWorker,
     Fault,
     FaultPlan,
-    Fenced,
-    Finalized,
     Flap,
-    Gone,
     Join,
     Kill,
     Leave,
     Pause,
     PauseStore,
-    Record,
     Replay,
-    Rules,
     SetBack,
-    SimulatedCluster,
     Skew,
     Slow,
-    Started,
     Stubborn,
     Suspend,
-    TookOver,
-    strategies,
 )
 from tests.sim.checks import CheckedCluster
 from tests.sim.promises import admission_limit, left_out, must_succeed, verdicts_of_steady_nodes
+from tests.sim.simulator import (
+    Ended,
+    Fenced,
+    Finalized,
+    Gone,
+    Record,
+    Rules,
+    SimulatedCluster,
+    Started,
+    TookOver,
+    strategies,
+)
 
 pytestmark = pytest.mark.sampled(1.0)
 

@@ -11,8 +11,9 @@ import attrs
 import pytest
 
 from elasticlib.rendezvous.coordinator import _ending, _liveness, _past, _places
-from elasticlib.testing import FaultPlan, Finalized, Join, Kill, Leave, Rules, SimulatedCluster
-from elasticlib.testing._host import Host
+from elasticlib.testing import FaultPlan, Join, Kill, Leave
+from tests.sim.simulator import Finalized, Rules, SimulatedCluster
+from tests.sim.simulator.host import Host
 
 RULES = Rules(1, 2, 3, last_call=0.0, heartbeat=1.0)
 FULL = Rules(1, 1, 3, last_call=0.0, heartbeat=1.0)

@@ -13,22 +13,10 @@ from elasticlib.rendezvous.coordinator._state import Round
 from elasticlib.rendezvous.node import _session_liveness
 from elasticlib.rendezvous.node._session_liveness import SessionLiveness
 from elasticlib.rendezvous.protocol._messages import ContactLost, RankAssignment
-from elasticlib.testing import (
-    Cut,
-    Fault,
-    FaultPlan,
-    InvariantBroken,
-    Join,
-    Kill,
-    Leave,
-    Pause,
-    Rules,
-    SimulatedCluster,
-    Stubborn,
-    Suspend,
-)
-from elasticlib.testing._group import Group
-from elasticlib.testing._node import Node
+from elasticlib.testing import Cut, Fault, FaultPlan, Join, Kill, Leave, Pause, Stubborn, Suspend
+from tests.sim.simulator import InvariantBroken, Rules, SimulatedCluster
+from tests.sim.simulator.group import Group
+from tests.sim.simulator.node import Node
 
 RULES = Rules(1, 3, last_call=2.0, heartbeat=10.0)
 LEAVING = (Stubborn(2, at=0.0, seconds=3.0), Leave(2, at=5.0))

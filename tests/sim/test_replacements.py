@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from elasticlib.testing import Fault, FaultPlan, Finalized, Join, Kill, Rules, SimulatedCluster
+from elasticlib.testing import Fault, FaultPlan, Join, Kill
 from tests.sim.checks import CheckedCluster
+from tests.sim.simulator import Finalized, Rules, SimulatedCluster
 
 pytestmark = pytest.mark.sampled(1.0)
 

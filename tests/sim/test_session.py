@@ -28,18 +28,16 @@ from elasticlib.testing import (
     Join,
     Kill,
     Leave,
-    Rules,
-    SimulatedCluster,
     Slow,
     Stubborn,
     Suspend,
-    _member,
 )
-from elasticlib.testing._host import Host
-from elasticlib.testing._member import NodeClient
-from elasticlib.testing._store import REFUSED, Store
 from tests.sim.adversaries import TOKEN
 from tests.sim.checks import CheckedCluster
+from tests.sim.simulator import Rules, SimulatedCluster, member
+from tests.sim.simulator.host import Host
+from tests.sim.simulator.member import NodeClient
+from tests.sim.simulator.store import REFUSED, Store
 from tests.sim.test_adversary import NOTHING
 
 pytestmark = pytest.mark.sampled(1.0)
@@ -234,7 +232,7 @@ def test_a_wish_counts_from_when_it_was_sent_first_though_the_connection_breaks(
 def slow_agents(seconds: float) -> Iterator[None]:
     """What came for an agent is taken only so long after."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_member, "TAKEN", seconds)
+        patch.setattr(member, "TAKEN", seconds)
         yield
 
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from elasticlib.rendezvous.protocol._shortening import ENVELOPE
-from elasticlib.testing import FailWorker, Fault, FaultPlan, Kill, Pause, Rules, SimulatedCluster, Slow
+from elasticlib.testing import FailWorker, Fault, FaultPlan, Kill, Pause, Slow
 from tests.benchmarks.cluster_size import (
     COORDINATORS,
     ETCD_TAKES,
@@ -19,6 +19,7 @@ from tests.benchmarks.cluster_size import (
     measure,
 )
 from tests.sim.checks import CheckedCluster
+from tests.sim.simulator import Rules, SimulatedCluster
 
 SMALL, LARGE = 8, 32
 GROWTH = 1.25

@@ -13,8 +13,9 @@ from hypothesis import given, settings, strategies as st
 from elasticlib.agent import _policy
 from elasticlib.rendezvous.coordinator import _coordinator
 from elasticlib.rendezvous.coordinator._state import Event, Outcome, State
-from elasticlib.testing import Cut, FailWorker, FaultPlan, Flap, Kill, Leave, Rules, SimulatedCluster, strategies
+from elasticlib.testing import Cut, FailWorker, FaultPlan, Flap, Kill, Leave
 from tests.sim.checks import CheckedCluster
+from tests.sim.simulator import Rules, SimulatedCluster, strategies
 
 pytestmark = pytest.mark.sampled(1.0)
 

@@ -13,10 +13,11 @@ from typing import Any
 from attrs import Factory, define
 
 from elasticlib.rendezvous.node._session import Session
-from elasticlib.testing import SimulatedCluster, Tamper
+from elasticlib.testing import Tamper
 from tests.sim.checks.demand import demand
 from tests.sim.checks.outbox import OutboxChecks
 from tests.sim.checks.session import SessionChecks
+from tests.sim.simulator import SimulatedCluster
 
 
 @define(eq=False, repr=False)

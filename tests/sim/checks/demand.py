@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from elasticlib.testing import InvariantBroken
+from tests.sim.simulator import InvariantBroken
 
 Demand: TypeAlias = Callable[[bool, str], None]
 """Breaks an invariant unless the first holds; the second says what is wrong then."""

@@ -13,7 +13,8 @@ from hypothesis import given
 
 import elasticlib.testing
 from elasticlib.errors import ConfigError
-from elasticlib.testing import Break, Cut, FailWorker, FaultPlan, Kill, Pause, Skew, Tamper, strategies
+from elasticlib.testing import Break, Cut, FailWorker, FaultPlan, Kill, Pause, Skew, Tamper
+from tests.sim.simulator import strategies
 
 
 @given(plan=strategies.fault_plans())
@@ -102,7 +103,7 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
         FaultPlan.from_json(text)
 
 
-@pytest.mark.parametrize("names", ["SimulatedCluster", "ElasticTestCase", "RanksFailed, DirtyWorkerWarning"])
+@pytest.mark.parametrize("names", ["FaultPlan", "ElasticTestCase", "RanksFailed, DirtyWorkerWarning"])
 def test_the_package_loads_neither_torch_nor_hypothesis_nor_pytest(names: str) -> None:
     heavy = "{'torch', 'hypothesis', 'numpy', 'pytest', '_pytest'}"
     code = f"from elasticlib.testing import {names}\nimport sys\nprint({heavy} & set(sys.modules))"

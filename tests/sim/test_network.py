@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from elasticlib.testing._network import Link, Network
-from elasticlib.testing._store import LOST, Connection, Store
-from elasticlib.testing._timeline import Process, Timeline
+from tests.sim.simulator.network import Link, Network
+from tests.sim.simulator.store import LOST, Connection, Store
+from tests.sim.simulator.timeline import Process, Timeline
 
 
 class Scene:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, define
 
-from elasticlib.testing._timeline import Process, Timeline
+from tests.sim.simulator.timeline import Process, Timeline
 
 if TYPE_CHECKING:
-    from elasticlib.testing._store import Connection
+    from tests.sim.simulator.store import Connection
 
 
 @define(eq=False, repr=False)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
 
-from elasticlib.testing import _faults as faults
-from elasticlib.testing._faults import Fault
-from elasticlib.testing._history import Tampered
+from elasticlib.testing import Fault, _faults as faults
+from tests.sim.simulator.history import Tampered
 
 if TYPE_CHECKING:
-    from elasticlib.testing._cluster import SimulatedCluster
+    from tests.sim.simulator.cluster import SimulatedCluster
 
 
 def bring_about(fault: Fault, cluster: SimulatedCluster) -> None:

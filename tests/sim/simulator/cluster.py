@@ -27,21 +27,21 @@ from elasticlib.rendezvous.coordinator import _coordinator
 from elasticlib.rendezvous.coordinator._server_events import Abandon
 from elasticlib.rendezvous.coordinator._state import Rules, State
 from elasticlib.rendezvous.protocol._codec import key_of
-from elasticlib.testing._adversary import Adversary
-from elasticlib.testing._candidate import Candidate
-from elasticlib.testing._faults import Fault, FaultPlan, Replay, SetBack, Skew, Tamper
-from elasticlib.testing._group import Group
-from elasticlib.testing._history import AgentEnded, AgentStarted, Ended, Finalized, Happened, Observer, Record, TookOver
-from elasticlib.testing._host import Host, Saved
-from elasticlib.testing._invariants import InvariantBroken, NoWatch, Watch, over
-from elasticlib.testing._machine import Machine
-from elasticlib.testing._member import FLAP
-from elasticlib.testing._network import Link, Network
-from elasticlib.testing._node import LADDER, PARTING, Node
-from elasticlib.testing._store import Store
-from elasticlib.testing._timeline import Process, Timeline
-from elasticlib.testing._trouble import bring_about
-from elasticlib.testing._trust import Trust
+from elasticlib.testing import Fault, FaultPlan, Replay, SetBack, Skew, Tamper
+from tests.sim.simulator.adversary import Adversary
+from tests.sim.simulator.candidate import Candidate
+from tests.sim.simulator.group import Group
+from tests.sim.simulator.history import AgentEnded, AgentStarted, Ended, Finalized, Happened, Observer, Record, TookOver
+from tests.sim.simulator.host import Host, Saved
+from tests.sim.simulator.invariants import InvariantBroken, NoWatch, Watch, over
+from tests.sim.simulator.machine import Machine
+from tests.sim.simulator.member import FLAP
+from tests.sim.simulator.network import Link, Network
+from tests.sim.simulator.node import LADDER, PARTING, Node
+from tests.sim.simulator.store import Store
+from tests.sim.simulator.timeline import Process, Timeline
+from tests.sim.simulator.trouble import bring_about
+from tests.sim.simulator.trust import Trust
 
 NO_FAULTS = FaultPlan(())
 RESTLESS = 200

@@ -17,8 +17,8 @@ from attrs import Factory, define
 from elasticlib.rendezvous.coordinator._state import State
 from elasticlib.rendezvous.protocol._exchange import heartbeat_key
 from elasticlib.rendezvous.protocol._timing import KILL
-from elasticlib.testing._group import Group
-from elasticlib.testing._invariants import WAKING, Watcher
+from tests.sim.simulator.group import Group
+from tests.sim.simulator.invariants import WAKING, Watcher
 
 STEADY = 0.5
 """Share of the heartbeat time in which a heartbeat follows the last one, of a node that sends them steadily."""

@@ -22,12 +22,12 @@ from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_liveness import Limits, Tick
 from elasticlib.rendezvous.protocol._messages import Descriptor, Terms
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Update, Wait, Write
-from elasticlib.testing._network import Link
-from elasticlib.testing._store import REFUSED, Connection
-from elasticlib.testing._timeline import Process
+from tests.sim.simulator.network import Link
+from tests.sim.simulator.store import REFUSED, Connection
+from tests.sim.simulator.timeline import Process
 
 if TYPE_CHECKING:
-    from elasticlib.testing._cluster import SimulatedCluster
+    from tests.sim.simulator.cluster import SimulatedCluster
 
 FLAP = 60.0
 """Seconds that a node which lost its store seeks it again."""

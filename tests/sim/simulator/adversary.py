@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from attrs import Factory, define, evolve
 
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT, mailbox_key
-from elasticlib.testing._faults import Tamper
-from elasticlib.testing._forgery import changed, made_up, noise
-from elasticlib.testing._timeline import Timeline
+from elasticlib.testing import Tamper
+from tests.sim.simulator.forgery import changed, made_up, noise
+from tests.sim.simulator.timeline import Timeline
 
 if TYPE_CHECKING:
-    from elasticlib.testing._store import Store
+    from tests.sim.simulator.store import Store
 
 REPLAY = 0.3
 """Seconds between two writings of one who plays old heartbeats again."""

@@ -16,10 +16,10 @@ from typing import Any
 from attrs import Factory, define, field, frozen
 
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Posted
-from elasticlib.testing._adversary import INBOX, Adversary
-from elasticlib.testing._faults import DeleteLeader, PauseStore, SetBack
-from elasticlib.testing._network import Link, Network, Way
-from elasticlib.testing._timeline import Process
+from elasticlib.testing import DeleteLeader, PauseStore, SetBack
+from tests.sim.simulator.adversary import INBOX, Adversary
+from tests.sim.simulator.network import Link, Network, Way
+from tests.sim.simulator.timeline import Process
 
 Then = Callable[[Any], None]
 REFUSED = object()

@@ -15,12 +15,12 @@ from attrs import define, evolve, field
 
 from elasticlib.agent._policy import WorkersFailed
 from elasticlib.rendezvous.protocol._messages import FailureNote, RankAssignment
-from elasticlib.testing._faults import FailWorker
-from elasticlib.testing._history import Gone
-from elasticlib.testing._timeline import Process
+from elasticlib.testing import FailWorker
+from tests.sim.simulator.history import Gone
+from tests.sim.simulator.timeline import Process
 
 if TYPE_CHECKING:
-    from elasticlib.testing._node import Node
+    from tests.sim.simulator.node import Node
 
 WORKERS_FAILED = WorkersFailed("a worker failed")
 CHANNEL = 0.0002

@@ -34,15 +34,15 @@ from elasticlib.rendezvous.protocol._messages import (
 )
 from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
 from elasticlib.rendezvous.sidecar._watch import SidecarWatch
-from elasticlib.testing._faults import FailWorker
-from elasticlib.testing._group import CHANNEL, END, WORKERS_FAILED, Group
-from elasticlib.testing._history import AgentEnded, Fenced, Started
-from elasticlib.testing._member import NodeClient
-from elasticlib.testing._timeline import Process, Timeline
+from elasticlib.testing import FailWorker
+from tests.sim.simulator.group import CHANNEL, END, WORKERS_FAILED, Group
+from tests.sim.simulator.history import AgentEnded, Fenced, Started
+from tests.sim.simulator.member import NodeClient
+from tests.sim.simulator.timeline import Process, Timeline
 
 if TYPE_CHECKING:
-    from elasticlib.testing._cluster import SimulatedCluster
-    from elasticlib.testing._machine import Machine
+    from tests.sim.simulator.cluster import SimulatedCluster
+    from tests.sim.simulator.machine import Machine
 
 PARTING = 2.0
 """Seconds that a sidecar tries to send what it has still to say."""

@@ -1,5 +1,5 @@
 """
-Hypothesis strategies for fault plans and clusters. Needs hypothesis.
+Hypothesis strategies for fault plans and clusters.
 
 Rules of this file: moments lie on a grid of milliseconds, so that examples shrink to numbers that people read;
 what is drawn first is what matters least, so that examples shrink to few faults.
@@ -10,8 +10,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.testing import _faults as kinds
-from elasticlib.testing._faults import PLACES, Fault, FaultPlan
+from elasticlib.testing import Fault, FaultPlan, _faults as kinds
 
 PARTS = ("agent", "machine", "rendezvous", "spawner")
 
@@ -53,7 +52,7 @@ def faults(nodes: int = 3, most: float = 60.0) -> st.SearchStrategy[Fault]:
 
 def tampers(most: float = 60.0) -> st.SearchStrategy[Fault]:
     """Acts of a stranger who reads and writes the store, or puts an old state of it back."""
-    where = st.lists(st.sampled_from(PLACES), max_size=3, unique=True)
+    where = st.lists(st.sampled_from(kinds.PLACES), max_size=3, unique=True)
     acts = st.lists(st.integers(0, 400), min_size=1, max_size=40, unique=True).map(sorted)
     every = st.sampled_from((0.02, 0.1, 0.25, 0.5, 2.0))
     seconds = st.sampled_from((1.0, 5.0, 20.0))

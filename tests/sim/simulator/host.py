@@ -21,8 +21,8 @@ from elasticlib.rendezvous.coordinator._state import Heartbeats, State
 from elasticlib.rendezvous.protocol._exchange import Posted
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
-from elasticlib.testing._node import Node
-from elasticlib.testing._store import CHANGED, DESTROYED, LOST, REFUSED, Connection, Store
+from tests.sim.simulator.node import Node
+from tests.sim.simulator.store import CHANGED, DESTROYED, LOST, REFUSED, Connection, Store
 
 
 @frozen

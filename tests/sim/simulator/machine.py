@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from attrs import Factory, define
 
-from elasticlib.testing._group import END
-from elasticlib.testing._network import Link
-from elasticlib.testing._node import Node
+from tests.sim.simulator.group import END
+from tests.sim.simulator.network import Link
+from tests.sim.simulator.node import Node
 
 
 @define(eq=False, repr=False)

@@ -16,11 +16,11 @@ from elasticlib.rendezvous.coordinator._state import Entry, State
 from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
 from elasticlib.rendezvous.protocol._shortening import brief
 from elasticlib.rendezvous.protocol._timing import KILL
-from elasticlib.testing._group import Group
-from elasticlib.testing._node import Node
+from tests.sim.simulator.group import Group
+from tests.sim.simulator.node import Node
 
 if TYPE_CHECKING:
-    from elasticlib.testing._cluster import SimulatedCluster
+    from tests.sim.simulator.cluster import SimulatedCluster
 
 WAKING = 0.1
 """Seconds that workers of a machine which was frozen as a whole may run on after it wakes, whoever took their ranks."""

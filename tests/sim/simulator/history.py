@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from attrs import frozen
 
-from elasticlib.testing._faults import Fault
+from elasticlib.testing import Fault
 
 
 @frozen

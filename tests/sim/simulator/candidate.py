@@ -17,9 +17,9 @@ from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores import _candidacy as events
 from elasticlib.rendezvous.stores._candidacy import Candidacy
 from elasticlib.rendezvous.stores._keys import Hold
-from elasticlib.testing._host import Host
-from elasticlib.testing._node import Node
-from elasticlib.testing._store import Connection, Store
+from tests.sim.simulator.host import Host
+from tests.sim.simulator.node import Node
+from tests.sim.simulator.store import Connection, Store
 
 AGAIN = 0.5
 """Seconds after which one in office begins again whose connection broke."""
