@@ -26,13 +26,15 @@ Validator = Callable[[Any, "Attribute[Any]", Any], None]
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
     """Raise `ConfigError` unless *value* is one of the *known* words."""
     if value not in known:
-        raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
+        raise ConfigError.of_setting(name, f"{value!r} must be one of {', '.join(known)}")
 
 
 def check_shutdown_timeout(value: object) -> None:
     """Raise `ConfigError` unless *value* is a time that workers may get."""
     if not _is_time(value):
-        raise ConfigError(f"shutdown_timeout={value!r} must be a number of seconds, 0 (SIGKILL at once) or more")
+        raise ConfigError.of_setting(
+            "shutdown_timeout", f"{value!r} must be a number of seconds, 0 (SIGKILL at once) or more"
+        )
 
 
 def _is_time(value: object) -> bool:
@@ -43,7 +45,9 @@ def _is_time(value: object) -> bool:
 def check_logs_specs(value: object) -> None:
     """Raise `ConfigError` unless *value* can make the logs of a round."""
     if not callable(getattr(value, "reify", None)):
-        raise ConfigError(f"logs_specs={value!r} must be a LogsSpecs, such as DefaultLogsSpecs(redirects=Std.ALL)")
+        raise ConfigError.of_setting(
+            "logs_specs", f"{value!r} must be a LogsSpecs, such as DefaultLogsSpecs(redirects=Std.ALL)"
+        )
 
 
 def one_of(known: Sequence[str]) -> Validator:
@@ -51,7 +55,7 @@ def one_of(known: Sequence[str]) -> Validator:
 
     def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
         if value not in known:
-            raise ConfigError(f"{attribute.name}={value!r} is unknown: give one of {', '.join(known)}")
+            raise ConfigError.of_setting(attribute.name, f"{value!r} is unknown: give one of {', '.join(known)}")
 
     return check
 
@@ -61,7 +65,7 @@ def whole(least: float) -> Validator:
 
     def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
         if not isinstance(value, int) or value < least:
-            raise SpecError(f"{attribute.name}={value!r} must be a whole number of at least {least}")
+            raise SpecError.of_setting(attribute.name, f"{value!r} must be a whole number of at least {least}")
 
     return check
 
@@ -69,7 +73,9 @@ def whole(least: float) -> Validator:
 def exit_timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Finite seconds from 0 on, or None."""
     if value is not None and not _is_time(value):
-        raise ConfigError(f"{attribute.name}={value!r} must be a number of seconds, 0 (stop at once) or more, or None")
+        raise ConfigError.of_setting(
+            attribute.name, f"{value!r} must be a number of seconds, 0 (stop at once) or more, or None"
+        )
 
 
 def number(value: Any) -> Any:
@@ -104,20 +110,20 @@ def text_of(value: Any) -> Any:
 def positive(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """A finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise SpecError(f"{attribute.name}={value!r} must be a finite number of seconds above 0")
+        raise SpecError.of_setting(attribute.name, f"{value!r} must be a finite number of seconds above 0")
 
 
 def text(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """Text without NUL."""
     if not isinstance(value, str) or "\0" in value:
-        raise ConfigError(f"{attribute.name}={value!r} must be text without NUL characters")
+        raise ConfigError.of_setting(attribute.name, f"{value!r} must be text without NUL characters")
 
 
 def identity(instance: Any, attribute: Attribute[Any], value: Any) -> None:
     """Text that is a part of keys and signatures."""
     text(instance, attribute, value)
     if not is_unicode(value):
-        raise ConfigError(f"{attribute.name}={value!r} must be text that can be written in UTF-8")
+        raise ConfigError.of_setting(attribute.name, f"{value!r} must be text that can be written in UTF-8")
 
 
 def is_unicode(value: str) -> bool:
@@ -132,7 +138,7 @@ def is_unicode(value: str) -> bool:
 def yes_or_no(_: Any, attribute: Attribute[Any], value: Any) -> None:
     """True or False."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{attribute.name}={value!r} must be True or False")
+        raise ConfigError.of_setting(attribute.name, f"{value!r} must be True or False")
 
 
 def secret(_: Any, attribute: Attribute[Any], value: Any) -> None:
@@ -146,9 +152,10 @@ def texts_or_none(_: Any, attribute: Attribute[Any], value: Any) -> None:
     if value is None:
         return
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ConfigError(
-            f"{attribute.name}={value!r} must be a list of texts, such as ['loss', 'error'], one of which a line must "
-            "hold; None or [] for none"
+        raise ConfigError.of_setting(
+            attribute.name,
+            f"{value!r} must be a list of texts, such as ['loss', 'error'], one of which a line must "
+            "hold; None or [] for none",
         )
     for each in value:
         try:
@@ -166,7 +173,9 @@ def arguments(name: str, value: Any) -> tuple[Any, ...]:
     try:
         return tuple(value)
     except TypeError:
-        raise ConfigError(f"{name}={value!r} must be a tuple of arguments; a single one is written (value,)") from None
+        raise ConfigError.of_setting(
+            name, f"{value!r} must be a tuple of arguments; a single one is written (value,)"
+        ) from None
 
 
 def own_list(value: Any) -> Any:
@@ -178,12 +187,18 @@ def words(value: Sequence[str] | str) -> tuple[str, ...]:
     """Names of modules, from a list or from text with commas."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
-        raise ConfigError(f"preload={value!r} must be the names of modules, as a list or as text with commas")
+        raise ConfigError.of_setting(
+            "preload", f"{value!r} must be the names of modules, as a list or as text with commas"
+        )
     found = tuple(part.strip() for part in parts if part.strip())
     if "learn" in found:
-        raise ConfigError(f"preload={','.join(found)!r}: nothing is learned any more: use 'auto', or name the modules")
+        raise ConfigError.of_setting(
+            "preload", f"{','.join(found)!r}: nothing is learned any more: use 'auto', or name the modules"
+        )
     if "auto" in found and len(found) > 1:
-        raise ConfigError(f"preload={','.join(found)!r}: 'auto' stands alone: name torch and the other modules instead")
+        raise ConfigError.of_setting(
+            "preload", f"{','.join(found)!r}: 'auto' stands alone: name torch and the other modules instead"
+        )
     return found
 
 

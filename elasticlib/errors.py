@@ -15,12 +15,15 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticlib import _in_notebooks
 from elasticlib._clock import wall_time
 from elasticlib._stack_text import Frame as Frame, place_of
 from elasticlib._untrusted import parse_shallow
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class ElasticError(Exception):
@@ -32,7 +35,26 @@ class ElasticError(Exception):
 
 
 class ConfigError(ElasticError, ValueError):
-    """You get it before anything was started: the call names a value that breaks a rule."""
+    """
+    You get it before anything was started: the call names a value that breaks a rule.
+
+    `setting` names the field or argument whose value that is, and is empty where no single one is at fault.
+    """
+
+    setting = ""
+    complaint = ""
+    """The text after ``setting=``: the value, the rule, and the fix."""
+
+    @classmethod
+    def of_setting(cls, setting: str, complaint: str) -> Self:
+        """Return the error of one *setting*; *complaint* begins with its value."""
+        error = cls(f"{setting}={complaint}")
+        error.setting, error.complaint = setting, complaint
+        return error
+
+    def with_name(self, name: str) -> ConfigError:
+        """Return this error with *name*, such as an option of a command, in place of the setting's."""
+        return self.of_setting(name, self.complaint)
 
 
 class SpecError(ConfigError, AssertionError):
@@ -77,12 +99,17 @@ class PreloadError(ConfigError):
         super().__init__(module, why)
         self.module = module
         self.why = why
+        self.setting = "preload"
+        self.complaint = (
+            f"{module!r} is refused: {why.strip()}; import it in the workers instead: leave {module!r} out of preload"
+        )
 
     def __str__(self) -> str:
-        return (
-            f"preload={self.module!r} is refused: {self.why.strip()}; "
-            f"import it in the workers instead: leave {self.module!r} out of preload"
-        )
+        return f"{self.setting}={self.complaint}"
+
+    def with_name(self, name: str) -> ConfigError:
+        """Return a `ConfigError`, since an error of this class speaks of *preload*."""
+        return ConfigError.of_setting(name, self.complaint)
 
 
 class TimerError(ConfigError, RuntimeError):

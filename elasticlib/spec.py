@@ -86,7 +86,9 @@ def _streams(name: str, value: Any) -> Std | dict[int, Std]:
             return Std(value)
     except (TypeError, ValueError):
         pass
-    raise ConfigError(f"{name}={value!r} must be a Std (Std.NONE, OUT, ERR, ALL) or a dictionary {{local rank: Std}}")
+    raise ConfigError.of_setting(
+        name, f"{value!r} must be a Std (Std.NONE, OUT, ERR, ALL) or a dictionary {{local rank: Std}}"
+    )
 
 
 def _ranks(value: Any) -> set[int] | None:
@@ -95,7 +97,7 @@ def _ranks(value: Any) -> set[int] | None:
     try:
         return {operator.index(rank) for rank in value}
     except TypeError:
-        raise ConfigError(f"local_ranks_filter={value!r} must be local ranks, such as {{0, 1}}") from None
+        raise ConfigError.of_setting("local_ranks_filter", f"{value!r} must be local ranks, such as {{0, 1}}") from None
 
 
 @define
@@ -149,7 +151,7 @@ def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
     if isinstance(value, int) and value > 0:
         return
     words = ", ".join(DEVICE_WORDS)
-    raise SpecError(f"{attribute.name}={value!r} must be a whole number of at least 1, or one of {words}")
+    raise SpecError.of_setting(attribute.name, f"{value!r} must be a whole number of at least 1, or one of {words}")
 
 
 def _alone(rule: _rules.Validator) -> _rules.Validator:
@@ -330,7 +332,9 @@ class LaunchConfig(DataclassView):
     @module.validator
     def _not_both(self, attribute: Attribute[Any], value: bool) -> None:
         if value and all(getattr(self, name, False) for name in {"module", "no_python"} - {attribute.name}):
-            raise ConfigError("no_python=True excludes module=True: a module needs the interpreter; leave one out")
+            raise ConfigError.of_setting(
+                "no_python", "True excludes module=True: a module needs the interpreter; leave one out"
+            )
 
     def __attrs_post_init__(self) -> None:
         _into_configs(self, None, self.rdzv_timeout)

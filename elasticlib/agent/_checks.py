@@ -52,7 +52,9 @@ def check_local(log_line_prefix_template: object, uninterruptible_state_timeout:
     """Raise `ConfigError` for an argument that only a `LocalElasticAgent` has and that cannot be."""
     template, asleep = log_line_prefix_template, uninterruptible_state_timeout
     if template is not None and not isinstance(template, str):
-        raise ConfigError(f"log_line_prefix_template={template!r} must be text, such as '[${{role_name}}${{rank}}]:'")
+        raise ConfigError.of_setting(
+            "log_line_prefix_template", f"{template!r} must be text, such as '[${{role_name}}${{rank}}]:'"
+        )
     if asleep is not None and as_seconds(asleep) is None:
         raise ConfigError(f"uninterruptible_state_timeout={asleep!r} must be a number of seconds, 0 for none")
 

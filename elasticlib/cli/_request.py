@@ -75,7 +75,9 @@ def request_of(
 def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> LaunchConfig:
     min_nodes, max_nodes = values["nnodes"]
     if not 0 < min_nodes <= max_nodes:
-        raise SpecError(f"nnodes={min_nodes}:{max_nodes} is no range of nodes: give MIN:MAX with 1 <= MIN <= MAX")
+        raise SpecError.of_setting(
+            "nnodes", f"{min_nodes}:{max_nodes} is no range of nodes: give MIN:MAX with 1 <= MIN <= MAX"
+        )
     start_method = values["start_method"]
     variable = given.get("start_method", "PET_START_METHOD")
     if start_method not in START_METHODS and variable == "PET_START_METHOD":
@@ -111,13 +113,11 @@ _AS_GIVEN = (
 
 
 def by_source(error: ConfigError, given: Mapping[str, str]) -> ConfigError:
-    """*error*, of the same kind, with the option or variable that was given in place of the field's name."""
-    name, mark, rest = str(error).partition("=")
-    name = _FIELDS.get(name, name)
-    if not mark or name not in given:
+    """Return *error* with the option or variable that was given in place of the field's name."""
+    option = _FIELDS.get(error.setting, error.setting)
+    if option not in given:
         return error
-    kind = type(error) if error.args == (str(error),) else ConfigError
-    return kind(f"{given[name]}={rest}")
+    return error.with_name(given[option])
 
 
 _FIELDS = {
@@ -176,7 +176,7 @@ def _numa_options(mode: str | None) -> object | None:
     if mode is None:
         return None
     if mode not in NUMA_MODES:
-        raise ConfigError(f"numa_binding={mode!r} is unknown: give one of {', '.join(NUMA_MODES)}")
+        raise ConfigError.of_setting("numa_binding", f"{mode!r} is unknown: give one of {', '.join(NUMA_MODES)}")
     from elasticlib.numa import AffinityMode, NumaOptions
 
     return NumaOptions(AffinityMode(mode))
@@ -249,7 +249,7 @@ def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) 
                 )
         return endpoint
     if port is not None and not 0 <= port < 65536:
-        raise ConfigError(f"master_port={port} must be a port, from 0 (a free one) to 65535")
+        raise ConfigError.of_setting("master_port", f"{port} must be a port, from 0 (a free one) to 65535")
     address = f"{host}:{29500 if port is None else port}"
     least, most = values["nnodes"]
     if port is None and most == 1:

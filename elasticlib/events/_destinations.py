@@ -63,9 +63,10 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
         return handlers[destination]
     except (KeyError, TypeError):
         known = ", ".join(sorted(handlers))
-        raise UnknownNameError(
-            f"event_log_handler={destination!r} is unknown: give one of {known}, or add it first by "
-            "elasticlib.events.add_logging_handler(name, handler)"
+        raise UnknownNameError.of_setting(
+            "event_log_handler",
+            f"{destination!r} is unknown: give one of {known}, or add it first by "
+            "elasticlib.events.add_logging_handler(name, handler)",
         ) from None
 
 

@@ -44,9 +44,10 @@ def load(name: str) -> Callable[..., LogsSpecs]:
     # One of each value: a package that is installed twice says the same.
     points = [*{point.value: point for point in entry_points(group=GROUP) if point.name == name}.values()]
     if not points and name != DEFAULT:
-        raise ConfigError(
-            f"logs_specs={name!r} is the name of no installed log specification (entry points of the group {GROUP}): "
-            f"give one of {', '.join(known())}, or install the package that has it"
+        raise ConfigError.of_setting(
+            "logs_specs",
+            f"{name!r} is the name of no installed log specification (entry points of the group {GROUP}): "
+            f"give one of {', '.join(known())}, or install the package that has it",
         )
     if len(points) > 1:
         first, *rest = [_source(name, point) for point in points]
@@ -104,7 +105,9 @@ def _refuse_another_kind(name: str, found: object) -> None:
     # Static: a property that is not ready before `reify` must not be asked.
     missing = [each for each in ("reify", "root_log_dir") if inspect.getattr_static(found, each, None) is None]
     if missing:
-        raise ConfigError(f"logs_specs={name!r}: {_title(found)} lacks {', '.join(missing)}, which a LogsSpecs has")
+        raise ConfigError.of_setting(
+            "logs_specs", f"{name!r}: {_title(found)} lacks {', '.join(missing)}, which a LogsSpecs has"
+        )
 
 
 def _std_of(kind: object) -> Callable[[int], Any]:

@@ -96,16 +96,22 @@ class DefaultLogsSpecs(LogsSpecs):
                 self._check_temporary()
             return
         if "\0" in self._root_log_dir:
-            raise LogDirError(f"log_dir={self._root_log_dir!r} holds a NUL character: give the path of a folder")
+            raise LogDirError.of_setting(
+                "log_dir", f"{self._root_log_dir!r} holds a NUL character: give the path of a folder"
+            )
         if not os.path.isabs(self._root_log_dir):
             current()  # it says so where that is gone
         there = absolute_without_parents(self._root_log_dir)
         while not os.path.lexists(there):
             there = os.path.dirname(there)
         if not os.path.isdir(there):
-            raise LogDirError(f"log_dir={self._root_log_dir!r}: {there} is not a folder; give another log_dir")
+            raise LogDirError.of_setting(
+                "log_dir", f"{self._root_log_dir!r}: {there} is not a folder; give another log_dir"
+            )
         if not may_write_in(there):
-            raise LogDirError(f"log_dir={self._root_log_dir!r}: {there} cannot be written; give another log_dir")
+            raise LogDirError.of_setting(
+                "log_dir", f"{self._root_log_dir!r}: {there} cannot be written; give another log_dir"
+            )
 
     def _needs_files(self) -> bool:
         """Return True where the caller asked for files, or named a folder for them."""
@@ -198,7 +204,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def _refusal(self, error: Exception) -> LogDirError:
         is_full = isinstance(error, OSError) and error.errno == errno.EMFILE
         fix = FEW_DESCRIPTORS if is_full else "; give another log_dir"
-        return LogDirError(f"log_dir={self._root_log_dir!r} cannot be used: {error}{fix}")
+        return LogDirError.of_setting("log_dir", f"{self._root_log_dir!r} cannot be used: {error}{fix}")
 
     def _make_run_folder(self, run_id: str) -> None:
         if self._base:

@@ -103,10 +103,10 @@ def attempt(options: NumaOptions) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        why = f"numa_options={options.affinity_mode.value}: {error}"
+        why = f"{options.affinity_mode.value}: {error}"
         if not options.should_fall_back_if_binding_fails:
-            raise BindingError(f"{why}; or leave the binding out") from error
-        _log.warning("%s; nothing is bound to CPUs, as should_fall_back_if_binding_fails allows", why)
+            raise BindingError.of_setting("numa_options", f"{why}; or leave the binding out") from error
+        _log.warning("numa_options=%s; nothing is bound to CPUs, as should_fall_back_if_binding_fails allows", why)
 
 
 def _cpus(options: NumaOptions, device_index: int) -> frozenset[int]:

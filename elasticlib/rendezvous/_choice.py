@@ -75,7 +75,9 @@ def choose(
     scheduler's number for this node. Raises `ConfigError` for what contradicts itself or cannot be found.
     """
     if config.local_addr and not _is_host(config.local_addr):
-        raise ConfigError(f"local_addr={config.local_addr!r} must be a host's name or address, without a port")
+        raise ConfigError.of_setting(
+            "local_addr", f"{config.local_addr!r} must be a host's name or address, without a port"
+        )
     if config.rdzv_backend not in _options.ALL:
         return _plug_in(config, fresh_id, token)
     options = _options.read(config.rdzv_backend, config.rdzv_configs)
@@ -93,7 +95,9 @@ def choose(
         return private, warnings
     if static and rank is None:
         last = config.max_nodes - 1
-        raise ConfigError(f"node_rank=None: with rdzv_backend='static' each node needs its own, from 0 to {last}")
+        raise ConfigError.of_setting(
+            "node_rank", f"None: with rdzv_backend='static' each node needs its own, from 0 to {last}"
+        )
     run_id, more = _run_id(config, fresh_id)
     if static and config.min_nodes != config.max_nodes:
         more += (
@@ -161,23 +165,25 @@ def _private(config: LaunchConfig, options: _options.Options, fresh_id: str) -> 
             what, example = "host:port", "node0:29500"
             if in_file:
                 what, example = "the path of a file that all see", "/shared/job"
-            raise ConfigError(
-                f"rdzv_endpoint='': {config.max_nodes} nodes need a common endpoint: give the same {what} "
-                f"on all of them, such as {example}"
+            raise ConfigError.of_setting(
+                "rdzv_endpoint",
+                f"'': {config.max_nodes} nodes need a common endpoint: give the same {what} "
+                f"on all of them, such as {example}",
             )
         return None
     _, port = parse_rendezvous_endpoint(endpoint, 29400)
     if port == 0:
         if config.min_nodes > 1:
-            raise ConfigError(
-                f"rdzv_endpoint={endpoint!r} is on a free port, where no other node can find it, "
-                f"but min_nodes={config.min_nodes}: give a port, the same on all nodes"
+            raise ConfigError.of_setting(
+                "rdzv_endpoint",
+                f"{endpoint!r} is on a free port, where no other node can find it, "
+                f"but min_nodes={config.min_nodes}: give a port, the same on all nodes",
             )
         return Private(run_id, backend)
     if backend != "static":
         return None
     if port != parse_rendezvous_endpoint(endpoint, 29401)[1]:
-        raise ConfigError(f"rdzv_endpoint={endpoint!r} has no port: give host:port, such as node0:29500")
+        raise ConfigError.of_setting("rdzv_endpoint", f"{endpoint!r} has no port: give host:port, such as node0:29500")
     return Private(run_id, backend, port) if config.max_nodes == 1 else None
 
 
@@ -185,9 +191,10 @@ def _node_rank(config: LaunchConfig, options: _options.Options) -> tuple[int | N
     """The fixed place of this node, in range, None when none was given; and warnings."""
     rank = options.rank if config.node_rank is None else config.node_rank
     if rank is not None and rank >= config.max_nodes:
-        raise ConfigError(
-            f"node_rank={rank} is out of range for {config.max_nodes} node{'s' * (config.max_nodes > 1)}: "
-            f"give a number from 0 to {config.max_nodes - 1}"
+        raise ConfigError.of_setting(
+            "node_rank",
+            f"{rank} is out of range for {config.max_nodes} node{'s' * (config.max_nodes > 1)}: "
+            f"give a number from 0 to {config.max_nodes - 1}",
         )
     if options.rank is not None and rank != options.rank:
         return rank, (f"rdzv_configs={{'rank': {options.rank}}} is ignored: node_rank={rank} is used",)
@@ -197,7 +204,9 @@ def _node_rank(config: LaunchConfig, options: _options.Options) -> tuple[int | N
 def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, tuple[str, ...]]:
     if not config.run_id:
         if config.min_nodes > 1 or (config.rdzv_backend == "static" and config.max_nodes > 1):
-            raise ConfigError("run_id='': nodes find each other's job by its id: give the same one on all of them")
+            raise ConfigError.of_setting(
+                "run_id", "'': nodes find each other's job by its id: give the same one on all of them"
+            )
         return fresh_id, (f"run_id is empty: this job is called {fresh_id}, so no other node can join it",)
     if config.run_id == DEFAULT_RUN_ID and config.max_nodes > 1 and config.rdzv_backend != "static":
         return config.run_id, (
@@ -211,7 +220,8 @@ def _wait_for(config: LaunchConfig, options: _options.Options) -> str:
     if options.wait_for is None:
         return config.wait_for
     if config.wait_for not in ("quiet", options.wait_for):
-        raise ConfigError(
-            f"wait_for={config.wait_for!r} and rdzv_configs['wait_for']={options.wait_for!r} differ: give one of them"
+        raise ConfigError.of_setting(
+            "wait_for",
+            f"{config.wait_for!r} and rdzv_configs['wait_for']={options.wait_for!r} differ: give one of them",
         )
     return options.wait_for

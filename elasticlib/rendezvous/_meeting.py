@@ -54,9 +54,10 @@ def _find_local_etcd(job: Job) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
-        raise ConfigError(
-            f"rdzv_endpoint='': rdzv_backend={job.backend!r} needs the address of an etcd server, such as "
-            f"node0:2379, and none answers at {job.endpoint} ({error})"
+        raise ConfigError.of_setting(
+            "rdzv_endpoint",
+            f"'': rdzv_backend={job.backend!r} needs the address of an etcd server, such as "
+            f"node0:2379, and none answers at {job.endpoint} ({error})",
         ) from error
 
 

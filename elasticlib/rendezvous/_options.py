@@ -277,7 +277,7 @@ def _value(backend: str, name: Any, value: Any, *, is_read_by_torch: bool) -> An
         rule = f"{name} must be {key.rule}"
     if not is_read_by_torch:
         raise _Idle(f"{rule}: ignored")
-    raise ConfigError(f"rdzv_configs={{{name!r}: {value!r}}}: {rule}")
+    raise ConfigError.of_setting("rdzv_configs", f"{{{name!r}: {value!r}}}: {rule}")
 
 
 def _stranger(backend: str, name: Any) -> str:

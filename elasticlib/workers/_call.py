@@ -45,7 +45,9 @@ class ProgramError(EntrypointError, FileNotFoundError):
 
 def _check_ranks(name: str, by_rank: object, count: int) -> None:
     if not isinstance(by_rank, Mapping):
-        raise ConfigError(f"{name}={by_rank!r} must be a dictionary by local rank, such as {{0: ..., 1: ...}}")
+        raise ConfigError.of_setting(
+            name, f"{by_rank!r} must be a dictionary by local rank, such as {{0: ..., 1: ...}}"
+        )
     if set(by_rank) != set(range(count)):
         raise LocalRanksError(
             f"{name} has the local ranks {list(by_rank)}, and must have exactly those from 0 to {count - 1}: "
@@ -100,15 +102,15 @@ def _encoded(what: str, text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise ConfigError(f"{what}={text!r} cannot be written in UTF-8: give other text") from None
+        raise ConfigError.of_setting(what, f"{text!r} cannot be written in UTF-8: give other text") from None
 
 
 def seconds(name: str, value: object) -> float:
     """*value* as seconds, of any size and sign."""
     if not isinstance(value, numbers.Real):
-        raise ArgumentError(f"{name}={value!r} must be a number of seconds")
+        raise ArgumentError.of_setting(name, f"{value!r} must be a number of seconds")
     if math.isnan(value):
-        raise ConfigError(f"{name}=nan is no time: give seconds, math.inf for no limit")
+        raise ConfigError.of_setting(name, "nan is no time: give seconds, math.inf for no limit")
     return float(value)
 
 

@@ -52,7 +52,9 @@ def workers_per_node(
     if count == 0 or kind != wanted:
         found = f"{count} of kind {kind!r}" if count else "no accelerator at all"
         words = ", ".join(DEVICE_WORDS)
-        raise SpecError(f"nproc_per_node={asked!r}, but torch finds {found} here: give a number, or one of {words}")
+        raise SpecError.of_setting(
+            "nproc_per_node", f"{asked!r}, but torch finds {found} here: give a number, or one of {words}"
+        )
     return count
 
 

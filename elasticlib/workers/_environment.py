@@ -73,9 +73,10 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
     entries = [str(rank) for rank in range(workers)] if listed is None else [each.strip() for each in listed.split(",")]
     if len(entries) < workers or (workers > 1 and not any(entries)):
         count = sum(map(bool, entries))
-        raise ConfigError(
-            f"virtual_local_rank=True: {name}={listed!r} names {count} devices for {workers} workers: "
-            "list one for each worker, start fewer workers, or leave the option out"
+        raise ConfigError.of_setting(
+            "virtual_local_rank",
+            f"True: {name}={listed!r} names {count} devices for {workers} workers: "
+            "list one for each worker, start fewer workers, or leave the option out",
         )
     names = (DEVICES, HIP_DEVICES) if name == HIP_DEVICES else (DEVICES,)
     return tuple({"LOCAL_RANK": "0", **dict.fromkeys(names, entry)} for entry in entries[:workers])

@@ -363,9 +363,10 @@ def _is_preload_chosen(spec: WorkerSpec) -> bool:
 
 def _refuse_preload(spec: WorkerSpec) -> None:
     if _is_preload_chosen(spec):
-        raise ConfigError(
-            f"preload={','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "
-            "fork server that imports ahead: leave it out"
+        raise ConfigError.of_setting(
+            "preload",
+            f"{','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "
+            "fork server that imports ahead: leave it out",
         )
 
 

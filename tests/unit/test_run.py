@@ -910,15 +910,16 @@ def test_a_node_that_others_have_replaced_when_its_script_was_done_leaves_well_a
 @pytest.mark.parametrize(
     ("error", "shown"),
     [
-        ("rdzv_endpoint='x:y' is no endpoint", "--rdzv-endpoint='x:y' is no endpoint"),
-        ("rdzv_configs={'a': '1'}: unknown", "--rdzv-conf={'a': '1'}: unknown"),
-        ("run_id='': no", "run_id='': no"),
+        (ConfigError.of_setting("rdzv_endpoint", "'x:y' is no endpoint"), "--rdzv-endpoint='x:y' is no endpoint"),
+        (ConfigError.of_setting("rdzv_configs", "{'a': '1'}: unknown"), "--rdzv-conf={'a': '1'}: unknown"),
+        (ConfigError.of_setting("run_id", "'': no"), "run_id='': no"),
+        (ConfigError("rdzv_endpoint='x:y' says a sentence"), "rdzv_endpoint='x:y' says a sentence"),
     ],
 )
 def test_what_the_launch_refuses_is_named_as_it_was_given(
-    launches: Launches, capsys: pytest.CaptureFixture[str], error: str, shown: str
+    launches: Launches, capsys: pytest.CaptureFixture[str], error: ConfigError, shown: str
 ) -> None:
-    launches.fails = ConfigError(error)
+    launches.fails = error
 
     message = refusal(capsys, "--rdzv-endpoint", "x:y", "--rdzv-conf", "a=1", "train.py")
 

@@ -27,25 +27,25 @@ MOST_NAMES = 16
 def _count(least: int) -> Callable[[object, Attribute[int], int], None]:
     def check(_: object, attribute: Attribute[int], value: int) -> None:
         if type(value) is not int or value < least:
-            raise ConfigError(f"{attribute.name}={value!r:.80}: give a whole number, {least} or more")
+            raise ConfigError.of_setting(attribute.name, f"{value!r:.80}: give a whole number, {least} or more")
 
     return check
 
 
 def _seconds(_: object, attribute: Attribute[float], value: float) -> None:
     if type(value) not in (int, float) or not 0 <= value <= LONGEST_TIME:
-        raise ConfigError(f"{attribute.name}={value!r:.80}: give a number of seconds, 0 or more")
+        raise ConfigError.of_setting(attribute.name, f"{value!r:.80}: give a number of seconds, 0 or more")
 
 
 def _heartbeat(_: object, attribute: Attribute[float], value: float) -> None:
     if type(value) not in (int, float) or (value != 0 and not SHORTEST_HEARTBEAT <= value <= LONGEST_TIME):
         rule = f"give a number of seconds, {SHORTEST_HEARTBEAT:g} or more, or 0 for none"
-        raise ConfigError(f"{attribute.name}={value!r:.80}: {rule}")
+        raise ConfigError.of_setting(attribute.name, f"{value!r:.80}: {rule}")
 
 
 def _whom(_: object, attribute: Attribute[str], value: str) -> None:
     if value not in ("quiet", "min", "max"):
-        raise ConfigError(f"{attribute.name}={value!r:.80}: give 'quiet', 'min' or 'max'")
+        raise ConfigError.of_setting(attribute.name, f"{value!r:.80}: give 'quiet', 'min' or 'max'")
 
 
 @frozen

@@ -44,7 +44,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         if not callable(getattr(store, "compare_set", None)):
             raise ConfigError(f"store={store!r} has no method compare_set: give one of torch's stores")
         if not isinstance(run_id, str) or not run_id:
-            raise ConfigError(f"run_id={run_id!r}: a state belongs to a job with a name")
+            raise ConfigError.of_setting("run_id", f"{run_id!r}: a state belongs to a job with a name")
         self._store = store
         self._key = f"elasticlib/state/{run_id}"
 

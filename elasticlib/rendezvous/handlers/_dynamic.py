@@ -227,8 +227,8 @@ def _limit(params: RendezvousParameters, name: str) -> timedelta | None:
 
 def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
     if not isinstance(settings.run_id, str) or not settings.run_id:
-        raise ConfigError(
-            f"run_id={settings.run_id!r}: nodes find each other by the job's id: give the same one to all"
+        raise ConfigError.of_setting(
+            "run_id", f"{settings.run_id!r}: nodes find each other by the job's id: give the same one to all"
         )
     check_nodes(settings.min_nodes, settings.max_nodes)
     if not isinstance(settings.timeout, RendezvousTimeout):

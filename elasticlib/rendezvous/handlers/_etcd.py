@@ -176,7 +176,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         self, client: V2Keys | V3Keys, run_id: str, key_prefix: str | None = None, ttl: int | None = None
     ) -> None:
         if not isinstance(run_id, str) or not run_id:
-            raise ConfigError(f"run_id={run_id!r}: a state belongs to a job with a name")
+            raise ConfigError.of_setting("run_id", f"{run_id!r}: a state belongs to a job with a name")
         seconds = KEEP if ttl is None else ttl
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise ConfigError(f"ttl={ttl!r} must be a number of seconds above 0; None for {KEEP}")

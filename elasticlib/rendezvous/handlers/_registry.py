@@ -69,9 +69,11 @@ def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
     if job.backend == "static":
         _check_static(params, job.node_rank)
     elif not params.run_id:
-        raise ConfigError(f"run_id={params.run_id!r}: nodes find each other's job by its id: give the same one to all")
+        raise ConfigError.of_setting(
+            "run_id", f"{params.run_id!r}: nodes find each other's job by its id: give the same one to all"
+        )
     if not is_unicode(params.run_id):
-        raise ConfigError(f"run_id={params.run_id!r} must be text that can be written in UTF-8")
+        raise ConfigError.of_setting("run_id", f"{params.run_id!r} must be text that can be written in UTF-8")
     return CoordinatedHandler(job)
 
 
@@ -145,9 +147,10 @@ class RendezvousHandlerRegistry:
         creator = self._creators.get(params.backend)
         if creator is None:
             known = ", ".join(sorted(self._creators)) or "none"
-            raise ConfigError(
-                f"rdzv_backend={params.backend!r} is not registered: give one of {known}, or install the plug-in "
-                f"that has it (entry-point group {PLUGINS})"
+            raise ConfigError.of_setting(
+                "rdzv_backend",
+                f"{params.backend!r} is not registered: give one of {known}, or install the plug-in "
+                f"that has it (entry-point group {PLUGINS})",
             )
         handler = creator(params)
         if (made := handler.get_backend()) != params.backend:

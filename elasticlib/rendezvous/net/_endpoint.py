@@ -104,4 +104,4 @@ def _port(endpoint: str, text: str) -> int:
 
 
 def _wrong(endpoint: str, why: str) -> ConfigError:
-    return ConfigError(f"rdzv_endpoint={endpoint!r} is no endpoint: {why}")
+    return ConfigError.of_setting("rdzv_endpoint", f"{endpoint!r} is no endpoint: {why}")

@@ -28,7 +28,7 @@ from elasticlib._lease import Lease
 from elasticlib._programs import CHANNEL_FD, Process, wake_with_parent
 from elasticlib._times import soonest
 from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
-from elasticlib.errors import ElasticError
+from elasticlib.errors import ConfigError, ElasticError
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import STAYS
 from elasticlib.rendezvous.protocol._messages import (
@@ -247,6 +247,8 @@ class Bridge:
 
 def told(error: Exception) -> Message:
     """The frame for an error that ends this node's part."""
+    if isinstance(error, ConfigError) and error.setting:
+        return {"op": "error", "kind": type(error).__name__, "setting": error.setting, "text": error.complaint}
     if isinstance(error, ElasticError):
         return {"op": "error", "kind": type(error).__name__, "text": str(error)}
     return {"op": "error", "kind": "", "text": f"the sidecar failed: {type(error).__name__}: {error}"}

@@ -309,7 +309,7 @@ class SidecarClient:
             case "gone":
                 return [StoreGone(message["why"])]
             case "error":
-                self._error = _rebuilt(message["kind"], message["text"])
+                self._error = _rebuilt(message["kind"], message.get("setting", ""), message["text"])
             case "log":
                 _log.log(message["level"], "%s", message["text"])
         return []
@@ -385,8 +385,10 @@ def environment() -> dict[str, str]:
     return {**inherited, "RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def _rebuilt(kind: str, text: str) -> ElasticError:
+def _rebuilt(kind: str, setting: str, text: str) -> ElasticError:
     found = getattr(errors, kind, None)
+    if setting and isinstance(found, type) and issubclass(found, errors.ConfigError):
+        return found.of_setting(setting, text)
     if isinstance(found, type) and issubclass(found, (RendezvousError, errors.ConfigError, errors.StartError)):
         with contextlib.suppress(TypeError):
             return found(text)

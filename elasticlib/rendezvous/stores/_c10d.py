@@ -95,13 +95,17 @@ class C10dBackend:
     _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, default=Factory(dict))
     _claim: Claim = field(init=False)
     _must_host: bool | None = field(init=False)
+    _setting: str = field(init=False)
+    """Name of the setting by which this node must host the store."""
+    _value: str = field(init=False)
     _reason: str = field(init=False)
-    """Why this node must host the store, as the user put it."""
+    """That setting as the user put it."""
 
     def __attrs_post_init__(self) -> None:
         static = self.job.backend == "static"
         self._must_host = self.job.node_rank == 0 if static and self.job.is_host is None else self.job.is_host
-        self._reason = "node_rank=0" if static else "is_host=1"
+        self._setting, self._value = ("node_rank", "0") if static else ("is_host", "1")
+        self._reason = f"{self._setting}={self._value}"
         own = [sign()] if self.job.store_type == "file" else []
         word = b" ".join([*own, secrets.token_hex(16).encode()])
         key = key_of(self.job.token) if self.job.token else None
@@ -109,7 +113,7 @@ class C10dBackend:
         if self.job.store_type == "file":
             if not self.job.endpoint and self.job.max_nodes > 1:
                 why = "store_type='file' needs the path of a file that all nodes see"
-                raise ConfigError(f"rdzv_endpoint='' names no file: {why}")
+                raise ConfigError.of_setting("rdzv_endpoint", f"'' names no file: {why}")
             if self.job.is_host is not None:
                 raise ConfigError(f"is_host={self.job.is_host} has no meaning with store_type='file': leave it out")
             self._path = self.job.endpoint or None
@@ -176,7 +180,9 @@ class C10dBackend:
     def _dial_store(self, timeout: float) -> StoreExchange:
         deadline = monotonic() + timeout
         if self.port == 0:
-            raise ConfigError(f"rdzv_endpoint={self.job.endpoint!r} has port 0: no other node could find the store")
+            raise ConfigError.of_setting(
+                "rdzv_endpoint", f"{self.job.endpoint!r} has port 0: no other node could find the store"
+            )
         addresses = resolve(self.host, self.port, timeout) if self._inner is None else [self._inner]
         return self._talk(addresses, deadline - monotonic())
 
@@ -264,9 +270,15 @@ class C10dBackend:
         if other is None:
             why = f"another node of the job was given {self._reason} too, or another program uses the port"
             return RendezvousConnectionError(f"{self._reason}, but {bound.why}: {why}")
-        why = f"{self._reason} was given twice: node {other} hosts job {self.job.run_id!r} there already, and "
+        why = f" was given twice: node {other} hosts job {self.job.run_id!r} there already, and "
         why += f"node {self.job.node} is to host it as well"
-        return ConfigError(why) if now >= self._taken_since + PREDECESSOR else RendezvousConnectionError(why)
+        if now >= self._taken_since + PREDECESSOR:
+            return self._refusal(why)
+        return RendezvousConnectionError(f"{self._reason}{why}")
+
+    def _refusal(self, complaint: str) -> ConfigError:
+        """Return the error of the setting by which this node must host the store."""
+        return ConfigError.of_setting(self._setting, f"{self._value}{complaint}")
 
     def _present_host(self, addresses: list[Address]) -> str | None:
         """Name of the node that hosts this very job at the endpoint; None where that cannot be found out."""
@@ -282,7 +294,7 @@ class C10dBackend:
         if isinstance(bound, Taken):
             raise self._taken(bound, addresses)
         if isinstance(bound, Elsewhere) or self.port == 0:
-            raise ConfigError(f"{self._reason}, but {elsewhere.why}")
+            raise self._refusal(f", but {elsewhere.why}")
         self._start(bound, [])
         with suppress(RendezvousConnectionError):
             with closing(self._talk(addresses, min(3.0, deadline - monotonic()))) as exchange:
@@ -290,8 +302,8 @@ class C10dBackend:
             if word == self._word.encode():
                 return
         self.close()
-        raise ConfigError(
-            f"{self._reason}, but {elsewhere.why}, nor does a connection to it arrive here: "
+        raise self._refusal(
+            f", but {elsewhere.why}, nor does a connection to it arrive here: "
             f"give {self._reason} to the node at {spell(self.host, self.port)} alone, or correct the endpoint"
         )
 
@@ -354,7 +366,7 @@ def _server(host: str, port: int, listener: socket.socket) -> Any:
         try:
             return start(use_libuv=True)
         except RuntimeError as error:
-            if "libuv" not in str(error):
+            if "libuv" not in str(error):  # torch has no class of its own for a build without libuv
                 raise
             return start(use_libuv=False)
     except RuntimeError as error:

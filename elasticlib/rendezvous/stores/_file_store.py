@@ -52,7 +52,9 @@ class PolledFileStore:
             file = os.stat(path)
         except OSError as error:
             why = os.strerror(error.errno or 0)
-            raise ConfigError(f"rdzv_endpoint={path!r} is no file that this user can write: {why}") from error
+            raise ConfigError.of_setting(
+                "rdzv_endpoint", f"{path!r} is no file that this user can write: {why}"
+            ) from error
         store = FileStore(path, -1)
         store.set_timeout(timedelta(seconds=1))
         return cls(path, store, file)

@@ -39,11 +39,13 @@ class EtcdBackend(KeysBackend):
 
     def __init__(self, job: Job) -> None:
         if job.backend not in NAMES:
-            raise ConfigError(f"rdzv_backend={job.backend!r} is none of {', '.join(NAMES)}")
+            raise ConfigError.of_setting("rdzv_backend", f"{job.backend!r} is none of {', '.join(NAMES)}")
         endpoints = (parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in job.endpoint.split(","))
         self._endpoints = list(dict.fromkeys(endpoints))
         if any(port == 0 for _, port in self._endpoints):
-            raise ConfigError(f"rdzv_endpoint={job.endpoint!r}: port 0 is no server's; etcd's own is {DEFAULT_PORT}")
+            raise ConfigError.of_setting(
+                "rdzv_endpoint", f"{job.endpoint!r}: port 0 is no server's; etcd's own is {DEFAULT_PORT}"
+            )
         self._tls = _tls(job.options)
         self.prefix = str(job.options.get("etcd_prefix", ETCD_PREFIX)).strip("/")
         root = f"/{self.prefix}/job_{component(job.run_id)}".replace("//", "/")
@@ -103,7 +105,7 @@ class EtcdBackend(KeysBackend):
             if answer.data.lstrip().startswith(b"{"):
                 return V2Keys(line)
             if self.name == "etcd-v2":
-                raise ConfigError(f"rdzv_backend='etcd-v2': {line.site.url} is an etcd, but {_NO_V2}")
+                raise ConfigError.of_setting("rdzv_backend", f"'etcd-v2': {line.site.url} is an etcd, but {_NO_V2}")
         if version < (3, 3):
             spoken = ".".join(map(str, version))
             raise ConfigError(f"{line.site.url} is etcd {spoken}, whose v3 API this cannot use: 3.3 or later is needed")
