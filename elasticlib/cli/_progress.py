@@ -25,6 +25,9 @@ class Row:
 
     rank: str
     state: str
+    """As `RankStatus` has it."""
+    shown_state: str
+    """That with the exit status of a failed rank."""
     share: float | None
     """Of all its steps; None where it did not tell how many there are."""
     steps: str
@@ -74,13 +77,13 @@ def _duration(seconds: float) -> str:
 
 
 def _row(rank: RankStatus) -> Row:
-    *_, state, _, steps, metrics, _ = rank.cells()
+    *_, shown_state, _, steps, metrics, _ = rank.cells()
     share = None
     if rank.total and rank.step is not None:
         share = min(1.0, max(0.0, rank.step / rank.total))
     if rank.state == "running" and rank.age is not None and rank.age > _SILENT:
         metrics = f"{metrics} ({_duration(rank.age)} ago)".strip()
-    return Row(str(rank.rank), state, share, steps, printable(metrics), printable(rank.last_line))
+    return Row(str(rank.rank), rank.state, shown_state, share, steps, printable(metrics), printable(rank.last_line))
 
 
 def _steps_done(rank: RankStatus) -> float:

@@ -21,7 +21,7 @@ from elasticlib.job._status import JobStatus
 if TYPE_CHECKING:
     import rich.console
 
-_STYLES = {"running": "green", "succeeded": "bold green", "stopped": "yellow"}
+_STYLES = {"running": "green", "succeeded": "bold green", "stopped": "yellow", "failed": "red"}
 _PER_SECOND = 4
 """Drawings of the rows."""
 BETWEEN_BLOCKS = 0.05
@@ -113,7 +113,7 @@ def _drawn(picture: Picture) -> rich.console.RenderableType:
     table.add_column(no_wrap=True, ratio=1)
     for row in picture.rows:
         bar = [Text() if row.share is None else ProgressBar(1.0, row.share, width=12)] if has_bars else []
-        state = one_line(row.state, _STYLES.get(row.state, "red" if row.state.startswith("failed") else "dim"))
+        state = one_line(row.shown_state, _STYLES.get(row.state, "dim"))
         cells = [one_line(row.rank), state, *bar, one_line(row.steps), one_line(row.metrics), one_line(row.line, "dim")]
         table.add_row(*cells)
     rest = [one_line(picture.rest, "dim")] if picture.rest else []

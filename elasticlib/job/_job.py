@@ -417,4 +417,4 @@ class Job:
         return self._outcome()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.status().__str__().splitlines()[0].removeprefix('job ')}>"
+        return f"<{type(self).__name__} {self.status().headline().splitlines()[0]}>"

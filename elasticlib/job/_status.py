@@ -120,12 +120,15 @@ class JobStatus:
     """The workers of this machine, by local rank."""
 
     def __str__(self) -> str:
-        restarts = f", restart {self.restarts}" if self.restarts else ""
-        head = f"job {self.name!r}: {self.state} for {self.seconds:.1f} s{restarts}"
-        if self.state in ENDED:
-            head = f"job {self.name!r}: {self.state} after {self.seconds:.1f} s{restarts}"
-        head = f"{head}: {self.why}" if self.why else head
+        head = f"job {self.headline()}"
         return "\n".join([head, *_table([HEADINGS, *(rank.cells() for rank in self.ranks)])]) if self.ranks else head
+
+    def headline(self) -> str:
+        """Return name, state, duration and reason in one line."""
+        restarts = f", restart {self.restarts}" if self.restarts else ""
+        when = "after" if self.state in ENDED else "for"
+        head = f"{self.name!r}: {self.state} {when} {self.seconds:.1f} s{restarts}"
+        return f"{head}: {self.why}" if self.why else head
 
 
 ENDED = frozenset({"succeeded", "failed", "stopped"})

@@ -387,6 +387,7 @@ def _lost() -> _report.Report:
 
 
 def _hint(report: _report.Report) -> str:
+    # Torch raises a ValueError here, as for anything else that is wrong with the call: only its text tells them apart.
     if "initialize the default process group twice" in report.message:
         return (
             "the pool has made the process group already: leave init_process_group out, or have none made, by "

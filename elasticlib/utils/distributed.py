@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _TAKEN = ("EADDRINUSE", "address already in use")
+"""In the text of torch's error, which has no number, of a port that is in use."""
 
 
 def create_c10d_store(

@@ -246,9 +246,8 @@ def _warn_of_captures(call: Call, pickler: CallPickler, variables: Mapping[str, 
     *variables*: those of a script that workers import.
     """
     owners = [each for each in (call.function, *pickler.by_value) if is_owner(each)]
-    parts = dict(
-        [*call.attributes(), *(part for owner in owners for part in parts_of(owner, pickler.reducer_override))]
-    )
+    taken_along = (part for owner in owners for part in parts_of(owner, pickler.reducer_override))
+    parts = {part.name: part.value for part in (*call.attributes(), *taken_along)}
     parts |= {f"global variable {name!r}": value for name, value in variables.items()}
     for part, value in parts.items():
         if isinstance(value, _WITH_PARTS) or part in _told:

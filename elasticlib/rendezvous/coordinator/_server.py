@@ -37,6 +37,8 @@ from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK, TICK
 _SHORTEST_LOOK = 0.01
 REFUSALS = 2
 """Of the document, by the store, before there is nothing more to leave out of it."""
+SET_BACK = "the job's saved state was replaced by an older one"
+DESTROYED = "the job's saved state was destroyed"
 
 
 @define(eq=False, repr=False)
@@ -375,12 +377,12 @@ class Server:
 
     def _set_back(self, why: str, now: float, out: list[events.Action]) -> None:
         """Somebody put an old memory in the place of ours: what was decided since would be decided again."""
-        self._end(f"the job's saved state was replaced by an older one: {why}", now, out)
+        self._end(f"{SET_BACK}: {why}", now, out)
 
     def _forget_all(self, why: str, now: float, out: list[events.Action]) -> None:
         self.state, self.nonce = State(self.state.rules), self.seen.nonce or self.nonce
         self._epoch = min(self.seen.epoch + 1, messages.LAST_EPOCH)
-        self._end(f"the job's saved state was destroyed: {why}", now, out)
+        self._end(f"{DESTROYED}: {why}", now, out)
         self._save_and_open(now, out)
 
     def _end(self, why: str, now: float, out: list[events.Action]) -> None:

@@ -291,6 +291,7 @@ class StoreExchange(Exchange):
             yield self.store
         except (RuntimeError, OSError, ValueError) as error:
             self.store = None
+            # Torch writes the C++ stack behind its message.
             what = str(error).partition("\n")[0].partition("Exception raised from")[0]
             raise RendezvousConnectionError(f"lost the store at {self.where}: {what}") from error
 

@@ -133,8 +133,8 @@ def _of_group(name: str, at: Mapping[int, At], ranks: Collection[int]) -> list[s
     if len(differ) > 1 or (others and first.name in _ALIKE):
         text = ", ".join(f"{call.text()} on {ranks_named(where)}" for call, where in calls.items())
         return [f"Collective {number} of {group} differs: {text}."]
-    where = ranks_named(rank for each in calls.values() for rank in each)
-    waits = f"{where} {'waits' if where.startswith('rank ') else 'wait'}"
+    waiting = [rank for each in calls.values() for rank in each]
+    waits = f"{ranks_named(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
     if not missing:
         return [f"In {group} {waits} in collective {number}, {first.text()}."]
     behind: dict[int, list[int]] = {}

@@ -14,13 +14,23 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from attrs import frozen
+
 from elasticlib._in_notebooks import label
 from elasticlib.spec import entrypoint_name
 
 Reduces = Callable[[Any], Any]
 """What a pickler sends of an object (``reducer_override``)."""
-Part = tuple[str, Any]
-"""What to call it, and the object."""
+
+
+@frozen(eq=False)
+class Part:
+    """An object that travels with a call, as errors and warnings call it."""
+
+    name: str
+    value: Any
+    is_global: bool = False
+    """True for a global variable that a function uses."""
 
 
 class Call:
@@ -35,9 +45,9 @@ class Call:
         name = named(self.function)
         _, args, kwargs = self.sent
         for index, value in enumerate(args):
-            yield f"argument {index} of {name}", value
+            yield Part(f"argument {index} of {name}", value)
         for key, value in kwargs.items():
-            yield f"argument {key}= of {name}", value
+            yield Part(f"argument {key}= of {name}", value)
 
     def attributes(self) -> Iterator[Part]:
         """Those of the object that is called, or whose method is."""
@@ -45,10 +55,10 @@ class Call:
         owner = getattr(function, "__self__", None)
         if owner is not None and not isinstance(owner, (type, types.ModuleType)):
             for key, value in attributes(owner).items():
-                yield f"attribute {key!r} of the {type(owner).__qualname__} that {name} is of", value
+                yield Part(f"attribute {key!r} of the {type(owner).__qualname__} that {name} is of", value)
         elif not isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType, functools.partial)):
             for key, value in attributes(function).items():
-                yield f"attribute {key!r} of the {name} that is called", value
+                yield Part(f"attribute {key!r} of the {name} that is called", value)
 
 
 def is_owner(value: object) -> bool:
@@ -63,12 +73,12 @@ def parts_of(owner: Any, reduces: Reduces) -> Iterator[Part]:
         yield from owner.attributes()
     elif isinstance(owner, functools.partial):
         name = named(owner.func)
-        yield from ((f"bound argument {index} of {name}", value) for index, value in enumerate(owner.args))
-        yield from ((f"bound argument {key}= of {name}", value) for key, value in owner.keywords.items())
+        yield from (Part(f"bound argument {index} of {name}", value) for index, value in enumerate(owner.args))
+        yield from (Part(f"bound argument {key}= of {name}", value) for key, value in owner.keywords.items())
     elif isinstance(owner, type):
         if _sent(owner, reduces) is not None:
             name = named(owner)
-            yield from ((f"attribute {key!r} of the class {name}", value) for key, value in vars(owner).items())
+            yield from (Part(f"attribute {key!r} of the class {name}", value) for key, value in vars(owner).items())
     else:
         yield from _parts_of_function(owner, reduces)
 
@@ -85,18 +95,18 @@ def _parts_of_function(function: types.FunctionType, reduces: Reduces) -> Iterat
         return
     name, code = _named_function(function), function.__code__
     for variable, value in state[1]["__globals__"].items():
-        yield f"global variable {variable!r} that {name} uses", value
+        yield Part(f"global variable {variable!r} that {name} uses", value, is_global=True)
     for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not bound yet
-            yield f"variable {variable!r} that {name} captures", cell.cell_contents
+            yield Part(f"variable {variable!r} that {name} captures", cell.cell_contents)
     defaults = function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount]
     for variable, value in zip(positional[len(positional) - len(defaults) :], defaults, strict=True):
-        yield f"default of argument {variable!r} of {name}", value
+        yield Part(f"default of argument {variable!r} of {name}", value)
     for variable, value in (function.__kwdefaults__ or {}).items():
-        yield f"default of argument {variable!r} of {name}", value
+        yield Part(f"default of argument {variable!r} of {name}", value)
     for key, value in vars(function).items():
-        yield f"attribute {key!r} of {name}", value
+        yield Part(f"attribute {key!r} of {name}", value)
 
 
 def attributes(owner: object) -> dict[str, Any]:

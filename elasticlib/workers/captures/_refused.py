@@ -12,7 +12,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from elasticlib.workers.captures._parts import Call, Reduces, attributes, is_owner, named, parts_of
+from attrs import frozen
+
+from elasticlib.workers.captures._parts import Call, Part, Reduces, attributes, is_owner, named, parts_of
 
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 _LONGEST = 200
@@ -62,16 +64,17 @@ def refusal(
         found_part = _blamed(call, links, pickler.reducer_override)
     if found_part is None:
         return f"{name} cannot be sent to the workers: {_text(error, with_kind=True)}"
-    part, value, place, owners = found_part
-    between = [each for each in dict.fromkeys(map(named, owners)) if each != name]
+    part, place = found_part.part, found_part.place
+    between = [each for each in dict.fromkeys(map(named, found_part.owners)) if each != name]
     beside = f" with {name}" if between else ""
     if between[:-1]:
         beside += f" (by way of {', '.join(between[:-1])})"
     at = f"at {place}, " if place else ""
     instead = "make it inside the function instead"
-    if is_of_script and part.startswith("global variable"):
+    if is_of_script and part.is_global:
         instead = f"put the launch behind `if __name__ == '__main__':`, so that workers import the script, or {instead}"
-    return f"{part}, a {type(value).__qualname__}, cannot be sent to the workers{beside}: {at}{_text(cause)}; {instead}"
+    kind = type(part.value).__qualname__
+    return f"{part.name}, a {kind}, cannot be sent to the workers{beside}: {at}{_text(cause)}; {instead}"
 
 
 def _way_to_failure(call: Call, pickler: Any) -> tuple[list[Any], Exception | None]:
@@ -89,8 +92,15 @@ def _text(error: Exception, *, with_kind: bool = False) -> str:
     return textwrap.shorten(text, _LONGEST, placeholder=" ...")
 
 
-_Found = tuple[str, Any, str, Sequence[Any]]
-"""What to call a part, the object, the place within it, and the owners on the way to it."""
+@frozen(eq=False)
+class _Found:
+    """A part that cannot be pickled."""
+
+    part: Part
+    place: str = ""
+    """The place within it; empty where that says nothing."""
+    owners: Sequence[Any] = ()
+    """The functions and classes on the way to it."""
 
 
 def _blamed(call: Call, links: Sequence[Any], reduces: Reduces) -> _Found | None:
@@ -100,10 +110,10 @@ def _blamed(call: Call, links: Sequence[Any], reduces: Reduces) -> _Found | None
     while owners:
         first = owners[-1]
         behind = way[first + 1 :]
-        parts = {id(value): part for part, value in parts_of(way[first], reduces)}
+        parts = {id(part.value): part for part in parts_of(way[first], reduces)}
         for index, link in enumerate(behind):
             if id(link) in parts:
-                return parts[id(link)], link, _place(behind[index:]), [way[each] for each in owners[1:]]
+                return _Found(parts[id(link)], _place(behind[index:]), [way[each] for each in owners[1:]])
         owners.pop()
     return None
 
@@ -111,12 +121,13 @@ def _blamed(call: Call, links: Sequence[Any], reduces: Reduces) -> _Found | None
 def _deep(call: Call, links: Sequence[Any], reduces: Reduces, dumps: Callable[[Any], object]) -> _Found | None:
     """The part on the way to *links* or among the arguments that is not pickled by itself either."""
     found = _blamed(call, links, reduces) if links else None
-    candidates = [(found[0], found[1])] if found is not None else []
-    for part, value in (*candidates, *call.arguments(), *call.attributes()):
+    candidates = [found.part] if found is not None else []
+    for part in (*candidates, *call.arguments(), *call.attributes()):
         try:
-            dumps(value)
+            dumps(part.value)
         except Exception:
-            return part, value, "", found[3] if found is not None and value is found[1] else ()
+            is_on_the_way = found is not None and part.value is found.part.value
+            return _Found(part, owners=found.owners if found is not None and is_on_the_way else ())
     return None
 
 

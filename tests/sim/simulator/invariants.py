@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, define, frozen
 
+from elasticlib.rendezvous.coordinator._server import DESTROYED, SET_BACK
 from elasticlib.rendezvous.coordinator._state import Entry, State
 from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
 from elasticlib.rendezvous.protocol._shortening import brief
@@ -31,7 +32,7 @@ class InvariantBroken(AssertionError):  # noqa: N818 - it names what happened
     """A rule of the rendezvous was broken in a simulated cluster."""
 
 
-NO_MEMORY = ("the job's saved state was replaced by an older one", "the job's saved state was destroyed")
+NO_MEMORY = (SET_BACK, DESTROYED)
 """Ends by which nothing is decided but the end itself, on a memory that is known to be an old one, or none."""
 
 

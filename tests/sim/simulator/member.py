@@ -182,9 +182,10 @@ class NodeClient:
 
     def _open(self, number: int, opened: Callable[[Connection], None]) -> Connection:
         def broke(why: str) -> None:
-            self.hear(events.Lost(number, why, why == "connection refused"))
+            self.hear(events.Lost(number, why, connection.is_refused))
 
-        return self.cluster.dialled().connect(self.process, self.link, opened, broke)
+        connection = self.cluster.dialled().connect(self.process, self.link, opened, broke)
+        return connection
 
     def _ask(self, ask: events.Ask) -> None:
         line = self._line

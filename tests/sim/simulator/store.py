@@ -89,6 +89,8 @@ class Connection:
     on_break: Callable[[str], None]
     open: bool = True
     """The client's side: whether answers are still wanted."""
+    is_refused: bool = False
+    """True once it is known that no server listens there."""
     there: Way = field(init=False)
     back: Way = field(init=False)
     received: int = 0
@@ -122,6 +124,11 @@ class Connection:
         """Want no answer any more; what was sent may still arrive."""
         self.open = False
         self._forget()
+
+    def refuse(self) -> None:
+        """It never opens, for no server listens there."""
+        self.is_refused = True
+        self.reset("connection refused")
 
     def reset(self, why: str) -> None:
         """It breaks now, and everything on its way is lost."""
@@ -192,7 +199,7 @@ class Store:
             if self.process.alive:
                 connection.back.send(client, lambda: on_open(connection) if connection.open else None)
             else:
-                connection.back.send(client, lambda: connection.reset("connection refused"))
+                connection.back.send(client, connection.refuse)
 
         connection.there.send(None, knock)
         return connection

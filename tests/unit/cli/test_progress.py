@@ -39,7 +39,7 @@ def test_a_row_tells_state_step_metrics_and_last_line() -> None:
     """A row is a rank: number, state, share and number of its steps, metrics, last line."""
     (row,) = picture_of(JOB, 5).rows
     assert ("0", "running", 0.25, "3/12", "loss=0.25", "a line") == (
-        *(row.rank, row.state, row.share, row.steps),
+        *(row.rank, row.shown_state, row.share, row.steps),
         *(row.metrics, row.line),
     )
 
