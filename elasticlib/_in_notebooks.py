@@ -7,21 +7,14 @@ Rules of this file: IPython is asked where it is there, and never imported; anot
 from __future__ import annotations
 
 import linecache
-import os
 import sys
-import traceback
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
-from elasticlib._stack_text import Frame, is_library
+from elasticlib.stacks import Frame, is_users, users_frames
 
-OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
-"""The folder of our own files, whose frames say nothing to the user."""
 _FIRST, _LAST = 1, 3
 """Frames of the user's that are shown of a deep stack, from outside and from inside."""
-ELSEWHERE = "worker"
-"""``__name__`` in frames that were made after those of another process."""
 
 
 def shell() -> Any:
@@ -44,25 +37,13 @@ def heading(kind: str) -> str:
     return f"{kind:<42}Traceback (most recent call last)"
 
 
-def users_frames(trace: TracebackType | None) -> list[Frame]:
-    """The frames of *trace* in this process that are neither ours nor IPython's own."""
-    found = [
-        Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(trace)
-        if not frame.f_code.co_filename.startswith(OWN) and frame.f_globals.get("__name__") != ELSEWHERE
-    ]
-    while found and is_library(found[0].file):
-        del found[0]
-    return found
-
-
 def stack(frames: Iterable[Frame]) -> list[str]:
     """Two lines for each frame of the user's, one for those of libraries that lie between."""
     parts: list[list[str]] = []
     skipped = 0
     every = [*frames]
     for frame in every:
-        if is_library(frame.file) and frame is not every[-1]:
+        if not is_users(frame.file) and frame is not every[-1]:
             skipped += 1
             continue
         if skipped:

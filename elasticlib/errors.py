@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from elasticlib import _in_notebooks
 from elasticlib._clock import wall_time
-from elasticlib._stack_text import Frame as Frame, place_of
 from elasticlib._untrusted import parse_shallow
+from elasticlib.stacks import Frame as Frame, place_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

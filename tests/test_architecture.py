@@ -18,7 +18,7 @@ FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"
 LAYERS = [
     "_lazy",
     "_untrusted",
-    "_stack_text",
+    "stacks",
     "_in_notebooks",
     "_marks",
     "_clock",
@@ -89,7 +89,9 @@ LAYERS = [
 
 PURE = [
     "workers/child/_start_spec.py",
-    "_stack_text.py",
+    "stacks/_text.py",
+    "stacks/_frames.py",
+    "stacks/_ranks.py",
     "workers/child/_loaded.py",
     "_marks.py",
     "_untrusted.py",

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from elasticlib import _in_notebooks
-from elasticlib._stack_text import Frame, crash_frames
 from elasticlib.errors import ChildFailedError, ProcessFailure
+from elasticlib.stacks import ELSEWHERE, Frame, crash_frames, users_frames
 from elasticlib.workers.child import _results
 
 _GROUP: type[BaseException] = getattr(builtins, "BaseExceptionGroup", SyntaxError)  # of Python 3.11
@@ -122,7 +122,7 @@ def entered(frames: Iterable[Frame]) -> TracebackType | None:
     for frame in reversed([*frames]):
         code = compile("\n" * (frame.line - 1) + "raise _Worker", frame.file, "exec").replace(co_name=frame.function)
         variables: dict[str, Any] = {name: _Shown(text) for name, text in frame.variables.items()}
-        scope = {**variables, "_Worker": _Elsewhere, "__name__": _in_notebooks.ELSEWHERE}
+        scope = {**variables, "_Worker": _Elsewhere, "__name__": ELSEWHERE}
         try:
             exec(code, scope)
         except _Elsewhere as error:
@@ -144,7 +144,7 @@ def rendered(error: ChildFailedError) -> list[str]:
     """The lines that a notebook shows: the cell's, then the worker's, then what became of the other ranks."""
     rank, failure = error.get_first_failure()
     kind = failure.exception_type or "ChildFailedError"
-    lines = [_in_notebooks.heading(kind), *_in_notebooks.stack(_in_notebooks.users_frames(error.__traceback__))]
+    lines = [_in_notebooks.heading(kind), *_in_notebooks.stack(users_frames(error.__traceback__))]
     frames = failure.frames or crash_frames(failure.traceback)
     item = getattr(error, "_elastic_item", None)
     where = "" if item is None else f", at item {item}"

@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 from typing_extensions import Self
 
 from elasticlib import records
+from elasticlib.stacks import is_heading, ranks_text
 
 _SHOWN = 60
 """Characters of a line of output in a table."""
@@ -155,11 +156,10 @@ class Stacks(dict[int, str]):
             together.setdefault(_without_numbers(text), []).append(rank)
         parts = []
         for ranks in together.values():
-            who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-            parts.append(f"{who}:\n{self[ranks[0]]}")
+            parts.append(f"{ranks_text(ranks)}:\n{self[ranks[0]]}")
         return "\n\n".join(parts) or "no worker runs here"
 
 
 def _without_numbers(text: str) -> str:
     """Stacks without the numbers of threads, which no two processes share."""
-    return "\n".join("Thread" if "most recent call first" in line else line for line in text.splitlines())
+    return "\n".join("Thread" if is_heading(line) else line for line in text.splitlines())

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from elasticlib import _in_notebooks
 from elasticlib.errors import ChildFailedError
+from elasticlib.stacks import is_ours
 
 
 def watch() -> None:
@@ -33,7 +34,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 def lines(error: ChildFailedError, trace: TracebackType | None) -> list[str]:
     """Return what Python shows of *error*, raised with *trace*, without what the console has seen before."""
-    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_in_notebooks.OWN)]
+    frames = [frame for frame in traceback.extract_tb(trace) if not is_ours(frame.filename)]
     stack = traceback.StackSummary.from_list(frames).format()
     head = ["Traceback (most recent call last):", *(part.rstrip("\n") for part in stack)] if stack else []
     kind = f"{ChildFailedError.__module__}.{ChildFailedError.__qualname__}"

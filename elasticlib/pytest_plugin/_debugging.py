@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.testing.ranks._blocked import ranks_named
+from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks._failed import RanksFailed
 
 _NAME = "pdbinvoke"
@@ -42,11 +42,11 @@ class _Interact:
         terminal.line()
         terminal.sep(">", "traceback")
         report.toterminal(terminal)
-        terminal.sep(">", f"entering PDB on {ranks_named([error.root])}")
+        terminal.sep(">", f"entering PDB on {ranks_text([error.root])}")
         terminal.flush()
         quits = error.look(error.root)
         if quits is None:
-            terminal.line(f"{ranks_named([error.root])} has ended: there is nothing to enter")
+            terminal.line(f"{ranks_text([error.root])} has ended: there is nothing to enter")
         elif quits:
             pytest.exit("Quitting debugger")
 

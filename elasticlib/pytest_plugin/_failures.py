@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from elasticlib.testing.ranks._blocked import ranks_named
+from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks._failed import RanksFailed, Told, folded, summary
 
 
@@ -25,7 +25,7 @@ def representation(error: RanksFailed, callers: Any = None) -> Any:
     if lines:
         chain.append((_text(lines), None, None))
     for ranks in shown:
-        chain.append((_text([f"{'_ ' * 4}{ranks_named(ranks)} of {error.size}{' _' * 4}", ""]), None, None))
+        chain.append((_text([f"{'_ ' * 4}{ranks_text(ranks)} of {error.size}{' _' * 4}", ""]), None, None))
         chain += _chain_of(error.told[ranks[0]])
     if notes := getattr(error, "__notes__", ()):  # such as an example of Hypothesis
         chain.append((_text([f"E   {line}" for note in notes for line in str(note).splitlines()]), None, None))

@@ -22,9 +22,9 @@ from unittest import mock
 
 import pytest
 
-from elasticlib._stack_text import is_library
 from elasticlib.pytest_plugin.rank import _run
 from elasticlib.pytest_plugin.rank._modules import Place, Setting
+from elasticlib.stacks import is_users
 from elasticlib.testing.process_state import _config_modules
 from elasticlib.testing.ranks._call import MadeUp, Patch
 from elasticlib.testing.ranks._refusal import CannotTravelError, why_not
@@ -73,7 +73,7 @@ class Modules:
 
     def _add(self, module: ModuleType) -> None:
         name, file = module.__name__, getattr(module, "__file__", None)
-        if name in self.known or not file or is_library(file):
+        if name in self.known or not file or not is_users(file):
             return
         self.known[name] = _place_of(module)
         while "." in name:

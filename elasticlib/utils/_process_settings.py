@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from elasticlib._stack_text import is_library
+from elasticlib.stacks import is_users
 
 _UMASK = re.compile(rb"^Umask:\s*(\d+)", re.MULTILINE)
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
@@ -86,7 +86,7 @@ def _flushes_denormals() -> bool:
 def _own(hook: Any) -> Any:
     """*hook* where it is the program's own; None for Python's and for those that libraries wrap around it."""
     code = getattr(hook, "__code__", None)
-    return None if code is None or is_library(code.co_filename) else hook
+    return None if code is None or not is_users(code.co_filename) else hook
 
 
 _OF_PROCESS: dict[str, Callable[[], Any]] = {

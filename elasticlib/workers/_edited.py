@@ -14,7 +14,7 @@ import threading
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 
-from elasticlib._stack_text import is_library
+from elasticlib.stacks import is_users
 from elasticlib.workers.child import _loaded
 
 _log = logging.getLogger("elasticlib")
@@ -52,7 +52,7 @@ class Edits:
         file, spec = _loaded.file_of(module), _loaded.names_of(module).get("__spec__")
         if name == "__main__" or file is None or type(spec) is not ModuleSpec or file in self._others:
             return False
-        if is_library(file):
+        if not is_users(file):
             self._others.add(file)
             return False
         try:

@@ -12,17 +12,16 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import re
 import signal
 from collections.abc import Mapping
 from typing import Any
 
 from elasticlib import records
 from elasticlib._programs import FEW_DESCRIPTORS
-from elasticlib._stack_text import place_of
 from elasticlib._untrusted import exactly, parse, whole
 from elasticlib.errors import Frame, PicklingError, ProcessFailure, read_error_file
 from elasticlib.spec import LogsDest
+from elasticlib.stacks import frame_of, is_heading, is_launcher, place_of
 from elasticlib.workers._launch_events import Event, Exit, LastRuns, Lingers, Stacks, Stopped, StoreGone, Stuck
 from elasticlib.workers.child import _results
 
@@ -32,9 +31,6 @@ _TAIL_BYTES = 8192
 _MOST_LINES = 1_000_000
 _STAMP_IS_BEHIND = 2.0
 """Seconds: an error file's own time is in whole ones, so the file's tells who came first."""
-_OWN_FRAME = re.compile(
-    rf'^  File "({re.escape(os.path.dirname(__file__))}/|.*/multiprocessing/(process|popen_fork|context)\.py|<string>)'
-)
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 _CRASH = "Fatal Python error"
 """With this the fault handler begins what it writes of a crash."""
@@ -201,7 +197,6 @@ _AT_ITS_END = {
     _CALL: f"called the function, which is {_NATIVE}",
 }
 """What a worker does in a function of ours, at its end."""
-_OWN_FUNCTION = re.compile(r" in (\w+)$")
 
 
 def user_part(faults: str) -> str:
@@ -210,20 +205,19 @@ def user_part(faults: str) -> str:
     own: str | None = None
     is_below = False
     for line in [*faults.splitlines(), ""]:
-        if line.startswith("Extension modules:"):
+        if line.startswith("Extension modules:"):  # the fault handler's last line of a crash
             continue
-        if _OWN_FRAME.search(line) is not None:
-            found_name = _OWN_FUNCTION.search(line)
-            name = found_name.group(1) if found_name is not None else ""
-            own = own or _AT_ITS_END.get(name)
-            is_below = is_below or name == _CALL
+        frame = frame_of(line)
+        if frame is not None and is_launcher(frame.file):
+            own = own or _AT_ITS_END.get(frame.function)
+            is_below = is_below or frame.function == _CALL
             continue
-        is_below = is_below and line.startswith("  File ")
+        is_below = is_below and frame is not None
         if is_below:
             continue
-        if not line.strip() and found and found[-1].endswith("(most recent call first):") and own is not None:
+        if not line.strip() and found and is_heading(found[-1]) and own is not None:
             found.append(f"  (elasticlib {own})")
-        if line.endswith("(most recent call first):"):
+        if is_heading(line):
             own = None
         found.append(line)
     return "\n".join(found).strip()

@@ -23,10 +23,10 @@ from elasticlib._caller import Caller
 from elasticlib._clock import monotonic
 from elasticlib._folders import can_be_entered, place
 from elasticlib._programs import AT_START, BOOT, KILLED, HelperLostError, Link, Process, spawn
-from elasticlib._stack_text import crash_frames
 from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import PreloadError, StartError
 from elasticlib.helpers import Helper, Reported, first_child, fork_server_lost, reaper_lost
+from elasticlib.stacks import crash_frames
 from elasticlib.workers import _reaper
 from elasticlib.workers._fork_server_key import ForkServerKey, stamps
 from elasticlib.workers.child import _report

@@ -351,7 +351,7 @@ def test_stacks_tell_where_each_rank_is(method: str, tmp_path: Path) -> None:
 
         assert [0, 1] == sorted(stacks)
         assert all("in waits_for_ever" in text for text in stacks.values())
-        assert "ranks 0, 1:" in str(stacks)
+        assert "ranks 0-1:" in str(stacks)
     assert {} == job.stacks()
 
 

@@ -43,7 +43,7 @@ def sentences() -> Iterator[tuple[Any, str, Any]]:
     yield ConfigError, "__str__", lambda _: NONSENSE
     yield PreloadError, "__str__", lambda _: NONSENSE
     yield RankStatus, "cells", lambda rank: [NONSENSE] * len(cells(rank))
-    yield _collectives, "ranks_named", lambda _: NONSENSE
+    yield _collectives, "ranks_text", lambda _: NONSENSE
     yield _refused, "parts_of", lambda *args: [attrs.evolve(part, name=NONSENSE) for part in parts_of(*args)]
 
 
@@ -124,7 +124,6 @@ def test_verbs_agree_with_the_number_of_ranks(waiting: int, verb: str) -> None:
 HOUSE = pathlib.Path(elasticlib.__file__).parent
 OTHERS_TEXT = {
     "job/_raising.py": "CPython's line between an exception and its cause",
-    "job/_status.py": "CPython's fault handler",
     "pools/_crew.py": "torch's ValueError for a second process group",
     "pytest_plugin/rank/_threads.py": "torch's SystemExit of a thread in a test",
     "rendezvous/stores/_c10d.py": "torch's RuntimeError of a build without libuv",

@@ -22,10 +22,11 @@ from typing import Any
 from attrs import evolve
 
 from elasticlib.pytest_plugin.rank import _debugger, _made, _modules, _threads
+from elasticlib.stacks import CALLERS, users_part
 from elasticlib.testing.process_state import _config_modules, _torch_modes
 from elasticlib.testing.ranks import _isolation, _outcomes, _plain
 from elasticlib.testing.ranks._call import Call, Failure, MadeUp, Outcome, Patch, Style
-from elasticlib.workers.child import _function, _pooled, _report, _results
+from elasticlib.workers.child import _pooled, _report, _results
 
 
 def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Outcome]:
@@ -134,7 +135,7 @@ def _called(call: Call, function: Callable[[], Any]) -> Outcome:
         return Outcome("passed")
     except (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest) as stop:
         kind = "xfailed" if isinstance(stop, pytest.xfail.Exception) else "skipped"
-        return Outcome(kind, reason=str(stop), place=_outcomes.place(_function.user_part(stop), call))
+        return Outcome(kind, reason=str(stop), place=_outcomes.place(users_part(stop), call))
     except SystemExit as stop:
         if stop.code in (None, 0) and not call.is_body:
             return Outcome("passed")
@@ -159,7 +160,7 @@ def look_at_failure() -> bool | None:
 
 def failure_of(call: Call, error: BaseException) -> Failure:
     """What is to be told of *error*."""
-    error = error.with_traceback(_function.user_part(error))
+    error = error.with_traceback(users_part(error))
     if call.debug:
         _failed.append(error)
     if _report.is_secondary(error):  # of a lost peer the code of torch says nothing, and there is much of it
@@ -246,4 +247,4 @@ def prepare(
 
 
 for _file in (__file__, _made.__file__, _debugger.__file__, asyncio.runners.__file__, asyncio.base_events.__file__):
-    _function.OWN_FILES.add(_file)
+    CALLERS.add(_file)

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticlib._clock import monotonic
-from elasticlib._stack_text import is_library
+from elasticlib.stacks import CALLERS, is_users
 from elasticlib.testing.ranks._call import Outcome
-from elasticlib.workers.child import _function, _pooled
+from elasticlib.workers.child import _pooled
 
 _ENDED = "Test termination event"
 """Torch's words for the end of a thread in a collective, once another one has failed."""
@@ -103,7 +103,7 @@ def _collected(
 def _late(thread: threading.Thread) -> Outcome:
     frame = sys._current_frames().get(thread.ident or 0)
     frames = traceback.extract_stack(frame) if frame is not None else []
-    own = next((each for each in reversed(frames) if not is_library(each.filename)), None)
+    own = next((each for each in reversed(frames) if is_users(each.filename)), None)
     where = "" if own is None else f": it was at {own.filename}:{own.lineno} in {own.name}"
     return Outcome("late", reason=f"did not end after that{where}")
 
@@ -113,5 +113,5 @@ def is_end(stop: SystemExit) -> bool:
     return _ENDED in str(stop.code)
 
 
-_function.OWN_FILES.add(__file__)
-_function.OWN_FILES.add(threading.__file__)
+CALLERS.add(__file__)
+CALLERS.add(threading.__file__)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeAlias
 
-from elasticlib._stack_text import is_library
+from elasticlib.stacks import is_users
 from elasticlib.workers.child import _loaded
 
 Functions: TypeAlias = Mapping[str, Any]
@@ -71,7 +71,7 @@ def _found() -> Iterator[tuple[str, Mapping[str, Any]]]:
                 yield from _with_derived(each)
     for found in list(sys.modules.values()):
         file = _loaded.file_of(found)
-        if file is not None and not is_library(file):
+        if file is not None and is_users(file):
             yield from _classes_of(_loaded.names_of(found))
 
 
@@ -106,7 +106,7 @@ def replaced(before: Mapping[str, Functions], after: Mapping[str, Functions]) ->
 def _is_the_librarys_own(function: Any, owner: str) -> bool:
     """Whether *function* was defined in the library of *owner*, and not in a test or in a tool that patches."""
     function = getattr(function, "__func__", getattr(function, "fget", function))
-    if not isinstance(function, FunctionType) or not is_library(function.__code__.co_filename):
+    if not isinstance(function, FunctionType) or is_users(function.__code__.co_filename):
         return False
     module = str(function.__globals__.get("__name__"))  # not its own __module__, which a decorator may have copied
     return module.partition(".")[0] == owner.partition(".")[0]

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from elasticlib._stack_text import is_library
+from elasticlib.stacks import CALLERS, is_users
 from elasticlib.testing.ranks._outcomes import PartsError
-from elasticlib.workers.child import _function
 
 __unittest = True
 
@@ -140,7 +139,7 @@ def _own_part(trace: TracebackType | None, is_assertion: bool) -> TracebackType 
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    own = next((index for index, each in enumerate(frames) if not is_library(each.tb_frame.f_code.co_filename)), 0)
+    own = next((index for index, each in enumerate(frames) if is_users(each.tb_frame.f_code.co_filename)), 0)
     frames = frames[own:]
     while is_assertion and len(frames) > 1 and "__unittest" in frames[-1].tb_frame.f_globals:
         frames.pop()
@@ -165,4 +164,4 @@ class _Shown:
         return self.text
 
 
-_function.OWN_FILES.add(__file__)
+CALLERS.add(__file__)

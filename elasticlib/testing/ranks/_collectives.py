@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from elasticlib.testing.ranks._blocked import ranks_named
+from elasticlib.stacks import ranks_text
 
 _MOST_GROUPS = 20
 """Process groups that a rank tells of."""
@@ -131,17 +131,17 @@ def _of_group(name: str, at: Mapping[int, At], ranks: Collection[int]) -> list[s
     first, *others = calls
     differ = {call.name for call in calls}
     if len(differ) > 1 or (others and first.name in _ALIKE):
-        text = ", ".join(f"{call.text()} on {ranks_named(where)}" for call, where in calls.items())
+        text = ", ".join(f"{call.text()} on {ranks_text(where)}" for call, where in calls.items())
         return [f"Collective {number} of {group} differs: {text}."]
     waiting = [rank for each in calls.values() for rank in each]
-    waits = f"{ranks_named(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+    waits = f"{ranks_text(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
     if not missing:
         return [f"In {group} {waits} in collective {number}, {first.text()}."]
     behind: dict[int, list[int]] = {}
     for rank, last in missing.items():
         behind.setdefault(last, []).append(rank)
     whos = ", and ".join(
-        f"{ranks_named(each)} {'has' if len(each) == 1 else 'have'} called {last or 'none'} so far"
+        f"{ranks_text(each)} {'has' if len(each) == 1 else 'have'} called {last or 'none'} so far"
         for last, each in behind.items()
     )
     return [f"In {group} {waits} in collective {number}, {first.text()}, to which not all have come: {whos}."]

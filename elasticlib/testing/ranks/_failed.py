@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import frozen
 
-from elasticlib.testing.ranks._blocked import ranks_named
+from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks._call import Failure
 from elasticlib.workers.child import _results
 
@@ -189,7 +189,7 @@ def summary(told: Mapping[int, Told], root: int) -> str:
     alike = [rank for rank, each in told.items() if each.key() == told[root].key()]
     line = told[root].message.splitlines() or [""]
     where = f", line {told[root].line}" if told[root].line else ""
-    return f"{ranks_named(alike)}{where}: {line[0]}"
+    return f"{ranks_text(alike)}{where}: {line[0]}"
 
 
 def folded(error: RanksFailed) -> tuple[list[str], list[list[int]]]:
@@ -200,11 +200,11 @@ def folded(error: RanksFailed) -> tuple[list[str], list[list[int]]]:
     shown = [ranks for ranks in together.values() if not error.told[ranks[0]].is_secondary or error.root in ranks]
     shown.sort(key=lambda ranks: error.root in ranks)
     lines = [
-        f"{ranks_named(ranks)}: {_short(error.told[ranks[0]])}" for ranks in together.values() if ranks not in shown
+        f"{ranks_text(ranks)}: {_short(error.told[ranks[0]])}" for ranks in together.values() if ranks not in shown
     ]
     if len(shown) > _MOST_SHOWN:
         left, shown = shown[:-_MOST_SHOWN], shown[-_MOST_SHOWN:]
-        lines += [f"{ranks_named(ranks)}: {_short(error.told[ranks[0]])}" for ranks in left]
+        lines += [f"{ranks_text(ranks)}: {_short(error.told[ranks[0]])}" for ranks in left]
     return [*lines, *error.notes], shown
 
 
@@ -218,5 +218,5 @@ def text(error: RanksFailed) -> str:
     lines, shown = folded(error)
     parts = [summary(error.told, error.root), *(["\n".join(lines)] if lines else [])]
     for ranks in shown:
-        parts.append(f"{ranks_named(ranks)} of {error.size}:\n{str(error.told[ranks[0]].representation).rstrip()}")
+        parts.append(f"{ranks_text(ranks)} of {error.size}:\n{str(error.told[ranks[0]].representation).rstrip()}")
     return "\n\n".join(parts)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from elasticlib._stack_text import is_library
+from elasticlib.stacks import CALLERS, is_users
 from elasticlib.testing.ranks._call import Call, Failure
-from elasticlib.workers.child import _function, _report, _results
+from elasticlib.workers.child import _report, _results
 
 
 class PartsError(Exception):
@@ -46,10 +46,10 @@ def place(trace: TracebackType | None, call: Call) -> tuple[str, int]:
     """The innermost line of the user's own code."""
     found = call.file, call.line
     while trace is not None:
-        if not is_library(trace.tb_frame.f_code.co_filename):
+        if is_users(trace.tb_frame.f_code.co_filename):
             found = trace.tb_frame.f_code.co_filename, trace.tb_lineno
         trace = trace.tb_next
     return found
 
 
-_function.OWN_FILES.add(__file__)
+CALLERS.add(__file__)

@@ -17,9 +17,10 @@ from typing import Any
 
 from attrs import evolve
 
+from elasticlib.stacks import CALLERS, users_part
 from elasticlib.testing.ranks import _coverage, _isolation, _outcomes, _recorder, _state
 from elasticlib.testing.ranks._call import Call, Failure, Outcome
-from elasticlib.workers.child import _function, _results
+from elasticlib.workers.child import _results
 
 
 class Work:
@@ -67,7 +68,7 @@ def _called(call: Call, function: Callable[..., Any], args: Sequence[Any], kwarg
         value = function(*args, **kwargs)
         return Outcome("passed", value=_results.pack_result(value, ()))
     except unittest.SkipTest as skip:
-        return Outcome("skipped", reason=str(skip), place=_outcomes.place(_function.user_part(skip), call))
+        return Outcome("skipped", reason=str(skip), place=_outcomes.place(users_part(skip), call))
     except _outcomes.PartsError as several:
         parts = tuple((what, _failure(call, error)) for what, error in several.parts)
         return Outcome("failed", failure=parts[0][1], parts=parts)
@@ -76,8 +77,8 @@ def _called(call: Call, function: Callable[..., Any], args: Sequence[Any], kwarg
 
 
 def _failure(call: Call, error: BaseException) -> Failure:
-    error = error.with_traceback(_function.user_part(error))
+    error = error.with_traceback(users_part(error))
     return _outcomes.failure(call, error, "".join(traceback.format_exception(error)))
 
 
-_function.OWN_FILES.add(__file__)
+CALLERS.add(__file__)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from attrs import define, field
 
 from elasticlib._wire import Message
-from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder
+from elasticlib.stacks import ranks_text
+from elasticlib.testing.ranks import _collectives, _failed, _recorder
 from elasticlib.testing.ranks._call import Outcome
 
 
@@ -41,7 +42,7 @@ class Progress:
         ended = [rank for rank, each in self.outcomes.items() if each.kind == "passed"]
         if not ended or not all(each.is_secondary for each in self.told.values()):
             return []
-        return [f"{_blocked.ranks_named(ended)}: ended without a failure"]
+        return [f"{ranks_text(ended)}: ended without a failure"]
 
     def has_stopped(self) -> bool:
         """Whether some rank has ended in another way than well, so that others may wait for it in vain."""

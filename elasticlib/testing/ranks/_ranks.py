@@ -26,6 +26,7 @@ from elasticlib.errors import ChildFailedError, PicklingError
 from elasticlib.pools import Pool
 from elasticlib.pools._crew import Crew
 from elasticlib.spec import LaunchConfig
+from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder, _sharing, _told
 from elasticlib.testing.ranks._asked import Asked
 from elasticlib.testing.ranks._call import Call, Outcome
@@ -266,7 +267,7 @@ class Ranks:
             progress.told[rank] = _failed.Told(each.summary(with_place=False), "", 0, text, lost)
         left = [rank for rank in range(len(crew)) if rank not in progress.outcomes and rank not in progress.told]
         if left:
-            progress.notes.append(f"{_blocked.ranks_named(left)}: ended, as a rank of the group was gone")
+            progress.notes.append(f"{ranks_text(left)}: ended, as a rank of the group was gone")
 
     def _give_up(self, crew: Crew, progress: Progress, asked: Asked) -> None:
         """The time is over: tell where the ranks are that have not ended."""
@@ -279,12 +280,12 @@ class Ranks:
             late = _blocked.of_threads(stacks.get(0, ""), self._threads) or late
             ended_ranks = set(self._threads.values()) - late.keys()
         late |= dict.fromkeys(self._meeting.waiting & late.keys(), "(it has ended, and waits for the others)")
-        crew.spoilt = f"{_blocked.ranks_named(late)} did not end"
+        crew.spoilt = f"{ranks_text(late)} did not end"
         where = _blocked.told(late)
         if progress.has_stopped():
             progress.notes += ["did not end after that, and were ended:", *where]
             return
-        ended = f"; {_blocked.ranks_named(ended_ranks)} ended" if ended_ranks else ""
+        ended = f"; {ranks_text(ended_ranks)} ended" if ended_ranks else ""
         message = f"timeout of {asked.timeout:g} s: {_blocked.in_short(late)}{ended}"
         lines = [f"The ranks have not ended within {asked.timeout:g} s{ended}. They were at:", "", *where]
         waiting = {rank: at for rank, at in progress.collectives.items() if rank in late}
@@ -292,7 +293,7 @@ class Ranks:
             lines += ["", *collectives]
         for rank, text in late.items():
             own = _blocked.blocked(text).own()
-            file, line = (own[0], own[1]) if own is not None else ("", 0)
+            file, line = (own.file, own.line) if own is not None else ("", 0)
             progress.told[rank] = _failed.Told(message, file, line, "\n".join(lines), TimeoutError(message))
         first = progress.told[min(late)]
         # One failure, though they are at several places: told once.

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticlib._clock import monotonic, wall_time_ns
+from elasticlib.stacks import CALLERS
 from elasticlib.testing.ranks import _collectives
-from elasticlib.workers.child import _function, _pooled
+from elasticlib.workers.child import _pooled
 
 SAYS = "collectives"
 """What a rank has to say."""
@@ -124,4 +125,4 @@ def until(limit: float) -> Iterator[None]:
         _teller.arm(None)
 
 
-_function.OWN_FILES.add(__file__)
+CALLERS.add(__file__)

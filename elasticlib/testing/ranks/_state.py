@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
-from elasticlib._stack_text import is_library
+from elasticlib.stacks import is_users
 from elasticlib.testing.process_state import _config_modules, _replaced, _torch_modes
 from elasticlib.utils import _process_settings
 
@@ -106,7 +106,7 @@ def _descriptors() -> dict[int, str]:
         with contextlib.suppress(OSError):  # it was that of the listing
             target = os.readlink(f"/proc/self/fd/{name}")
             # Installed files are a library's own, such as its fonts.
-            if not target.startswith(_FILES_KEPT) and int(name) not in kept and not is_library(target):
+            if not target.startswith(_FILES_KEPT) and int(name) not in kept and is_users(target):
                 found[int(name)] = target
     return found
 

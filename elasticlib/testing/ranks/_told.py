@@ -12,7 +12,8 @@ from typing import Any
 
 from attrs import frozen
 
-from elasticlib.testing.ranks import _blocked, _failed
+from elasticlib.stacks import ranks_text
+from elasticlib.testing.ranks import _failed
 from elasticlib.testing.ranks._call import Call, Outcome
 
 
@@ -37,7 +38,7 @@ class Told:
         rank = min(found)
         alike = [other for other, each in found.items() if each.reason == found[rank].reason]
         everyone = len(alike) == len(self.outcomes)
-        return ("" if everyone else f"{_blocked.ranks_named(alike)}: ") + found[rank].reason, found[rank]
+        return ("" if everyone else f"{ranks_text(alike)}: ") + found[rank].reason, found[rank]
 
     def parts(self) -> list[tuple[Any, _failed.RanksFailed]]:
         """The failures of each part of the test: see `PartsError`."""
@@ -60,7 +61,7 @@ class Told:
         alike: dict[tuple[str, ...], list[int]] = {}
         for rank, what in sorted(self.dirt.items()):
             alike.setdefault(what, []).append(rank)
-        text = "; ".join(f"{_blocked.ranks_named(ranks)} {_with_and(what)}" for what, ranks in alike.items())
+        text = "; ".join(f"{ranks_text(ranks)} {_with_and(what)}" for what, ranks in alike.items())
         message = (
             f"{call.test}: {text}. New workers take the place of these: undo it at the test's end (monkeypatch, "
             "try/finally)"

@@ -38,6 +38,7 @@ from elasticlib._clock import wall_time
 from elasticlib._folders import absolute, enter as enter_folder
 from elasticlib._large_files import content_named, content_of, parts_of
 from elasticlib._programs import close_all_but, flags_of
+from elasticlib.stacks import CALLERS, users_part
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import (
     _announcing,
@@ -62,7 +63,7 @@ STACKS_SIGNAL = signal.SIGRTMAX - 1
 """Has a worker write the stacks of all its threads where its launcher finds them, whatever it is doing."""
 base_path: list[str] = []
 """The interpreter's own ``sys.path``, without a script's folder."""
-_function.OWN_FILES.update((__file__, "<frozen runpy>", runpy.__file__))
+CALLERS.update((__file__, "<frozen runpy>", runpy.__file__))
 
 
 def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], drop: Collection[int] | None) -> None:
@@ -359,7 +360,7 @@ def _outcome(
         # Interrupted, a script ends as under `python`, a function's process as one of `torch.multiprocessing`.
         interrupted = 128 + signal.SIGINT if keeps_result else -signal.SIGINT
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
-        error = error.with_traceback(_function.user_part(error))
+        error = error.with_traceback(users_part(error))
         _raised(error, handed, shared, status)
         return _shown(error, status)
     if not keeps_result:

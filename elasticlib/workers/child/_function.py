@@ -15,10 +15,10 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from elasticlib import _large_files
+from elasticlib.stacks import CALLERS
 from elasticlib.workers.child import _buffers
 from elasticlib.workers.child.program import _main, _sharing
 
@@ -31,8 +31,6 @@ SHARED = "shared "
 """Begins the names of storages that the caller's program shares, which end with their number in eight digits."""
 OF_DEFINITIONS = "main "
 """Begins the names of such memories where the definitions speak of them: what is spawned later needs them, too."""
-OWN_FILES: set[str] = set()
-"""Whose frames say nothing to the user."""
 _offered: Sequence[int] = ()
 """The descriptors of the files with the definitions."""
 _said: set[str] = set()
@@ -197,23 +195,4 @@ def _opened(path: str) -> io.FileIO:
         return io.FileIO(os.devnull, "r+")
 
 
-def user_part(error: BaseException) -> TracebackType | None:
-    """The traceback from the user's first frame to the last one that is not ours."""
-    frames = error.__traceback__
-    while frames is not None and _is_own(frames):
-        frames = frames.tb_next
-    last = each = frames
-    while each is not None:
-        if not _is_own(each):
-            last = each
-        each = each.tb_next
-    if last is not None:
-        last.tb_next = None
-    return frames
-
-
-def _is_own(frame: TracebackType) -> bool:
-    return frame.tb_frame.f_code.co_filename in OWN_FILES
-
-
-OWN_FILES.update((__file__, _main.__file__))
+CALLERS.update((__file__, _main.__file__))

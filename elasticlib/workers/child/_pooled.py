@@ -22,8 +22,8 @@ from typing import Any
 
 from elasticlib import _large_files, processes
 from elasticlib._folders import enter
-from elasticlib._stack_text import is_library
 from elasticlib._wire import Channel, Message
+from elasticlib.stacks import CALLERS, is_users, users_part
 from elasticlib.workers.child import _function, _loaded, _progress, _report, _results, _showing
 
 NAME = "calls of local rank "
@@ -226,7 +226,7 @@ class _Imports:
         files = set(map(_loaded.file_of, list(sys.modules.values())))
         found = {}
         for file in (files - self._seen) | (files & self._read.keys()):
-            if file is not None and not is_library(file):
+            if file is not None and is_users(file):
                 with contextlib.suppress(OSError):  # of what another importer has read
                     found[file] = self._read[file] if file in self._read else os.stat(file).st_mtime_ns
             if file is not None:
@@ -299,7 +299,7 @@ class _Server:
                 return _failed(stop, shared)
             result = None
         except BaseException as error:
-            return _failed(error.with_traceback(_function.user_part(error)), shared)
+            return _failed(error.with_traceback(users_part(error)), shared)
         try:
             return _report.Report("result", _results.pack_result(result, shared))
         except Exception as error:
@@ -344,4 +344,4 @@ def _failed(error: BaseException, shared: Collection[str]) -> _report.Report:
     return _report.of_exception(error, pickled)
 
 
-_function.OWN_FILES.add(__file__)
+CALLERS.add(__file__)

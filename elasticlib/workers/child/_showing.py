@@ -12,7 +12,6 @@ import builtins
 import functools
 import importlib
 import os
-import re
 import sys
 import traceback
 import types
@@ -21,7 +20,7 @@ from json import dumps
 from typing import Any
 
 from elasticlib._marks import Mark, written
-from elasticlib.workers.child import _function
+from elasticlib.stacks import CALLERS, threads_of
 from elasticlib.workers.child._serving import when_imported
 from elasticlib.workers.child.cells import _asking, _text_bars
 
@@ -72,18 +71,14 @@ def _call_native(call: Callable[[], Any]) -> Any:
     return call()  # stands on the stack for what has no frame there
 
 
-_RETURNED = re.compile(
-    rf'\(most recent call first\):\n  File "{re.escape(__file__)}", line \d+ in {call_function.__name__}$', re.MULTILINE
-)
-
-
 def has_returned(stacks: str) -> bool:
     """
     Whether the fault handler's *stacks* show that the user's function is over, but not the call of it.
 
     No frame is above ours then: the function's local variables are being destroyed.
     """
-    return _RETURNED.search(stacks) is not None
+    innermost = [thread.frames[0] for thread in threads_of(stacks) if thread.frames]
+    return any(frame.file == __file__ and frame.function == call_function.__name__ for frame in innermost)
 
 
 def _display(*objects: Any, **more: Any) -> Any:
@@ -169,4 +164,4 @@ def _become_shell() -> None:
         print(f"elasticlib: display() shows text only: {error!r}", file=sys.stderr)
 
 
-_function.OWN_FILES.add(__file__)
+CALLERS.add(__file__)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from attrs import define, field
 
 from elasticlib import records
-from elasticlib._stack_text import crash_frames
+from elasticlib.stacks import crash_frames
 
 FIRST = 2.0
 """Seconds after the start of the workers at which one is asked first: shorter imports are not worth a word."""

@@ -119,7 +119,7 @@ def test_equal_stacks_stand_together_though_their_threads_have_other_numbers() -
     stack = 'Current thread {} (most recent call first):\n  File "train.py", line 9 in train'
     stacks = Stacks({0: stack.format("0x1"), 1: stack.format("0x2"), 2: "(the process is stopped)"})
 
-    assert str(stacks).splitlines()[0] == "ranks 0, 1:"
+    assert str(stacks).splitlines()[0] == "ranks 0-1:"
     assert "rank 2:\n(the process is stopped)" in str(stacks)
     assert 1 == str(stacks).count("train.py")
 

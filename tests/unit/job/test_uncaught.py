@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib import _in_notebooks
+import elasticlib.launch
 from elasticlib.errors import ChildFailedError, ProcessFailure
 from elasticlib.job import _uncaught
 from elasticlib.job._raising import raised
@@ -59,7 +59,7 @@ def test_frames_of_the_launcher_are_left_out() -> None:
     def calls() -> None:
         raise error(is_on_console=True)
 
-    code = compile("calls()", _in_notebooks.OWN + "launch.py", "exec")
+    code = compile("calls()", elasticlib.launch.__file__, "exec")
     try:
         exec(code, {"calls": calls})
     except ChildFailedError as found:

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from elasticlib.workers.child import _function
+from elasticlib.stacks import CALLERS
 from elasticlib.workers.child._serving import when_imported
 
 _VARIABLE = "PYTHONBREAKPOINT"
@@ -61,4 +61,4 @@ def _refuse(name: str) -> NoReturn:
     )
 
 
-_function.OWN_FILES.add(__file__)
+CALLERS.add(__file__)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from elasticlib.workers.child import _function
+from elasticlib.stacks import users_part
 from elasticlib.workers.child.cells import _asking
 
 
@@ -51,7 +51,7 @@ def test_the_users_line_is_the_innermost() -> None:
     with pytest.raises(RuntimeError) as caught:
         breakpoint()
 
-    trace = _function.user_part(caught.value)
+    trace = users_part(caught.value)
     assert trace is not None
     assert (trace.tb_frame.f_code.co_filename, trace.tb_next) == (__file__, None)
 

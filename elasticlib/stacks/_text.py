@@ -1,0 +1,112 @@
+"""
+Frames from the text of a traceback, or of the stacks that CPython's fault handler writes.
+
+Rules of this file: pure; text that is no traceback has no frames. CPython promises neither format: all that is known of
+them stands here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from elasticlib.stacks._frames import Frame, is_users
+
+_TRACEBACK = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent call last\):", re.MULTILINE)
+_RAISED_IN = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)', re.MULTILINE)
+"""A frame of a traceback."""
+_PARTS = re.compile(r"^ +\+-\+--", re.MULTILINE)
+"""What stands before the exceptions of a group."""
+_HEADING = re.compile(
+    r"^(?P<kind>Current thread|Thread) (?P<identity>0x[0-9a-f]+)?[^\n]*\(most recent call first\):$",
+    re.MULTILINE,
+)
+"""The first line of a thread's stack, as the fault handler writes it."""
+_FRAME = re.compile(r'^ +File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<function>\S+)', re.MULTILINE)
+"""A frame below that."""
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread in the fault handler's stacks."""
+
+    identity: int | None
+    """Its number, as `threading.get_ident` returns it; None where the heading has none."""
+    is_current: bool
+    """True for the thread that crashed, or that asked for the stacks."""
+    frames: tuple[Frame, ...]
+    """The innermost first."""
+    text: str
+    """All that the fault handler wrote of it."""
+
+
+def threads_of(stacks: str) -> tuple[Thread, ...]:
+    """Return the threads of a fault handler's *stacks*, in its order: the newest first, the main thread last."""
+    headings = list(_HEADING.finditer(stacks))
+    ends = [*(each.start() for each in headings), len(stacks)][1:]
+    return tuple(_thread(heading, stacks[heading.start() : end]) for heading, end in zip(headings, ends, strict=False))
+
+
+def _thread(heading: re.Match[str], text: str) -> Thread:
+    identity = int(heading["identity"], 16) if heading["identity"] else None
+    is_current = heading["kind"] == "Current thread"
+    return Thread(identity, is_current, _frames_below(text[len(heading[0]) :]), text)
+
+
+def _frames_below(text: str) -> tuple[Frame, ...]:
+    stack = re.split(r"\n\s*\n", text)[0]  # behind an empty line stands what is not of this thread
+    return tuple(map(_frame, _FRAME.finditer(stack)))
+
+
+def _frame(found: re.Match[str]) -> Frame:
+    return Frame(found["file"], int(found["line"]), found["function"])
+
+
+def crash_frames(stacks: str) -> tuple[Frame, ...]:
+    """Return the stack of the thread that crashed, the innermost frame last; () for the traceback of an exception."""
+    threads = threads_of(stacks)
+    if not threads:
+        return ()
+    # Where all threads are written, the newest comes first: the one that crashed is the current one.
+    crashed = next((each for each in threads if each.is_current), threads[0])
+    return tuple(reversed(crashed.frames))
+
+
+def place_of(traceback: str) -> str:
+    """Return file and line of the user's innermost frame, as far as *traceback* has it; empty without one."""
+    if is_of_threads(traceback):
+        places = [(frame.file, frame.line) for frame in crash_frames(traceback)]
+    else:
+        places = _raised_in(traceback)
+    if not places:
+        return ""
+    users = [place for place in places if is_users(place[0])]
+    file, line = (users or places)[-1]
+    return " ".join(f"{os.path.basename(file)}:{line}".split())
+
+
+def _raised_in(traceback: str) -> list[tuple[str, int]]:
+    """Return file and line of each frame of the exception that ended the program, the innermost last."""
+    tracebacks = list(_TRACEBACK.finditer(traceback))
+    if not tracebacks:
+        return []
+    last = traceback[tracebacks[-1].end() :]  # of a chain the last one ended the worker
+    without_parts = _PARTS.split(last)[0]  # what a group holds comes after its own frames
+    return [(file, int(line)) for file, line in _RAISED_IN.findall(without_parts)]
+
+
+def is_of_threads(text: str) -> bool:
+    """Return True for stacks of a fault handler, False for the traceback of an exception."""
+    return _HEADING.search(text) is not None
+
+
+def is_heading(line: str) -> bool:
+    """Return True for the line that begins a thread in a fault handler's stacks."""
+    return _HEADING.match(line) is not None
+
+
+def frame_of(line: str) -> Frame | None:
+    """Return the frame on this *line* of a fault handler's stacks; None for any other line."""
+    found = _FRAME.match(line)
+    return None if found is None else _frame(found)
