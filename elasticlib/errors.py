@@ -99,17 +99,21 @@ class PreloadError(ConfigError):
         super().__init__(module, why)
         self.module = module
         self.why = why
-        self.setting = "preload"
-        self.complaint = (
-            f"{module!r} is refused: {why.strip()}; import it in the workers instead: leave {module!r} out of preload"
+        self.setting, self.complaint = "preload", self._refusal().complaint
+
+    def _refusal(self) -> ConfigError:
+        return ConfigError.of_setting(
+            "preload",
+            f"{self.module!r} is refused: {self.why.strip()}; "
+            f"import it in the workers instead: leave {self.module!r} out of preload",
         )
 
     def __str__(self) -> str:
-        return f"{self.setting}={self.complaint}"
+        return str(self._refusal())
 
     def with_name(self, name: str) -> ConfigError:
         """Return a `ConfigError`, since an error of this class speaks of *preload*."""
-        return ConfigError.of_setting(name, self.complaint)
+        return self._refusal().with_name(name)
 
 
 class TimerError(ConfigError, RuntimeError):

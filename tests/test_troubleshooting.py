@@ -49,6 +49,9 @@ def text_of(node: ast.AST) -> str | None:
         return re.sub(r"%(?:\.\d+)?[a-z]", ANY, node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join((text_of(part) or "") if isinstance(part, ast.Constant) else ANY for part in node.values)
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".of_setting"):
+        setting, complaint = map(text_of, node.args)
+        return f"{setting or ANY}={complaint}"
     return None
 
 

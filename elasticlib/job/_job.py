@@ -30,6 +30,7 @@ from elasticlib.job import _front_end, _output, _raising, _register, _uncaught, 
 from elasticlib.job._results import Results
 from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks
 from elasticlib.job._work import Work
+from elasticlib.stacks import number_ranges
 from elasticlib.workers import _signals
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ class Job:
         """The files with what the worker of global *rank* has written, of rounds one after the other; as `logs`."""
         ranks = self._course.ranks
         if ranks and rank not in ranks:
-            raise ConfigError(f"rank {rank} is none of this machine's ranks, {min(ranks)} to {max(ranks)}")
+            raise ConfigError(f"rank {rank} is none of this machine's ranks, {number_ranges(ranks)}")
         files = list(self._files.get(rank, []))
         if not files and self._course.state not in ("starting", "waiting for ranks"):
             raise ConfigError(

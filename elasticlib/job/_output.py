@@ -36,6 +36,7 @@ from elasticlib.logs._shortening import gone_before, skip_hole
 from elasticlib.logs._streams import warn_of_strange_ranks
 from elasticlib.logs._tee import GATHER
 from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
+from elasticlib.stacks import number_ranges, ranks_text
 
 logger = logging.getLogger(__name__)
 
@@ -347,11 +348,10 @@ def warn_of_ranks(logs: LogsSpecs, workers: int, config: LaunchConfig) -> None:
     strange = sorted({rank for rank in shown or () if rank >= workers})
     if strange and config.max_nodes == 1:  # the other nodes of a job may have them
         logger.warning(
-            "show=%r names rank%s %s, but this job has %s only: %s",
+            "show=%r names %s, but this job has %s only: %s",
             config.show,
-            "s" * (len(strange) > 1),
-            ", ".join(map(str, strange)),
-            {1: "0", 2: "0 and 1"}.get(workers, f"0 to {workers - 1}"),
+            ranks_text(strange),
+            number_ranges(range(workers)),
             "no output is shown" if len(strange) == len(set(shown or ())) else "that has no effect here",
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from elasticlib import _in_notebooks
 from elasticlib.errors import ChildFailedError, ProcessFailure
-from elasticlib.stacks import ELSEWHERE, Frame, crash_frames, users_frames
+from elasticlib.stacks import ELSEWHERE, Frame, crash_frames, ranks_text, users_frames
 from elasticlib.workers.child import _results
 
 _GROUP: type[BaseException] = getattr(builtins, "BaseExceptionGroup", SyntaxError)  # of Python 3.11
@@ -29,8 +29,6 @@ _LONGEST_LINE = 300
 """Characters of a line of a worker's message."""
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 """Python's words between the parts of a traceback."""
-_MOST_RANKS = 8
-"""Ranks that a line names one by one."""
 _both: weakref.WeakKeyDictionary[type, Callable[[], type | None]] = weakref.WeakKeyDictionary()
 """By class of a worker's exception, what refers weakly to that of both kinds, which is a class below it."""
 
@@ -182,15 +180,9 @@ def _others(error: ChildFailedError, root: int) -> list[str]:
         if rank != root and not is_consequence:
             summary = failure.summary(with_place=False)
             alike.setdefault("the same" if summary == own else summary, []).append(rank)
-    lines = [f"rank{'s' * (len(ranks) > 1)} {_named(ranks)}: {what}" for what, ranks in alike.items()]
+    lines = [f"{ranks_text(ranks)}: {what}" for what, ranks in alike.items()]
     return (
         lines
         if len(lines) <= 4
         else [*lines[:3], f"... and {sum(map(len, alike.values()))} ranks in all: error.failures"]
     )
-
-
-def _named(ranks: list[int]) -> str:
-    if len(ranks) > _MOST_RANKS:
-        return f"{', '.join(map(str, ranks[:3]))} ... {ranks[-1]} ({len(ranks)} ranks)"
-    return ", ".join(map(str, ranks))

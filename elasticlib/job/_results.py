@@ -8,6 +8,8 @@ from typing import Any
 
 from attrs import frozen
 
+from elasticlib.stacks import ranks_text
+
 _LONGEST = 200
 """Characters of a value that a table shows."""
 _MOST_ROWS = 64
@@ -43,7 +45,7 @@ class Results(dict[int, Any]):
         """What the worker of global *rank* returned. Raises a `KeyError` that names the ranks that there are."""
         if rank in self:
             return self[rank]
-        there = f"ranks {min(self)} to {max(self)}" if len(self) > 1 else f"rank {next(iter(self))}" if self else "none"
+        there = ranks_text(self) if self else "none"
         raise KeyError(f"no result of rank {rank!r} here: this node's workers were {there}")
 
     def __reduce__(self) -> tuple[Any, ...]:

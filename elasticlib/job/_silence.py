@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from elasticlib.stacks import ranks_text
+
 FIRST = 20.0
 """Seconds without output, counted from the start of the workers, until that is said."""
 
@@ -61,8 +63,7 @@ def words(name: str, kind: str, ranks: Sequence[int] | None, seconds: float) -> 
     if ranks is None:
         who = "no rank has written anything"
     else:
-        listed = ", ".join(map(str, ranks))
-        who = f"rank {listed} has written nothing" if len(ranks) == 1 else f"ranks {listed} have written nothing"
+        who = f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} written nothing"
     look = {
         "started": "elasticlib.jobs() lists it: .stacks() tells where all ranks are, .stop() ends it",
         "pool": "an interrupt ends this call; pool.job.stacks(), from a thread, tells where all ranks are",

@@ -21,6 +21,7 @@ from elasticlib.logs._layout import settled
 from elasticlib.logs._specs import DefaultLogsSpecs
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest, LogsSpecs, Std
+from elasticlib.stacks import number_ranges, ranks_text
 
 logger = logging.getLogger(__name__)
 
@@ -182,10 +183,9 @@ def warn_of_strange_ranks(logs: LogsSpecs, workers: int) -> None:
         if strange:
             hidden = name == "local_ranks_filter" and len(strange) == len(named)
             logger.warning(
-                "%s names local rank%s %s, but this node has %s only: %s",
+                "%s names %s, but this node has %s only: %s",
                 name,
-                "s" * (len(strange) > 1),
-                ", ".join(map(str, strange)),
-                {1: "0", 2: "0 and 1"}.get(workers, f"0 to {workers - 1}"),
+                ranks_text(strange, "local rank"),
+                number_ranges(range(workers)),
                 "no worker of this node is shown on the console" if hidden else "that has no effect here",
             )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from attrs import frozen
 
 from elasticlib.numa._options import AffinityMode, BindingError
+from elasticlib.stacks import number_ranges
 
 
 @frozen
@@ -100,10 +101,4 @@ def _share(position: int, gpus: int, cores: Mapping[int, frozenset[int]], node: 
 
 def ranges(numbers: Iterable[int]) -> str:
     """*numbers* as the kernel writes them: ``0-3,8``; empty for none."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+    return number_ranges(numbers, ",")

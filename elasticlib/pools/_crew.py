@@ -39,6 +39,7 @@ from elasticlib.launch import CheckedLaunch
 from elasticlib.logs._shortening import shorten
 from elasticlib.pools._death import death
 from elasticlib.spec import LaunchConfig
+from elasticlib.stacks import ranks_text
 from elasticlib.workers import _environment, _failure, _packing
 from elasticlib.workers._fork_server_key import import_path
 from elasticlib.workers._launch_events import Exit
@@ -279,8 +280,8 @@ class Crew:
         except ChildFailedError as error:
             died = error.failures
         if self._calls:
-            ranks, causes = _listed(self._calls), _listed(failed) if failed else "the call"
-            self.spoilt = self.spoilt or f"{ranks} did not end after {causes} had failed"
+            causes = ranks_text(failed) if failed else "the call"
+            self.spoilt = self.spoilt or f"{ranks_text(self._calls)} did not end after {causes} had failed"
         return found, died
 
     def error(
@@ -375,10 +376,6 @@ def _changed(file: str, times: Collection[int]) -> bool:
         return {os.stat(file).st_mtime_ns} != {*times}
     except OSError:
         return False  # it may be between two versions
-
-
-def _listed(ranks: Collection[int]) -> str:
-    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, sorted(ranks)))}"
 
 
 def _lost() -> _report.Report:

@@ -33,6 +33,7 @@ from elasticlib.numa._cpus import cpus_for
 from elasticlib.numa._sysfs import read_topology
 from elasticlib.numa.binding import attempt
 from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, StartMethod, WorkerSpec
+from elasticlib.stacks import ranks_text
 from elasticlib.workers import _devices, _environment, _machine, _packing, _preload, _signals
 from elasticlib.workers._edited import EDITS
 from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
@@ -142,7 +143,7 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
     need_system()
     variables = _environment.alone_with_a_device(environment, spec.local_world_size) if spec.virtual_local_rank else ()
     if bare := [rank for rank, own in enumerate(variables) if not own[_environment.DEVICES]]:
-        _log.warning("virtual_local_rank=True: no device is listed for local rank %s", ", ".join(map(str, bare)))
+        _log.warning("virtual_local_rank=True: no device is listed for %s", ranks_text(bare, "local rank"))
     job = _work(spec, start_method, environment, threads)
     job = evolve(job, variables=variables, affinities=_affinities(spec, job))
     if job.affinities and job.fork_server is not None and job.fork_server.preload and _openmp_binds(environment):

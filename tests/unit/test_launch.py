@@ -349,15 +349,15 @@ def test_a_callers_health_check_is_stopped_once(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"local_ranks_filter": [7]}, ["local_ranks_filter names local rank 7, but this node has 0 and 1 only"]),
-        ({"local_ranks_filter": [1, 7]}, ["local_ranks_filter names local rank 7, but this node has 0 and 1 only"]),
-        ({"redirects": {5: Std.OUT, 1: Std.OUT}}, ["redirects names local rank 5, but this node has 0 and 1 only"]),
-        ({"tee": {5: Std.OUT, 3: Std.OUT}}, ["tee names local ranks 3, 5, but this node has 0 and 1 only"]),
+        ({"local_ranks_filter": [7]}, ["local_ranks_filter names local rank 7, but this node has 0-1 only"]),
+        ({"local_ranks_filter": [1, 7]}, ["local_ranks_filter names local rank 7, but this node has 0-1 only"]),
+        ({"redirects": {5: Std.OUT, 1: Std.OUT}}, ["redirects names local rank 5, but this node has 0-1 only"]),
+        ({"tee": {5: Std.OUT, 3: Std.OUT}}, ["tee names local ranks 3, 5, but this node has 0-1 only"]),
         (
             {"tee": {5: Std.OUT}, "redirects": {-1: Std.ALL}},
             [
-                "redirects names local rank -1, but this node has 0 and 1 only",
-                "tee names local rank 5, but this node has 0 and 1 only",
+                "redirects names local rank -1, but this node has 0-1 only",
+                "tee names local rank 5, but this node has 0-1 only",
             ],
         ),
         ({"redirects": {0: Std.OUT}, "tee": Std.ALL, "local_ranks_filter": [0, 1]}, []),
