@@ -92,6 +92,11 @@ def absolute(path: str) -> str:
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
+def folder_of_script(path: str) -> str:
+    """Return the folder that Python puts first on the search path of the script at *path*: links are followed."""
+    return os.path.dirname(os.path.realpath(path))
+
+
 def absolute_without_parents(path: str) -> str:
     """Return *path* as an absolute one that holds no ``..`` and names the same folder: links stay where they can."""
     plain = os.path.abspath(path)

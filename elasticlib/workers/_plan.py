@@ -26,7 +26,7 @@ from attrs import evolve, field, frozen
 
 from elasticlib import _rules
 from elasticlib._caller import Surroundings, debugger_follows, followed_by_debugger
-from elasticlib._folders import absolute, name_of_current, path_of_current, place
+from elasticlib._folders import absolute, folder_of_script, name_of_current, path_of_current, place
 from elasticlib._programs import flags_here, fresh_command, importable_by, need_system
 from elasticlib.errors import ConfigError, EntrypointError
 from elasticlib.numa._cpus import cpus_for
@@ -298,13 +298,13 @@ def _script(job: Job, entry: str) -> tuple[Job, bytes | None]:
     """Return *job* with the script, folder or archive *entry*, and the text of a script that workers cannot read."""
     if _can_be_read_once(entry):
         text = _read_once(entry)
-        path0 = "" if entry == STDIN else os.path.dirname(os.path.realpath(entry))
+        path0 = "" if entry == STDIN else folder_of_script(entry)
         return evolve(_saying(job, kind="script", argv=[entry], path0=path0), memories={"script": text}), text
     _check_script(entry)
     path = absolute(entry)
     if _is_package(path, entry):
         return _saying(job, kind="package", argv=[entry], path0=path), None
-    return _saying(job, kind="script", argv=[entry], path0=os.path.dirname(os.path.realpath(entry))), None
+    return _saying(job, kind="script", argv=[entry], path0=folder_of_script(entry)), None
 
 
 def _saying(job: Job, **said: Any) -> Job:

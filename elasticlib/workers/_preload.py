@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import frozen
 
-from elasticlib._folders import absolute
+from elasticlib._folders import absolute, folder_of_script
 from elasticlib.workers._script_text import Text, is_of_python, read
 from elasticlib.workers.child._own_modules import before, hidden_by
 from elasticlib.workers.child._start_spec import StartSpec
@@ -89,7 +89,7 @@ def modules_of(entrypoint: object) -> tuple[str, ...]:
 
 def of_script(path: str) -> Choice:
     """What to import ahead for the script at *path*."""
-    return _chosen(read(path, os.path.dirname(os.path.realpath(path))))
+    return _chosen(read(path, folder_of_script(path)))
 
 
 def of_function(function: Callable[..., Any]) -> Choice:
