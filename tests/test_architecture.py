@@ -22,6 +22,7 @@ LAYERS = [
     "_in_notebooks",
     "_marks",
     "_clock",
+    "_shared_imports",
     "errors",
     "processes",
     "_times",

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import multiprocessing
 import os
@@ -33,6 +32,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from elasticlib._caller import Surroundings
+from elasticlib._shared_imports import without_garbage_collection
 from elasticlib.testing.torch_cases import _imports
 from elasticlib.workers import _environment
 from elasticlib.workers.child import _randomness, _threads
@@ -77,14 +77,8 @@ def warm_torch_cases(*preload: str) -> None:
 
 
 def _import_bases() -> Any:
-    """Import torch's test classes, which takes a quarter longer where the imports' garbage is looked for."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with without_garbage_collection():
         return importlib.import_module(_BASES)
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _spawn_for_test(case: Any) -> None:

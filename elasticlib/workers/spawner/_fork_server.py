@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import gc
 import importlib
 import os
 import re
@@ -27,6 +26,7 @@ from typing import Any, NoReturn
 
 from elasticlib import processes
 from elasticlib._folders import out_of_removed, time_of_change
+from elasticlib._shared_imports import shared_imports
 from elasticlib._wire import Channel
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _ending, _own_modules, _randomness
@@ -66,15 +66,13 @@ def main(at_start: Collection[str]) -> NoReturn:
     _child.base_path[:] = sys.path
     given, before = _first_environment(parent), dict(os.environ)
     folders = _times_of_change(_installed_folders())  # before the imports: what is installed meanwhile is news
-    gc.disable()  # imports make little garbage, and to look for it takes a quarter of their time
-    sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
-    with out_of_removed():
-        named = _preload(asked["preload"], asked["path"], control)
-    sys.path[:] = _child.base_path
-    keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
-    _ending.inherit(named)
-    gc.freeze()
-    gc.enable()
+    with shared_imports():
+        sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
+        with out_of_removed():
+            named = _preload(asked["preload"], asked["path"], control)
+        sys.path[:] = _child.base_path
+        keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
+        _ending.inherit(named)
     _reaper.adopt_orphans()
     wrapped = _differences(given, _first_environment("self"))
     wrapped.pop("LC_CTYPE", None)  # Python's own doing, where the locale is C
