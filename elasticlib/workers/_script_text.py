@@ -11,13 +11,13 @@ import ast
 import functools
 import linecache
 import os
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 
 from attrs import Factory, define, frozen
 
 from elasticlib.workers._environment import THREADS
+from elasticlib.workers.captures._source import source_of, tree_of
 from elasticlib.workers.spawner._reads import is_lost_after_import
 
 _MOST_FILES = 100
@@ -120,26 +120,18 @@ def _read(path: str) -> _File:
     except OSError:
         lines = linecache.getlines(path)  # a cell's
         return _parsed("".join(lines).encode()) if lines else _File(is_read=False)
-    if not stat.S_ISREG(facts.st_mode):
-        return _File(is_read=False)  # a pipe: what came through it does not come again
     return _read_once(path, facts.st_mtime_ns, facts.st_size)
 
 
 @functools.lru_cache(maxsize=256)
-def _read_once(path: str, _: int, size: int) -> _File:
-    try:
-        if size > _MOST_BYTES:
-            return _File(is_read=False)
-        with open(path, "rb") as file:
-            return _parsed(file.read())
-    except OSError:
-        return _File(is_read=False)
+def _read_once(path: str, *_: int) -> _File:
+    source = source_of(path, _MOST_BYTES)
+    return _File(is_read=False) if source is None else _parsed(source)
 
 
 def _parsed(source: bytes) -> _File:
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = tree_of(source)
+    if tree is None:
         return _File(is_read=False)
     early = _before_torch(tree.body)
     names, parts = list[tuple[str, bool]](), list[_Part]()

@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 import os
-import stat
 import sys
 import threading
 import types
@@ -24,6 +23,7 @@ from attrs import define, frozen
 
 from elasticlib._folders import absolute
 from elasticlib.errors import ConfigError
+from elasticlib.workers.captures._source import source_of, tree_of
 from elasticlib.workers.child.program import _main
 
 _RUN_BY_OTHERS = frozenset({"ipython", "ipython3", "pytest", "py.test"})
@@ -170,23 +170,14 @@ _texts: weakref.WeakKeyDictionary[types.ModuleType, ScriptText | None] = weakref
 def _text_of(module: types.ModuleType, path: str) -> ScriptText | None:
     """What the script *module* at *path* says of its import; None where it cannot be read again, or is no Python."""
     if module not in _texts:
-        _texts[module] = _read(path)
+        source = source_of(path)
+        tree = None if source is None else tree_of(source)
+        _texts[module] = None if tree is None else facts_of(tree)
     return _texts[module]
 
 
-def _read(path: str) -> ScriptText | None:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return None  # a pipe: what came through it does not come again
-        with open(path, "rb") as file:
-            return parsed(file.read())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def parsed(source: bytes | str) -> ScriptText:
-    """What *source* says of its import. Raises SyntaxError and others for what is no Python."""
-    tree = ast.parse(source)
+def facts_of(tree: ast.Module) -> ScriptText:
+    """Return the facts on an import of the script whose syntax is *tree*."""
     guards = [each for each in tree.body if isinstance(each, ast.If) and _is_guard(each.test)]
     imported: list[ast.stmt] = []
     guarded: list[ast.stmt] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from elasticlib.errors import ConfigError, PicklingError
 from elasticlib.workers.captures import _main_script, _overlay
-from elasticlib.workers.captures._main_script import ImportableMain, parsed, reached_globals
+from elasticlib.workers.captures._main_script import ImportableMain, ScriptText, facts_of, reached_globals
 from elasticlib.workers.child.program import _main
 
 SCRIPT = textwrap.dedent(
@@ -44,6 +45,10 @@ SCRIPT = textwrap.dedent(
         imported_only = 1
     """
 )
+
+
+def parsed(source: str) -> ScriptText:
+    return facts_of(ast.parse(source))
 
 
 def test_a_script_tells_what_its_import_defines_and_what_its_program_changes() -> None:
