@@ -24,7 +24,7 @@ from tests.benchmarks.launchers import ELASTICLIB
 from tests.hosts._netns import machines, missing
 from tests.hosts._team import ETCD_PORT, STORE_PORT, etcd
 
-BACKENDS = ("c10d", "etcd-v2", "etcd-v3")
+BACKENDS = ("c10d", "etcd")
 WORKERS = 8
 LENGTH = 20_000
 MEMORY = Path("/dev/shm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
 import urllib.request
@@ -25,16 +26,19 @@ def etcd(peer: Peer) -> Iterator[Any]:
     server.stop()
 
 
+def ask(endpoint: str, verb: str, **body: str) -> dict[str, Any]:
+    """Return etcd's own answer, by its v3 API."""
+    request = urllib.request.Request(f"http://{endpoint}/v3{verb}", json.dumps(body).encode())
+    with urllib.request.urlopen(request) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
 def leaves(endpoint: str, folder: str) -> list[dict[str, Any]]:
-    """Everything in a folder, by etcd's own v2 API."""
-    with urllib.request.urlopen(f"http://{endpoint}/v2/keys{folder}?recursive=true&quorum=true") as answer:
-        found = [json.load(answer)["node"]]
-    parts = []
-    while found:
-        node = found.pop()
-        parts.append(node)
-        found += node.get("nodes", [])
-    return parts
+    """Everything in a folder."""
+    first, last = (base64.b64encode(f"{folder}{end}".encode()).decode() for end in "/0")
+    found: list[dict[str, Any]] = ask(endpoint, "/kv/range", key=first, range_end=last)["kvs"]
+    return found
 
 
 @pytest.mark.row(157, peer_cannot=ABANDONED)
@@ -54,9 +58,10 @@ def test_a_state_is_created_once_compared_by_its_index_and_goes_after_its_time(p
     assert written
     assert (b"2", second, False) == backend.set_state(b"3", first)
     assert (b"2", second) == backend.get_state()
-    parts = leaves(etcd.get_endpoint(), "/torch/elastic/rendezvous")
-    assert second in [part["modifiedIndex"] for part in parts if not part.get("dir")]
-    assert any(7000 < part.get("ttl", 0) <= 7200 for part in parts)
+    (leaf,) = leaves(etcd.get_endpoint(), "/torch/elastic/rendezvous")
+    assert second == int(leaf["mod_revision"])
+    lease = ask(etcd.get_endpoint(), "/kv/lease/timetolive", ID=leaf["lease"])
+    assert 7000 < int(lease["TTL"]) <= 7200
 
     short = module.EtcdRendezvousBackend(store.client, "short", "/short", ttl=1)
     short.set_state(b"1")

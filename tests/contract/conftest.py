@@ -12,7 +12,7 @@ from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EtcdServer]:
-    """A server with both of etcd's APIs."""
+    """An etcd server for the tests of one file."""
     try:
         find_etcd()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Who coordinates on a real etcd server, by each of its APIs: one at a time, and the last one remembers."""
+"""Who coordinates on a real etcd server: one at a time, and the last one remembers."""
 
 from __future__ import annotations
 
@@ -308,11 +308,10 @@ class ElectionContract:
         assert time.monotonic() - began < 1.0
 
 
-@pytest.mark.parametrize("name", ["etcd-v2", "etcd-v3"])
 class TestElection(ElectionContract):
     @pytest.fixture(autouse=True)
-    def job(self, etcd: EtcdServer, name: str) -> None:
-        job = Job(run_id=uuid.uuid4().hex, node="n", backend=name, endpoint=etcd.get_endpoint(), heartbeat=10.0)
+    def job(self, etcd: EtcdServer) -> None:
+        job = Job(run_id=uuid.uuid4().hex, node="n", backend="etcd", endpoint=etcd.get_endpoint(), heartbeat=10.0)
         self.backend = EtcdBackend(job)
 
 
@@ -369,11 +368,10 @@ class Door:
             sock.close()
 
 
-@pytest.mark.parametrize("name", ["etcd-v2", "etcd-v3"])
-def test_a_holder_whose_server_dies_goes_on_by_another_one(etcd: EtcdServer, name: str) -> None:
+def test_a_holder_whose_server_dies_goes_on_by_another_one(etcd: EtcdServer) -> None:
     """Its lease goes on by the other server: a journal that stayed with the dead one would hold the office in vain."""
     first, second = Door(etcd.get_port()), Door(etcd.get_port())
-    job = Job(run_id=uuid.uuid4().hex, node="n", backend=name, endpoint=f"{first.place},{second.place}")
+    job = Job(run_id=uuid.uuid4().hex, node="n", backend="etcd", endpoint=f"{first.place},{second.place}")
     elected: queue.Queue[StateLog] = queue.Queue()
     candidate = EtcdBackend(job).candidate("n", elected.put, lambda why: None, TTL)
     candidate.start()

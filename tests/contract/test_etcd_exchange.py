@@ -1,4 +1,4 @@
-"""The exchange on a real etcd server, by each of its APIs."""
+"""The exchange on a real etcd server."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ from tests.contract.test_exchange import LONG, ExchangeContract, texts
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
 
-class EtcdContract(ExchangeContract):
-    backend_name: str
-
+class TestEtcd(ExchangeContract):
     @pytest.fixture(autouse=True)
     def server(self, etcd: EtcdServer) -> None:
         self.endpoint = etcd.get_endpoint()
 
     def backend(self, run_id: str) -> EtcdBackend:
-        return EtcdBackend(Job(run_id=run_id, node="n", backend=self.backend_name, endpoint=self.endpoint))
+        return EtcdBackend(Job(run_id=run_id, node="n", backend="etcd", endpoint=self.endpoint))
 
     def connect(self) -> CompareAndSetExchange:
         return self.backend(uuid.uuid4().hex).dial(LONG)
@@ -163,37 +161,6 @@ class EtcdContract(ExchangeContract):
         assert refused.value.too_large
         keys.write({"/big": b"less"})  # the connection goes on
 
-
-class TestV2(EtcdContract):
-    backend_name = "etcd-v2"
-
-    def test_plain_text_stays_readable(self, keys: Keys) -> None:
-        keys.write({"/text/a": b'{"v":1}', "/text/b": b"base64:e30=", "/text/c": b"\xff"})
-
-        answer = keys._line.call("GET", "/v2/keys/text?sorted=true")  # type: ignore[attr-defined]
-        values = [node["value"] for node in answer.json()["node"]["nodes"]]
-
-        assert ['{"v":1}', "base64:YmFzZTY0OmUzMD0=", "base64:/w=="] == values
-
-    def test_a_change_that_the_server_forgot_ends_the_wait(self, keys: Keys) -> None:
-        (_,), version = keys.read(["/forgotten/key"])
-        keys.write({f"/forgotten/{number}": b"" for number in range(1100)})  # it remembers 1000
-
-        keys.changed("/forgotten/key", version - 1, LONG)
-
-    def test_keys_of_a_job_do_not_stay_for_ever(self, keys: Keys) -> None:
-        keys.keep("/kept")
-        keys.write({"/kept/key": b"1"})
-        keys.keep("/kept")
-
-        answer = keys._line.call("GET", "/v2/keys/kept")  # type: ignore[attr-defined]
-
-        assert 7100 < answer.json()["node"]["ttl"] <= 7200
-
-
-class TestV3(EtcdContract):
-    backend_name = "etcd-v3"
-
     def test_keys_of_a_job_do_not_stay_for_ever(self, keys: Keys) -> None:
         keys.write({"/kept/key": b"1"})
         lease = keys._lease()  # type: ignore[attr-defined]
@@ -217,10 +184,3 @@ class TestV3(EtcdContract):
         with pytest.raises(RendezvousConnectionError, match="requested lease not found"):
             keys.write({"/lease/key": b"1"})
         keys.write({"/lease/key": b"1"})
-
-
-class TestWhateverTheServerHas(EtcdContract):
-    backend_name = "etcd"
-
-    def test_it_is_the_v2_api_where_that_is_on(self, keys: Keys) -> None:
-        assert "V2Keys" == type(keys).__name__

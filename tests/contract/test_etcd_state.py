@@ -1,4 +1,4 @@
-"""The shared state on a real etcd server, by each of its APIs."""
+"""The shared state on a real etcd server."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.handlers._etcd import EtcdRendezvousBackend
-from elasticlib.rendezvous.stores._keys import Keys
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer
+from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
 
 pytestmark = pytest.mark.slow
 
 LONG = 30.0
 
 
-@pytest.fixture(params=["etcd-v2", "etcd-v3"])
-def keys(request: pytest.FixtureRequest, etcd: EtcdServer) -> Iterator[Keys]:
-    job = Job(run_id="any", node="n", backend=request.param, endpoint=etcd.get_endpoint())
+@pytest.fixture
+def keys(etcd: EtcdServer) -> Iterator[V3Keys]:
+    job = Job(run_id="any", node="n", backend="etcd", endpoint=etcd.get_endpoint())
     keys = EtcdBackend(job).connect(LONG)
     yield keys
     keys.close()
@@ -31,7 +31,7 @@ def run_id() -> str:
     return uuid.uuid4().hex
 
 
-def test_there_is_no_state_at_first(keys: Keys, run_id: str) -> None:
+def test_there_is_no_state_at_first(keys: V3Keys, run_id: str) -> None:
     backend = EtcdRendezvousBackend(keys, run_id)
 
     assert backend.get_state() is None
@@ -39,7 +39,7 @@ def test_there_is_no_state_at_first(keys: Keys, run_id: str) -> None:
     assert backend.set_state(b"late", b"token of nothing") is None
 
 
-def test_the_first_writer_without_a_token_wins(keys: Keys, run_id: str) -> None:
+def test_the_first_writer_without_a_token_wins(keys: V3Keys, run_id: str) -> None:
     one, other = EtcdRendezvousBackend(keys, run_id), EtcdRendezvousBackend(keys, run_id)
 
     first, second = one.set_state(b"same"), other.set_state(b"same")
@@ -51,7 +51,7 @@ def test_the_first_writer_without_a_token_wins(keys: Keys, run_id: str) -> None:
 
 
 @pytest.mark.parametrize("state", [b"", b"\xff\x00", b"{}" * 10_000])
-def test_a_write_needs_the_token_of_the_present_state(keys: Keys, run_id: str, state: bytes) -> None:
+def test_a_write_needs_the_token_of_the_present_state(keys: V3Keys, run_id: str, state: bytes) -> None:
     backend = EtcdRendezvousBackend(keys, run_id)
     first = backend.set_state(b"1")
     assert first is not None
@@ -63,13 +63,13 @@ def test_a_write_needs_the_token_of_the_present_state(keys: Keys, run_id: str, s
     assert [(*second[:2], False)] * 5 == refused
 
 
-def test_jobs_and_prefixes_are_apart(keys: Keys, run_id: str) -> None:
+def test_jobs_and_prefixes_are_apart(keys: V3Keys, run_id: str) -> None:
     EtcdRendezvousBackend(keys, run_id).set_state(b"1")
 
     assert EtcdRendezvousBackend(keys, f"{run_id}/a").get_state() is None
     assert EtcdRendezvousBackend(keys, run_id, "/other").get_state() is None
 
 
-def test_a_job_without_a_name_is_refused(keys: Keys) -> None:
+def test_a_job_without_a_name_is_refused(keys: V3Keys) -> None:
     with pytest.raises(ValueError, match="run_id=''"):
         EtcdRendezvousBackend(keys, "")

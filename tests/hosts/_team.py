@@ -242,7 +242,7 @@ def etcd(host: Host, parent: Path | None = None) -> Iterator[subprocess.Popen[by
     with new_folder(parent) as folder, open(folder / "log", "wb") as log:
         here = f"http://{host.address}:{ETCD_PORT}"
         peers = f"http://{host.address}:{ETCD_PORT + 1}"
-        command = ["etcd", "--enable-v2", "--name=e1", f"--data-dir={folder}/data", f"--initial-cluster=e1={peers}"]
+        command = ["etcd", "--name=e1", f"--data-dir={folder}/data", f"--initial-cluster=e1={peers}"]
         client = [f"--listen-client-urls={here}", f"--advertise-client-urls={here}"]
         peer = [f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}"]
         server = host.popen([*command, *client, *peer], stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -12,7 +12,7 @@ from tests.hosts._netns import missing
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2), pytest.mark.skipif(bool(missing()), reason=missing() or "")]
 
 
-@pytest.mark.parametrize("backend", ["c10d", "etcd-v2", "etcd-v3"])
+@pytest.mark.parametrize("backend", ["c10d", "etcd"])
 def test_all_nodes_know_how_a_job_of_many_large_failures_ended_and_its_root_cause_whole(backend: str) -> None:
     if backend != "c10d" and shutil.which("etcd") is None:
         pytest.skip("no etcd on this machine")

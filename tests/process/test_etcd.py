@@ -22,10 +22,9 @@ import pytest
 
 from elasticlib.errors import ConfigError, RendezvousConnectionError, StartError
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
+from elasticlib.rendezvous.stores.etcd._backend import NAMES, EtcdBackend
 from elasticlib.rendezvous.stores.etcd._http import Line, Site
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
-from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
 from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
 from tests.process.launches import children
 
@@ -144,14 +143,13 @@ def test_the_next_server_of_several_is_taken(server: EtcdServer) -> None:
     exchange.close()
 
 
-def test_v2_where_it_is_off_is_refused_with_the_mend() -> None:
-    with EtcdServer(v2=False) as server:
-        with pytest.raises(ConfigError, match=r"--enable-v2.*etcd-v3"):
-            backend(server.get_endpoint(), "etcd-v2").dial(LONG)
-        keys = backend(server.get_endpoint(), "etcd").connect(LONG)
-        keys.close()
+def test_nodes_meet_by_whichever_name_of_etcd_each_has(server: EtcdServer) -> None:
+    exchanges = [backend(server.get_endpoint(), name).dial(LONG) for name in NAMES]
+    exchanges[0].write({"key": b"1"})
 
-    assert isinstance(keys, V3Keys)
+    assert [[b"1"]] * len(NAMES) == [exchange.read(["key"]) for exchange in exchanges]
+    for exchange in exchanges:
+        exchange.close()
 
 
 def test_the_v3_api_of_etcd_3_3_has_another_path(server: EtcdServer) -> None:
@@ -171,9 +169,8 @@ def test_the_v3_api_of_etcd_3_3_has_another_path(server: EtcdServer) -> None:
 # servers that fail
 
 
-@pytest.mark.parametrize("name", ["etcd-v2", "etcd-v3"])
-def test_a_dead_server_is_noticed_at_once(server: EtcdServer, name: str) -> None:
-    exchange = backend(server.get_endpoint(), name).dial(LONG)
+def test_a_dead_server_is_noticed_at_once(server: EtcdServer) -> None:
+    exchange = backend(server.get_endpoint()).dial(LONG)
     waiting = exchange.clone()
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(waiting.wait, "key", None)
@@ -188,9 +185,8 @@ def test_a_dead_server_is_noticed_at_once(server: EtcdServer, name: str) -> None
     assert time.monotonic() - began < 5.0
 
 
-@pytest.mark.parametrize("name", ["etcd-v2", "etcd-v3"])
-def test_a_frozen_server_costs_no_more_than_the_limit(server: EtcdServer, name: str) -> None:
-    reached = backend(server.get_endpoint(), name, read_timeout=0.5)
+def test_a_frozen_server_costs_no_more_than_the_limit(server: EtcdServer) -> None:
+    reached = backend(server.get_endpoint(), read_timeout=0.5)
     exchange = reached.dial(LONG)
     assert server._process is not None
     etcd = child_of(server._process.pid)
@@ -285,9 +281,9 @@ def test_a_missing_program_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @contextlib.contextmanager
-def holder(server: EtcdServer, name: str, node: str) -> Iterator[subprocess.Popen[str]]:
+def holder(server: EtcdServer, node: str) -> Iterator[subprocess.Popen[str]]:
     """A process that stands for election, and prints what it is told."""
-    command = [sys.executable, str(HOLDER), server.get_endpoint(), name, node]
+    command = [sys.executable, str(HOLDER), server.get_endpoint(), node]
     place = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=place) as process:
         try:
@@ -308,12 +304,11 @@ def tell(process: subprocess.Popen[str], text: str) -> Any:
     return said(process)
 
 
-@pytest.mark.parametrize("name", ["etcd-v2", "etcd-v3"])
-def test_a_killed_holder_is_replaced_when_its_lease_ends(server: EtcdServer, name: str) -> None:
-    with holder(server, name, "a") as first:
+def test_a_killed_holder_is_replaced_when_its_lease_ends(server: EtcdServer) -> None:
+    with holder(server, "a") as first:
         assert ["elected", None] == said(first)
         assert "saved" == tell(first, "state of a")
-        with holder(server, name, "b") as second:
+        with holder(server, "b") as second:
             first.kill()
             began = time.monotonic()
 
@@ -321,12 +316,11 @@ def test_a_killed_holder_is_replaced_when_its_lease_ends(server: EtcdServer, nam
             assert time.monotonic() - began < 2.0 + 3.0
 
 
-@pytest.mark.parametrize("name", ["etcd-v2", "etcd-v3"])
-def test_a_holder_that_was_stopped_past_its_lease_and_wakes_changes_nothing(server: EtcdServer, name: str) -> None:
-    with holder(server, name, "a") as first:
+def test_a_holder_that_was_stopped_past_its_lease_and_wakes_changes_nothing(server: EtcdServer) -> None:
+    with holder(server, "a") as first:
         assert ["elected", None] == said(first)
         assert "saved" == tell(first, "state of a")
-        with holder(server, name, "b") as second:
+        with holder(server, "b") as second:
             os.kill(first.pid, signal.SIGSTOP)
             assert ["elected", "state of a"] == said(second)
             assert "saved" == tell(second, "state of b")
@@ -369,7 +363,7 @@ def secure(certificates: Path, tmp_path: Path) -> Iterator[str]:
             ports.append(sock.getsockname()[1])
     url = f"https://127.0.0.1:{ports[0]}"
     command = [
-        *(find_etcd(), "--name", "e", "--data-dir", str(tmp_path), "--enable-v2"),
+        *(find_etcd(), "--name", "e", "--data-dir", str(tmp_path)),
         *("--listen-client-urls", url, "--advertise-client-urls", url),
         *("--listen-peer-urls", f"http://127.0.0.1:{ports[1]}"),
         *("--initial-advertise-peer-urls", f"http://127.0.0.1:{ports[1]}"),
@@ -394,15 +388,11 @@ def client(folder: Path, **others: str) -> dict[str, str]:
     return {"protocol": "https"} | {name: str(folder / file) for name, file in files.items()}
 
 
-@pytest.mark.parametrize(("name", "kind"), [("etcd-v2", V2Keys), ("etcd-v3", V3Keys)])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_both_sides_show_their_certificates(
-    secure: str, certificates: Path, name: str, kind: type[object], host: str
-) -> None:
-    reached = backend(f"{host}:{secure.rpartition(':')[2]}", name, **client(certificates))
+def test_both_sides_show_their_certificates(secure: str, certificates: Path, host: str) -> None:
+    reached = backend(f"{host}:{secure.rpartition(':')[2]}", **client(certificates))
     until(lambda: _reaches(reached))
 
-    keys = reached.connect(LONG)
     exchange = reached.dial(LONG)
     waiting = exchange.clone()
     with ThreadPoolExecutor(1) as pool:
@@ -410,9 +400,8 @@ def test_both_sides_show_their_certificates(
         exchange.write({"key": b"1"})
         assert waiter.result(LONG)
 
-    assert isinstance(keys, kind)
     assert [b"1"] == waiting.read(["key"])
-    for each in (keys, exchange, waiting):
+    for each in (exchange, waiting):
         each.close()
 
 

@@ -43,9 +43,9 @@ def server() -> Iterator[EtcdServer]:
         yield server
 
 
-def job(server: EtcdServer, node: str, api: str, token: str | None) -> Job:
+def job(server: EtcdServer, node: str, token: str | None) -> Job:
     return Job(
-        run_id="job", node=node, backend=api, endpoint=server.get_endpoint(), min_nodes=1, max_nodes=3,
+        run_id="job", node=node, backend="etcd", endpoint=server.get_endpoint(), min_nodes=1, max_nodes=3,
         heartbeat=HEARTBEAT, last_call=0.5, reconnect_timeout=5.0, close_timeout=5.0, token=token,
     )  # fmt: skip
 
@@ -119,18 +119,13 @@ class Node:
 Start = Callable[..., Node]
 
 
-@pytest.fixture(params=["etcd-v2", "etcd-v3"])
-def api(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
-def start(server: EtcdServer, api: str) -> Iterator[Start]:
+def start(server: EtcdServer) -> Iterator[Start]:
     """Starts nodes of one job."""
     nodes: list[Node] = []
 
     def new(token: str | None = "secret") -> Node:
-        nodes.append(Node(job(server, f"n{len(nodes)}/1-a", api, token)))
+        nodes.append(Node(job(server, f"n{len(nodes)}/1-a", token)))
         return nodes[-1]
 
     yield new
@@ -139,9 +134,9 @@ def start(server: EtcdServer, api: str) -> Iterator[Start]:
 
 
 @pytest.fixture
-def keys(server: EtcdServer, api: str) -> Keys:
+def keys(server: EtcdServer) -> Keys:
     """A stranger's connection."""
-    return EtcdBackend(job(server, "stranger", api, None)).connect(LIMIT)
+    return EtcdBackend(job(server, "stranger", None)).connect(LIMIT)
 
 
 PLACE = "/torchelastic/p2p/job_job"
@@ -221,18 +216,15 @@ def test_a_job_goes_on_when_a_stranger_deletes_the_key_that_says_who_coordinates
     assert 2 == first.sits_with(2)["size"]
 
 
-def count(server: EtcdServer, api: str, keys: Keys) -> int:
+def count(keys: Keys) -> int:
     """How many keys the job has, but for messages that are on their way."""
-    if api == "etcd-v2":
-        reply, _ = keys._call("GET", f"{PLACE}/keys", query={"recursive": "true"})  # type: ignore[attr-defined]
-        return len(reply["node"].get("nodes", ()))
     return len(keys.entries(f"{PLACE}/keys", 0)[0])
 
 
-def test_nodes_that_come_and_go_leave_no_key_behind(start: Start, keys: Keys, server: EtcdServer, api: str) -> None:
+def test_nodes_that_come_and_go_leave_no_key_behind(start: Start, keys: Keys) -> None:
     first = start()
     first.sits_with(1)
-    wait_for(lambda: count(server, api, keys) <= 3, LIMIT)
+    wait_for(lambda: count(keys) <= 3, LIMIT)
     for is_killed in (False, True):
         other = start()
         other.sits_with(2)
@@ -244,4 +236,4 @@ def test_nodes_that_come_and_go_leave_no_key_behind(start: Start, keys: Keys, se
         first.sits_with(1)
 
         # The greeting, the coordinator's heartbeat and this node's; what it reads is gone as soon as it has read it.
-        wait_for(lambda: count(server, api, keys) <= 3, LIMIT)
+        wait_for(lambda: count(keys) <= 3, LIMIT)

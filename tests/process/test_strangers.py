@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT = 100.0
-BACKENDS = ["c10d", "etcd-v2", "etcd-v3"]
+BACKENDS = ["c10d", "etcd"]
 ESC = "\x1b"
 
 

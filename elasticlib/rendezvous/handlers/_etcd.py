@@ -26,7 +26,6 @@ from elasticlib.rendezvous.net._endpoint import spell
 from elasticlib.rendezvous.stores._keys import KEEP, component
 from elasticlib.rendezvous.stores._state_keys import RendezvousBackend, Token
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
-from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
 from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class EtcdRendezvous:
 
     def __init__(
         self,
-        client: str | V2Keys | V3Keys,
+        client: str | V3Keys,
         prefix: str,
         run_id: str,
         num_min_workers: int,
@@ -152,10 +151,10 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     return EtcdRendezvousHandler(EtcdRendezvous.of(params), params.local_addr)
 
 
-def _endpoint(client: str | V2Keys | V3Keys) -> str:
+def _endpoint(client: str | V3Keys) -> str:
     if isinstance(client, str):
         return client
-    if not isinstance(client, (V2Keys, V3Keys)):
+    if not isinstance(client, V3Keys):
         raise ConfigError(
             f"client={client!r:.80} is not a client of elasticlib: give host:port, or that of EtcdServer.get_client()"
         )
@@ -168,13 +167,11 @@ class EtcdRendezvousBackend(RendezvousBackend):
     """
     The state of job *run_id* below *key_prefix*, by *client*: that of `create_backend` or `EtcdServer.get_client`.
 
-    It stays for *ttl* seconds (two hours) after it was last written, with etcd's v3 API for two thirds of that at
-    least. torch's takes a client of python-etcd, which nobody keeps up; ours speaks both APIs of etcd by itself.
+    It stays for *ttl* seconds (two hours) after it was last written, or two thirds of that at least. torch's takes a
+    client of python-etcd, which nobody keeps up; ours speaks etcd's v3 API by itself.
     """
 
-    def __init__(
-        self, client: V2Keys | V3Keys, run_id: str, key_prefix: str | None = None, ttl: int | None = None
-    ) -> None:
+    def __init__(self, client: V3Keys, run_id: str, key_prefix: str | None = None, ttl: int | None = None) -> None:
         if not isinstance(run_id, str) or not run_id:
             raise ConfigError.of_setting("run_id", f"{run_id!r}: a state belongs to a job with a name")
         seconds = KEEP if ttl is None else ttl
@@ -187,7 +184,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """``etcd-v2``, as torch's is called, whichever API carries it."""
+        """``etcd-v2``, as torch's is called, though etcd's v3 API carries it."""
         return "etcd-v2"
 
     def get_state(self) -> tuple[bytes, Token] | None:
@@ -212,9 +209,8 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     The shared state of ``params.run_id`` on the etcd servers at the endpoint, and a store there for all else.
 
     Of the options it reads ``protocol`` (``http`` or ``https``), ``ssl_cert``, ``ssl_cert_key``, ``ca_cert`` and
-    ``read_timeout`` (seconds for one call, 60). With back end ``etcd-v2`` or ``etcd-v3`` that API is used, else v2
-    where the server has it. Raises `ConfigError` (a ``ValueError``) for options that cannot work,
-    `RendezvousConnectionError` when no server answers. (torch:
+    ``read_timeout`` (seconds for one call, 60). Raises `ConfigError` (a ``ValueError``) for options that cannot
+    work, `RendezvousConnectionError` when no server answers. (torch:
     ``torch.distributed.elastic.rendezvous.etcd_rendezvous_backend.create_backend``)
     """
     from elasticlib.rendezvous.handlers._etcd_store import EtcdStore
@@ -222,5 +218,4 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     backend = params.backend if params.backend.startswith("etcd") else "etcd"
     job = job_of(params, backend)
     keys = EtcdBackend(job).connect(float(job.options.get("read_timeout", _CONNECT)))
-    assert isinstance(keys, (V2Keys, V3Keys))
     return EtcdRendezvousBackend(keys, params.run_id, STATE_PREFIX), EtcdStore(keys, STORE_PREFIX)

@@ -1,5 +1,5 @@
 """
-What the etcd back end needs of a server, whichever of its two APIs carries it.
+What the etcd back end needs of a server.
 
 Rules of this file: the contract, and the names of the keys. A path looks like a file's; a *version* grows with
 every change anywhere in the store, so that versions order what happened.
@@ -101,7 +101,7 @@ class Keys(Protocol):
 
 
 def component(name: str) -> str:
-    """Any text as one part of a path that both APIs leave as it is."""
+    """Return any text as one part of a path."""
     quoted = quote(name, safe="", errors="surrogatepass")
-    # The v2 API hides what begins with "_" and cleans "." and ".." away.
+    # No part is hidden or a way to another folder where keys are shown as files.
     return f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted[:1] in ("_", ".") else quoted or "%"

@@ -1,4 +1,4 @@
-"""Stands for election and prints what happens; saves each line that it reads: ENDPOINT BACKEND NODE."""
+"""Stands for election and prints what happens; saves each line that it reads: ENDPOINT NODE."""
 
 import json
 import os
@@ -16,8 +16,8 @@ def say(what: object) -> None:
 
 
 journals: queue.Queue[StateLog] = queue.Queue()
-endpoint, backend, node = sys.argv[1:]
-job = Job(run_id="held", node=node, backend=backend, endpoint=endpoint, heartbeat=4.0)
+endpoint, node = sys.argv[1:]
+job = Job(run_id="held", node=node, backend="etcd", endpoint=endpoint, heartbeat=4.0)
 candidate = EtcdBackend(job).candidate(node, journals.put, lambda why: say(["lost", why]))
 candidate.start()
 state_log = journals.get()

@@ -1,1 +1,1 @@
-"""etcd: HTTP, its APIs v2 and v3, the back end, and a private server for tests."""
+"""etcd: HTTP, its v3 API, the back end, and a private server for tests."""

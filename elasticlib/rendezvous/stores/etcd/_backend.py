@@ -19,22 +19,21 @@ from elasticlib.rendezvous.net._binding import address_towards
 from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
 from elasticlib.rendezvous.net._resolver import resolve
 from elasticlib.rendezvous.stores._election import KeysBackend
-from elasticlib.rendezvous.stores._keys import Keys, component
+from elasticlib.rendezvous.stores._keys import component
 from elasticlib.rendezvous.stores.etcd._http import Line, Site
-from elasticlib.rendezvous.stores.etcd._v2 import V2Keys
 from elasticlib.rendezvous.stores.etcd._v3 import Keeper, V3Keys
 
 DEFAULT_PORT = 2379
 NAMES = ("etcd", "etcd-v2", "etcd-v3")
 _TLS_FILES = {"ssl_cert": "cert", "ssl_cert_key": "key", "ca_cert": "cacert"}
 """Options that name files, and what else they are called."""
-_NO_V2 = "its v2 API is off; start etcd with --enable-v2 (up to 3.5), or use rdzv_backend='etcd-v3'"
 
 
 class EtcdBackend(KeysBackend):
     """
-    Makes connections for one job. ``etcd-v2`` and ``etcd-v3`` name the API; ``etcd`` takes v2 where the server
-    has it, else v3. The endpoint may name several servers, with commas: any one will do.
+    Makes connections for one job, by etcd's v3 API whichever of `NAMES` the back end has.
+
+    The endpoint may name several servers, with commas: any one will do.
     """
 
     def __init__(self, job: Job) -> None:
@@ -56,7 +55,7 @@ class EtcdBackend(KeysBackend):
             self._limit = min(self._limit, max(2.0, job.heartbeat / 2))
         self._keeper = Keeper()
 
-    def connect(self, timeout: float) -> Keys:
+    def connect(self, timeout: float) -> V3Keys:
         """Like `dial`, for those who need more than an exchange."""
         deadline, troubles = monotonic() + timeout, []
 
@@ -82,7 +81,7 @@ class EtcdBackend(KeysBackend):
                 return keys
         raise RendezvousConnectionError("etcd cannot be reached: " + "; ".join(dict.fromkeys(troubles)))
 
-    def _speak(self, site: Site, limit: float) -> Keys:
+    def _speak(self, site: Site, limit: float) -> V3Keys:
         line = Line(site, limit)
         try:
             keys = self._keys(line)
@@ -93,19 +92,13 @@ class EtcdBackend(KeysBackend):
             line.close()
             raise
 
-    def _keys(self, line: Line) -> Keys:
+    def _keys(self, line: Line) -> V3Keys:
         reply = line.call("GET", "/version").json()
         try:
             version = tuple(int(part) for part in reply["etcdserver"].split(".")[:2])
         except (KeyError, AttributeError, ValueError):
             why = f"{line.site.url} answers, but is no etcd: it says {str(reply)[:80]}"
             raise RendezvousConnectionError(why) from None
-        if self.name != "etcd-v3":
-            answer = line.call("GET", "/v2/keys/")
-            if answer.data.lstrip().startswith(b"{"):
-                return V2Keys(line)
-            if self.name == "etcd-v2":
-                raise ConfigError.of_setting("rdzv_backend", f"'etcd-v2': {line.site.url} is an etcd, but {_NO_V2}")
         if version < (3, 3):
             spoken = ".".join(map(str, version))
             raise ConfigError(f"{line.site.url} is etcd {spoken}, whose v3 API this cannot use: 3.3 or later is needed")

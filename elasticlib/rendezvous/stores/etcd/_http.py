@@ -1,5 +1,5 @@
 """
-HTTP to one etcd server, with the standard library's client: it can do all that etcd's two APIs ask for.
+HTTP to one etcd server, with the standard library's client: it can do all that etcd's API asks for.
 
 Rules of this file: every call has a time limit; whatever goes wrong is a `RendezvousConnectionError` that names
 the URL and tells the causes apart; a wait has a connection of its own and can be ended from another thread.
@@ -17,14 +17,12 @@ from collections.abc import Callable
 from json import loads
 from typing import Any
 
-from attrs import Factory, define, evolve, frozen
-from typing_extensions import Self
+from attrs import Factory, define, frozen
 
 from elasticlib._clock import monotonic
 from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.net._endpoint import spell
-from elasticlib.rendezvous.stores._keys import Keys
 
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 _GONE = (OSError, ValueError, http.client.HTTPException)
@@ -54,7 +52,6 @@ class Answer:
 
     url: str
     status: int
-    headers: http.client.HTTPMessage
     data: bytes
 
     def json(self) -> dict[str, Any]:
@@ -84,13 +81,13 @@ class Line:
     _waiting: socket.socket | None = None
     _closed: bool = False
 
-    def call(self, method: str, path: str, body: str = "", content: str = "application/json") -> Answer:
+    def call(self, method: str, path: str, body: str = "") -> Answer:
         """Send a request, return the answer, whatever its status; raises `RendezvousConnectionError`."""
         try:
             connection = self._connection()
             connection.sock.settimeout(self.limit)
-            response = _send(connection, method, path, body, content)
-            answer = Answer(self.site.url, response.status, response.headers, response.read())
+            response = _send(connection, method, path, body)
+            answer = Answer(self.site.url, response.status, response.read())
             if response.will_close:
                 self._drop()
             return answer
@@ -98,12 +95,12 @@ class Line:
             self._drop()
             raise RendezvousConnectionError(_explain(self.site, error, self.limit)) from error
 
-    def listen(
-        self, method: str, path: str, body: str, timeout: float, is_news: Callable[[bytes], bool]
-    ) -> Answer | None:
+    def listen(self, path: str, body: str, timeout: float, is_news: Callable[[bytes], bool]) -> Answer | None:
         """
-        The first line of a long answer that *is_news*, or a refusal; None when none came within *timeout*
-        seconds or the answer ended without. Whoever calls `interrupt` ends it early.
+        Post *body*; return the first line of a long answer that *is_news*, or a refusal.
+
+        Return None when none came within *timeout* seconds or the answer ended without. Whoever calls `interrupt` ends
+        it early.
         """
         if timeout <= 0:
             return None
@@ -119,14 +116,14 @@ class Line:
                     return None
                 self._waiting = sock
             sock.settimeout(timeout)
-            with _send(connection, method, path, body, "application/json") as response:
+            with _send(connection, "POST", path, body) as response:
                 while (left := deadline - monotonic()) > 0:
                     sock.settimeout(left)
                     line = response.readline() if response.status == http.client.OK else response.read()
                     if not line:
                         return None
                     if response.status != http.client.OK or is_news(line):
-                        return Answer(self.site.url, response.status, response.headers, line)
+                        return Answer(self.site.url, response.status, line)
             return None
         except TimeoutError:
             return None
@@ -174,27 +171,6 @@ class Line:
             kept.close()
 
 
-@define(eq=False)
-class LineKeys(Keys):
-    """What is the same by both APIs."""
-
-    _line: Line
-
-    @property
-    def site(self) -> Site:
-        """Where the server is."""
-        return self._line.site
-
-    def clone(self) -> Self:
-        return evolve(self, line=self._line.clone())
-
-    def interrupt(self) -> None:
-        self._line.interrupt()
-
-    def close(self) -> None:
-        self._line.close()
-
-
 def _open(site: Site, limit: float) -> http.client.HTTPConnection:
     sock = socket.create_connection((site.address, site.port), limit)
     try:
@@ -209,10 +185,9 @@ def _open(site: Site, limit: float) -> http.client.HTTPConnection:
     return connection
 
 
-def _send(
-    connection: http.client.HTTPConnection, method: str, path: str, body: str, content: str
-) -> http.client.HTTPResponse:
-    connection.request(method, path, body.encode(), {"Content-Type": content} if body else {})
+def _send(connection: http.client.HTTPConnection, method: str, path: str, body: str) -> http.client.HTTPResponse:
+    content = {"Content-Type": "application/json"} if body else {}
+    connection.request(method, path, body.encode(), content)
     return connection.getresponse()
 
 

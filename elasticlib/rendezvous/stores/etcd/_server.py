@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import logging
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -65,10 +64,9 @@ class EtcdServer:
     ``torch.distributed.elastic.rendezvous.etcd_server.EtcdServer``)
     """
 
-    def __init__(self, data_dir: str | None = None, *, v2: bool = True) -> None:
-        """Data go to *data_dir*, which is kept, or to a temporary folder. *v2*: offer the v2 API, too."""
+    def __init__(self, data_dir: str | None = None) -> None:
+        """Data go to *data_dir*, which is kept, or to a temporary folder."""
         self._given_dir = data_dir
-        self._v2 = v2
         self._port = -1
         self._process: subprocess.Popen[bytes] | None = None
         self._dir = ""
@@ -142,7 +140,6 @@ class EtcdServer:
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers),
             *("--initial-cluster", f"{name}={peers}"),
-            *(("--enable-v2",) if self._v2 and _has_v2(program) else ()),
         ]
         with unseen_by_debugger():
             self._process = subprocess.Popen(
@@ -165,13 +162,6 @@ class EtcdServer:
         with contextlib.closing(line), contextlib.suppress(RendezvousConnectionError):
             return line.call("GET", "/health").json().get("health") == "true"
         return False
-
-
-def _has_v2(program: str) -> bool:
-    """The v2 API went with etcd 3.6, and its option, too."""
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"etcd Version: (\d+)\.(\d+)", done.stdout)
-    return found is not None and (int(found[1]), int(found[2])) < (3, 6)
 
 
 def _free_ports() -> tuple[int, int]:

@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from json import dumps, loads
 from typing import Any
 
-from attrs import Factory, define
+from attrs import Factory, define, evolve
 
 from elasticlib._clock import monotonic
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError, parts
 from elasticlib.rendezvous.stores._election import LeadershipLost
-from elasticlib.rendezvous.stores._keys import KEEP, RAISE, Hold, Item
-from elasticlib.rendezvous.stores.etcd._http import LineKeys
+from elasticlib.rendezvous.stores._keys import KEEP, RAISE, Hold, Item, Keys
+from elasticlib.rendezvous.stores.etcd._http import Line, Site
 
 _NOT_FOUND = 5
 _OPERATIONS = 120
@@ -48,11 +48,17 @@ class Keeper:
 
 
 @define(eq=False)
-class V3Keys(LineKeys):
+class V3Keys(Keys):
     """`Keys` by the v3 API."""
 
+    _line: Line
     _root: str = "/v3"
     _keeper: Keeper = Factory(Keeper)
+
+    @property
+    def site(self) -> Site:
+        """Where the server is."""
+        return self._line.site
 
     def lasting(self, seconds: float) -> V3Keys:
         """Another connection, whose keys stay for so long after its last writing, or two thirds of that at least."""
@@ -108,7 +114,7 @@ class V3Keys(LineKeys):
         # Whoever watches a key is sent its value, too: that a folder grew is learnt from a key without one.
         keys = {"key": _b64(_bell(path) if folder else path)}
         body = dumps({"create_request": keys | {"start_revision": str(since + 1)}})
-        answer = self._line.listen("POST", f"{self._root}/watch", body, timeout, _is_event)
+        answer = self._line.listen(f"{self._root}/watch", body, timeout, _is_event)
         if answer is not None and answer.status != 200:
             self._refuse("/watch", answer.json())
 
@@ -138,6 +144,15 @@ class V3Keys(LineKeys):
     def keep(self, folder: str) -> None:
         del folder  # keys hang on the lease that they were written with
         self._lease()
+
+    def clone(self) -> V3Keys:
+        return evolve(self, line=self._line.clone())
+
+    def interrupt(self) -> None:
+        self._line.interrupt()
+
+    def close(self) -> None:
+        self._line.close()
 
     def _lease(self) -> int:
         keeper = self._keeper

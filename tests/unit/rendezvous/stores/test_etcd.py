@@ -14,7 +14,6 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.protocol._exchange import parts
 from elasticlib.rendezvous.stores._keys import component
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
-from elasticlib.rendezvous.stores.etcd._v2 import _bytes, _text
 from elasticlib.rendezvous.stores.etcd._v3 import _BYTES, _OPERATIONS
 
 
@@ -127,16 +126,6 @@ def test_a_part_of_a_path_is_plain(name: str) -> None:
     assert "/" not in part
     assert part.isascii()
     assert part[0] not in "._"
-
-
-@given(st.binary() | st.text().map(str.encode) | st.binary().map(b"base64:".__add__))
-def test_any_bytes_go_through_the_text_of_v2(data: bytes) -> None:
-    assert data == _bytes(_text(data))
-
-
-@given(st.text())
-def test_any_text_of_a_stranger_becomes_bytes(text: str) -> None:
-    assert isinstance(_bytes(text), bytes)
 
 
 def test_a_transaction_stays_within_etcd_s_limits() -> None:
