@@ -159,7 +159,6 @@ PURE = [
     "job/_results.py",
     "job/_silence.py",
     "job/_status.py",
-    "agent/_gpu_release.py",
     "timer/_timer_table.py",
     "testing/ranks/_call.py",
     "testing/ranks/_asked.py",

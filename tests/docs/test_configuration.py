@@ -18,7 +18,7 @@ import pytest
 
 import elasticlib
 from elasticlib import launch, records
-from elasticlib.agent import LocalElasticAgent, _gpu_release, _watch
+from elasticlib.agent import LocalElasticAgent, _gpu_memory, _watch
 from elasticlib.cli._legacy import get_args_parser
 from elasticlib.cli._options import OPTIONS
 from elasticlib.cli._parser import Parser
@@ -380,7 +380,7 @@ def test_a_variables_default_is_the_codes() -> None:
         "USE_LIBUV": "`1`",
         "TORCHELASTIC_ENABLE_FILE_TIMER": "`0`",
         "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "`0`",
-        "ELASTICLIB_GPU_MEMORY_TIMEOUT": f"`{_gpu_release.LIMIT:g}`",
+        "ELASTICLIB_GPU_MEMORY_TIMEOUT": f"`{_gpu_memory.LIMIT:g}`",
     }
     listed = {name: cells[3] for cells in section(READ) for name in named(cells[0])}
 
