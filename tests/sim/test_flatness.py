@@ -128,7 +128,7 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
     """All that is remembered of the past has a bound, which is lower here."""
     for module in (_ending, _liveness, _past):
         monkeypatch.setattr(module, "REMEMBERED", 8)
-    monkeypatch.setattr(_places, "_REMEMBERED", 8)
+    monkeypatch.setattr(_places, "_PLACES", 8)
     cycles = 60
     cluster = coming_and_going(cycles, coordinator, rules)
 

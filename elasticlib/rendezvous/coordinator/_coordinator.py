@@ -210,9 +210,8 @@ def _leave(state: State, report: messages.Leave, now: float) -> Outcome:
         entry = current.entries[node]
     still_runs = current is not None and assigned and report.round == current.number
     by_itself = not report.lost
-    if entry is not None:
-        disturbs = by_itself and _disturbs(current, node)
-        state = _places.left(state, entry, report.why, now) if disturbs else _places.gone(state, (entry,))
+    if entry is not None and by_itself and _disturbs(current, node):
+        state = _places.left(state, entry, report.why, now)
     state, actions = _part(state, node, report.why, still_runs=still_runs, by_itself=by_itself)
     if entry is None:
         return state, actions
@@ -287,7 +286,6 @@ def _lose(state: State, silent: tuple[str, ...]) -> Outcome:
         return state, ()
     entries = [entry for node in silent if (entry := _known(state, node)) is not None]
     told = _tell_given_up(entries, why)
-    state = _places.gone(state, entries)
     waiting = {node: entry for node, entry in state.waiting.items() if node not in silent}
     state = evolve(_liveness.give_up(state, silent), waiting=waiting)
     if current is None:

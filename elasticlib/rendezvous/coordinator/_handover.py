@@ -153,8 +153,8 @@ def encode_state(state: State, now: float) -> bytes:
         "round": None if state.round is None else _round(state.round, now, commands),
         "restarts": state.restarts,
         "losses": dict(state.losses),
-        "exits": {place: [_exits(its, now) for its in agents] for place, agents in state.exits.items()},
-        "after": {entry.mailbox: _exits(entry.exits, now) for entry in _entries(state) if entry.exits is not None},
+        "exits": {place: [its.times, now - its.at, its.why] for place, its in state.exits.items()},
+        "after": {entry.mailbox: entry.exits for entry in _entries(state) if entry.exits},
         "commands": list(commands),
         "others": [node for node, entry in state.waiting.items() if entry.is_other],
         "replacements": [node for node, entry in state.waiting.items() if entry.is_replacement],
@@ -180,7 +180,7 @@ def decode_state(data: bytes, now: float) -> State:
 
 def _state(body: Any, now: float) -> State:
     rules = Rules(**{name: read(body["rules"][name]) for name, read in _RULES.items()})
-    after = {_untrusted.name(mailbox): _read_exits(its, now) for mailbox, its in _members(body["after"])}
+    after = _counts(body["after"])
     commands = [_untrusted.line(text) for text in body.get("commands", [])]
     waiting = [_read_entry(entry, now, after, commands) for entry in _untrusted.exactly(body["waiting"], list)]
     others = {_untrusted.name(node) for node in body.get("others", [])}
@@ -203,10 +203,7 @@ def _state(body: Any, now: float) -> State:
         round=None if body["round"] is None else _read_round(body["round"], now, after, commands),
         restarts=_untrusted.whole(body["restarts"], 0),
         losses=_counts(body["losses"], _untrusted.line),
-        exits={
-            _untrusted.line(place): tuple(_read_exits(its, now) for its in _untrusted.exactly(agents, list))
-            for place, agents in _members(body["exits"])
-        },
+        exits={_untrusted.line(place): _read_exits(its, now) for place, its in _members(body["exits"])},
         pausing=frozenset(free_at),
         gathering_since=None if body["gathering"] is None else now - _age(body["gathering"]),
         last_join=now - _age(body["last_join"]),
@@ -236,16 +233,12 @@ def _entries(state: State) -> Iterator[Entry]:
         yield from state.round.entries.values()
 
 
-def _exits(exits: Exits, now: float) -> list[Any]:
-    return [exits.times, now - exits.at, exits.why]
-
-
 def _read_exits(value: Any, now: float) -> Exits:
     times, age, why = value
     return Exits(_untrusted.whole(times, 1), now - _age(age), _untrusted.line(why))
 
 
-def _read_entry(value: Any, now: float, after: Mapping[str, Exits], commands: Sequence[str]) -> Entry:
+def _read_entry(value: Any, now: float, after: Mapping[str, int], commands: Sequence[str]) -> Entry:
     node, seq, slots, role, addresses, port, index, hosts, work, *more = value
     command = more[0] if more else None
     is_scheduled = more[1] if len(more) > 1 else False
@@ -262,7 +255,7 @@ def _read_entry(value: Any, now: float, after: Mapping[str, Exits], commands: Se
     )
     # How long it has been there is not known: what it does next is judged as a newcomer's.
     mailbox = mailbox_name(_untrusted.name(node), _untrusted.whole(seq, 1))
-    return Entry(node, mailbox, seq, descriptor, arrived=now, exits=after.get(mailbox))
+    return Entry(node, mailbox, seq, descriptor, arrived=now, exits=after.get(mailbox, 0))
 
 
 def _round(current: Round, now: float, commands: dict[str, int]) -> dict[str, Any]:
@@ -284,7 +277,7 @@ def _round(current: Round, now: float, commands: dict[str, int]) -> dict[str, An
     }
 
 
-def _read_round(value: Any, now: float, after: Mapping[str, Exits], commands: Sequence[str]) -> Round:
+def _read_round(value: Any, now: float, after: Mapping[str, int], commands: Sequence[str]) -> Round:
     entries = [_read_entry(entry, now, after, commands) for entry in _untrusted.exactly(value["entries"], list)]
     nodes = [entry.node for entry in entries]
     assignments = _read_assignments(value["seats"], _untrusted.exactly(value["own"], list))

@@ -2,8 +2,8 @@
 Nodes that come and go: what exits that a node makes itself cost its place. Pure.
 
 A place is a host with the number that a scheduler, or a node rank, gives it there; where there is none, with the
-address by which peers reach it. So agents that share a host's name are told apart. Where they share the address, too,
-a newcomer goes on with what the worst of those did that are gone from there: their exits are not added up.
+address by which peers reach it. So agents that share a host's name are told apart. Agents that share the address, too,
+have one place: each exit counts one more than its node found when it came, so exits side by side are not added up.
 
 Rules of this file: an exit after a steady time, or beside a node that has succeeded, costs nothing. Others in a row
 cost pauses, and then the place. Each exit makes the other nodes start twice; the pauses keep that at six starts a
@@ -14,7 +14,7 @@ an end. A place to which nobody comes back for a steady time does no harm, eithe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 from attrs import evolve
 
@@ -27,10 +27,8 @@ PAUSES = (0.0, 6.0, 6.0, 6.0)
 _HEARTBEAT = 10.0
 """Where the job has none."""
 _LONGEST_WHY = 200
-_REMEMBERED = 1024
-"""Places that are remembered at most."""
-_AGENTS = 64
-"""Agents of one place that are remembered at most."""
+_PLACES = 1024
+"""Places whose exits are remembered at most."""
 _NAMED = 4
 
 
@@ -40,61 +38,57 @@ def place_of(entry: Entry) -> str:
     return f"{host_of(entry.node)} ({its.addresses[0] if its.index is None else f'number {its.index}'})"
 
 
+# Who comes.
+
+
 def refusal(state: State, entry: Entry, now: float) -> str | None:
     """Why the newcomer of *entry* gets no ranks, if it gets none."""
     place = place_of(entry)
-    worst = _worst(_counting(state, place, now))
-    if worst is None or not _is_refused(worst):
+    exits = state.exits.get(place)
+    if exits is None or not _is_refused(exits):
         return None
     return (
-        f"node {entry.node} gets no ranks: the node at {place} joined and left {worst.times} times, each time "
-        f"after less than {STEADY * _heartbeat(state.rules):g} s (last: {worst.why})"
+        f"node {entry.node} gets no ranks: the node at {place} joined and left {exits.times} times, each time "
+        f"after less than {_steady(state.rules):g} s (last: {exits.why})"
     )
 
 
 def arrived(state: State, entry: Entry, now: float) -> tuple[State, Entry]:
     """A newcomer asks for ranks, which it may have to pause for."""
     place = place_of(entry)
-    if place not in state.exits:
+    exits = state.exits.get(place)
+    if exits is None:
         return state, entry
-    others = _counting(state, place, now)
-    exits = {each: its for each, its in state.exits.items() if each != place}
-    worst = _worst(others)
-    if worst is None:
-        return evolve(state, exits=exits), entry
-    due = worst.at + PAUSES[worst.times - 1] * _heartbeat(state.rules)
-    others.remove(worst)
-    if others:
-        exits[place] = tuple(others)
-    pausing = state.pausing | {entry.node} if due > now else state.pausing
-    entry = evolve(entry, exits=worst, free_at=due if due > now else 0.0)
-    return evolve(state, exits=exits, pausing=pausing), entry
+    if not _counts(exits, state.rules, now):
+        return evolve(state, exits=_without(state.exits, place)), entry
+    entry = evolve(entry, exits=exits.times)
+    due = exits.at + PAUSES[exits.times - 1] * _heartbeat(state.rules)
+    if due <= now:
+        return state, entry
+    return evolve(state, pausing=state.pausing | {entry.node}), evolve(entry, free_at=due)
+
+
+# Who goes.
 
 
 def left(state: State, entry: Entry, why: str, now: float) -> State:
     """The node of *entry* goes by itself, its work is not done, and others lose time for it."""
-    if now >= entry.arrived + STEADY * _heartbeat(state.rules):
+    if now >= entry.arrived + _steady(state.rules):
         return state
-    times = 1 if entry.exits is None else entry.exits.times + 1
-    return _remember(_forget(state, now), entry, Exits(times, now, why[:_LONGEST_WHY]))
+    place = place_of(entry)
+    known = {each: its for each, its in state.exits.items() if _counts(its, state.rules, now)}
+    exits = Exits(entry.exits + 1, now, why[:_LONGEST_WHY])
+    before = known.get(place)
+    if before is None or before.times <= exits.times:
+        known = {**_without(known, place), place: exits}
+    if len(known) > _PLACES:
+        # Those that are refused go last; of the others the oldest first.
+        oldest = next((each for each, its in known.items() if not _is_refused(its)), next(iter(known)))
+        known = _without(known, oldest)
+    return evolve(state, exits=known)
 
 
-def gone(state: State, entries: Iterable[Entry]) -> State:
-    """These nodes are gone in another way: whoever comes to their places goes on where they began."""
-    for entry in entries:
-        if entry.exits is not None:
-            state = _remember(state, entry, entry.exits)
-    return state
-
-
-def refused(state: State) -> str:
-    """The places that get no ranks any more, for people; empty where there are none."""
-    lost = [
-        f"{place}, which joined and left {its.times} times"
-        for place, known in state.exits.items()
-        if (its := _worst(known)) is not None and _is_refused(its)
-    ]
-    return "; ".join(lost[:_NAMED]) + (f"; and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
+# Who pauses, and who is refused.
 
 
 def ready(state: State, now: float) -> Mapping[str, Entry]:
@@ -106,57 +100,53 @@ def ready(state: State, now: float) -> Mapping[str, Entry]:
 
 def next_free(state: State, now: float) -> float | None:
     """When the next pause of a node that waits is over; None where none pauses."""
-    return min((entry.free_at for entry in _pausing(state) if entry.free_at > now), default=None)
+    return min((entry.free_at for entry in _had_to_pause(state) if entry.free_at > now), default=None)
 
 
 def rested(state: State, now: float) -> list[str]:
     """Nodes that wait, and whose pause is over."""
-    return [entry.node for entry in _pausing(state) if 0.0 < entry.free_at <= now]
+    return [entry.node for entry in _had_to_pause(state) if 0.0 < entry.free_at <= now]
 
 
 def pauses(state: State, now: float) -> str:
     """Who pauses, and for how long still, for people; empty where nobody does."""
+    pausing = [entry for entry in _had_to_pause(state) if entry.free_at > now]
     return "; ".join(
         f"node {entry.node} pauses for {entry.free_at - now:.0f} s more, since the node at {place_of(entry)} joined "
-        f"and left {entry.exits.times} times"
-        for entry in _pausing(state)[:_NAMED]
-        if entry.free_at > now and entry.exits is not None
+        f"and left {entry.exits} times"
+        for entry in pausing[:_NAMED]
     )
 
 
-def _pausing(state: State) -> list[Entry]:
-    return [state.waiting[node] for node in state.waiting if node in state.pausing] if state.pausing else []
+def refused(state: State) -> str:
+    """The places that get no ranks any more, for people; empty where there are none."""
+    lost = [
+        f"{place}, which joined and left {its.times} times" for place, its in state.exits.items() if _is_refused(its)
+    ]
+    return "; ".join(lost[:_NAMED]) + (f"; and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
 
 
-def _heartbeat(rules: Rules) -> float:
-    return rules.heartbeat or _HEARTBEAT
+def _had_to_pause(state: State) -> Iterator[Entry]:
+    if state.pausing:
+        yield from (entry for node, entry in state.waiting.items() if node in state.pausing)
 
 
 def _is_refused(exits: Exits) -> bool:
     return exits.times > len(PAUSES)
 
 
-def _worst(known: Iterable[Exits]) -> Exits | None:
-    return max(known, key=lambda its: (its.times, its.at), default=None)
+def _counts(exits: Exits, rules: Rules, now: float) -> bool:
+    """Whether they still cost the place something: they did so for good, or not for a steady time yet."""
+    return _is_refused(exits) or exits.at > now - _steady(rules)
 
 
-def _counting(state: State, place: str, now: float) -> list[Exits]:
-    """What happened at the place, without exits that lie a steady time back and did not cost it."""
-    since = now - STEADY * _heartbeat(state.rules)
-    return [its for its in state.exits.get(place, ()) if _is_refused(its) or its.at > since]
+def _steady(rules: Rules) -> float:
+    return STEADY * _heartbeat(rules)
 
 
-def _forget(state: State, now: float) -> State:
-    kept = {place: tuple(_counting(state, place, now)) for place in state.exits}
-    return evolve(state, exits={place: known for place, known in kept.items() if known})
+def _heartbeat(rules: Rules) -> float:
+    return rules.heartbeat or _HEARTBEAT
 
 
-def _remember(state: State, entry: Entry, exits: Exits) -> State:
-    place = place_of(entry)
-    known = sorted((*state.exits.get(place, ()), exits), key=lambda its: (its.times, its.at))[-_AGENTS:]
-    others = {each: its for each, its in state.exits.items() if each != place} | {place: tuple(known)}
-    if len(others) > _REMEMBERED:
-        # Those that are refused go last; of the others the oldest first.
-        spent = [each for each, its in others.items() if not _is_refused(its[-1])] or list(others)
-        del others[spent[0]]
-    return evolve(state, exits=others)
+def _without(exits: Mapping[str, Exits], place: str) -> dict[str, Exits]:
+    return {each: its for each, its in exits.items() if each != place}

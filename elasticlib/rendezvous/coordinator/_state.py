@@ -174,8 +174,8 @@ class Entry:
     """When it asked, in the coordinator's seconds: a sign of life."""
     arrived: float = field(default=0.0, eq=False)
     """When it asked for the first time."""
-    exits: Exits | None = None
-    """What those who had its place before it did; None: nothing that counts."""
+    exits: int = 0
+    """Exits in a row at its place that counted when it came."""
     is_other: bool = False
     """Whether it was told to run other arguments than the job's first node, and never had ranks."""
     is_replacement: bool = False
@@ -272,8 +272,8 @@ class State:
     restarts: int = 0
     losses: Mapping[str, int] = Factory(dict)
     """For each host, how many of its rounds running had lost it when the present one began."""
-    exits: Mapping[str, tuple[Exits, ...]] = Factory(dict)
-    """By place, of agents that are gone from there and that no other one has followed."""
+    exits: Mapping[str, Exits] = Factory(dict)
+    """By place, the oldest first."""
     pausing: frozenset[str] = field(default=frozenset(), eq=False)
     """Nodes that had to pause when they came, at least those that still wait."""
     gathering_since: float | None = None
