@@ -114,7 +114,6 @@ PURE = [
     "rendezvous/protocol/_failure_note.py",
     "rendezvous/protocol/_heartbeats_read.py",
     "rendezvous/protocol/_progress.py",
-    "rendezvous/coordinator/_past.py",
     "rendezvous/protocol/_timing.py",
     "rendezvous/protocol/_reading.py",
     "rendezvous/stores/_keys.py",

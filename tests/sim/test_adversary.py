@@ -8,14 +8,13 @@ ended.
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator import _coordinator, _liveness, _past
+from elasticlib.rendezvous.coordinator import _coordinator, _liveness
 from elasticlib.rendezvous.coordinator._incoming import Incoming
 from elasticlib.rendezvous.coordinator._state import Sighting
 from elasticlib.rendezvous.node import _session_liveness
@@ -474,36 +473,6 @@ def test_one_who_was_given_the_memory_of_an_empty_job_seats_nobody_beside_those_
         ).run()
 
         assert 1 == sum(isinstance(record, Started) for record in cluster.history)
-
-
-@pytest.mark.sampled
-@BOTH
-@pytest.mark.parametrize("token", [TOKEN, ""], ids=["signed", "open"])
-def test_wishes_of_nodes_that_are_forgotten_start_no_round_when_he_writes_them_again(
-    token: str, coordinator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nodes are replaced again and again, and where it can be another node coordinates by then."""
-    monkeypatch.setattr(_past, "REMEMBERED", 8)
-    faults: list[Fault] = []
-    for number in range(2, 20):
-        faults += [Join(number, at=number * 5.0), Leave(number, at=number * 5.0 + 2.0)]
-    if coordinator == "elected":
-        faults.append(Kill(0, at=110.0))
-    rules = Rules(1, 3, 3, last_call=0.0, heartbeat=2.0)
-    cluster = CheckedCluster(rules, 2, FaultPlan((*faults, NOTHING)), coordinator, work=1e6, token=token)
-    cluster.run(until=200.0)
-    assert cluster.store is not None and cluster.store.adversary is not None and cluster.state is not None
-    before, known = len(cluster.history), cluster.state.heard.keys()
-
-    envelopes = [(json.loads(data)["report"], data) for data in cluster.store.adversary.seen["inbox"]]
-    old = [data for report, data in envelopes if report["type"] == "join" and report["node"] not in known]
-    for data in old:
-        cluster.store.append(data)
-    cluster.run(until=230.0)
-
-    assert len(old) >= 10
-    assert [] == [record for record in cluster.history[before:] if isinstance(record, (Finalized, Started))]
-    assert all(node.outcome is None for node in cluster.members[1:2])
 
 
 # Whoever believes more than is signed, or takes the old for the new, is caught.

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from elasticlib.rendezvous.coordinator import _ending, _liveness, _past, _places
+from elasticlib.rendezvous.coordinator import _ending, _liveness, _places
 from elasticlib.testing import FaultPlan, Join, Kill, Leave
 from tests.sim.simulator import Finalized, Rules, SimulatedCluster
 from tests.sim.simulator.host import Host
@@ -126,9 +126,10 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
     rules: Rules, coordinator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is remembered of the past has a bound, which is lower here."""
-    for module in (_ending, _liveness, _past):
+    for module in (_ending, _liveness):
         monkeypatch.setattr(module, "REMEMBERED", 8)
-    monkeypatch.setattr(_places, "_PLACES", 8)
+    for bound in ("NAMES", "_PLACES"):
+        monkeypatch.setattr(_places, bound, 8)
     cycles = 60
     cluster = coming_and_going(cycles, coordinator, rules)
 
@@ -143,7 +144,7 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
 
 
 def test_what_is_written_down_does_not_grow_while_one_round_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_past, "REMEMBERED", 8)
+    monkeypatch.setattr(_places, "NAMES", 8)
     cycles = 60
     cluster = coming_and_going(cycles, "elected", FULL)
 

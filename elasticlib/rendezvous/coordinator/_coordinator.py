@@ -29,7 +29,6 @@ from elasticlib.rendezvous.coordinator import (
 from elasticlib.rendezvous.coordinator._ending import tell_end
 from elasticlib.rendezvous.coordinator._finalizing import gather, status
 from elasticlib.rendezvous.coordinator._liveness import given_up, mailboxes, next_loss, read
-from elasticlib.rendezvous.coordinator._past import heard_of, remembering
 from elasticlib.rendezvous.coordinator._state import (
     Action,
     Cause,
@@ -60,17 +59,16 @@ def step(state: State, event: Event, now: float) -> Outcome:
         node, heard = event.report.node, state.heard.get(event.report.node, 0)
         if not heard and not isinstance(event.report, (messages.Join, messages.Close)):
             return _settle(state, now)  # a node that nobody knows any more: of thousands, the oldest are forgotten
-        state = heard_of(state, node)
         # Of a node that is not known, it may be forgotten that the messages before came; one whose sidecar ended asks
         # for ranks, or goes, with a number of its own.
         may_skip = isinstance(event.report, messages.Leave) or bool(getattr(event.report, "after", ""))
-        if event.seq > heard + 1 and (heard or not state.past.horizon) and not may_skip:
+        if event.seq > heard + 1 and (heard or not state.has_forgotten) and not may_skip:
             state, actions = abandon(state, f"message {heard + 1} of node {node} is missing: {event.seq} came next")
         if event.seq > heard:
             state, more = _hear(evolve(state, heard={**state.heard, node: event.seq}), event, now)
             actions += more
         if not heard:  # also of those who are refused, or go again, while one round runs for days
-            state = remembering(state, event.heartbeats)
+            state = _places.forget_names(state)
     elif isinstance(event, Heartbeats):
         state, actions = _count(state, event.counts, now)
     state, more = _settle(state, now)

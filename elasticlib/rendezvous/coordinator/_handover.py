@@ -29,7 +29,7 @@ from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._liveness import mailboxes
 from elasticlib.rendezvous.coordinator._outbox import Outbox
-from elasticlib.rendezvous.coordinator._state import Cause, Entry, Exits, Past, Round, Rules, State
+from elasticlib.rendezvous.coordinator._state import Cause, Entry, Exits, Round, Rules, State
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._codec import PLAIN
 from elasticlib.rendezvous.protocol._exchange import key_place, mailbox_name
@@ -148,7 +148,7 @@ def encode_state(state: State, now: float) -> bytes:
         "v": VERSION,
         "rules": asdict(state.rules),
         "heard": dict(state.heard),
-        "past": _past(state),
+        "forgotten": state.has_forgotten,
         "waiting": [_entry(entry, commands) for entry in state.waiting.values()],
         "round": None if state.round is None else _round(state.round, now, commands),
         "restarts": state.restarts,
@@ -186,11 +186,10 @@ def _state(body: Any, now: float) -> State:
     others = {_untrusted.name(node) for node in body.get("others", [])}
     replacements = {_untrusted.name(node) for node in body.get("replacements", [])}
     free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
-    heard = _counts(body["heard"])
     return State(
         rules,
-        heard=heard,
-        past=_read_past(body.get("past", [0, 0, []]), list(heard)),
+        heard=_counts(body["heard"]),
+        has_forgotten=_untrusted.exactly(body.get("forgotten", False), bool),
         waiting={
             entry.node: evolve(
                 entry,
@@ -209,16 +208,6 @@ def _state(body: Any, now: float) -> State:
         last_join=now - _age(body["last_join"]),
         final=None if body["final"] is None else _read_message(body["final"], messages.Final),
     )
-
-
-def _past(state: State) -> list[Any]:
-    elders = [place for place, node in enumerate(state.heard) if node in state.past.elders]
-    return [state.past.heartbeats, state.past.horizon, elders]
-
-
-def _read_past(value: Any, heard: list[str]) -> Past:
-    heartbeats, horizon, elders = value
-    return Past(_at(heard, elders), _untrusted.whole(heartbeats, 0), _untrusted.whole(horizon, 0))
 
 
 def _entry(entry: Entry, commands: dict[str, int]) -> list[Any]:

@@ -17,8 +17,6 @@ from typing_extensions import Self
 
 from elasticlib._untrusted import Refusals
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.coordinator._past import doubt
-from elasticlib.rendezvous.coordinator._state import State
 from elasticlib.rendezvous.protocol._codec import Place
 from elasticlib.rendezvous.protocol._exchange import heartbeat_key, key_place, report_place
 from elasticlib.rendezvous.protocol._messages import Envelope, Message, NodeHeartbeat, decode
@@ -47,8 +45,8 @@ class Incoming:
         latest, hidden, said = dict(self._latest), set(self._hidden), dict(self._said)
         return type(self)(self.run_id, self.key, self._refusals, latest, hidden, said)
 
-    def envelope(self, data: bytes, nonce: str, state: State, now: float) -> tuple[Envelope | None, tuple[Log, ...]]:
-        """The message that *data* holds, if it does; *nonce* is that of this beginning of the job, of that *state*."""
+    def envelope(self, data: bytes, nonce: str, now: float) -> tuple[Envelope | None, tuple[Log, ...]]:
+        """The message that *data* holds, if it does; *nonce* is that of this beginning of the job."""
 
         def place(message: Message) -> str:  # whom it is from must be known to check that it is from them
             if not isinstance(message, Envelope):
@@ -58,10 +56,7 @@ class Incoming:
         if len(data) > ENVELOPE:
             error = f"the inbox holds {len(data):,} bytes, and a message has at most {ENVELOPE:,}"
             return None, self._refuse("report", error, now)
-        envelope, said = self._decode(Envelope, "report", data, place, now)
-        if envelope is not None and (why := doubt(state, envelope.report)):
-            return None, self._refuse("report", why, now)
-        return envelope, said
+        return self._decode(Envelope, "report", data, place, now)
 
     def heartbeat(
         self, mailbox: str, data: bytes | None, nonce: str, now: float

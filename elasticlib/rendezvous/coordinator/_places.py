@@ -1,5 +1,5 @@
 """
-Nodes that come and go: what exits that a node makes itself cost its place. Pure.
+Nodes that are gone: what their own exits cost the next node at their place, and how long their names are known. Pure.
 
 A place is a host with the number that a scheduler, or a node rank, gives it there; where there is none, with the
 address by which peers reach it. So agents that share a host's name are told apart. Agents that share the address, too,
@@ -24,6 +24,8 @@ STEADY = 60.0
 """Heartbeats after its arrival for which a node that goes has done no harm."""
 PAUSES = (0.0, 6.0, 6.0, 6.0)
 """Heartbeats from the first, second, ... exit in a row until the place gets ranks again; after that it gets none."""
+NAMES = 10_000
+"""Nodes that are gone whose names are remembered at most."""
 _HEARTBEAT = 10.0
 """Where the job has none."""
 _LONGEST_WHY = 200
@@ -86,6 +88,23 @@ def left(state: State, entry: Entry, why: str, now: float) -> State:
         oldest = next((each for each, its in known.items() if not _is_refused(its)), next(iter(known)))
         known = _without(known, oldest)
     return evolve(state, exits=known)
+
+
+def forget_names(state: State) -> State:
+    """
+    Forget the oldest of the nodes that are gone, where there are too many.
+
+    A message of such a node is not known to be an old one, if somebody writes it again.
+    """
+    assigned = {} if state.round is None else state.round.entries
+    # Mostly the numbers tell: this is asked at each join.
+    excess = len(state.heard) - NAMES - len(state.waiting) - len(assigned)
+    if excess <= 0:
+        return state
+    gone = [node for node in state.heard if node not in state.waiting and node not in assigned]
+    forgotten = frozenset(gone[:excess])
+    heard = {node: seq for node, seq in state.heard.items() if node not in forgotten}
+    return evolve(state, heard=heard, has_forgotten=True)
 
 
 # Who pauses, and who is refused.

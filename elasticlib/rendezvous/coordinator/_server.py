@@ -212,7 +212,7 @@ class Server:
     def _read(self, entry: exchange.Posted, now: float, out: list[events.Action]) -> None:
         if not entry.data:
             return
-        envelope, said = self._incoming.envelope(entry.data, self.nonce, self.state, now)
+        envelope, said = self._incoming.envelope(entry.data, self.nonce, now)
         out += said
         if envelope is None:
             return
@@ -231,7 +231,7 @@ class Server:
                 self._garbage.expect(self._outbox, join.node, mailbox)
                 if not self._interval:
                     self._follow((self.state, self.logic.tell_end(self.state, join.node, mailbox)), now, out)
-        self._step(Received(envelope.seq, envelope.report, self._count() if self._interval else 0), now, out)
+        self._step(Received(envelope.seq, envelope.report), now, out)
         # Who leaves does not wait for the answer.
         if isinstance(envelope.report, (messages.Acknowledgement, messages.Leave)):
             self._outbox.part(envelope.report.node)

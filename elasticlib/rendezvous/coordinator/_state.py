@@ -108,8 +108,6 @@ class Received:
 
     seq: int
     report: messages.Report
-    heartbeats: int = 0
-    """Count of the coordinator's last heartbeat before it; 0: it has none that count."""
 
 
 @frozen
@@ -246,25 +244,14 @@ class Watch:
 
 
 @frozen
-class Past:
-    """Nodes that are gone: those that are forgotten next, and what guards those that are."""
-
-    elders: frozenset[str] = frozenset()
-    """Nodes that were gone at one moment, and were not heard since."""
-    heartbeats: int = 0
-    """Count of the coordinator's last heartbeat before that moment."""
-    horizon: int = 0
-    """Nodes that have seen no later heartbeat of the coordinator than this may be forgotten; 0: no node is."""
-
-
-@frozen
 class State:
     """All that the coordinator knows. Two states are equal that differ in signs of life alone."""
 
     rules: Rules
     heard: Mapping[str, int] = Factory(dict)
     """Number of the last message of each node that was handled, in the order of their first."""
-    past: Past = field(factory=Past)
+    has_forgotten: bool = False
+    """Whether the oldest nodes that are gone are not among these any more."""
     waiting: Mapping[str, Entry] = Factory(dict)
     """Nodes without ranks, in the order in which they came."""
     round: Round | None = None

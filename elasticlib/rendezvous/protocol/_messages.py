@@ -77,7 +77,7 @@ class Join:
     epoch: int = field(default=0, validator=and_(ge(0), le(LAST_EPOCH)))
     """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
     pulse: int = field(default=0, validator=ge(0))
-    """Count of the coordinator's latest heartbeat it has read: tells an old message from a new node's; 0: none."""
+    """Count of the coordinator's latest heartbeat it has read; 0: none. No coordinator needs it any more."""
     heartbeat: float | None = field(default=None, validator=optional(ge(0)))
     """The job's heartbeat time, in seconds, that it goes by; checked against the coordinator's own, where given."""
     after: str = ""

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous.coordinator import _past
+from elasticlib.rendezvous.coordinator import _places
 from elasticlib.rendezvous.coordinator._coordinator import abandon, given_up, mailboxes, next_loss, read, status, step
 from elasticlib.rendezvous.coordinator._liveness import REMEMBERED
 from elasticlib.rendezvous.coordinator._state import (
@@ -815,19 +815,41 @@ def test_the_messages_of_each_node_are_numbered_apart() -> None:
 
 def test_nodes_of_the_distant_past_are_forgotten() -> None:
     desk = running("a")
-    for number in range(10_000):
+    for number in range(_places.NAMES + 100):
         desk.hear(Join(f"b{number}", offer()), Leave(f"b{number}", "SIGTERM"))
 
-    assert 2048 <= len(desk.state.heard) <= 4096 + 4
-    assert "b0" not in desk.state.heard
-    assert {"a", *(f"b{number}" for number in range(10_000 - 2048, 10_000))} <= desk.state.heard.keys()
+    assert desk.state.has_forgotten
+    assert {"a", *(f"b{number}" for number in range(99, _places.NAMES + 100))} == desk.state.heard.keys()
+
+
+def test_no_node_is_forgotten_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_places, "NAMES", 8)
+    desk = running("a", "b")
+    for number in range(40):
+        desk.hear(Join(f"c{number}", offer()), Leave(f"c{number}", "SIGTERM"))
+
+    assert {"a", "b"} <= desk.state.heard.keys()
+
+
+def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on with the numbers of its messages, and none of those before was destroyed."""
+    monkeypatch.setattr(_places, "NAMES", 8)
+    desk = running("a")
+    desk.hear(Join("old", offer()), Leave("old", "SIGTERM"))
+    for number in range(40):
+        desk.hear(Join(f"b{number}", offer()), Leave(f"b{number}", "SIGTERM"))
+    assert "old" not in desk.state.heard
+    desk.join("old")
+
+    assert desk.state.final is None
+    assert 3 == desk.state.heard["old"]
 
 
 @pytest.mark.parametrize("terms", [None, Terms(9, 9, 9)], ids=["spares", "refused"])
 def test_while_one_round_runs_the_names_of_nodes_that_come_and_go_are_bounded(
     terms: Terms | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_past, "REMEMBERED", 8)
+    monkeypatch.setattr(_places, "NAMES", 8)
     desk = running("a")
     for number in range(40):
         desk.hear(Join(f"b{number}", offer(), terms), Leave(f"b{number}", "SIGTERM"), Acknowledgement(f"b{number}"))

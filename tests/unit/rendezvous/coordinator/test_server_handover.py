@@ -10,7 +10,6 @@ from attrs import Factory, define, evolve
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.coordinator import _past
 from elasticlib.rendezvous.coordinator._coordinator import step
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import Handover, read_handover, write_handover
@@ -555,97 +554,6 @@ def evolve_heard(document: Handover) -> Handover:
 
 
 # Old messages of nodes that are forgotten.
-
-
-def pulse_of(shell: Shell) -> int:
-    heartbeats = shell.find(COORDINATOR_HEARTBEAT)
-    assert isinstance(heartbeats, CoordinatorHeartbeat)
-    return heartbeats.count
-
-
-def replaced(shell: Shell, count: int) -> None:
-    """So many nodes come one after the other, and go again; *a* works on."""
-    for number in range(len(shell.seqs), len(shell.seqs) + count):
-        shell.say(Stopped("a", shell.server.state.round.number, ()))
-        shell.join("a", round=shell.server.state.round.number, pulse=pulse_of(shell))
-        shell.join(f"b{number}", pulse=pulse_of(shell))
-        shell.say(Leave(f"b{number}", "its agent died", lost=True))
-        shell.later(3.0, mailbox_name("a", shell.seqs["a"]))
-
-
-def forgetful(key: bytes | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Shell, Posted]:
-    """A job that has replaced a node again and again, and the message by which one came that is forgotten."""
-    monkeypatch.setattr(_past, "REMEMBERED", 8)
-    shell = Shell(key, rules=evolve(RULES, max_nodes=3)).elect()
-    shell.join("a", pulse=pulse_of(shell))
-    join = Join("old", Descriptor(1, "trainer", ("10.0.0.1",), 4000), pulse=pulse_of(shell))
-    old = Posted(10**6, encode(Envelope(1, join), key, report_place("job", "nonce", "old", 1)))
-    shell.tell(Arrived([old]))
-    shell.seqs["old"] = 1
-    shell.say(Leave("old", "its agent died", lost=True))
-    replaced(shell, 16)
-    assert "old" not in shell.server.state.heard
-    shell.join("a", round=shell.server.state.round.number, pulse=pulse_of(shell))
-    assert shell.server.state.round.end is None
-    return shell, old
-
-
-@pytest.mark.parametrize("key", [KEY, None], ids=["signed", "open"])
-@pytest.mark.parametrize("takeovers", [0, 2])
-def test_an_old_wish_of_a_node_that_is_forgotten_ends_no_round(
-    key: bytes | None, takeovers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shell, old = forgetful(key, monkeypatch)
-    for number in range(takeovers):
-        shell.elect(f"another {number}")
-        shell.later(20.0, mailbox_name("a", shell.seqs["a"]))
-    state, shell.logs = shell.server.state, []
-    keys = set(shell.values)
-
-    shell.tell(Arrived([old]))
-
-    assert state == shell.server.state
-    assert keys == set(shell.values)
-    [line] = shell.logs
-    assert "node old is not known" in line
-
-
-def test_a_newcomer_is_told_from_nodes_that_are_forgotten_by_the_coordinators_heartbeat_that_it_has_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shell, _ = forgetful(KEY, monkeypatch)
-
-    shell.join("new", pulse=pulse_of(shell))
-
-    assert "new" in shell.server.state.waiting
-    assert [] == shell.logs
-
-
-@pytest.mark.parametrize("others", [2, 16])
-def test_one_that_was_long_on_its_way_is_let_in_at_the_latest_when_it_asks_again(
-    others: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is taken for an old one only if so many came and went meanwhile that those of its time are forgotten."""
-    shell, _ = forgetful(KEY, monkeypatch)
-    heartbeats = pulse_of(shell)
-    replaced(shell, others)
-
-    shell.join("new", pulse=heartbeats)
-    assert (others == 2) == ("new" in shell.server.state.waiting)
-    shell.seqs["new"] = 0
-    shell.join("new", pulse=pulse_of(shell))
-
-    assert "new" in shell.server.state.waiting
-
-
-def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on with the numbers of its messages, and none of those that it has written was destroyed."""
-    shell, _ = forgetful(KEY, monkeypatch)
-
-    shell.join("old", pulse=pulse_of(shell))
-
-    assert not shell.server.is_over()
-    assert "old" in shell.server.state.waiting
 
 
 def test_the_greeting_is_there_after_an_election() -> None:

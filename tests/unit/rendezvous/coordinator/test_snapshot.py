@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._coordinator import mailboxes, step
 from elasticlib.rendezvous.coordinator._handover import decode_state, encode_state
-from elasticlib.rendezvous.coordinator._state import Event, Heartbeats, Past, Received, Rules, State, Tick, Watch
+from elasticlib.rendezvous.coordinator._state import Event, Heartbeats, Received, Rules, State, Tick, Watch
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     Descriptor,
@@ -120,19 +120,8 @@ def test_a_job_goes_on_under_another_clock_as_it_would_have(course: Course, skew
     assert [type(action) for action in told_here] == [type(action) for action in told_there]
 
 
-def test_what_guards_nodes_that_are_forgotten_comes_back() -> None:
-    heard = {f"n{number}": 2 for number in range(7)}
-    past = Past(frozenset({"n0", "n3", "n5"}), 5 << 32, (4 << 32) + 17)
-    state = State(Rules(), heard=heard, past=past)
-
-    assert past == decode_state(encode_state(state, 7.0), 1.0).past
-
-
-def test_a_state_of_a_coordinator_that_knew_of_no_past_is_read() -> None:
-    body = json.loads(plain())
-    del body["past"]
-
-    assert Past() == decode_state(json.dumps(body).encode(), 0.0).past
+def test_it_comes_back_that_nodes_were_forgotten() -> None:
+    assert decode_state(encode_state(State(Rules(), has_forgotten=True), 7.0), 1.0).has_forgotten
 
 
 def test_a_new_coordinator_gives_everybody_a_full_heartbeat_time() -> None:
@@ -177,9 +166,7 @@ def of_round(**changes: Any) -> bytes:
         (plain(rules={}), "min_nodes"),
         (plain(rules=json.loads(plain())["rules"] | {"min_nodes": 3}), "max_nodes=2 is below min_nodes=3"),
         (plain(heard=[]), "should be a dict"),
-        (plain(past=[0, 0]), "not enough values"),
-        (plain(past=[-1, 0, []]), "-1"),
-        (plain(past=[0, 0, [2]]), "index out of range"),
+        (plain(forgotten=1), "1 should be a bool"),
         (plain(heard={"a": "1"}), "should be a int"),
         (plain(waiting=[["a", 1]]), "not enough values"),
         (plain(waiting=[["a", 1, 0, "trainer", ["a"], 1, None, False, ""]]), "'slots' must be >= 1"),
