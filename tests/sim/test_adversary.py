@@ -20,8 +20,7 @@ from elasticlib.rendezvous.coordinator._state import Sighting
 from elasticlib.rendezvous.node import _session_liveness
 from elasticlib.rendezvous.node._outbox import Outbox
 from elasticlib.rendezvous.protocol import _codec
-from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT
-from elasticlib.rendezvous.protocol._messages import Announcement, decode, encode
+from elasticlib.rendezvous.protocol._messages import decode
 from elasticlib.testing import (
     Cut,
     DeleteLeader,
@@ -249,20 +248,6 @@ def test_workers_of_a_job_that_its_host_ended_may_take_their_time_though_the_hos
     assert ("closed", True) == (cluster.outcomes[gone.node].kind, gone.at > 10.0)
 
 
-@BOTH
-def test_a_greeting_with_another_heartbeat_time_has_no_node_wait_for_ranks_that_it_can_never_use(
-    coordinator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node that was cut off would take it for a job without heartbeats, and its loss of contact for a lasting one."""
-    forge_greetings(monkeypatch, heartbeat=0.0, until=18.0)
-    cluster = CheckedCluster(RULES, 3, FaultPlan((NOTHING, Cut(1, 5.0, 12.0))), coordinator, work=30.0)
-
-    cluster.run()
-
-    assert ["succeeded", "succeeded"] == kinds(cluster)[::2]
-    assert 6 > sum(isinstance(each, Started) and each.node.startswith("n0") for each in cluster.history)
-
-
 def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold() -> None:
     rules = Rules(1, 2, 2, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     tamper = Tamper(0.049, 8.0, seed=742268, every=0.02, acts=(52, 89, 104, 112, 134, 139, 141, 161, 215))
@@ -410,17 +395,6 @@ def test_ranks_that_were_kept_from_a_node_for_long_are_its_ranks_once_it_was_hea
         False,
         True,
     ]
-
-
-def forge_greetings(patch: pytest.MonkeyPatch, heartbeat: float, until: float) -> None:
-    """All that the coordinator writes from a while after its start to *until*."""
-    sound = Store.put
-
-    def put(self: Store, key: str, data: bytes) -> None:
-        greeting = decode(data) if key == ANNOUNCEMENT and 1.0 < self.network.timeline.now < until else None
-        sound(self, key, encode(evolve(greeting, heartbeat=heartbeat)) if isinstance(greeting, Announcement) else data)
-
-    patch.setattr(Store, "put", put)
 
 
 def remove_the_first_wish(patch: pytest.MonkeyPatch) -> None:

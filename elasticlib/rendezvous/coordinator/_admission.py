@@ -1,7 +1,7 @@
 """
 Why a node that asks for ranks may not take part in the job. Pure.
 
-Rules of this file: all nodes of a job have the same terms and heartbeat time, and those of one role the same work.
+Rules of this file: all nodes of a job have the same terms, and those of one role the same work.
 Where each node has a place of its own, it must be in range, and no other node's.
 """
 
@@ -22,9 +22,6 @@ def _of_terms(state: State, report: messages.Join) -> str | None:
     if asked is not None and asked != ours:
         told = f"node {node} asks for {_terms(asked)}, but this job runs with {_terms(ours)}"
         return f"{told}: give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
-    if report.heartbeat not in (None, state.rules.heartbeat):
-        told = f"node {node} goes by heartbeat_timeout={report.heartbeat:g}, but this job by {state.rules.heartbeat:g}"
-        return f"{told}: somebody writes into the job's store; give the job a token (ELASTICLIB_TOKEN)"
     return None
 
 

@@ -68,8 +68,6 @@ class Belief:
     """What ended the sidecar of this node that was there before; empty for the first one."""
     sent: int = 0
     """Number that no message of that sidecar exceeds."""
-    period: float | None = None
-    """The job's heartbeat time in seconds, once its greeting was read: whoever takes over goes by the same."""
 
     def announcement(self, data: bytes) -> messages.Announcement:
         """The greeting; raises `RendezvousClosedError` when the job that this node was in is not there any more."""
@@ -82,9 +80,6 @@ class Belief:
         if self.nonce and announcement.nonce != self.nonce:
             anew = f"job {self.run_id!r} was started anew on {announcement.host}"
             raise RendezvousClosedError(f"{anew}: this node is no longer part of it")
-        if self.period not in (None, announcement.heartbeat):
-            told = f"heartbeat_timeout={announcement.heartbeat:g}, and job {self.run_id!r} began with {self.period:g}"
-            raise RendezvousStateError(f"the job's announcement was overwritten: it says {told}")
         return announcement
 
     def heard(self, data: bytes | None) -> tuple[messages.CoordinatorHeartbeat | None, str]:
@@ -114,7 +109,7 @@ class Belief:
     def join(self, descriptor: messages.Descriptor, terms: messages.Terms | None, seen: Seen) -> messages.Join:
         """The request for ranks of a node that brings that."""
         after = self.after if seen.round < 0 else ""
-        return messages.Join(self.node, descriptor, terms, seen.round, seen.epoch, seen.heard, self.period, after)
+        return messages.Join(self.node, descriptor, terms, seen.round, seen.epoch, seen.heard, after)
 
     def envelope(self, seq: int, report: messages.Report) -> bytes:
         """A report of this node, as the coordinator wants it."""

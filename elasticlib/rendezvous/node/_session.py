@@ -234,7 +234,7 @@ class Session:
             if self._doubt.is_over():
                 self._fail(error, out)
         else:
-            self.belief = evolve(self.belief, nonce=announcement.nonce, period=announcement.heartbeat)
+            self.belief = evolve(self.belief, nonce=announcement.nonce)
             self.seen = self.seen.greeted(announcement.nonce, self.belief.heard(heard)[0])
             self._host, self._greeted, self.status = announcement.host, True, ""
             self._judge(_session_liveness.Greeted(announcement.heartbeat), now, out)

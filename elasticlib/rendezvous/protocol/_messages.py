@@ -78,8 +78,6 @@ class Join:
     """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
     pulse: int = field(default=0, validator=ge(0))
     """Count of the coordinator's latest heartbeat it has read; 0: none. No coordinator needs it any more."""
-    heartbeat: float | None = field(default=None, validator=optional(ge(0)))
-    """The job's heartbeat time, in seconds, that it goes by; checked against the coordinator's own, where given."""
     after: str = ""
     """What ended this node's last sidecar, if this is the first message of a new one: earlier ones may be missing."""
     succeeded: int = field(default=-1, validator=ge(-1))

@@ -84,10 +84,10 @@ class Envelopes:
         if self._failed is not None and self._failed.round == round:
             self._add(Failed(self.node, round, self._failed.failures))
 
-    def described(self, made: Descriptor, seen: Seen, heartbeat: float) -> None:
+    def described(self, made: Descriptor, seen: Seen) -> None:
         """It is known what the node brings."""
         seq = self.stored + 1
-        join = Join(self.node, made, self.terms, seen.round, seen.epoch, seen.heard, heartbeat)
+        join = Join(self.node, made, self.terms, seen.round, seen.epoch, seen.heard)
         self._due[seq] = join
         if seq == self.join_seq:
             self._join = join

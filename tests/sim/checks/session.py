@@ -55,8 +55,6 @@ class SessionChecks:
     demand: Demand
     announcement: messages.Announcement | None = None
     """The greeting that was read on the connection."""
-    _period: float = 0.0
-    """The job's heartbeat time, as it was read."""
     closed: bool = False
     parted: bool = False
     final: bool = False
@@ -226,7 +224,7 @@ class SessionChecks:
                 if result is not None:
                     return self._noticed(key, result, now)
             case events.Describe():
-                self.envelopes.described(result, self.seen, self._period)
+                self.envelopes.described(result, self.seen)
             case Post(_, values):
                 if self._awaits in values:
                     self._awaits = ""
@@ -252,8 +250,7 @@ class SessionChecks:
 
     def _is_greeted(self, found: list[bytes | None], after: Session, now: float) -> None:
         announcement = greeting_of(found[0], self._job, self._key)
-        known = announcement is not None and announcement.nonce == self.seen.nonce
-        if announcement is None or (known and announcement.heartbeat != self._period):
+        if announcement is None:
             self.demand(bool(after.status), "there is no greeting of its job, and it does not say so")
             self._doubted = now if self._doubted is None else self._doubted
             self._look_at = now + LOOK_AGAIN
@@ -262,7 +259,6 @@ class SessionChecks:
             self._must_end = True
         else:
             self.announcement, self._host = announcement, announcement.host
-            self._period = announcement.heartbeat
             self.demand(not after.status, f"the greeting is there, and it says {after.status!r}")
             self.seen = self.seen.greeted(
                 announcement.nonce, heartbeat_of(found[1], self._job, announcement.nonce, self._key)[0]

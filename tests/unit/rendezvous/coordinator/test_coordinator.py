@@ -1315,19 +1315,6 @@ def test_the_witness_of_a_leaving_node_vouches_that_its_workers_are_gone() -> No
 # --- who is refused
 
 
-@pytest.mark.parametrize("heartbeat", [0.0, 1.0, 1e5])
-def test_a_node_that_goes_by_another_heartbeat_time_is_refused_and_disturbs_nobody(heartbeat: float) -> None:
-    desk = running("a", spare_room=1, heartbeat=10.0)
-    mailbox = desk.hear(Join("b", offer(), heartbeat=heartbeat))
-
-    why = (
-        f"node b goes by heartbeat_timeout={heartbeat:g}, but this job by 10: "
-        "somebody writes into the job's store; give the job a token (ELASTICLIB_TOKEN)"
-    )
-    assert [Final(False, why, kind="refused")] == desk.mailboxes[mailbox]
-    assert {"b"} == desk.sent().keys()
-
-
 def test_a_node_that_was_told_otherwise_is_refused_and_disturbs_nobody() -> None:
     desk = running("a", spare_room=1)
     mailbox = desk.hear(Join("b", offer(), Terms(1, 4, 3)))

@@ -265,7 +265,7 @@ def test_reports_go_into_the_inbox_in_order(member: NodeClient, stage: Stage) ->
     member.post(Leave(member.node, "SIGTERM", 4))
 
     expected: list[Report] = [
-        Join("a", Descriptor(2, "trainer", ("127.0.0.1",), 1), heartbeat=0.0),
+        Join("a", Descriptor(2, "trainer", ("127.0.0.1",), 1)),
         Failed("a", 3, NOTES),
         Stopped("a", 3, ()),  # what was said already is not said again
         Succeeded("a", 4),

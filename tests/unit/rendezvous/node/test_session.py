@@ -261,33 +261,6 @@ def test_a_job_that_has_begun_anew_is_not_this_nodes_any_more() -> None:
     assert isinstance(shell.session.error, RendezvousClosedError)
 
 
-@pytest.mark.parametrize("heartbeat", [0.0, 1.0, 1e5])
-def test_a_greeting_with_another_heartbeat_time_than_the_jobs_is_a_scribble(heartbeat: float) -> None:
-    shell = Shell().greeted()
-    shell.hear(Lost(1, "reset"))
-
-    shell.greeted(evolve(GREETING, heartbeat=heartbeat))
-
-    assert shell.what() is None
-    assert f"it says heartbeat_timeout={heartbeat:g}, and job 'job' began with 10" in shell.session.status
-    assert GREETING.heartbeat == shell.session.contact.limits.heartbeat
-    shell.later(0.2)
-    shell.answer(True)
-    shell.answer([put(GREETING), None])
-    assert "" == shell.session.status
-
-
-def test_a_request_for_ranks_says_by_which_heartbeat_time_its_node_goes() -> None:
-    shell = Shell().greeted()
-    shell.hear(Seek(2, "trainer"))
-    shell.answer(DESCRIPTOR)
-
-    join = shell.envelope().report
-
-    assert isinstance(join, Join)
-    assert GREETING.heartbeat == join.heartbeat
-
-
 def test_an_attempt_that_fails_is_made_again() -> None:
     shell = Shell()
 
@@ -322,7 +295,7 @@ def test_ranks_are_asked_for_with_what_this_node_brings() -> None:
     assert Describe(2, "trainer") == shell.what()
     shell.answer(DESCRIPTOR)
 
-    assert Envelope(1, Join("b", DESCRIPTOR, heartbeat=10.0)) == shell.envelope()
+    assert Envelope(1, Join("b", DESCRIPTOR)) == shell.envelope()
 
 
 def test_messages_wait_for_contact_and_go_out_in_order() -> None:
@@ -471,7 +444,7 @@ def test_a_request_that_is_said_again_brings_the_same() -> None:
 
     shell.greeted()
 
-    assert Envelope(1, Join("b", DESCRIPTOR, heartbeat=10.0)) == shell.envelope()
+    assert Envelope(1, Join("b", DESCRIPTOR)) == shell.envelope()
 
 
 # a store that is there and refuses
@@ -877,8 +850,7 @@ def test_a_request_for_ranks_is_said_again_with_its_number_when_no_answer_comes(
             shell.posted()
 
     assert [
-        (heartbeats, Envelope(1, Join("b", DESCRIPTOR, None, -1, 0, pulse=heartbeats - 1, heartbeat=10.0)))
-        for heartbeats in (6, 12)
+        (heartbeats, Envelope(1, Join("b", DESCRIPTOR, None, -1, 0, pulse=heartbeats - 1))) for heartbeats in (6, 12)
     ] == said
 
 
@@ -888,7 +860,7 @@ def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> N
     shell.later(INTERVAL * HEARTBEAT)
     shell.answer([put(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))])
 
-    assert Envelope(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1, heartbeat=10.0)) == shell.envelope()
+    assert Envelope(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1)) == shell.envelope()
 
 
 def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> None:
@@ -1238,9 +1210,7 @@ def test_a_join_says_how_far_the_job_had_come() -> None:
     shell.answer()  # the lane that watches is woken
     shell.answer(DESCRIPTOR)
 
-    assert (
-        Envelope(2, Join("b", DESCRIPTOR, None, 4, 2, pulse=(2 << EPOCH_BITS) + 7, heartbeat=10.0)) == shell.envelope()
-    )
+    assert Envelope(2, Join("b", DESCRIPTOR, None, 4, 2, pulse=(2 << EPOCH_BITS) + 7)) == shell.envelope()
     assert Seen("nonce", 2, 4, (2 << EPOCH_BITS) + 7) == shell.session.seen
 
 
@@ -1261,7 +1231,7 @@ def test_a_newcomer_says_which_heartbeat_lay_beside_the_greeting(beside: bytes |
     shell.hear(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
 
-    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=heard, heartbeat=10.0)) == shell.envelope()
+    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=heard)) == shell.envelope()
 
 
 def test_a_new_coordinator_that_is_greeted_is_told_the_request_again_as_any_other() -> None:
@@ -1273,7 +1243,7 @@ def test_a_new_coordinator_that_is_greeted_is_told_the_request_again_as_any_othe
     shell.answer([put(GREETING), put(CoordinatorHeartbeat("nonce", (1 << EPOCH_BITS) + 1))])
     shell.answer([put(CoordinatorHeartbeat("nonce", (1 << EPOCH_BITS) + 2))])
 
-    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=(1 << EPOCH_BITS) + 1, heartbeat=10.0)) == shell.envelope()
+    assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=(1 << EPOCH_BITS) + 1)) == shell.envelope()
 
 
 @pytest.mark.parametrize("number", [3, 4])
