@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 _MARKER = (
-    "elastic(nproc=2, backend='gloo', timeout=60, group='fresh', device='cpu', threads=False): run the test's body on "
+    "elastic(nproc=2, backend='gloo', timeout=60, group='fresh', device='cpu'): run the test's body on "
     "each of nproc ranks (elasticlib); a list of numbers makes a test of each. The defaults are settings elastic_*"
 )
 

@@ -229,11 +229,10 @@ class Plugin:
             log_format=(_ini(config, "log_format"), _ini(config, "log_date_format")),
             debug=bool(config.getoption("usepdb", False)),
             checks=bool(config.getini("elastic_checks")),
-            has_own_group=asked.group == "fresh" and not asked.threads,
+            has_own_group=asked.group == "fresh",
             example=_examples.example(),
             coverage=self._measuring.settings(),
             context=self._measuring.context(item.nodeid),
-            threads=asked.nproc if asked.threads else 0,
         )
 
     def _modules(self, item: Any) -> list[Any]:

@@ -183,8 +183,6 @@ class ElasticTestCase(unittest.TestCase):
 
 
 def _checked(where: str, options: Mapping[str, Any], size: int = 1) -> Asked:
-    if "threads" in options:
-        raise _asked.MarkError(f"{where}: threads={options['threads']!r} is for tests of pytest with a marker")
     dist: Any = sys.modules.get("torch.distributed")
     known = list(getattr(getattr(dist, "Backend", None), "backend_list", ()))
     return _asked.asked(where, Asked(nproc=size, group=None), options, known)

@@ -190,7 +190,6 @@ def _kinds(tests: int) -> dict[str, Callable[[], Session]]:
         "a group of its own": ours("nproc=2"),
         "the same without checks": ours("nproc=2", BODY, "-o", "elastic_checks=false"),
         "group='shared'": ours("nproc=2, group='shared'"),
-        "threads=True": ours("nproc=2, threads=True"),
         "DDP, three steps": ours("nproc=2", DDP),
     }
     if importlib.util.find_spec("expecttest") is None:

@@ -125,7 +125,6 @@ HOUSE = pathlib.Path(elasticlib.__file__).parent
 OTHERS_TEXT = {
     "job/_raising.py": "CPython's line between an exception and its cause",
     "pools/_crew.py": "torch's ValueError for a second process group",
-    "pytest_plugin/rank/_threads.py": "torch's SystemExit of a thread in a test",
     "rendezvous/stores/_c10d.py": "torch's RuntimeError of a build without libuv",
     "rendezvous/stores/_torch_store.py": "torch's C++ stack behind a message",
     "rendezvous/stores/etcd/_v2.py": "etcd's reason for a refused request",

@@ -47,7 +47,7 @@ def _group(call: Call, rank: int) -> Any:
 
 _OF_RANK: dict[str, Callable[[Call, int], Any]] = {
     "rank": lambda call, rank: rank,
-    "world_size": lambda call, rank: call.threads or int(os.environ["WORLD_SIZE"]),
+    "world_size": lambda call, rank: int(os.environ["WORLD_SIZE"]),
     "device": _device,
     "group": _group,
 }

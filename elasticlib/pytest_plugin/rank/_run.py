@@ -21,7 +21,7 @@ from typing import Any
 
 from attrs import evolve
 
-from elasticlib.pytest_plugin.rank import _debugger, _made, _modules, _threads
+from elasticlib.pytest_plugin.rank import _debugger, _made, _modules
 from elasticlib.stacks import CALLERS, users_part
 from elasticlib.testing.process_state import _config_modules, _torch_modes
 from elasticlib.testing.ranks import _isolation, _outcomes, _plain
@@ -29,18 +29,18 @@ from elasticlib.testing.ranks._call import Call, Failure, MadeUp, Outcome, Patch
 from elasticlib.workers.child import _pooled, _report, _results
 
 
-def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Outcome]:
-    """What came of *function* on this rank; of each, where ranks are threads."""
+def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
+    """What came of *function* on this rank."""
     if call.device == "cuda":
         import torch
 
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     _failed.clear()
-    outcomes = _plain.watched(call, lambda: _on_ranks(call, function, args, kwargs))
-    if outcomes[0].kind != "passed" and not call.threads:
+    outcome = _plain.watched(call, lambda: _surrounded(call, function, args, kwargs))
+    if outcome.kind != "passed":
         with contextlib.suppress(Exception):  # nothing is told in place of the failure
             _pooled.release_peers()
-    return outcomes
+    return outcome
 
 
 _OF_LAUNCHERS_GROUP = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
@@ -59,9 +59,12 @@ def with_rank(function: Callable[..., Any], *args: Any) -> Any:
         os.environ.update(variables)
 
 
-def _on_ranks(
-    call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> list[Outcome]:
+def _surrounded(
+    call: Call,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Outcome:
     """As `run`, with the test's surroundings."""
     rank = int(os.environ["RANK"])
     item = _made.Item()
@@ -75,22 +78,14 @@ def _on_ranks(
         stack.enter_context(_made.logs_of(call, item))
         stack.enter_context(_debugger.offered(call))
         fixtures = stack.enter_context(_made.made(call, item))
-
-        def on_rank(number: int) -> Outcome:
-            given = {**kwargs, **fixtures, **_made.of_rank(call, number)}
-            entered = _debugger.entered(function) if call.trace and number == 0 else function
-            with _example(call, function):
-                return _called(call, lambda: _returned(entered(*args, **given)))
-
-        if call.threads:
-            outcomes = _threads.on_each(call.threads, on_rank)
-        else:
-            outcomes = [on_rank(rank)]
+        given = {**kwargs, **fixtures, **_made.of_rank(call, rank)}
+        entered = _debugger.entered(function) if call.trace and rank == 0 else function
+        with _example(call, function):
+            outcome = _called(call, lambda: _returned(entered(*args, **given)))
     told = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
     records = tuple(map(_made.portable, item.handler.records))
     log, properties = item.handler.stream.getvalue(), tuple(item.properties)
-    first = evolve(outcomes[0], warnings=_portable(told), records=records, log=log, properties=properties)
-    return [first, *outcomes[1:]]
+    return evolve(outcome, warnings=_portable(told), records=records, log=log, properties=properties)
 
 
 def _portable(told: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -139,8 +134,6 @@ def _called(call: Call, function: Callable[[], Any]) -> Outcome:
     except SystemExit as stop:
         if stop.code in (None, 0) and not call.is_body:
             return Outcome("passed")
-        if call.threads and _threads.is_end(stop):
-            return Outcome("ended", reason="ended in a collective, as another rank had stopped")
         return Outcome("failed", failure=failure_of(call, stop))
     except _outcomes.PartsError as several:
         parts = tuple((what, failure_of(call, error)) for what, error in several.parts)

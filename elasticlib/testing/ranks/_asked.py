@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-NAMES = ("nproc", "backend", "timeout", "group", "device", "threads")
+NAMES = ("nproc", "backend", "timeout", "group", "device")
 GROUPS = ("fresh", "shared", None)
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "fake")
 _DEVICES = ("cpu", "cuda")
@@ -34,8 +34,6 @@ class Asked:
     """Process group: ``fresh``, ``shared`` with the tests before and after, or none (None)."""
     device: str = "cpu"
     """Of the argument ``device``: ``cuda`` where the back end is nccl."""
-    threads: bool = False
-    """Whether ranks are threads of one process."""
 
 
 def sizes(where: str, value: Any) -> tuple[int, ...]:
@@ -74,14 +72,10 @@ def asked(
         raise MarkError(f"{where}: timeout={limit!r} must be a number of seconds above 0")
     if found.device not in _DEVICES:
         raise MarkError(f"{where}: device={found.device!r} must be 'cpu' or 'cuda'")
-    if not isinstance(found.threads, bool):
-        raise MarkError(f"{where}: threads={found.threads!r} must be True or False")
     if "nccl" in found.backend:
         if options.get("device") == "cpu":
             raise MarkError(f"{where}: device='cpu' has no meaning with backend={found.backend!r}: leave it out")
         found = evolve(found, device="cuda")
-    if found.threads:
-        _check_threads(where, found, options)
     return found
 
 
@@ -90,14 +84,3 @@ def _check_backend(where: str, backend: Any, known: Collection[str]) -> None:
     parts = [part.rpartition(":")[2] for part in backend.split(",")] if isinstance(backend, str) else []
     if not parts or any(part.lower() not in every for part in parts):
         raise MarkError(f"{where}: backend={backend!r} is unknown: back ends are {', '.join(every)}")
-
-
-def _check_threads(where: str, found: Asked, options: Mapping[str, Any]) -> None:
-    for name in ("backend", "group", "device"):
-        if name in options:
-            raise MarkError(
-                f"{where}: {name}={options[name]!r} has no meaning with threads=True, whose ranks are threads of one "
-                "process with torch's threaded process group: leave one of them out"
-            )
-    if found.nproc > 64:
-        raise MarkError(f"{where}: nproc={found.nproc} is too many for threads=True: 64 at most")

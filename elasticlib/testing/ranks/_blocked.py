@@ -74,13 +74,6 @@ def _of_the_test(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return frames[: own[-1] + 1] if own else frames
 
 
-def of_threads(text: str, ranks: Mapping[int, int]) -> dict[int, str]:
-    """Of the stacks *text* of one process by rank that of its thread; *ranks*: {a thread's identity: its rank}."""
-    threads = {each.identity: each.text for each in threads_of(text)}
-    found = {rank: threads[identity] for identity, rank in ranks.items() if identity in threads}
-    return dict(sorted(found.items()))
-
-
 def told(stacks: Mapping[int, str]) -> list[str]:
     """Lines that tell where each rank is, those at the same place together."""
     together: dict[Blocked, list[int]] = {}

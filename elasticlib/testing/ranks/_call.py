@@ -101,8 +101,6 @@ class Call:
     """Settings of coverage.py, pickled; empty where nothing is measured."""
     context: str = ""
     """Coverage's dynamic context."""
-    threads: int = 0
-    """Ranks are so many threads of one process."""
 
 
 @frozen
@@ -128,17 +126,14 @@ class Outcome:
     """What came of a call on one rank."""
 
     kind: str
-    """
-    ``passed``, ``failed``, ``skipped`` or ``xfailed``; of a thread, once another rank had stopped, ``ended`` in a
-    collective, or ``late``: it goes on.
-    """
+    """``passed``, ``failed``, ``skipped`` or ``xfailed``."""
     value: bytes = b""
     """What the function returned, packed."""
     failure: Failure | None = None
     parts: tuple[tuple[Any, Failure], ...] = ()
     """Where several parts of a test have failed, what each is, and how: see `PartsError`."""
     reason: str = ""
-    """Of a skip, an expected failure or an end."""
+    """Of a skip or an expected failure."""
     place: tuple[str, int] = ("", 0)
     """Where that was said."""
     warnings: tuple[Any, ...] = ()

@@ -30,9 +30,9 @@ class Work:
         self._modules: dict[str, None] = {}
 
     @staticmethod
-    def run(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Outcome]:
+    def run(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
         """What came of *function* on this rank."""
-        return watched(call, lambda: [_called(call, function, args, kwargs)])
+        return watched(call, lambda: _called(call, function, args, kwargs))
 
     @staticmethod
     def look_at_failure() -> bool | None:
@@ -50,17 +50,15 @@ def _import(modules: Sequence[str]) -> None:
         importlib.import_module(name)
 
 
-def watched(call: Call, outcomes: Callable[[], list[Outcome]]) -> list[Outcome]:
-    """*outcomes* of a call, with what it left behind in this process, and what was measured."""
+def watched(call: Call, outcome: Callable[[], Outcome]) -> Outcome:
+    """The *outcome* of a call, with what it left behind in this process, and what was measured."""
     seed = call.seed + int(os.environ["RANK"])
     before = _state.collectives() if call.shares_group else 0
     with _isolation.isolated(seed, checks=call.checks, has_own_group=call.has_own_group) as changes:
         with _coverage.measured(call) as measured, _recorder.until(call.until):
-            first, *others = outcomes()
-    is_left = any(each.kind == "late" for each in (first, *others))  # this process serves no other test
-    dirt = () if is_left else changes()
+            found = outcome()
     called = _state.collectives() - before if call.shares_group else 0
-    return [evolve(first, collectives=called, dirt=dirt, coverage=measured()), *others]
+    return evolve(found, collectives=called, dirt=changes(), coverage=measured())
 
 
 def _called(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:

@@ -52,7 +52,7 @@ class Work(Protocol):
     """What workers do for the tests of a session."""
 
     @property
-    def run(self) -> Callable[..., list[Outcome]]:
+    def run(self) -> Callable[..., Outcome]:
         """Called on each rank with the `Call`, the test's function, its arguments and its named arguments."""
 
     @property
@@ -76,8 +76,6 @@ class Ranks:
         """Gives the terminal's descriptors for stdin and stdout to a debugger (True), or takes them back (False)."""
         self._debugging: int | None = None
         self._meeting = Meeting()
-        self._threads: dict[int, int] = {}
-        """Ranks of the test that are threads, by the identity of these."""
         self.interrupted: list[str] = []
         """Where the ranks were when the tests were interrupted."""
 
@@ -85,11 +83,10 @@ class Ranks:
 
     def pool(self, asked: Asked) -> Pool:
         """The pool of *asked*, started where there is none."""
-        size = 1 if asked.threads else asked.nproc
-        key = size, asked.device
+        key = asked.nproc, asked.device
         if key not in self._pools or self._pools[key].closed:
             devices = self._share(asked).gpus if asked.device == "cuda" else ()
-            config = LaunchConfig(nproc_per_node=size, max_restarts=0, devices=devices)
+            config = LaunchConfig(nproc_per_node=asked.nproc, max_restarts=0, devices=devices)
             self._pools[key] = Pool(config, "shared", functools.partial(Crew, is_listed=False, serve=_recorder.pool))
         return self._pools[key]
 
@@ -181,11 +178,11 @@ class Ranks:
         def ask(crew: Crew) -> tuple[Progress, dict[int, str], dict[int, tuple[str, ...]], Crew]:
             self._prepare(crew, always)
             before = {rank: _size(file) for rank, file in _files(crew).items()}
-            group = (None, None) if asked.threads or asked.group is None else (asked.group, asked.backend)
+            group = (None, None) if asked.group is None else (asked.group, asked.backend)
             progress = Progress(monotonic() + (_AT_BREAKPOINTS if debugger_follows() else asked.timeout))
             crew.on_ask, crew.on_tell = self._on_ask, progress.hear
-            is_shared = asked.group == "shared" and not asked.threads
-            until = evolve(call, until=0.0 if asked.threads else progress.until, shares_group=is_shared)
+            is_shared = asked.group == "shared"
+            until = evolve(call, until=progress.until, shares_group=is_shared)
             try:
                 crew.ask(range(len(crew)), self._work.run, (until, function, args, dict(kwargs)), {}, group=group)
             except PicklingError as error:
@@ -196,7 +193,6 @@ class Ranks:
             finally:
                 self._debugging = None
                 self._meeting.close()
-                self._threads = {}
             dirt = {rank: each.dirt for rank, each in progress.outcomes.items() if each.dirt}
             called = {rank: each.collectives for rank, each in progress.outcomes.items() if each.kind == "passed"}
             if len(called) == len(crew) and len({*called.values()}) > 1:
@@ -215,9 +211,9 @@ class Ranks:
             progress, output, dirt, crew = self.pool(asked).in_turn(ask)
         failed = None
         if progress.told and not progress.is_cut_short():
-            size = call.threads or asked.nproc
+            notes = [*progress.notes, *progress.early()]
             look = functools.partial(self._look, crew)
-            failed = _failed.failed(progress.told, size, [*progress.notes, *progress.early()], look)
+            failed = _failed.failed(progress.told, asked.nproc, notes, look)
         return _told.Told(progress.outcomes, failed, output, dirt, call.seed)
 
     def _wait(self, crew: Crew, progress: Progress, asked: Asked) -> None:
@@ -243,18 +239,14 @@ class Ranks:
     def _note(self, crew: Crew, progress: Progress, answer: Any) -> None:
         if answer.failed():
             raise crew.error(_TITLE, [answer])
-        for rank, outcome in enumerate(answer.value(), answer.rank):  # one, or those of all threads
-            progress.outcomes[rank] = outcome
-            failure = outcome.failure
-            if outcome.kind == "late":
-                crew.spoilt = f"rank {rank} did not end"
-            if outcome.kind in ("ended", "late"):
-                progress.notes.append(f"rank {rank}: {outcome.reason}")
-            if failure is not None:
-                progress.told[rank] = _failed.unpacked(failure)
-            if outcome.kind != "passed":
-                is_lost = failure is not None and failure.is_secondary
-                progress.until = min(progress.until, monotonic() + (_AFTER_LOST if is_lost else _AFTER_FIRST))
+        outcome: Outcome = answer.value()
+        progress.outcomes[answer.rank] = outcome
+        failure = outcome.failure
+        if failure is not None:
+            progress.told[answer.rank] = _failed.unpacked(failure)
+        if outcome.kind != "passed":
+            is_lost = failure is not None and failure.is_secondary
+            progress.until = min(progress.until, monotonic() + (_AFTER_LOST if is_lost else _AFTER_FIRST))
 
     def _note_deaths(self, crew: Crew, progress: Progress, error: ChildFailedError) -> None:
         """Workers have died."""
@@ -275,17 +267,13 @@ class Ranks:
         late = {
             rank: stacks.get(rank, "(it has just ended)") for rank in range(len(crew)) if rank not in progress.outcomes
         }
-        ended_ranks = set(progress.outcomes)
-        if self._threads:  # of which the one process has told nothing yet
-            late = _blocked.of_threads(stacks.get(0, ""), self._threads) or late
-            ended_ranks = set(self._threads.values()) - late.keys()
         late |= dict.fromkeys(self._meeting.waiting & late.keys(), "(it has ended, and waits for the others)")
         crew.spoilt = f"{ranks_text(late)} did not end"
         where = _blocked.told(late)
         if progress.has_stopped():
             progress.notes += ["did not end after that, and were ended:", *where]
             return
-        ended = f"; {ranks_text(ended_ranks)} ended" if ended_ranks else ""
+        ended = f"; {ranks_text(progress.outcomes)} ended" if progress.outcomes else ""
         message = f"timeout of {asked.timeout:g} s: {_blocked.in_short(late)}{ended}"
         lines = [f"The ranks have not ended within {asked.timeout:g} s{ended}. They were at:", "", *where]
         waiting = {rank: at for rank, at in progress.collectives.items() if rank in late}
@@ -307,10 +295,10 @@ class Ranks:
         if crew.job.done():
             return None
         try:
-            crew.ask([min(rank, len(crew) - 1)], self._work.look_at_failure, (), {}, by_all=False)
+            crew.ask([rank], self._work.look_at_failure, (), {}, by_all=False)
             while True:
                 for answer in crew.answers():
-                    if answer.rank == rank or len(crew) == 1:
+                    if answer.rank == rank:
                         found: bool | None = answer.value()
                         return found
         except ChildFailedError:
@@ -320,9 +308,6 @@ class Ranks:
 
     def _on_ask(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
         """What a rank wants: of the terminal, or of the others."""
-        if message.get("wants") == "threads":
-            self._threads = {identity: rank for rank, identity in enumerate(message["threads"])}
-            return {}, ()
         if str(message.get("wants")) in MEETING:
             return self._meeting.come(rank, message)
         if message.get("wants") == "no terminal":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticlib.testing.ranks._blocked import blocked, in_short, of_threads, told
+from elasticlib.testing.ranks._blocked import blocked, in_short, told
 
 LIBRARY = "/venv/lib/python3.11/site-packages/torch/distributed"
 IN_ALL_REDUCE = f"""Current thread 0x00007f0e8f fff (most recent call first):
@@ -48,13 +48,3 @@ def test_ranks_at_the_same_place_are_told_together() -> None:
 def test_a_rank_that_tells_nothing_has_its_reason() -> None:
     assert "rank 0 at (the process is stopped)" == in_short({0: "(the process is stopped)"})
     assert ["rank 0: (no answer)"] == told({0: "(no answer)"})
-
-
-def test_stacks_of_one_process_are_told_apart_by_the_identity_of_its_threads() -> None:
-    text = SLEEPING.replace("0x00007f0e8e", "0x1f").replace("0x00007f0e8f", "0x2f")
-
-    found = of_threads(text, {0x1F: 1, 0x2F: 0, 0x3F: 2})
-
-    assert [0, 1] == list(found)
-    assert "test_train.py:28" == blocked(found[0]).place()
-    assert "fetch" in found[1] and "fetch" not in found[0]
