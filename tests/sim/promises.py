@@ -57,6 +57,12 @@ def verdicts_of_steady_nodes(cluster: SimulatedCluster) -> list[AgentEnded | Non
     return [cluster.machines[number].nodes[0].outcome for number in sorted(steady)]
 
 
+def kinds(cluster: SimulatedCluster) -> list[str]:
+    """Return how each agent ended, in the order of their machines; "-" where there is no outcome."""
+    members = sorted(cluster.members, key=lambda each: each.number)
+    return [node.outcome.kind if node.outcome else "-" for node in members]
+
+
 def admission_limit(rules: Rules) -> float:
     """Seconds after the last fault by which everybody is in: found, lost, stopped, waited for, after its pause."""
     to_find = 1.3 * rules.heartbeat + 8.0

@@ -36,7 +36,7 @@ from elasticlib.testing import (
     Suspend,
 )
 from tests.sim.checks import CheckedCluster
-from tests.sim.promises import admission_limit, left_out, must_succeed, verdicts_of_steady_nodes
+from tests.sim.promises import admission_limit, kinds, left_out, must_succeed, verdicts_of_steady_nodes
 from tests.sim.simulator import (
     Ended,
     Fenced,
@@ -72,12 +72,6 @@ clusters = st.builds(
 def run(*faults: Fault, rules: Rules = RULES, nodes: int = 3, coordinator: str = "fixed", seed: int = 0,
         work: float = 60.0, **more: int) -> SimulatedCluster:  # fmt: skip
     return CheckedCluster(rules, nodes, FaultPlan(faults), coordinator, seed, work, **more).run()
-
-
-def kinds(cluster: SimulatedCluster) -> list[str]:
-    """How each agent ended, in the order of their starts."""
-    members = sorted(cluster.members, key=lambda each: each.number)
-    return [node.outcome.kind if node.outcome else "-" for node in members]
 
 
 def rounds(cluster: SimulatedCluster) -> list[list[str]]:

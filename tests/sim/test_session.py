@@ -34,6 +34,7 @@ from elasticlib.testing import (
 )
 from tests.sim.adversaries import TOKEN
 from tests.sim.checks import CheckedCluster
+from tests.sim.promises import kinds
 from tests.sim.simulator import Rules, SimulatedCluster, member
 from tests.sim.simulator.host import Host
 from tests.sim.simulator.member import NodeClient
@@ -50,12 +51,6 @@ def run(
     *faults: Fault, rules: Rules = RULES, nodes: int = 3, coordinator: str = "fixed", **more: Any
 ) -> SimulatedCluster:
     return CheckedCluster(rules, nodes, FaultPlan(faults), coordinator, **more).run()
-
-
-def kinds(cluster: SimulatedCluster) -> list[str]:
-    return [
-        node.outcome.kind if node.outcome else "-" for node in sorted(cluster.members, key=lambda each: each.number)
-    ]
 
 
 # Who is refused, and is told why.
