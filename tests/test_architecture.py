@@ -156,7 +156,6 @@ PURE = [
     "job/_tail.py",
     "job/_gpus.py",
     "job/_results.py",
-    "job/_silence.py",
     "job/_status.py",
     "timer/_timer_table.py",
     "testing/ranks/_call.py",

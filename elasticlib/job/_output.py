@@ -25,9 +25,9 @@ from elasticlib import _in_notebooks, records
 from elasticlib._clock import monotonic
 from elasticlib._marks import Bar, Mark, Reader, without, written_bar
 from elasticlib.errors import ConfigError
-from elasticlib.job import _front_end, _silence
+from elasticlib.job import _front_end
 from elasticlib.job._bars import Bars, Picture
-from elasticlib.job._silence_watch import SilenceWatch
+from elasticlib.job._silence import Silence, words
 from elasticlib.job._tail import Tail
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.logs._bars import BarText
@@ -186,7 +186,8 @@ class CallersStream:
         self.bar: BarText | None = functools.partial(written_bar, self.word) if self.word else None
         """What it takes for a state of a progress bar."""
         self._target = _Target(self.word)
-        self._watch: SilenceWatch | None = None
+        self._silence: Silence | None = None
+        self._wake: Callable[[], None] = lambda: None
         self._is_pools = False
         self._words: Callable[[float], str] = str
         self._note = ""
@@ -197,32 +198,37 @@ class CallersStream:
         """Have a cell say when nothing comes for long from the *ranks*, None for all, of the job that is called so."""
         if self.word and (ranks is None or len(ranks) > 0):
             kind = "pool" if is_pool else "started" if is_started else "call"
-            self._words = functools.partial(_silence.words, name, kind, ranks)
+            self._words = functools.partial(words, name, kind, ranks)
             self._is_pools = is_pool
-            self._watch = SilenceWatch(self._tell)
+            self._silence = Silence(self._tell)
 
     def turn_here(self) -> None:
         """From now on, up to `rest`, it is that of this caller, who waits for output."""
         self._target = _Target(self.word)
-        if self._watch is not None:
-            self._watch.begin()
+        if self._silence is not None:
+            self._silence.begin()
+            self._wake()
 
     def rest(self) -> None:
         """The caller does not wait for output any more."""
-        if self._watch is not None:
-            self._watch.end()
+        if self._silence is not None:
+            self._silence.end()
         self._show_tail(self._target, is_last=True)
 
-    def begin(self, catch_up: Callable[[float], bool]) -> None:
-        """Workers are about to start; *catch_up* is to be ours."""
-        self.catch_up = catch_up
-        if self._watch is not None and not self._is_pools:
-            self._watch.begin()
+    def begin(self, catch_up: Callable[[float], bool], wake: Callable[[], None]) -> None:
+        """Workers are about to start; *catch_up* and *wake* are to be ours."""
+        self.catch_up, self._wake = catch_up, wake
+        if self._silence is not None and not self._is_pools:
+            self._silence.begin()
+
+    def look(self) -> float | None:
+        """Say it if nothing has come for long; seconds until that may be so, None where nobody waits."""
+        return None if self._silence is None else self._silence.look()
 
     def close(self) -> None:
         """The job is over."""
-        if self._watch is not None:
-            self._watch.close()
+        if self._silence is not None:
+            self._silence.end()
         self._show_tail(self._target, is_last=True)
 
     def _tell(self, seconds: float | None) -> None:
@@ -240,8 +246,8 @@ class CallersStream:
 
     def __call__(self, block: bytes) -> None:
         """Write *block*, which may end within a character."""
-        if self._watch is not None:
-            self._watch.heard()
+        if self._silence is not None:
+            self._silence.heard()
         target = self._target
         if (sink := target.bytes) is not None:
             target.do(lambda _: sink(block))

@@ -1,14 +1,17 @@
 """
-When a cell says that its job writes nothing, and in which words. Pure.
+When a cell says that its job writes nothing, and in which words.
 
-Rules of this file: time is an argument. It is said after 20 s, which is longer than a launch takes, and then each time
-that the silence, or a later one of the same cell, is twice as long as what was said last: a program that writes once a
-minute hears of it once or twice. What was said goes when something comes.
+Rules of this file: it is said after 20 s, which is longer than a launch takes, and then each time that the silence, or
+a later one of the same cell, is twice as long as what was said last: a program that writes once a minute hears of it
+once or twice. What was said goes when something comes. It has no thread: the one that shows the output says it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+
+from elasticlib._clock import Clock, monotonic
 
 from elasticlib.stacks import ranks_text
 
@@ -17,44 +20,46 @@ FIRST = 20.0
 
 
 class Silence:
-    """Of one cell's output. It is counted from `begin`, or from what was heard last, to `end`."""
+    """Of one cell's output: *say* gets the seconds for which there was none, and None when that is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[float | None], None], clock: Clock = monotonic) -> None:
+        self._say = say
+        self._clock = clock
         self._limit = FIRST
         self._since: float | None = None
-        self._is_told = False
+        """When output came last; None while nobody waits for it."""
+        self._lock = threading.Lock()
 
-    @property
-    def due(self) -> float | None:
-        """When `tick` has something to say, if nothing comes; None while nobody waits."""
-        return None if self._since is None else self._since + self._limit
-
-    def begin(self, now: float) -> None:
+    def begin(self) -> None:
         """From now on there should be output."""
-        if self._since is None:
-            self._since = now
+        with self._lock:
+            if self._since is None:
+                self._since = self._clock()
 
-    def heard(self, now: float) -> bool:
-        """Output came; returns whether the cell still says that there is none."""
-        if self._since is not None:
-            self._since = now
-        was_told, self._is_told = self._is_told, False
-        return was_told
+    def heard(self) -> None:
+        """Output came, and is about to be shown."""
+        with self._lock:
+            if self._since is not None:
+                self._since = self._clock()
+            self._say(None)
 
-    def end(self) -> bool:
-        """Nobody waits for output any more; returns whether the cell still says that there is none."""
-        self._since = None
-        return self.heard(0.0)
+    def end(self) -> None:
+        """Nobody waits for output, up to the next `begin`."""
+        with self._lock:
+            self._since = None
+            self._say(None)
 
-    def tick(self, now: float) -> float | None:
-        """For how long there was none, if that is to be said at *now*."""
-        if self._since is None or self.due is None or now < self.due:
-            return None
-        seconds = now - self._since
-        while self._limit <= seconds:
-            self._limit *= 2
-        self._is_told = True
-        return seconds
+    def look(self) -> float | None:
+        """Say it if it is time; return the seconds until the next look, None while nobody waits."""
+        with self._lock:
+            if self._since is None:
+                return None
+            seconds = self._clock() - self._since
+            if seconds >= self._limit:
+                while self._limit <= seconds:
+                    self._limit *= 2
+                self._say(seconds)
+            return self._limit - seconds
 
 
 def words(name: str, kind: str, ranks: Sequence[int] | None, seconds: float) -> str:

@@ -33,8 +33,15 @@ class Console(Protocol):
     bar: BarText | None
     """What it wants in place of a line that is being rewritten; None: lines only."""
 
-    def begin(self, catch_up: Callable[[float], bool]) -> None:
-        """Workers are about to start. *catch_up* waits, for some seconds at most, until all they wrote was fed."""
+    def begin(self, catch_up: Callable[[float], bool], wake: Callable[[], None]) -> None:
+        """
+        Workers are about to start.
+
+        *catch_up* waits, for some seconds at most, until all they wrote was fed; *wake* has `look` be called soon.
+        """
+
+    def look(self) -> float | None:
+        """Nothing is there to be fed; return the seconds after which to look again if nothing comes, None: never."""
 
     def __call__(self, block: bytes, /) -> None:
         """As any sink."""

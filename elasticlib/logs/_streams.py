@@ -159,7 +159,7 @@ def follow(
     seen: set[str] = set()
     followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
     if console is not None and followed:
-        console.begin(tee.catch_up)
+        console.begin(tee.catch_up, tee.wake)
     verbatim = console is not None and len(followed) == 1 and not any(prefixes[rank] for rank in dest.tee_stdouts)
     for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
         copy = duplicates.open(std, dest)

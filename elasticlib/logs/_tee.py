@@ -19,7 +19,7 @@ import select
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from attrs import define, field
 
@@ -77,15 +77,25 @@ class Tee:
     `follow`, `drain_and_forget` and `finish` may be called from any thread. The thread starts with the first
     file. *notify* False polls every 5 to 50 ms instead of asking for the kernel's notice, which is also what
     happens where no notice is to be had. *gather* is for sinks to which a block is dear: what is written within so
-    many seconds of the last lines waits until they are over, or until somebody waits for it.
+    many seconds of the last lines waits until they are over, or until somebody waits for it. *look* is called before
+    the thread waits for more; it returns the seconds after which to call it again if nothing comes, None for never.
     """
 
-    def __init__(self, out: Sink, err: Sink, *, notify: bool = True, gather: float = GATHER) -> None:
+    def __init__(
+        self,
+        out: Sink,
+        err: Sink,
+        *,
+        notify: bool = True,
+        gather: float = GATHER,
+        look: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self.broken: dict[Std, Exception] = {}
         """The sinks that failed, with what they raised."""
         self._sinks = {Std.OUT: out, Std.ERR: err}
         self._notify = notify
         self._gather = gather
+        self._look = look
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._finished = False
@@ -165,6 +175,12 @@ class Tee:
             return True
         asked.done.set()  # nobody waits any more
         return False
+
+    def wake(self) -> None:
+        """Have the thread, if there is one, call *look* now."""
+        with self._lock:
+            if self._thread is not None and not self._finished:
+                os.eventfd_write(self._wake, 1)
 
     def finish(self, timeout: float | None = None) -> bool:
         """
@@ -251,6 +267,8 @@ class Tee:
             return 0
         if any(stream.polled for stream in self._streams):
             waits.append(self._pause)
+        if (seconds := self._look()) is not None:
+            waits.append(seconds)
         # Rounded up: a wake-up before the due time would spin until it.
         return max(0.0, min(waits) * 1000 + 1) if waits else None
 

@@ -25,7 +25,7 @@ from elasticlib.helpers import HelperWatch
 from elasticlib.logs import _streams
 from elasticlib.logs._console import Console, console_sink
 from elasticlib.logs._layout import settled
-from elasticlib.logs._tee import GATHER, Tee
+from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest
 from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan, _reaper
 from elasticlib.workers._fork_servers import fork_servers
@@ -125,7 +125,10 @@ class Processes:
             _streams.prepare(self._dest)
             if self._tee is None:
                 out, err = [self._console or console_sink(stream) for stream in (sys.stdout, sys.stderr)]
-                self._tee = Tee(out, err, gather=GATHER if self._console is None else self._console.gather)
+                if self._console is None:
+                    self._tee = Tee(out, err)
+                else:
+                    self._tee = Tee(out, err, gather=self._console.gather, look=self._console.look)
             _streams.follow(self._tee, self._dest, prefixes, self._duplicates, self._console)
             outs, errs = self._dest.stdouts, self._dest.stderrs
             whole = [

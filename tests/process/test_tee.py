@@ -407,6 +407,27 @@ def test_a_tee_that_follows_nothing_starts_nothing(console: Console) -> None:
     assert tee.finish()
 
 
+def test_a_tee_that_waits_looks_again_when_it_was_asked_to_and_when_it_is_woken(console: Console, log: Path) -> None:
+    waits: list[float | None] = [0.01, 0.01, None]
+    looks: list[float] = []
+
+    def look() -> float | None:
+        looks.append(time.monotonic())
+        return waits.pop(0) if waits else None
+
+    tee = Tee(console, console, look=look)
+    tee.wake()
+    assert [] == looks
+    tee.follow(str(log), b"", Std.OUT)
+    until(lambda: not waits)
+    asked = len(looks)
+    tee.wake()
+    until(lambda: len(looks) > asked)
+
+    assert tee.finish()
+    tee.wake()
+
+
 def test_a_missing_file_a_second_follow_and_a_finished_tee_are_errors(tee: Tee, log: Path) -> None:
     tee.follow(str(log), b"", Std.OUT)
 

@@ -7,71 +7,99 @@ import pytest
 from elasticlib.job._silence import FIRST, Silence, words
 
 
+class Cell:
+    """What a cell is told by a `Silence`, and the time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.said: list[float] = []
+        self.is_said = False
+        self.silence = Silence(self.say, lambda: self.now)
+
+    def say(self, seconds: float | None) -> None:
+        self.is_said = seconds is not None
+        if seconds is not None:
+            self.said.append(seconds)
+
+    def look_at(self, now: float) -> float | None:
+        """The thread that shows output looks at that time."""
+        self.now = now
+        return self.silence.look()
+
+    def hear_at(self, now: float) -> None:
+        self.now = now
+        self.silence.heard()
+
+
 @pytest.fixture
-def silence() -> Silence:
-    silence = Silence()
-    silence.begin(100.0)
-    return silence
+def cell() -> Cell:
+    cell = Cell()
+    cell.silence.begin()
+    return cell
 
 
-def test_it_is_said_once_the_time_is_over_and_not_before(silence: Silence) -> None:
-    assert silence.due == 100 + FIRST
-    assert silence.tick(100 + FIRST - 1) is None
-    assert silence.tick(100 + FIRST) == FIRST
-    assert silence.tick(100 + FIRST + 1) is None
+def test_it_is_said_once_the_time_is_over_and_not_before(cell: Cell) -> None:
+    assert 1.0 == cell.look_at(100 + FIRST - 1)
+    assert [] == cell.said
+    assert FIRST == cell.look_at(100 + FIRST)
+    assert FIRST - 1 == cell.look_at(100 + FIRST + 1)
+    assert [FIRST] == cell.said
 
 
-def test_it_is_said_more_and_more_seldom(silence: Silence) -> None:
-    said = [second for second in range(100, 100 + 3600) if silence.tick(second) is not None]
+def test_it_is_said_more_and_more_seldom(cell: Cell) -> None:
+    for second in range(100, 100 + 3600):
+        cell.look_at(second)
 
-    assert said == [100 + FIRST * 2**power for power in range(8)]
-
-
-def test_output_takes_it_back_and_a_later_silence_is_to_be_longer(silence: Silence) -> None:
-    silence.tick(100 + FIRST)
-
-    assert silence.heard(130.0)
-    assert not silence.heard(131.0)
-    assert silence.due == 131 + 2 * FIRST
+    assert [20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0] == cell.said
 
 
-def test_a_program_that_writes_now_and_then_is_left_alone() -> None:
-    silence = Silence()
-    silence.begin(0.0)
-    said = 0
-    for second in range(10_000):
-        if second % 60 == 59:
-            silence.heard(second)
-        said += silence.tick(second) is not None
+def test_output_takes_it_back_and_a_later_silence_is_to_be_longer(cell: Cell) -> None:
+    cell.look_at(100 + FIRST)
+    before = cell.is_said
+    cell.hear_at(131.0)
 
-    assert said == 2
+    assert (True, False) == (before, cell.is_said)
+    assert 2 * FIRST == cell.look_at(131.0)
 
 
-def test_output_before_its_time_is_over_counts_anew(silence: Silence) -> None:
-    assert not silence.heard(110.0)
-    assert silence.tick(100 + FIRST) is None
-    assert silence.tick(110 + FIRST) == FIRST
+def test_a_program_that_writes_each_minute_hears_of_it_twice(cell: Cell) -> None:
+    for second in range(101, 100 + 3600):
+        if second % 60 == 0:
+            cell.hear_at(second)
+        cell.look_at(second)
+
+    assert 2 == len(cell.said)
 
 
-def test_a_restart_of_the_workers_is_no_output(silence: Silence) -> None:
-    silence.begin(110.0)
-
-    assert silence.due == 100 + FIRST
-
-
-def test_nobody_is_told_while_nobody_waits(silence: Silence) -> None:
-    assert not silence.end()
-    assert silence.due is None
-    assert silence.tick(1e9) is None
-    assert not silence.heard(1e9)
-    assert silence.due is None
+def test_output_before_its_time_is_over_counts_anew(cell: Cell) -> None:
+    cell.hear_at(110.0)
+    cell.look_at(100 + FIRST)
+    assert [] == cell.said
+    cell.look_at(110 + FIRST)
+    assert [FIRST] == cell.said
 
 
-def test_the_end_takes_it_back(silence: Silence) -> None:
-    silence.tick(100 + FIRST)
+def test_a_restart_of_the_workers_is_no_output(cell: Cell) -> None:
+    cell.now = 110.0
+    cell.silence.begin()
 
-    assert silence.end()
-    assert not silence.end()
+    assert FIRST - 10 == cell.look_at(110.0)
+
+
+def test_nobody_is_told_while_nobody_waits(cell: Cell) -> None:
+    cell.silence.end()
+
+    assert cell.look_at(1e9) is None
+    cell.hear_at(1e9)
+    assert cell.look_at(2e9) is None
+    assert [] == cell.said
+
+
+def test_the_end_takes_it_back(cell: Cell) -> None:
+    cell.look_at(100 + FIRST)
+    cell.silence.end()
+
+    assert not cell.is_said
 
 
 @pytest.mark.parametrize(
