@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from elasticlib._wording import counted
 from elasticlib.stacks import Frame, is_users, users_frames
 
 _FIRST, _LAST = 1, 3
@@ -47,7 +48,7 @@ def stack(frames: Iterable[Frame]) -> list[str]:
             skipped += 1
             continue
         if skipped:
-            parts.append([f"    ... {skipped} frame{'s' * (skipped > 1)} of libraries"])
+            parts.append([f"    ... {counted(skipped, 'frame')} of libraries"])
             skipped = 0
         where = "" if frame.function == "<module>" else f", in {frame.function}"
         source = linecache.getline(frame.file, frame.line).rstrip()

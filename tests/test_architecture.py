@@ -17,12 +17,12 @@ FILES = sorted(path.relative_to(HOUSE).as_posix() for path in HOUSE.rglob("*.py"
 
 LAYERS = [
     "_lazy",
+    "_wording",
     "_untrusted",
     "stacks",
     "_in_notebooks",
     "_marks",
     "_clock",
-    "_shared_imports",
     "errors",
     "processes",
     "_times",
@@ -90,6 +90,7 @@ LAYERS = [
 
 PURE = [
     "workers/child/_start_spec.py",
+    "_wording.py",
     "stacks/_text.py",
     "stacks/_frames.py",
     "stacks/_ranks.py",

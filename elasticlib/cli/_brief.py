@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from elasticlib import records
+from elasticlib._wording import counted, duration
 from elasticlib.job import JobStatus
 from elasticlib.records import Record
 
@@ -42,16 +43,10 @@ class Brief:
 def size_of(nodes: int, ranks: int, here: int) -> str:
     """Return how many nodes and ranks a round has, of which so many are *here*."""
     if nodes * here == ranks:
-        return f"{_count(nodes, 'node')} x {_count(here, 'rank')}"
-    return f"{_count(nodes, 'node')} with {_count(ranks, 'rank')} in all, {here} here"
+        return f"{counted(nodes, 'node')} x {counted(here, 'rank')}"
+    return f"{counted(nodes, 'node')} with {counted(ranks, 'rank')} in all, {here} here"
 
 
 def outcome_of(status: JobStatus) -> str:
     """Return how a job has ended, after what time and how many restarts."""
-    minutes, seconds = divmod(status.seconds, 60)
-    time = f"{seconds:.1f} s" if not minutes else f"{minutes:.0f} min {seconds:.0f} s"
-    return f"{status.state} after {time}, {_count(status.restarts, 'restart')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{status.state} after {duration(status.seconds, 1)}, {counted(status.restarts, 'restart')}"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from elasticlib._wording import counted, duration
 from elasticlib.job._status import ENDED, JobStatus, RankStatus
 
 _SILENT = 10.0
@@ -59,7 +60,7 @@ def picture_of(status: JobStatus, room: int) -> Picture:
 
 def _head(status: JobStatus) -> str:
     when = "after" if status.state in ENDED else "for"
-    parts = [f"{printable(status.name)}: {status.state} {when} {_duration(status.seconds)}"]
+    parts = [f"{printable(status.name)}: {status.state} {when} {duration(status.seconds)}"]
     if status.restarts:
         parts.append(f"restart {status.restarts}")
     if status.nodes > 1:
@@ -68,21 +69,13 @@ def _head(status: JobStatus) -> str:
     return f"{head}: {printable(status.why)}" if status.why else head
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
-
-
 def _row(rank: RankStatus) -> Row:
     *_, shown_state, _, steps, metrics, _ = rank.cells()
     share = None
     if rank.total and rank.step is not None:
         share = min(1.0, max(0.0, rank.step / rank.total))
     if rank.state == "running" and rank.age is not None and rank.age > _SILENT:
-        metrics = f"{metrics} ({_duration(rank.age)} ago)".strip()
+        metrics = f"{metrics} ({duration(rank.age)} ago)".strip()
     return Row(str(rank.rank), rank.state, shown_state, share, steps, printable(metrics), printable(rank.last_line))
 
 
@@ -93,7 +86,7 @@ def _steps_done(rank: RankStatus) -> float:
 def _rest(left: Sequence[RankStatus]) -> str:
     if not left:
         return ""
-    who = "1 more rank" if len(left) == 1 else f"{len(left)} more ranks"
+    who = counted(len(left), "more rank")
     told = [rank.step for rank in left if rank.step is not None]
     if not told:
         return f"and {who}"

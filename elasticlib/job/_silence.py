@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from elasticlib._clock import Clock, monotonic
 
+from elasticlib._wording import duration
 from elasticlib.stacks import ranks_text
 
 FIRST = 20.0
@@ -64,7 +65,6 @@ class Silence:
 
 def words(name: str, kind: str, ranks: Sequence[int] | None, seconds: float) -> str:
     """The line for a job called *name*, a ``call``, one that was ``started``, or a ``pool``; *ranks* are shown."""
-    long = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
     if ranks is None:
         who = "no rank has written anything"
     else:
@@ -74,4 +74,4 @@ def words(name: str, kind: str, ranks: Sequence[int] | None, seconds: float) -> 
         "pool": "an interrupt ends this call; pool.job.stacks(), from a thread, tells where all ranks are",
         "call": "an interrupt ends it; begun with .start(), its job.stacks() tells where all ranks are",
     }[kind]
-    return f"[job {name!r} runs, but {who} for {long}: {look}]"
+    return f"[job {name!r} runs, but {who} for {duration(seconds)}: {look}]"

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from attrs import evolve, fields
 from typing_extensions import Self
 
+from elasticlib._wording import counted
 from elasticlib.errors import ChildFailedError, ConfigError, PicklingError, PoolError, SignalException
 from elasticlib.job import Job, Place, Results
 from elasticlib.launch import title_of
@@ -284,7 +285,7 @@ class Pool:
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "busy" if self._busy.locked() else "idle"
-        calls = f"{self._calls} call{'s' * (self._calls != 1)}"
+        calls = counted(self._calls, "call")
         return f"<{type(self).__name__} of {self._count} workers, group={self._group!r}: {state}, {calls}>"
 
 

@@ -13,6 +13,10 @@ from elasticlib.processes._handles import (
     received_handle as received_handle,
     wait_for_ends as wait_for_ends,
 )
+from elasticlib.processes._imports import (
+    shared_imports as shared_imports,
+    without_garbage_collection as without_garbage_collection,
+)
 from elasticlib.processes._memory import (
     anonymous_file as anonymous_file,
     memfds as memfds,

@@ -10,6 +10,7 @@ import logging
 
 from attrs import frozen
 
+from elasticlib._wording import duration
 from elasticlib.errors import name_of_signal
 from elasticlib.records._sinks import Record
 
@@ -55,7 +56,7 @@ class LastRuns(Record, level=logging.WARNING):
         others = f"all ranks but {self.rank}" if self.are_all else f"all ranks of this node but {self.rank}"
         end = "it is left running" if self.left is None else f"exit_timeout ends it in {self.left:g} s"
         where = f"is {self.place}" if self.place else "still runs"
-        return f"{others} finished {self.seconds:.0f} s ago; rank {self.rank} (process {self.pid}) {where}: {end}"
+        return f"{others} finished {duration(self.seconds)} ago; rank {self.rank} (process {self.pid}) {where}: {end}"
 
 
 @frozen

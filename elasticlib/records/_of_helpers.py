@@ -10,6 +10,7 @@ import logging
 
 from attrs import frozen
 
+from elasticlib._wording import duration
 from elasticlib.records._sinks import Record
 
 
@@ -31,7 +32,7 @@ class HelperWoken(Record, level=logging.WARNING):
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.helper} was stopped (SIGSTOP?) for {self.seconds:.0f} s while no worker was: it is continued"
+        return f"{self.helper} was stopped (SIGSTOP?) for {duration(self.seconds)} while no worker was: it is continued"
 
 
 @frozen
@@ -42,7 +43,7 @@ class HelperHeld(Record, level=logging.WARNING):
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.helper} has been held by a debugger for {self.seconds:.0f} s: the job waits for it"
+        return f"{self.helper} has been held by a debugger for {duration(self.seconds)}: the job waits for it"
 
 
 @frozen

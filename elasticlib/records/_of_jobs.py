@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from attrs import frozen
 
 from elasticlib._lease import CUT_OFF
+from elasticlib._wording import duration
 from elasticlib.errors import name_of_signal
 from elasticlib.records._sinks import Record
+from elasticlib.stacks import ranks_text
 
 _MOST = 8
 
@@ -101,8 +103,8 @@ class StopAwaited(Record, level=logging.WARNING):
     """Seconds until SIGKILL."""
 
     def __str__(self) -> str:
-        several = "s" if len(self.pids) > 1 else ""
-        who = f"rank{several} {_few(self.pids)} (process{'es' if several else ''} {_few(self.pids.values())})"
+        nouns = "processes" if len(self.pids) > 1 else "process"
+        who = f"{ranks_text(self.pids)} ({nouns} {_few(self.pids.values())})"
         return (
             f"waiting for {who} to end by {name_of_signal(self.signum)}: SIGKILL follows in {self.left:.1f} s, "
             "or at once with another Ctrl-C"
@@ -244,7 +246,8 @@ class PreloadAdvised(Record, level=logging.WARNING):
 
     def __str__(self) -> str:
         return (
-            f"at the last restart the workers were importing {', '.join(self.modules)} for about {self.seconds:.0f} s: "
+            f"at the last restart the workers were importing {', '.join(self.modules)} "
+            f"for about {duration(self.seconds)}: "
             f"--preload {','.join((*self.preload, *self.modules))} saves that at each restart"
         )
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
+from elasticlib._wording import counted
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _options
 from elasticlib.rendezvous._job import Job
@@ -193,7 +194,7 @@ def _node_rank(config: LaunchConfig, options: _options.Options) -> tuple[int | N
     if rank is not None and rank >= config.max_nodes:
         raise ConfigError.of_setting(
             "node_rank",
-            f"{rank} is out of range for {config.max_nodes} node{'s' * (config.max_nodes > 1)}: "
+            f"{rank} is out of range for {counted(config.max_nodes, 'node')}: "
             f"give a number from 0 to {config.max_nodes - 1}",
         )
     if options.rank is not None and rank != options.rank:

@@ -75,8 +75,8 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         ),
         (
             StopAwaited({rank: 1000 + rank for rank in range(10)}, 99, 29.5),
-            "waiting for ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more (processes 1000, 1001, 1002, 1003, 1004, 1005, 1006, "
-            "1007 and 2 more) to end by signal 99: SIGKILL follows in 29.5 s, or at once with another Ctrl-C",
+            "waiting for ranks 0-9 (processes 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1007 and 2 more) "
+            "to end by signal 99: SIGKILL follows in 29.5 s, or at once with another Ctrl-C",
         ),
         (
             StopRepeated("signal 15", 12.34),

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
+from elasticlib._wording import counted
 from elasticlib.stacks import is_users
 from elasticlib.testing.process_state import _config_modules, _replaced, _torch_modes
 from elasticlib.utils import _process_settings
@@ -227,7 +228,7 @@ _LEFT = {
 
 
 def _many(names: list[str], what: tuple[str, str]) -> str:
-    return f"{len(names)} {what[len(names) != 1]} ({_listed(names)})"
+    return f"{counted(len(names), *what)} ({_listed(names)})"
 
 
 def _listed(names: list[str]) -> str:

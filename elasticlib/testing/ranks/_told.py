@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
+from elasticlib._wording import counted
 from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks import _failed
 from elasticlib.testing.ranks._call import Call, Outcome
@@ -71,7 +72,7 @@ class Told:
 
 def left_after(collectives: int) -> str:
     """What a test has left in a shared group whose ranks are at different collectives."""
-    where = f"after {collectives} collective{'s' * (collectives != 1)}" if collectives else "without a collective"
+    where = f"after {counted(collectives, 'collective')}" if collectives else "without a collective"
     return f"left the shared process group {where}, and another rank elsewhere"
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 from json import loads
 
-from elasticlib._shared_imports import shared_imports
+from elasticlib.processes import shared_imports
 
 VARIABLE = "ELASTICLIB_WARM_IMPORTS"
 """Names of modules, in the order of their imports in the tests' own process."""

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from elasticlib._caller import Surroundings
-from elasticlib._shared_imports import without_garbage_collection
+from elasticlib.processes import without_garbage_collection
 from elasticlib.testing.torch_cases import _imports
 from elasticlib.workers import _environment
 from elasticlib.workers.child import _randomness, _threads

@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 
 from elasticlib import processes
 from elasticlib._folders import out_of_removed, time_of_change
-from elasticlib._shared_imports import shared_imports
 from elasticlib._wire import Channel
+from elasticlib.processes import shared_imports
 from elasticlib.workers import _reaper
 from elasticlib.workers.child import _child, _ending, _own_modules, _randomness
 from elasticlib.workers.spawner import _fork_worker as fork_worker, _leftovers

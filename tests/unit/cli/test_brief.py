@@ -33,7 +33,7 @@ def test_the_size_of_a_job(nodes: int, ranks: int, here: int, text: str) -> None
 
 def test_how_a_job_has_ended() -> None:
     assert "succeeded after 12.3 s, 0 restarts" == outcome_of(status())
-    assert "failed after 61 min 1 s, 1 restart" == outcome_of(status("failed", 3661.2, 1))
+    assert "failed after 1 h 1 min, 1 restart" == outcome_of(status("failed", 3661.2, 1))
 
 
 def test_the_start_is_told_once_and_the_end_after_it() -> None:

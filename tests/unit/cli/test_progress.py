@@ -48,13 +48,13 @@ def test_the_head_tells_restarts_and_why() -> None:
     """The head has what is true of the whole group: state, time, restarts, node and reason."""
     assert picture_of(JOB, 5).head == "train.py: running for 12 s"
     later = evolve(JOB, state="stopping", seconds=4000.0, restarts=2, nodes=3, why="rank 1 failed")
-    assert picture_of(later, 5).head == "train.py: stopping for 1:06:40, restart 2, node 0 of 3: rank 1 failed"
+    assert picture_of(later, 5).head == "train.py: stopping for 1 h 6 min, restart 2, node 0 of 3: rank 1 failed"
 
 
 def test_a_rank_that_is_silent_says_for_how_long() -> None:
     """After ten seconds without a step the row has the time since the last one; never once the rank has ended."""
     silent = evolve(RANK, age=75.0)
-    assert picture_of(evolve(JOB, ranks=(silent,)), 5).rows[0].metrics == "loss=0.25 (75 s ago)"
+    assert picture_of(evolve(JOB, ranks=(silent,)), 5).rows[0].metrics == "loss=0.25 (1 min 15 s ago)"
     ended = evolve(silent, state="succeeded")
     assert picture_of(evolve(JOB, ranks=(ended,)), 5).rows[0].metrics == "loss=0.25"
 

@@ -116,4 +116,4 @@ def test_it_names_the_job_the_ranks_the_time_and_what_to_do(ranks: tuple[int, ..
 
         assert text.startswith(f"[job 'train' runs, but {who} for 40 s: ")
         assert way in text and "\n" not in text
-    assert "for 11 min:" in words("train", "call", ranks, 640.0)
+    assert "for 10 min 40 s:" in words("train", "call", ranks, 640.0)
