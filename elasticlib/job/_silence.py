@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 
 from elasticlib._clock import Clock, monotonic
-
 from elasticlib._wording import duration
 from elasticlib.stacks import ranks_text
 

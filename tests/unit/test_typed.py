@@ -127,7 +127,6 @@ OTHERS_TEXT = {
     "pools/_crew.py": "torch's ValueError for a second process group",
     "rendezvous/stores/_c10d.py": "torch's RuntimeError of a build without libuv",
     "rendezvous/stores/_torch_store.py": "torch's C++ stack behind a message",
-    "rendezvous/stores/etcd/_v2.py": "etcd's reason for a refused request",
     "rendezvous/stores/etcd/_v3.py": "etcd's reason for a refused request",
     "utils/distributed.py": "torch's DistNetworkError for a port in use",
     "workers/_failure.py": "CPython's fault handler",
