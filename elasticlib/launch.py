@@ -20,39 +20,43 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, fields
 
 from elasticlib import _in_notebooks, _rules, events, metrics, records
-from elasticlib._programs import flags_here, open_files_needed
 from elasticlib._torch_config import as_launch_config
-from elasticlib.agent._checks import check_health_check_server
+from elasticlib.agent import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError, SignalException
-from elasticlib.job import Job
-from elasticlib.job._output import (
+from elasticlib.job import (
+    GPU_SHARES,
     CallersStream,
+    Job,
     JobLogs,
+    Results,
+    announce_log_folder,
+    combined_error,
     is_replaced,
-    name_folder,
     own_logs,
-    put_away,
+    remove_logs,
     shown_ranks,
     warn_of_ranks,
 )
-from elasticlib.job._raising import raised
-from elasticlib.job._register import SHARES
-from elasticlib.job._results import Results
-from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.logs._streams import Duplicates, make_ready
-from elasticlib.rendezvous._choice import PlugIn
-from elasticlib.rendezvous._command import command_line
-from elasticlib.rendezvous._meeting import choose, opened
+from elasticlib.logs import DefaultLogsSpecs, Duplicates, make_run_folder
+from elasticlib.preload import preload_for
+from elasticlib.processes import flags_here, open_files_needed
+from elasticlib.rendezvous import PlugIn, choose_rendezvous, command_line, opened_rendezvous
 from elasticlib.spec import Entrypoint, LaunchConfig, LogsDest, LogsSpecs, WorkerSpec, entrypoint_name
 from elasticlib.state import RunResult
-from elasticlib.workers import _devices, _preload, _signals
-from elasticlib.workers._fork_servers import fork_servers
-from elasticlib.workers._plan import prepare, serving_caller, shown_by_caller
+from elasticlib.workers import (
+    HandledSignals,
+    default_numa_options,
+    fork_servers,
+    parse_signals,
+    prepare_workers,
+    serving_caller,
+    shown_by_caller,
+    workers_per_node,
+)
 
 if TYPE_CHECKING:
-    from elasticlib.agent import LocalElasticAgent
-    from elasticlib.agent._health import HealthCheckServer
-    from elasticlib.workers._fork_servers import ForkServer
+    from elasticlib.agent import HealthCheckServer, LocalElasticAgent
+    from elasticlib.workers import ForkServer
 
 _log = logging.getLogger("elasticlib")
 
@@ -140,7 +144,7 @@ class CheckedLaunch:
         self._health_check_server = health_check_server
         with contextlib.ExitStack() as until_end, contextlib.ExitStack() as until_run:
             if health_check_server is not None:
-                from elasticlib.agent._watch import stop_health_check
+                from elasticlib.agent import stop_health_check
 
                 until_run.callback(stop_health_check, health_check_server, records.log)
             self._config = config = as_launch_config(config)
@@ -155,17 +159,17 @@ class CheckedLaunch:
                 self.console.files = lambda: getattr(self._logs, "root_log_dir", "")
                 self.console.watch(self.title, shown_ranks(config), is_pool=bool(title), is_started=is_started)
                 until_end.callback(self.console.close)
-            self._choice = choose(config, work=self.title, command=_command_of(self.title, entrypoint, args))
+            self._choice = choose_rendezvous(config, work=self.title, command=_command_of(self.title, entrypoint, args))
             flags = flags_here()
-            gpus = SHARES.of(f"job {self.title!r}", config.devices, config.nproc_per_node, is_started=is_started)
+            gpus = GPU_SHARES.of(f"job {self.title!r}", config.devices, config.nproc_per_node, is_started=is_started)
             shown = until_end.enter_context(gpus)
-            ahead = _preload.modules_of(entrypoint) if isinstance(config.nproc_per_node, str) else ()
-            workers = _devices.workers_per_node(config.nproc_per_node, config.preload, flags, shown, ahead)
+            ahead = preload_for(entrypoint) if isinstance(config.nproc_per_node, str) else ()
+            workers = workers_per_node(config.nproc_per_node, config.preload, flags, shown, ahead)
             self._spec = spec = _worker_spec(config, workers, entrypoint, args, kwargs)
             if spec.numa_options is None:
-                spec.numa_options = _devices.default_numa_options(workers, config.preload, flags, shown)
+                spec.numa_options = default_numa_options(workers, config.preload, flags, shown)
             self.grace = _shutdown_timeout(config)
-            self._prepared = prepare(spec, config.start_method, config.signals_to_handle, shown)
+            self._prepared = prepare_workers(spec, config.start_method, config.signals_to_handle, shown)
             if _in_notebooks.shell() is not None:
                 word = self.console.word if self.console is not None else ""
                 job = shown_by_caller(
@@ -174,11 +178,11 @@ class CheckedLaunch:
                 self._prepared = evolve(self._prepared, job=job)
             if follows_callers or _in_notebooks.shell() is not None:
                 self._prepared = evolve(self._prepared, job=serving_caller(self._prepared.job))
-            self.signums = _signals.parse(self._prepared.signals_to_handle)
+            self.signums = parse_signals(self._prepared.signals_to_handle)
             self.quit_shows_stacks = isinstance(config.signals_to_handle, _rules.Default)
             warn_of_ranks(self._logs, workers, config)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": workers}))
-            make_ready(self._logs, self._choice.run_id)  # others must not meet a node that cannot work
+            make_run_folder(self._logs, self._choice.run_id)  # others must not meet a node that cannot work
             self._until_run, self._until_end = until_run.pop_all(), until_end.pop_all()
 
     @property
@@ -214,7 +218,7 @@ class CheckedLaunch:
             # From the first process on a signal ends the job; while a handler of others is made, which may take any
             # time, it does what it did before.
             is_ours = not isinstance(self._choice, PlugIn)
-            own = _signals.Handled(self.signums if is_ours else (), job.inbox, takes_notices=True)
+            own = HandledSignals(self.signums if is_ours else (), job.inbox, takes_notices=True)
             with own:
                 return self._run(job, until_run)
 
@@ -226,14 +230,14 @@ class CheckedLaunch:
     def _run(self, job: Job, until_run: contextlib.ExitStack) -> dict[int, Any]:
         config, spec, logs, asked = self._config, self._spec, self._logs, self._asked
         succeeded, is_kept = False, True
-        name_folder(logs)
+        announce_log_folder(logs)
         try:
             plan = self._prepared.job
             warming = fork_servers.warming(plan.fork_server, plan.common.env, plan.search_path)
             with (
                 open_files_needed("the job"),
                 warming as there,
-                opened(self._choice, config, job.inbox) as spec.rdzv_handler,
+                opened_rendezvous(self._choice, config, job.inbox) as spec.rdzv_handler,
             ):
                 self._say_that_it_starts(there)
                 from elasticlib.agent import LocalElasticAgent
@@ -263,13 +267,13 @@ class CheckedLaunch:
                 error = ChildFailedError(self.title, result.failures)
                 error._elastic_ranks = agent.get_worker_group().workers[0].world_size
                 cause = agent.original_exception(error.get_first_failure()[0])
-                raise raised(error, cause, config.raise_as) from cause
+                raise combined_error(error, cause, config.raise_as) from cause
             succeeded = True
         except SignalException:
             is_kept = not self._follows_callers  # who stops the workers of a pool looks at no failure of theirs
             raise
         finally:
-            put_away(logs, asked, succeeded=succeeded, is_kept=is_kept)
+            remove_logs(logs, asked, succeeded=succeeded, is_kept=is_kept)
         return result.return_values
 
 

@@ -16,13 +16,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from elasticlib.cli._options import read_nodes, read_workers
-from elasticlib.cli._parser import PROG, Parser
-from elasticlib.cli._request import Request, by_source, request_of
+from elasticlib.cli import PROG, Parser, Request, by_source, read_nodes, read_workers, request_of
 from elasticlib.errors import ChildFailedError, ConfigError, ElasticError, RendezvousGracefulExitError, SignalException
 from elasticlib.spec import Entrypoint, LaunchConfig
-from elasticlib.utils.log_level import VARIABLE, level_of
-from elasticlib.workers._signals import survive_notices
+from elasticlib.utils import LOG_LEVEL_VARIABLE, level_of
+from elasticlib.workers import survive_notices
 
 log = logging.getLogger("elasticlib.run")
 
@@ -54,11 +52,11 @@ def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
 
 
 def _launch_with_progress(request: Request) -> None:
-    from elasticlib.cli._terminal import BETWEEN_BLOCKS, screen
+    from elasticlib.cli import BETWEEN_BLOCKS, progress_screen
     from elasticlib.job import Job
     from elasticlib.launch import CheckedLaunch
 
-    with screen() as shown:
+    with progress_screen() as shown:
         work = CheckedLaunch(request.config, request.entrypoint, request.args, None, {}, follows_callers=True)
         if work.console is not None:
             work.console.gather = BETWEEN_BLOCKS
@@ -68,7 +66,7 @@ def _launch_with_progress(request: Request) -> None:
 
 
 def _launch_with_brief(request: Request) -> None:
-    from elasticlib.cli._brief import Brief
+    from elasticlib.cli import Brief
     from elasticlib.job import Job
     from elasticlib.launch import CheckedLaunch
 
@@ -115,7 +113,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     Raises `SpecError` (a ``ValueError``) for another word, or where there is no such device. (torch:
     ``torch.distributed.run.determine_local_world_size``)
     """
-    from elasticlib.workers._devices import workers_per_node
+    from elasticlib.workers import workers_per_node
 
     return workers_per_node(LaunchConfig(nproc_per_node=read_workers(nproc_per_node)).nproc_per_node)
 
@@ -128,7 +126,7 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint
     arguments; here the script is the entry point, so that workers come from the fork server. Raises `ConfigError`.
     (torch: ``torch.distributed.run.config_from_args``)
     """
-    from elasticlib.workers._devices import workers_per_node
+    from elasticlib.workers import workers_per_node
 
     no_rows = "a configuration has no place for it: elasticrun itself draws the rows"
     request = request_of(args, os.environ, no_rows=no_rows)
@@ -203,7 +201,7 @@ def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
     if whole_program:
         survive_notices()
     try:
-        with _console_log(os.environ.get(VARIABLE) or "WARNING"):
+        with _console_log(os.environ.get(LOG_LEVEL_VARIABLE) or "WARNING"):
             try:
                 command()
             except (ElasticError, KeyboardInterrupt):
@@ -211,9 +209,9 @@ def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
                 raise
     except ElasticError as e:
         if isinstance(e, ChildFailedError):
-            from elasticlib.workers.child._record import pass_on
+            from elasticlib.workers.child import write_error_file
 
-            pass_on(e)
+            write_error_file(e)
         if not whole_program:
             raise
         _leave_by(e)

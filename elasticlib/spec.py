@@ -25,7 +25,7 @@ from elasticlib import _in_notebooks, _rules
 from elasticlib._untrusted import TOKEN_VARIABLE as TOKEN_VARIABLE
 from elasticlib.errors import ConfigError, SpecError
 from elasticlib.numa import NumaOptions, as_numa_options
-from elasticlib.utils._dataclasses import DataclassView
+from elasticlib.utils import DataclassView
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 WaitFor: TypeAlias = Literal["quiet", "min", "max"]

@@ -15,7 +15,7 @@ from attrs import Factory, define, field, fields
 
 from elasticlib.errors import InvalidTransitionError, ProcessFailure
 from elasticlib.spec import WorkerSpec
-from elasticlib.utils._dataclasses import DataclassView
+from elasticlib.utils import DataclassView
 
 
 class WorkerState(str, enum.Enum):

@@ -26,14 +26,8 @@ LAYERS = [
     "errors",
     "processes",
     "_times",
-    "_folders",
-    "_lease",
     "utils",
     "numa",
-    "_wire",
-    "_caller",
-    "_large_files",
-    "_programs",
     "_rules",
     "spec",
     "_torch_config",
@@ -64,8 +58,8 @@ LAYERS = [
     "logs",
     "timer",
     "workers._environment",
-    "workers._reaper",
     "workers.child",
+    "preload",
     "workers.spawner",
     "workers",
     "agent",
@@ -75,8 +69,8 @@ LAYERS = [
     "testing.process_state",
     "testing.ranks",
     "testing",
-    "pytest_plugin.rank",
-    "pytest_plugin",
+    "testing.pytest_plugin.rank",
+    "testing.pytest_plugin",
     "argparse_util",
     "cli",
     "run",
@@ -146,8 +140,8 @@ PURE = [
     "numa/_options.py",
     "numa/_cpus.py",
     "workers/_environment.py",
-    "workers/spawner/_reads.py",
-    "workers/spawner/_import_watch.py",
+    "preload/_reads.py",
+    "preload/_import_watch.py",
     "logs/_layout.py",
     "logs/_lines.py",
     "logs/_bars.py",
@@ -326,11 +320,50 @@ def test_the_pure_core_opens_and_prints_nothing(file: str) -> None:
     assert set() == set(calls(file)) & IMPURE_CALLS
 
 
-def test_a_module_is_no_longer_than_a_reader_can_follow() -> None:
-    """About 150 lines are usual, and 400 many. Above this limit look for an idea of its own in it; never compress."""
-    lengths = {file: len((HOUSE / file).read_text(encoding="utf-8").splitlines()) for file in FILES}
+BRANCHES = (*(ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.comprehension, ast.Assert, ast.match_case),)
+MOST_DENSE_FUNCTIONS, MOST_DENSE_FILES = 236, 51
+"""How many there are by now of those that read as if they were compressed: these numbers go down, never up."""
 
-    assert {} == {file: length for file, length in lengths.items() if length > 450}
+
+def branches(node: ast.AST) -> int:
+    """Return how often *node* branches; ``a and b`` does once."""
+    of_operators = sum(len(each.values) - 1 for each in ast.walk(node) if isinstance(each, ast.BoolOp))
+    return of_operators + sum(isinstance(each, BRANCHES) for each in ast.walk(node))
+
+
+def functions(file: str) -> list[tuple[str, int, int]]:
+    """Return (name, branches, lines without the docstring) of each function in *file*."""
+    found = []
+    for node in ast.walk(tree(HOUSE / file)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+            found.append((node.name, branches(node), lines))
+    return found
+
+
+def test_no_more_functions_branch_every_second_line() -> None:
+    """Give a predicate a name, return early, or make a table of it; a line that was folded is no gain."""
+    dense = [
+        f"{file}: {name}"
+        for file in FILES
+        for name, count, lines in functions(file)
+        if lines >= 10 and 2 * count >= lines
+    ]
+
+    assert len(dense) <= MOST_DENSE_FUNCTIONS
+
+
+def test_no_more_modules_are_dense() -> None:
+    """Those with more than 40 branches in 100 lines of functions."""
+    dense = []
+    for file in FILES:
+        counted = functions(file)
+        lines = sum(each[2] for each in counted)
+        if lines >= 60 and 100 * sum(each[1] for each in counted) > 40 * lines:
+            dense.append(file)
+
+    assert len(dense) <= MOST_DENSE_FILES
 
 
 def test_a_package_has_at_most_21_modules() -> None:
@@ -341,10 +374,10 @@ def test_a_package_has_at_most_21_modules() -> None:
     assert {} == {str(folder): count for folder, count in counted.items() if count > MOST_MODULES}
 
 
-CHILD_SIDE = ("workers/child/", "workers/spawner/", "workers/_reaper.py")
+CHILD_SIDE = ("workers/child/", "workers/spawner/", "processes/_reaper.py")
 NOT_BELOW = {
     "workers/child/_by_value.py": "imported where a function or result is packed by value",
-    "workers/spawner/_import_watch.py": "the launcher's own look at restarts",
+    "preload/_import_watch.py": "the launcher's own look at restarts",
 }
 
 
@@ -370,6 +403,8 @@ def files_of(name: str) -> set[str]:
     for count in range(len(parts) + 1):
         base = "/".join(parts[:count])
         found |= {file for file in (f"{base}.py", f"{base}/__init__.py".lstrip("/")) if (HOUSE / file).is_file()}
+    if (defined_in := module_of(name)) is not None:  # an interface imports it at its first use
+        found.add(defined_in)
     return found if name.partition(".")[0] == "elasticlib" else set()
 
 
@@ -394,7 +429,7 @@ def test_what_stands_in_sys_modules_is_asked_for_nothing() -> None:
     """Programs put anything there: who walks through it goes by types, with `elasticlib.workers.child._loaded`."""
     walking = [file for file in FILES if any(walk in (HOUSE / file).read_text() for walk in WALKS)]
 
-    assert [] == [file for file in walking if "elasticlib.workers.child._loaded" not in imports(file)]
+    assert [] == [file for file in walking if "workers/child/_loaded.py" not in map(module_of, imports(file))]
 
 
 def test_a_module_says_what_it_is_for() -> None:
@@ -476,3 +511,43 @@ def test_what_tests_like_to_patch_is_held_from_the_import_on() -> None:
     of_time = {(file, name) for file in of_real_jobs for name in imports(file) if name.startswith("time.")}
 
     assert set() == used | of_time
+
+
+PAST_INTERFACES: dict[tuple[str, str], str] = {}
+"""Imports past another package's interface, with their reasons: {(file, module)}."""
+FACADES = ("elastic/", "launcher/", "__init__.py")
+"""Torch's names, each from the module that has it: they are tables of names themselves."""
+
+
+def past_interfaces(file: str) -> set[str]:
+    """Return the modules inside other packages that *file* imports from directly."""
+    own = file.partition("/")[0]
+    found = {module_of_import(name) for name in imports(file)}
+    inner = {each for each in found if each and "/" in each and not each.endswith("__init__.py")}
+    return {each for each in inner if each.partition("/")[0] != own}
+
+
+def module_of_import(name: str) -> str | None:
+    """Return the file that an import statement spells, whether *name* is a module or something in one."""
+    parts = name.split(".")
+    for count in (len(parts), len(parts) - 1):
+        base = "/".join(parts[1:count])
+        for path in (f"{base}.py", f"{base}/__init__.py"):
+            if parts[0] == "elasticlib" and path in FILES:
+                return path
+    return None
+
+
+def test_packages_are_entered_by_their_interfaces() -> None:
+    """An ``__init__`` lists what other packages may import: everything else can be changed without a look elsewhere."""
+    deep = {(file, module) for file in FILES if not file.startswith(FACADES) for module in past_interfaces(file)}
+
+    assert set(PAST_INTERFACES) == deep
+
+
+def test_an_interface_says_what_its_package_is_for() -> None:
+    """In a few lines, before the names."""
+    packages = [file for file in FILES if file.endswith("/__init__.py") and not file.startswith(FACADES)]
+    texts = {file: ast.get_docstring(tree(HOUSE / file)) or "" for file in packages}
+
+    assert {} == {file: text for file, text in texts.items() if not 60 < len(text)}

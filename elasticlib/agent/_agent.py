@@ -23,23 +23,28 @@ from typing_extensions import assert_never
 from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import Clock, monotonic
 from elasticlib._times import soonest
-from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _policy, _requests
 from elasticlib.agent._outcome import agreed, error_of, notes
 from elasticlib.agent._telemetry import Telemetry
 from elasticlib.agent._trace_text import trace_of
 from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousError, StartError, root_cause
-from elasticlib.rendezvous._membership import Membership, Word
-from elasticlib.rendezvous._open import Rendezvous
-from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
-from elasticlib.rendezvous.handlers._round_store import first_reachable
-from elasticlib.rendezvous.protocol import _messages as messages
-from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RankAssignment, RoundEnd
-from elasticlib.rendezvous.third_party._contract import checked
-from elasticlib.rendezvous.third_party._member import HandlerMember
+from elasticlib.processes import Waitable, wait_readable
+from elasticlib.rendezvous import Membership, Rendezvous, Word
+from elasticlib.rendezvous.handlers import CoordinatedHandler, first_reachable
+from elasticlib.rendezvous.protocol import (
+    ContactLost,
+    Failed,
+    Final,
+    Leave,
+    RankAssignment,
+    RoundEnd,
+    Stopped,
+    Succeeded,
+)
+from elasticlib.rendezvous.third_party import HandlerMember, checked_handler
 from elasticlib.spec import DEFAULT_SIGNALS, WorkerSpec
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
-from elasticlib.workers import _signals
+from elasticlib.workers import Inbox, Signals, parse_signals
 
 DEFAULT_ROLE = "default"
 _NOT_WELL = (WorkerState.FAILED, WorkerState.UNHEALTHY, WorkerState.UNKNOWN)
@@ -88,7 +93,7 @@ class SimpleElasticAgent(ElasticAgent):
         sink: records.Sink = records.log,
         clock: Clock = monotonic,
         metric_handler: metrics.MetricHandler | None = None,
-        inbox: _signals.Inbox | None = None,
+        inbox: Inbox | None = None,
     ) -> None:
         _rules.check_shutdown_timeout(shutdown_timeout)
         handler: Any = spec.rdzv_handler
@@ -96,7 +101,7 @@ class SimpleElasticAgent(ElasticAgent):
         if isinstance(handler, Rendezvous):
             self._run_id, self._member = handler.run_id, handler.member
         else:
-            checked(handler)
+            checked_handler(handler)
             self._run_id = str(handler.get_run_id())
         self._shutdown_timeout = shutdown_timeout
         self._grace = shutdown_timeout
@@ -104,7 +109,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._worker_group = WorkerGroup(spec)
         self._telemetry = Telemetry(self._worker_group, self._run_id, sink, clock, metric_handler)
         self._sink = self._telemetry.sink
-        self._signals = _signals.Signals(_signals.parse(signals_to_handle), inbox, takes_notices=True)
+        self._signals = Signals(parse_signals(signals_to_handle), inbox, takes_notices=True)
         self._events: deque[_policy.Event] = deque()
         self._result = RunResult(WorkerState.INIT)
         self._listener: socket.socket | None = None
@@ -140,7 +145,7 @@ class SimpleElasticAgent(ElasticAgent):
     def _make_ready(self) -> None:
         """Raise what would keep workers from starting, while this node, about to ask for ranks, disturbs nobody."""
 
-    def _watched(self) -> Sequence[HasDescriptor]:
+    def _watched(self) -> Sequence[Waitable]:
         """What becomes readable when `_monitor_workers` has something new to tell."""
         return ()
 
@@ -193,7 +198,7 @@ class SimpleElasticAgent(ElasticAgent):
                 self._shutdown(signal.SIGTERM, self._shutdown_timeout)
                 if left is not None:
                     with contextlib.suppress(RendezvousError):
-                        self._member.post(messages.Stopped(self._member.node, left, ()))
+                        self._member.post(Stopped(self._member.node, left, ()))
 
     # What is told of it.
 
@@ -238,7 +243,7 @@ class SimpleElasticAgent(ElasticAgent):
         number = self._worker_group.round if self._runs else None
         with contextlib.suppress(RendezvousError):  # the error that is being handled says more
             why = f"{type(error).__name__}: {error}"[:_LONGEST_WHY].rstrip(": ")
-            self._member.post(messages.Leave(self._member.node, why, number))
+            self._member.post(Leave(self._member.node, why, number))
         return number
 
     def _run(self) -> RunResult:
@@ -260,7 +265,7 @@ class SimpleElasticAgent(ElasticAgent):
         serves = _policy.awaits_others(self._state) and self._serves_others()
         if serves and self._finds_store_lost():
             return [_policy.WorkerStoreLost()]
-        watched: list[HasDescriptor] = [self._signals, self._member]
+        watched: list[Waitable] = [self._signals, self._member]
         if runs or serves:
             watched += self._watched()
         limit = self._poll_timeout() if runs or serves else None
@@ -314,16 +319,16 @@ class SimpleElasticAgent(ElasticAgent):
                     self._listen()
                 self._events.append(_policy.WorkersGone(self._result.state is WorkerState.SUCCEEDED))
             case _policy.TellFailed(number):
-                member.post(messages.Failed(member.node, number, notes(self._failures().values())))
+                member.post(Failed(member.node, number, notes(self._failures().values())))
             case _policy.TellStopped(number):
                 failures = self._failures()
-                member.post(messages.Stopped(member.node, number, notes(failures.values())))
+                member.post(Stopped(member.node, number, notes(failures.values())))
                 self._telemetry.stopped(failures)
             case _policy.TellSucceeded(number):
-                member.post(messages.Succeeded(member.node, number))
+                member.post(Succeeded(member.node, number))
             case _policy.Leave(why, number):
                 with contextlib.suppress(RendezvousClosedError):
-                    member.post(messages.Leave(member.node, why, number))
+                    member.post(Leave(member.node, why, number))
             case _policy.Finish():
                 return self._finish(action)
             case _:

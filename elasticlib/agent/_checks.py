@@ -12,8 +12,7 @@ import warnings
 from typing import Any
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._open import Rendezvous
-from elasticlib.rendezvous._options import ETCD
+from elasticlib.rendezvous import ETCD_BACKENDS, Rendezvous
 from elasticlib.spec import WorkerSpec
 
 _log = logging.getLogger("elasticlib")
@@ -91,4 +90,4 @@ def master_of(spec: WorkerSpec, addr: str, port: int) -> tuple[str, int]:
 
 
 def _is_on_etcd(handler: Any) -> bool:
-    return (handler.backend if isinstance(handler, Rendezvous) else handler.get_backend()) in ETCD
+    return (handler.backend if isinstance(handler, Rendezvous) else handler.get_backend()) in ETCD_BACKENDS

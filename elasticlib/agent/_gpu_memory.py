@@ -22,11 +22,21 @@ from typing import Any
 
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic
-from elasticlib._programs import BEGIN, CHANNEL_FD, Link, Process, search_path, spawn, wake_with_parent
 from elasticlib._untrusted import LONGEST_TIME
-from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
-from elasticlib.workers._environment import DEVICES
+from elasticlib.processes import (
+    BEGIN_CODE,
+    CHANNEL_FD,
+    Channel,
+    Link,
+    Message,
+    Process,
+    search_path_argument,
+    spawn,
+    wait_readable,
+    wake_with_parent,
+)
+from elasticlib.workers import CUDA_DEVICES_VARIABLE
 
 TIMEOUT = "ELASTICLIB_GPU_MEMORY_TIMEOUT"
 DRIVER = "/dev/nvidiactl"
@@ -41,7 +51,7 @@ _PAUSE = 0.05
 """Seconds between two readings."""
 _END_LIMIT = 0.5
 _ENDED = "the program that reads it has ended"
-_PROGRAM = BEGIN + "from elasticlib.agent._gpu_memory import main; main()"
+_PROGRAM = BEGIN_CODE + "from elasticlib.agent._gpu_memory import main; main()"
 
 
 class GpuMemory:
@@ -74,7 +84,7 @@ class GpuMemory:
             return
         ours, theirs = Channel.pair()
         with contextlib.closing(theirs):
-            command = [sys.executable, "-c", _PROGRAM, search_path()]
+            command = [sys.executable, "-c", _PROGRAM, search_path_argument()]
             try:
                 self._process = spawn(command, self._environment, theirs.fileno())
             except StartError as error:
@@ -228,7 +238,7 @@ def main() -> None:
 
 def _read(nvml: Any) -> dict[str, int]:
     """Bytes in use on each visible GPU, without one that does not answer (it fell off the bus)."""
-    listed = os.environ.get(DEVICES)
+    listed = os.environ.get(CUDA_DEVICES_VARIABLE)
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     names = [""] * len(handles)
     if listed is not None:

@@ -19,9 +19,8 @@ from json import dumps
 from typing import Any, TypeAlias
 
 from elasticlib._clock import monotonic, wall_time
-from elasticlib._programs import own, start_thread
-from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError
+from elasticlib.processes import closed_in_forks, start_thread, wait_readable
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
@@ -76,7 +75,7 @@ class HealthCheckServer:
             return
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
-        listener = own(socket.create_server(("", self.port), family=family, dualstack_ipv6=both))
+        listener = closed_in_forks(socket.create_server(("", self.port), family=family, dualstack_ipv6=both))
         self.port = int(listener.getsockname()[1])
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(
@@ -155,7 +154,7 @@ class _Client:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        self._connection = own(connection)
+        self._connection = closed_in_forks(connection)
         self._said = b""
         self.until = monotonic() + _REQUEST_LIMIT
         """When its time is over."""

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from elasticlib import _rules, metrics, processes, records
 from elasticlib._clock import monotonic, wall_time
 from elasticlib._times import soonest
-from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.agent import _checks, _requests, _silence
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._gpu_memory import GpuMemory
@@ -22,20 +21,24 @@ from elasticlib.agent._health import HealthCheckServer
 from elasticlib.agent._repeats import Repeats
 from elasticlib.agent._watch import Sockets, Watch
 from elasticlib.errors import ProcessFailure, RendezvousError, StartError
-from elasticlib.logs import _streams
-from elasticlib.logs._console import Console
-from elasticlib.logs._layout import DEFAULT_PREFIX, PREFIX_VARIABLE, line_prefix
-from elasticlib.rendezvous._names import host_name
-from elasticlib.rendezvous._open import Rendezvous
-from elasticlib.rendezvous.handlers._coordinated import NO_SHARING
-from elasticlib.rendezvous.protocol._messages import ContactLost
+from elasticlib.logs import DEFAULT_PREFIX, PREFIX_VARIABLE, Console, Duplicates, LogRounds, line_prefix
+from elasticlib.processes import Waitable, wait_readable
+from elasticlib.rendezvous import Rendezvous, host_name
+from elasticlib.rendezvous.handlers import NO_SHARING
+from elasticlib.rendezvous.protocol import ContactLost
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, StartMethod, WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
-from elasticlib.workers import _environment, _signals
-from elasticlib.workers._fork_servers import fork_servers
-from elasticlib.workers._launch_events import WorkerNow
-from elasticlib.workers._plan import Preparation, prepare
-from elasticlib.workers._processes import Processes
+from elasticlib.workers import (
+    THREADS_VARIABLE,
+    Inbox,
+    NodePlace,
+    Preparation,
+    Processes,
+    WorkerNow,
+    fork_servers,
+    prepare_workers,
+    worker_variables,
+)
 
 _CONSOLE_TIMEOUT = 0.2
 """Seconds between two looks for a signal while the console takes no more lines."""
@@ -81,7 +84,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         sink: records.Sink = records.log,
         metric_handler: metrics.MetricHandler | None = None,
         prepared: Preparation | None = None,
-        inbox: _signals.Inbox | None = None,
+        inbox: Inbox | None = None,
         repeats_errors: bool = True,
         console: Console | None = None,
         interrupt_shows_stacks: bool = False,
@@ -90,7 +93,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         _rules.check_shutdown_timeout(shutdown_timeout)
         _checks.check_health_check_server(health_check_server)
         _checks.check_local(log_line_prefix_template, uninterruptible_state_timeout)
-        made = prepared if prepared is not None else prepare(spec, start_method, signals_to_handle)
+        made = prepared if prepared is not None else prepare_workers(spec, start_method, signals_to_handle)
         super().__init__(
             spec,
             exit_barrier_timeout,
@@ -101,7 +104,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             inbox=inbox,
         )
         caller = made.caller
-        if _environment.THREADS not in caller:
+        if THREADS_VARIABLE not in caller:
             sink(records.ThreadsChosen(made.job.common.threads, made.cpus, spec.local_world_size))
         if processes.pidfds.why() or processes.memfds.why():
             sink(records.KernelLimited(processes.pidfds.why(), processes.memfds.why()))
@@ -109,8 +112,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         prefix = log_line_prefix_template or caller.get(PREFIX_VARIABLE)
         self._prefix = prefix if prefix else str(getattr(logs_specs, "default_prefix", DEFAULT_PREFIX))
         self._job = made.job
-        self._logs = _streams.Rounds(logs_specs)
-        duplicates = _streams.Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
+        self._logs = LogRounds(logs_specs)
+        duplicates = Duplicates(spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
         self._processes = Processes(self._job, spec.local_world_size, sink, duplicates, console)
 
         self._watch = Watch(
@@ -172,7 +175,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if not (isinstance(handler, Rendezvous) and handler.alone):
             self._logs.make_ready(self._run_id)
 
-    def _watched(self) -> Sequence[HasDescriptor]:
+    def _watched(self) -> Sequence[Waitable]:
         return () if self._processes.fileno() < 0 else (self._processes,)
 
     def _poll_timeout(self) -> float | None:
@@ -186,7 +189,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         agent_store = agent_store and not self._has_other_master
         place = self._place(worker_group, agent_store)
         ranks = range(worker_group.spec.local_world_size)
-        envs = {rank: self._job.environment_of(rank, _environment.worker_variables(place, rank, "")) for rank in ranks}
+        envs = {rank: self._job.environment_of(rank, worker_variables(place, rank, "")) for rank in ranks}
         dest = self._logs.reify(envs)
         watched = self._watch.start()
         specs = [self._sockets.serving(self._job.spec(rank, envs[rank] | watched)) for rank in ranks]
@@ -230,7 +233,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         memory, known = self._gpu_memory, len(self._events)
         memory.begin()
         while (left := memory.look()) is not None:
-            watched: list[int | HasDescriptor] = [self._signals.hurry(), self._member, memory]
+            watched: list[int | Waitable] = [self._signals.hurry(), self._member, memory]
             if self._signals.hurry() in wait_readable(watched, soonest(left, self._member.poll_timeout())):
                 return  # the start that follows heeds it
             if self._listen():
@@ -238,10 +241,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             if len(self._events) > known:
                 return
 
-    def _place(self, group: WorkerGroup, agent_store: bool) -> _environment.Place:
+    def _place(self, group: WorkerGroup, agent_store: bool) -> NodePlace:
         spec, first = group.spec, group.workers[0]
         assert group.group_rank is not None and group.group_world_size is not None
-        return _environment.Place(
+        return NodePlace(
             run_id=self._run_id,
             role=spec.role,
             local_world_size=spec.local_world_size,
@@ -318,7 +321,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _watch_stop(self, signum: signal.Signals, limit: float | None) -> None:
         """Wait for the workers' end, or for a reason to hurry; not longer than *limit* s."""
         hears = self._broken is None
-        watched: list[HasDescriptor] = [self._signals, self._processes, *([self._member] if hears else [])]
+        watched: list[Waitable] = [self._signals, self._processes, *([self._member] if hears else [])]
         wait_readable(watched, soonest(limit, self._member.poll_timeout() if hears else None))
         for stop in self._requests():
             self._events.append(stop)

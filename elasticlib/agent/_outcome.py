@@ -26,7 +26,7 @@ from elasticlib.errors import (
     RendezvousTimeoutError,
     SignalException,
 )
-from elasticlib.rendezvous.protocol._messages import FailureNote, Final
+from elasticlib.rendezvous.protocol import FailureNote, Final
 
 _LONGEST = 20_000
 """Characters of a text that peers get to see."""

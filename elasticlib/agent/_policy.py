@@ -22,8 +22,8 @@ from attrs import evolve, field, frozen
 from typing_extensions import assert_never
 
 from elasticlib.errors import InvalidTransitionError
-from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous.protocol._messages import ContactLost, Final, RankAssignment, RoundEnd, StoreGone
+from elasticlib.rendezvous import Word
+from elasticlib.rendezvous.protocol import ContactLost, Final, RankAssignment, RoundEnd, StoreGone
 
 
 class Phase(enum.Enum):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from elasticlib import records
 from elasticlib.agent._policy import StopRequested
-from elasticlib.workers._signals import Inbox, NoticeCame, StacksAsked, StopAsked
+from elasticlib.workers import Inbox, NoticeReceived, StacksRequest, StopRequest
 
 
 def drain(
@@ -22,13 +22,13 @@ def drain(
         match item:
             case int():
                 stops.append(StopRequested(item))
-            case StopAsked(why, grace):
+            case StopRequest(why, grace):
                 stops.append(StopRequested(signal.SIGTERM, why, grace))
-            case StacksAsked(why):
+            case StacksRequest(why):
                 if why:
                     sink(records.StacksShown(why))
                 dump_stacks()
-            case NoticeCame(signum):
+            case NoticeReceived(signum):
                 pass_on(signal.Signals(signum))
     return stops
 

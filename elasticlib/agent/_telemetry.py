@@ -15,10 +15,9 @@ from elasticlib import events, metrics, records
 from elasticlib._clock import Clock, wall_time
 from elasticlib.agent._trace_text import trace_of
 from elasticlib.errors import ProcessFailure
-from elasticlib.metrics._streams import MEASURED
-from elasticlib.rendezvous._names import host_name
-from elasticlib.rendezvous._open import Rendezvous
-from elasticlib.rendezvous.protocol._messages import Final, RankAssignment, RoundEnd
+from elasticlib.metrics import MEASURED_BY_PROF
+from elasticlib.rendezvous import Rendezvous, host_name
+from elasticlib.rendezvous.protocol import Final, RankAssignment, RoundEnd
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
 
 _AGENT = "SimpleElasticAgent"
@@ -109,7 +108,7 @@ class Telemetry:
     @contextlib.contextmanager
     def measured(self, hook: Callable[..., Any]) -> Iterator[None]:
         """While entered, *hook* runs; how long it took is told, unless it does so itself (`metrics.prof`)."""
-        if getattr(hook, MEASURED, False):
+        if getattr(hook, MEASURED_BY_PROF, False):
             yield
             return
         begun, succeeded = self._clock(), False

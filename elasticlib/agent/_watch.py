@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING
 
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic, wall_time
-from elasticlib._folders import make_temporary
 from elasticlib._times import soonest
 from elasticlib.agent._checks import as_seconds
 from elasticlib.agent._health import HealthCheckServer, create_healthcheck_server
 from elasticlib.errors import ConfigError, ProcessFailure
-from elasticlib.utils.process_state import is_uninterruptible_state, read_proc_state
-from elasticlib.workers.child._serving import VARIABLE
-from elasticlib.workers.child._start_spec import StartSpec
+from elasticlib.processes import make_temporary_folder
+from elasticlib.utils import is_uninterruptible_state, read_proc_state
+from elasticlib.workers.child import SERVER_VARIABLE, StartSpec
 
 if TYPE_CHECKING:
     from elasticlib.timer import FileTimerRequest, FileTimerServer
@@ -207,7 +206,7 @@ class Watchdog:
 
             if self._asked is None or _is_read(self._asked):
                 # No path, or one that a launcher above this one, which set the variables too, gave to its own workers.
-                self._folder = self._folder or make_temporary("the timers of the watchdog")
+                self._folder = self._folder or make_temporary_folder("the timers of the watchdog")
                 self._asked, self._path = None, os.path.join(self._folder, "timers")
             try:
                 self._server = FileTimerServer(self._path, self._run_id, log_event=self._tell)
@@ -274,7 +273,7 @@ class Sockets:
     def open(self) -> str | None:
         """Make the folder and return it; None where no servers are wanted."""
         if self._wanted and self._folder is None:
-            self._folder = make_temporary("the sockets of debug servers", _LONGEST - 1 - _RANK_DIGITS)
+            self._folder = make_temporary_folder("the sockets of debug servers", _LONGEST - 1 - _RANK_DIGITS)
         return self._folder
 
     def serving(self, spec: StartSpec) -> StartSpec:
@@ -285,7 +284,7 @@ class Sockets:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         # Where the worker is no Python of ours, the variable tells what it starts.
-        return replace(spec, server=path, variables={**spec.variables, VARIABLE: path})
+        return replace(spec, server=path, variables={**spec.variables, SERVER_VARIABLE: path})
 
     def close(self) -> None:
         """Remove the folder; may come twice."""

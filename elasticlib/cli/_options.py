@@ -14,7 +14,7 @@ from typing import Any
 from attrs import field, frozen
 
 from elasticlib.errors import ConfigError, NodesError
-from elasticlib.rendezvous._options import KEYS, Key, parse_conf
+from elasticlib.rendezvous import RDZV_CONF_KEYS, RdzvConfKey, parse_conf
 from elasticlib.spec import DEFAULT_SIGNALS, DEVICE_WORDS, START_METHODS, TOKEN_VARIABLE, Std
 
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
@@ -56,7 +56,7 @@ def _flag(text: str) -> bool:
     return bool(int(text))
 
 
-def _explained(name: str, key: Key) -> str:
+def _explained(name: str, key: RdzvConfKey) -> str:
     return f"{name}: {key.meaning}" + (f" ({key.default})" if key.default else "")
 
 
@@ -254,7 +254,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             parse_conf,
             metavar="K=V,...",
             more=". Times in seconds: "
-            + ". ".join(_explained(name, key) for name, key in KEYS.items() if name not in _SAID_OTHERWISE),
+            + ". ".join(_explained(name, key) for name, key in RDZV_CONF_KEYS.items() if name not in _SAID_OTHERWISE),
         ),
         Option(
             "--wait-for",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from elasticlib._wording import counted, duration
-from elasticlib.job._status import ENDED, JobStatus, RankStatus
+from elasticlib.job import ENDED_STATES, JobStatus, RankStatus
 
 _SILENT = 10.0
 """Seconds without a step after which a row says so."""
@@ -59,7 +59,7 @@ def picture_of(status: JobStatus, room: int) -> Picture:
 
 
 def _head(status: JobStatus) -> str:
-    when = "after" if status.state in ENDED else "for"
+    when = "after" if status.state in ENDED_STATES else "for"
     parts = [f"{printable(status.name)}: {status.state} {when} {duration(status.seconds)}"]
     if status.restarts:
         parts.append(f"restart {status.restarts}")

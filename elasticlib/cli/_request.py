@@ -20,8 +20,7 @@ from elasticlib.cli._options import NUMA_MODES
 from elasticlib.cli._parser import values_of
 from elasticlib.cli._terminal import why_not
 from elasticlib.errors import ConfigError, SpecError
-from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.logs._layout import PREFIX_VARIABLE
+from elasticlib.logs import PREFIX_VARIABLE, DefaultLogsSpecs
 from elasticlib.spec import START_METHODS, Entrypoint, LaunchConfig, LogsSpecs, Std
 
 log = logging.getLogger("elasticlib.run")
@@ -134,9 +133,9 @@ def _logs_specs(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpec
         return _logs_beside_progress(values, given)
     kind: Callable[..., LogsSpecs] = DefaultLogsSpecs
     if values["logs_specs"] is not None:
-        from elasticlib.logs import _plugins  # only here: it reads the metadata of all that is installed
+        from elasticlib.logs import load_logs_specs  # only here: it reads the metadata of all that is installed
 
-        kind = _plugins.load(values["logs_specs"])
+        kind = load_logs_specs(values["logs_specs"])
     return kind(
         log_dir=values["log_dir"] or None,
         redirects=values["redirects"],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from elasticlib.cli._progress import Picture, picture_of
 from elasticlib.errors import ConfigError
-from elasticlib.job._status import JobStatus
+from elasticlib.job import JobStatus
 
 if TYPE_CHECKING:
     import rich.console
@@ -42,7 +42,7 @@ def why_not(stream: TextIO | None, environ_term: str | None) -> str:
 
 
 @contextlib.contextmanager
-def screen() -> Iterator[Callable[[Callable[[], JobStatus]], contextlib.AbstractContextManager[None]]]:
+def progress_screen() -> Iterator[Callable[[Callable[[], JobStatus]], contextlib.AbstractContextManager[None]]]:
     """
     Lead what this program writes to its terminal past the rows, for the length of the block.
 

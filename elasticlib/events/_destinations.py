@@ -15,7 +15,7 @@ import traceback
 
 from elasticlib.errors import ConfigError, UnknownNameError
 from elasticlib.events._event import Event, NodeState, RdzvEvent
-from elasticlib.utils.log_level import VARIABLE, level_of
+from elasticlib.utils import LOG_LEVEL_VARIABLE, level_of
 
 _log = logging.getLogger("elasticlib")
 
@@ -108,7 +108,7 @@ def logger_of(destination: str) -> logging.Logger:
 
 def _level() -> int:
     try:
-        return level_of(os.environ.get(VARIABLE) or "INFO")
+        return level_of(os.environ.get(LOG_LEVEL_VARIABLE) or "INFO")
     except ConfigError as error:
         _log.warning("%s; events are shown from INFO on", error)
         return logging.INFO

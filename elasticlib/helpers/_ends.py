@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import signal
 
-from elasticlib._programs import FROM_OUTSIDE, Child, HelperLostError, Process
 from elasticlib.errors import StartError, name_of_signal
+from elasticlib.processes import FROM_OUTSIDE, ChildProcess, HelperLostError, Process
 
 _REAPER_LIMIT = 1.0
 """Seconds between the end of a fork server and that of its reaper, which clears up before."""
 
 
-def reaper_lost(reaper: Child) -> HelperLostError | None:
+def reaper_lost(reaper: ChildProcess) -> HelperLostError | None:
     """The error that says that the *reaper* was killed, with which all below it ends."""
     status = reaper.exitcode() or 0
     return HelperLostError.of("reaper", reaper.pid, -status) if status < 0 else None
 
 
-def fork_server_lost(reaper: Child, process: Process | None, said: str) -> StartError:
+def fork_server_lost(reaper: ChildProcess, process: Process | None, said: str) -> StartError:
     """
     Why a fork server has ended, which *said* so much on its stderr: it, or its *reaper*.
 

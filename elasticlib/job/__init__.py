@@ -5,10 +5,44 @@ Rules of this package: a job is carried out by one thread of its own; what other
 and what happens to it comes as records. Nothing here decides anything about workers.
 """
 
-from elasticlib import _lazy
-from elasticlib.job._job import Job as Job
-from elasticlib.job._register import jobs as jobs
-from elasticlib.job._results import Place as Place, Results as Results
-from elasticlib.job._status import JobStatus as JobStatus, RankStatus as RankStatus, Stacks as Stacks
+from __future__ import annotations
 
-_lazy.offer(__name__)
+import typing
+
+from elasticlib import _lazy
+
+if typing.TYPE_CHECKING:
+    from elasticlib.job._job import Job as Job
+    from elasticlib.job._output import (
+        CallersStream as CallersStream,
+        JobLogs as JobLogs,
+        announce_log_folder as announce_log_folder,
+        is_replaced as is_replaced,
+        own_logs as own_logs,
+        remove_logs as remove_logs,
+        shown_ranks as shown_ranks,
+        warn_of_ranks as warn_of_ranks,
+    )
+    from elasticlib.job._raising import combined_error as combined_error, trace_of as trace_of
+    from elasticlib.job._register import GPU_SHARES as GPU_SHARES, jobs as jobs
+    from elasticlib.job._results import Place as Place, Results as Results
+    from elasticlib.job._status import (
+        ENDED_STATES as ENDED_STATES,
+        JobStatus as JobStatus,
+        RankStatus as RankStatus,
+        Stacks as Stacks,
+    )
+
+__getattr__, __dir__, __all__ = _lazy.names(
+    __name__,
+    {
+        "elasticlib.job._job": "Job",
+        "elasticlib.job._output": (
+            "CallersStream JobLogs announce_log_folder is_replaced own_logs remove_logs shown_ranks warn_of_ranks"
+        ),
+        "elasticlib.job._raising": "combined_error trace_of",
+        "elasticlib.job._register": "GPU_SHARES jobs",
+        "elasticlib.job._results": "Place Results",
+        "elasticlib.job._status": "ENDED_STATES JobStatus RankStatus Stacks",
+    },
+)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from attrs import frozen
 
 from elasticlib.errors import ConfigError, JobRunsError
-from elasticlib.workers._environment import DEVICES, HIP_DEVICES
+from elasticlib.workers import CUDA_DEVICES_VARIABLE, HIP_DEVICES_VARIABLE
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -36,7 +36,14 @@ def seen_by(environment: Mapping[str, str], present: int | None) -> tuple[str, .
 
     What stands behind an entry that is empty or negative is not seen. (source: CUDA's programming guide)
     """
-    listed = next((environment[name] for name in (HIP_DEVICES, DEVICES) if environment.get(name) is not None), None)
+    listed = next(
+        (
+            environment[name]
+            for name in (HIP_DEVICES_VARIABLE, CUDA_DEVICES_VARIABLE)
+            if environment.get(name) is not None
+        ),
+        None,
+    )
     if present == 0:
         return ()
     if listed is None:
@@ -52,7 +59,11 @@ def seen_by(environment: Mapping[str, str], present: int | None) -> tuple[str, .
 def showing(gpus: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
     """The variables by which a program with *environment* sees *gpus* alone."""
     text = ",".join(gpus)
-    return {name: text for name in (DEVICES, HIP_DEVICES) if name == DEVICES or environment.get(name)}
+    return {
+        name: text
+        for name in (CUDA_DEVICES_VARIABLE, HIP_DEVICES_VARIABLE)
+        if name == CUDA_DEVICES_VARIABLE or environment.get(name)
+    }
 
 
 def choose(

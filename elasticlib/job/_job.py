@@ -24,18 +24,18 @@ from typing_extensions import Self
 
 from elasticlib import records
 from elasticlib._clock import monotonic
-from elasticlib._programs import start_thread
 from elasticlib.errors import ConfigError, ElasticError, SignalException
 from elasticlib.job import _front_end, _output, _raising, _register, _uncaught, _workers
 from elasticlib.job._results import Results
 from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks
 from elasticlib.job._work import Work
+from elasticlib.processes import start_thread
 from elasticlib.stacks import number_ranges
-from elasticlib.workers import _signals
+from elasticlib.workers import DeferredSignals, HandledSignals, Inbox, StacksRequest, StopRequest, interruption
 
 if TYPE_CHECKING:
     from elasticlib.agent import LocalElasticAgent
-    from elasticlib.logs._follow import Follower
+    from elasticlib.logs import Follower
 
 _log = logging.getLogger("elasticlib")
 _STACKS_LIMIT = 5.0
@@ -77,7 +77,7 @@ class Job:
         self._work: Work | None = work
         self._signums, self._grace = work.signums, work.grace
         self._owner = os.getpid()
-        self._inbox = _signals.Inbox(quit_shows_stacks=work.quit_shows_stacks)
+        self._inbox = Inbox(quit_shows_stacks=work.quit_shows_stacks)
         self._began, self._ended = monotonic(), 0.0
         self._course = Course()
         self._agent: LocalElasticAgent | None = None
@@ -104,11 +104,11 @@ class Job:
         run, name = contextvars.copy_context().run, f"elasticlib-job-{self.name}"
         self._thread = threading.Thread(target=run, args=(self._carry_out,), name=name, daemon=True)
         try:
-            with _signals.PutOff():
-                _register.JOBS.add(self, refuse=True)
+            with DeferredSignals():
+                _register.RUNNING_JOBS.add(self, refuse=True)
                 start_thread(self._thread)
         except ElasticError:
-            _register.JOBS.remove(self)
+            _register.RUNNING_JOBS.remove(self)
             work, self._work = self._work, None
             if work is not None:
                 work.abandon()
@@ -120,8 +120,8 @@ class Job:
 
     def run(self) -> Results:
         """Carry it out in the calling thread, and return what `result` does."""
-        with _signals.PutOff() as put_off:
-            _register.JOBS.add(self)
+        with DeferredSignals() as put_off:
+            _register.RUNNING_JOBS.add(self)
             self._carry_out(put_off.lifted)
         return self._outcome()
 
@@ -141,7 +141,7 @@ class Job:
             self._agent = None
             self._inbox.close()
             self._ended = monotonic()
-            _register.JOBS.remove(self)
+            _register.RUNNING_JOBS.remove(self)
             with self._changed:
                 self._over = True
                 done, self._done = self._done, []
@@ -161,7 +161,7 @@ class Job:
         return self._thread is not None
 
     @property
-    def inbox(self) -> _signals.Inbox:
+    def inbox(self) -> Inbox:
         """What is asked of whatever carries it out."""
         return self._inbox
 
@@ -250,7 +250,7 @@ class Job:
         came = self._wait(timeout)
         if not self._over:
             for signum in came:
-                raise _signals.interruption(signum, f"job {self.name!r} was waited for, which is being stopped")
+                raise interruption(signum, f"job {self.name!r} was waited for, which is being stopped")
             raise TimeoutError(f"{self.status().__str__().splitlines()[0]}; it goes on, and is to be waited for again")
         return self._outcome()
 
@@ -260,7 +260,7 @@ class Job:
         is_own = threading.current_thread() is self._thread
         if is_own and not self._over:
             raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as by a sink of records")
-        with _signals.Handled(self._signums, self._inbox, takes_notices=True) as handled, self._changed:
+        with HandledSignals(self._signums, self._inbox, takes_notices=True) as handled, self._changed:
             self._changed.wait_for(self.done, timeout)
         if self._over and self._thread is not None and not is_own:
             self._thread.join()  # it has nothing left to do
@@ -329,7 +329,7 @@ class Job:
         return [file for file in files if os.path.exists(file)]
 
     def _follow(self, rank: int) -> Iterator[str]:
-        from elasticlib.logs._follow import Follower  # only here: most jobs are not followed
+        from elasticlib.logs import Follower  # only here: most jobs are not followed
 
         self._refuse_in_child()
         self.files(rank)
@@ -351,7 +351,7 @@ class Job:
             if self._over:
                 return Stacks()
             self._stacks = None
-            self._inbox.put(_signals.StacksAsked(), may_wait=True)
+            self._inbox.put(StacksRequest(), may_wait=True)
             if not self._changed.wait_for(lambda: self._stacks is not None or self._over, timeout):
                 raise TimeoutError(
                     f"job {self.name!r} has not told its stacks in {timeout:g} s: it is {self._course.state}"
@@ -374,7 +374,7 @@ class Job:
         self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
         if wait and threading.current_thread() is not self._thread:
             for signum in self._wait(None):
-                raise _signals.interruption(signum, f"job {self.name!r} was being stopped: that was hurried")
+                raise interruption(signum, f"job {self.name!r} was being stopped: that was hurried")
 
     def ends_with_program(self) -> None:
         """The program is about to end: stop it, and wait for that."""
@@ -383,9 +383,9 @@ class Job:
             self._thread.join(self._grace + _EXIT_LIMIT)
 
     def _ask_to_stop(self, why: str, grace: float | None) -> None:
-        with _signals.PutOff():  # else an interrupt could come when the wish is there and nobody knows of it
+        with DeferredSignals():  # else an interrupt could come when the wish is there and nobody knows of it
             if not self._over:
-                self._inbox.put(_signals.StopAsked(why, grace))
+                self._inbox.put(StopRequest(why, grace))
 
     def __enter__(self) -> Self:
         return self

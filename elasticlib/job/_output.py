@@ -29,12 +29,15 @@ from elasticlib.job import _front_end
 from elasticlib.job._bars import Bars, Picture
 from elasticlib.job._silence import Silence, words
 from elasticlib.job._tail import Tail
-from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.logs._bars import BarText
-from elasticlib.logs._console import console_sink
-from elasticlib.logs._shortening import gone_before, skip_hole
-from elasticlib.logs._streams import warn_of_strange_ranks
-from elasticlib.logs._tee import GATHER
+from elasticlib.logs import (
+    GATHER_SECONDS,
+    BarText,
+    DefaultLogsSpecs,
+    console_sink,
+    note_of_removed_bytes,
+    skip_hole,
+    warn_of_strange_ranks,
+)
 from elasticlib.spec import LaunchConfig, LogsDest, LogsSpecs, Std
 from elasticlib.stacks import number_ranges, ranks_text
 
@@ -181,7 +184,7 @@ class CallersStream:
         """Waits, up to so many seconds, until it has got what is in the files."""
         self.word = secrets.token_hex(8) if in_kernel() else ""
         """With which workers mark the objects that they display; empty where only text is shown."""
-        self.gather = _GATHER if self.word else GATHER
+        self.gather = _GATHER if self.word else GATHER_SECONDS
         """As of any `Console`; whoever has a stream to which a block is dear may set it before the job begins."""
         self.bar: BarText | None = functools.partial(written_bar, self.word) if self.word else None
         """What it takes for a state of a progress bar."""
@@ -321,13 +324,13 @@ def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:
     return JobLogs(shown_ranks(config))
 
 
-def name_folder(logs: LogsSpecs) -> None:
+def announce_log_folder(logs: LogsSpecs) -> None:
     """Say which temporary folder holds the streams that the caller asked for: nobody could find them otherwise."""
     if isinstance(logs, DefaultLogsSpecs) and (folder := logs.kept_temporary_folder()):
         records.log(records.StreamsKept(folder))
 
 
-def put_away(logs: LogsSpecs, asked: LogsSpecs, *, succeeded: bool, is_kept: bool) -> None:
+def remove_logs(logs: LogsSpecs, asked: LogsSpecs, *, succeeded: bool, is_kept: bool) -> None:
     """
     Let go of the files of workers that are gone, and tell what the caller *asked* for where they are.
 
@@ -386,7 +389,7 @@ def text_of(path: str) -> str:
         data = file.read()
     if not gone:
         return without(data.decode("utf-8", "replace"))
-    return f"{gone_before(gone)}\n{without(data.partition(_NEWLINE)[2].decode('utf-8', 'replace'))}"
+    return f"{note_of_removed_bytes(gone)}\n{without(data.partition(_NEWLINE)[2].decode('utf-8', 'replace'))}"
 
 
 def last_line(paths: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from elasticlib import _in_notebooks
 from elasticlib.errors import ChildFailedError, ProcessFailure
 from elasticlib.stacks import ELSEWHERE, Frame, crash_frames, ranks_text, users_frames
-from elasticlib.workers.child import _results
+from elasticlib.workers.child import exception_members, set_exception_members
 
 _GROUP: type[BaseException] = getattr(builtins, "BaseExceptionGroup", SyntaxError)  # of Python 3.11
 _APART = (TimeoutError, SyntaxError, StopIteration, StopAsyncIteration, _GROUP)
@@ -51,7 +51,7 @@ _Raised.__name__ = _Raised.__qualname__ = ChildFailedError.__name__
 _Raised.__module__ = ChildFailedError.__module__
 
 
-def raised(error: ChildFailedError, cause: BaseException | None, raise_as: str) -> _Raised:
+def combined_error(error: ChildFailedError, cause: BaseException | None, raise_as: str) -> _Raised:
     """*error* as it is to be raised for the worker's exception *cause*, which it is chained to."""
     found = None
     if raise_as == "both" and isinstance(cause, Exception):
@@ -75,7 +75,7 @@ def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
     except TypeError:  # one that holds more than others, such as an OSError
         found = kind.__new__(kind)
     vars(found).update({name: value for name, value in vars(cause).items() if name != "__notes__"})
-    _results.set_members(found, _results.members(cause))
+    set_exception_members(found, exception_members(cause))
     found._elastic_title, found.failures, found.args = error.name, error.failures, cause.args
     if not hasattr(type(found), "name"):  # else it is part of what the worker's kind has
         vars(found).setdefault("name", error.name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from elasticlib.errors import ConfigError, JobRunsError
 from elasticlib.job import _gpus
-from elasticlib.workers import _machine
+from elasticlib.workers import gpu_count, gpu_names
 
 if TYPE_CHECKING:
     from elasticlib.job._job import Job
@@ -37,8 +37,8 @@ class Shares:
     ) -> Iterator[dict[str, str]]:
         """For the length of the block GPUs for *owner*; the variables that let its workers see no others."""
         may_share = asked is None and not is_started
-        seen = _gpus.seen_by(os.environ, _machine.gpus())
-        names = _machine.gpu_names(os.environ)
+        seen = _gpus.seen_by(os.environ, gpu_count())
+        names = gpu_names(os.environ)
         with self._lock:
             found = _gpus.choose(asked, workers, seen, self._shares, may_share=may_share, names=names)
             share = _gpus.Share(owner, found or (), may_share)
@@ -116,10 +116,10 @@ def refuse_in_child(name: str, owner: int) -> None:
         )
 
 
-JOBS = Register()
-SHARES = Shares()
+RUNNING_JOBS = Register()
+GPU_SHARES = Shares()
 
 
 def jobs() -> list[Job]:
     """The jobs of this process that run now, the oldest first: those that were started, and calls of other threads."""
-    return [job for job in JOBS.running() if job.is_listed]
+    return [job for job in RUNNING_JOBS.running() if job.is_listed]

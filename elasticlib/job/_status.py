@@ -127,12 +127,12 @@ class JobStatus:
     def headline(self) -> str:
         """Return name, state, duration and reason in one line."""
         restarts = f", restart {self.restarts}" if self.restarts else ""
-        when = "after" if self.state in ENDED else "for"
+        when = "after" if self.state in ENDED_STATES else "for"
         head = f"{self.name!r}: {self.state} {when} {self.seconds:.1f} s{restarts}"
         return f"{head}: {self.why}" if self.why else head
 
 
-ENDED = frozenset({"succeeded", "failed", "stopped"})
+ENDED_STATES = frozenset({"succeeded", "failed", "stopped"})
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

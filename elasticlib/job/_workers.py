@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from elasticlib.job import _output
 from elasticlib.job._results import Place, Results
 from elasticlib.job._status import Course, RankStatus, state_of
-from elasticlib.rendezvous._names import host_name
+from elasticlib.rendezvous import host_name
 
 if TYPE_CHECKING:
-    from elasticlib.workers._launch_events import WorkerNow
+    from elasticlib.workers import WorkerNow
 
 
 def status(worker: WorkerNow, rank: int, course: Course) -> RankStatus:

@@ -11,6 +11,48 @@ import typing
 from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
+    from elasticlib.logs._bars import BarText as BarText
+    from elasticlib.logs._console import Console as Console, console_sink as console_sink
+    from elasticlib.logs._follow import Follower as Follower
+    from elasticlib.logs._layout import (
+        DEFAULT_PREFIX as DEFAULT_PREFIX,
+        PREFIX_VARIABLE as PREFIX_VARIABLE,
+        destinations_of as destinations_of,
+        line_prefix as line_prefix,
+    )
+    from elasticlib.logs._plugins import load_logs_specs as load_logs_specs
+    from elasticlib.logs._shortening import (
+        note_of_removed_bytes as note_of_removed_bytes,
+        shorten_file as shorten_file,
+        skip_hole as skip_hole,
+    )
     from elasticlib.logs._specs import DefaultLogsSpecs as DefaultLogsSpecs
+    from elasticlib.logs._streams import (
+        ERROR_FILE as ERROR_FILE,
+        Duplicates as Duplicates,
+        LogRounds as LogRounds,
+        follow_streams as follow_streams,
+        full_folders as full_folders,
+        make_run_folder as make_run_folder,
+        prepare_streams as prepare_streams,
+        warn_of_strange_ranks as warn_of_strange_ranks,
+    )
+    from elasticlib.logs._tee import GATHER_SECONDS as GATHER_SECONDS, Tee as Tee
 
-__getattr__, __dir__, __all__ = _lazy.names(__name__, {"elasticlib.logs._specs": "DefaultLogsSpecs"})
+__getattr__, __dir__, __all__ = _lazy.names(
+    __name__,
+    {
+        "elasticlib.logs._bars": "BarText",
+        "elasticlib.logs._console": "Console console_sink",
+        "elasticlib.logs._follow": "Follower",
+        "elasticlib.logs._layout": "DEFAULT_PREFIX PREFIX_VARIABLE destinations_of line_prefix",
+        "elasticlib.logs._plugins": "load_logs_specs",
+        "elasticlib.logs._shortening": "note_of_removed_bytes shorten_file skip_hole",
+        "elasticlib.logs._specs": "DefaultLogsSpecs",
+        "elasticlib.logs._streams": (
+            "Duplicates ERROR_FILE LogRounds follow_streams full_folders make_run_folder prepare_streams "
+            "warn_of_strange_ranks"
+        ),
+        "elasticlib.logs._tee": "GATHER_SECONDS Tee",
+    },
+)

@@ -15,9 +15,9 @@ import select
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TextIO, TypeAlias
 
-from elasticlib._programs import own
 from elasticlib.errors import LogDirError
 from elasticlib.logs._bars import BarText
+from elasticlib.processes import closed_in_forks
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class LineFilter:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise LogDirError(f"{path} cannot take the duplicated lines: {error}; give another log_dir") from error
-        own(self)
+        closed_in_forks(self)
 
     def close(self) -> None:
         """Let go of the file, as happens of itself once nobody knows this object."""

@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from elasticlib._marks import without
-from elasticlib._wire import wait_readable
 from elasticlib.logs._inotify import Inotify
-from elasticlib.logs._shortening import gone_before, skip_hole
+from elasticlib.logs._shortening import note_of_removed_bytes, skip_hole
+from elasticlib.processes import wait_readable
 
 _BLOCK = 1 << 16
 _POLL = 0.05
@@ -67,7 +67,7 @@ class Follower:
                 is_last = self._done() or index + 1 < len(self._files())  # before the read: nothing comes after it
                 watch = None if notice is None else notice.add(descriptor)
                 if gone := skip_hole(descriptor):
-                    yield gone_before(gone)
+                    yield note_of_removed_bytes(gone)
                 data = os.read(descriptor, _BLOCK)
                 if gone:  # what is behind it begins within a line
                     rest, data = b"", data.partition(b"\n")[2]

@@ -82,7 +82,7 @@ def destinations(
     return plan
 
 
-def settled(dest: object) -> LogsDest:
+def destinations_of(dest: object) -> LogsDest:
     """
     What any specification returned, also one written for torch, in our words.
 

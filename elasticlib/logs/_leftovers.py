@@ -16,7 +16,7 @@ from json import dump, loads
 from typing import Any
 
 from elasticlib._clock import monotonic, wall_time
-from elasticlib.utils.process_state import stat_words
+from elasticlib.utils import stat_words
 
 MARK = ".elasticlib"
 """Name of the file in each folder that says which program made it."""

@@ -27,12 +27,12 @@ DEFAULT = "default"
 logger = logging.getLogger(__name__)
 
 
-def known() -> list[str]:
-    """The names that `load` takes, sorted."""
+def known_logs_specs() -> list[str]:
+    """The names that `load_logs_specs` takes, sorted."""
     return sorted({DEFAULT, *(point.name for point in entry_points(group=GROUP))})
 
 
-def load(name: str) -> Callable[..., LogsSpecs]:
+def load_logs_specs(name: str) -> Callable[..., LogsSpecs]:
     """
     What makes specifications of this *name* from the keywords log_dir, redirects, tee and local_ranks_filter.
 
@@ -47,7 +47,7 @@ def load(name: str) -> Callable[..., LogsSpecs]:
         raise ConfigError.of_setting(
             "logs_specs",
             f"{name!r} is the name of no installed log specification (entry points of the group {GROUP}): "
-            f"give one of {', '.join(known())}, or install the package that has it",
+            f"give one of {', '.join(known_logs_specs())}, or install the package that has it",
         )
     if len(points) > 1:
         first, *rest = [_source(name, point) for point in points]

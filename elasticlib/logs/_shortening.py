@@ -30,7 +30,7 @@ def _fallocate() -> Any:
     return found
 
 
-def shorten(path: str) -> None:
+def shorten_file(path: str) -> None:
     """Give back all but the last `KEPT` bytes, or a few more, of a file that takes more than `MOST` of its disk."""
     with contextlib.suppress(OSError, AttributeError):  # it is gone, or there is no such call
         if os.stat(path).st_blocks * 512 <= MOST:
@@ -54,6 +54,6 @@ def skip_hole(descriptor: int) -> int:
     return there - here
 
 
-def gone_before(count: int) -> str:
+def note_of_removed_bytes(count: int) -> str:
     """What stands for *count* bytes that are gone."""
     return f"[... {count / 1e6:.0f} MB before this are gone: of a worker's output the newest is kept]"

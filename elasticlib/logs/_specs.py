@@ -17,11 +17,17 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from elasticlib._folders import absolute_without_parents, current, is_own, make_private, may_write_in
-from elasticlib._programs import FEW_DESCRIPTORS
 from elasticlib.errors import LogDirError
 from elasticlib.logs import _leftovers
 from elasticlib.logs._layout import DEFAULT_PREFIX, TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
+from elasticlib.processes import (
+    FEW_DESCRIPTORS,
+    absolute_path_without_parents,
+    current_folder,
+    is_own_folder,
+    make_private_folder,
+    may_write_in,
+)
 from elasticlib.spec import LogsDest, LogsSpecs, Std
 
 _log = logging.getLogger("elasticlib")
@@ -100,8 +106,8 @@ class DefaultLogsSpecs(LogsSpecs):
                 "log_dir", f"{self._root_log_dir!r} holds a NUL character: give the path of a folder"
             )
         if not os.path.isabs(self._root_log_dir):
-            current()  # it says so where that is gone
-        there = absolute_without_parents(self._root_log_dir)
+            current_folder()  # it says so where that is gone
+        there = absolute_path_without_parents(self._root_log_dir)
         while not os.path.lexists(there):
             there = os.path.dirname(there)
         if not os.path.isdir(there):
@@ -209,19 +215,21 @@ class DefaultLogsSpecs(LogsSpecs):
     def _make_run_folder(self, run_id: str) -> None:
         if self._base:
             # A cleaner of /tmp may have taken them since the last round; that must not end the job.
-            make_private(self._base)
+            make_private_folder(self._base)
         elif self._root_log_dir is not None:
-            base = absolute_without_parents(self._root_log_dir)
+            base = absolute_path_without_parents(self._root_log_dir)
             os.makedirs(base, exist_ok=True)
             self._base = base
         if self._root_log_dir is None:
-            if not self._base or not is_own(self._base):  # somebody was quicker: what is written there would be theirs
+            if not self._base or not is_own_folder(
+                self._base
+            ):  # somebody was quicker: what is written there would be theirs
                 self._base, self._run_folder = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
             _leftovers.mark(self._base)
         if not self._run_folder or run_id != self._run_id:
             self._run_folder = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self._base)
             self._run_id, self._round_folder = run_id, ""
-        make_private(self._run_folder)
+        make_private_folder(self._run_folder)
 
     def _make_attempt(self, env: Mapping[str, str]) -> str:
         self._make_run_folder(env.get("TORCHELASTIC_RUN_ID", ""))

@@ -17,7 +17,7 @@ from attrs import define, field
 
 from elasticlib.errors import ConfigError, LogDirError
 from elasticlib.logs._console import Console, LineFilter
-from elasticlib.logs._layout import settled
+from elasticlib.logs._layout import destinations_of
 from elasticlib.logs._specs import DefaultLogsSpecs
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest, LogsSpecs, Std
@@ -66,14 +66,14 @@ class Duplicates:
         return LineFilter(dest.filtered_stdout if std == Std.OUT else dest.filtered_stderr, words)
 
 
-def make_ready(specs: LogsSpecs, run_id: str) -> None:
+def make_run_folder(specs: LogsSpecs, run_id: str) -> None:
     """Have *specs* make the folder of the run, where it is of our own kind; raises `LogDirError`."""
     if isinstance(specs, DefaultLogsSpecs) and type(specs).reify is DefaultLogsSpecs.reify:
         specs.make_ready(run_id)
 
 
 @define
-class Rounds:
+class LogRounds:
     """The rounds of one run, whose logs go again where they are temporary and all has ended well."""
 
     specs: LogsSpecs
@@ -86,7 +86,7 @@ class Rounds:
         Each worker's ``TORCHELASTIC_ERROR_FILE`` is there afterwards, empty when it has none.
         """
         former = self._made()
-        dest = settled(self.specs.reify(envs))
+        dest = destinations_of(self.specs.reify(envs))
         if (folder := self._made()) != former:
             self._folders.append(folder)
         for rank, env in envs.items():
@@ -95,7 +95,7 @@ class Rounds:
 
     def make_ready(self, run_id: str) -> None:
         """Raise `LogDirError` now if the next round could not write its logs, as far as that can be known."""
-        make_ready(self.specs, run_id)
+        make_run_folder(self.specs, run_id)
 
     def forget_unused(self) -> None:
         """Leave no folder of a run that has come to no round."""
@@ -116,7 +116,7 @@ class Rounds:
             self.specs.remove_round(self._folders.pop())
 
 
-def prepare(dest: LogsDest) -> None:
+def prepare_streams(dest: LogsDest) -> None:
     """
     Make the stream files of *dest* that are not there, and empty the others, which are of an earlier round.
 
@@ -144,7 +144,7 @@ def full_folders(dest: LogsDest) -> list[str]:
     return sorted(full.values())
 
 
-def follow(
+def follow_streams(
     tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates, console: Console | None = None
 ) -> None:
     """

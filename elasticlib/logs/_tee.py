@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterable
 from attrs import define, field
 
 from elasticlib._clock import monotonic
-from elasticlib._programs import start_thread
 from elasticlib.logs._bars import BarAssembler, BarText
 from elasticlib.logs._console import LineFilter, Sink
 from elasticlib.logs._inotify import Inotify
 from elasticlib.logs._lines import LineAssembler, Verbatim
+from elasticlib.processes import start_thread
 from elasticlib.spec import Std
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ BLOCK = 256 * 1024
 """Bytes of one stream per turn."""
 _FIRST_BLOCK = 64 * 1024  # below the size from which malloc maps and unmaps memory for each read
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
-GATHER = 0.001
+GATHER_SECONDS = 0.001
 """Seconds that writers in full flow are left alone, so that a little gathers rather than each line wakes us."""
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
@@ -87,7 +87,7 @@ class Tee:
         err: Sink,
         *,
         notify: bool = True,
-        gather: float = GATHER,
+        gather: float = GATHER_SECONDS,
         look: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.broken: dict[Std, Exception] = {}

@@ -47,7 +47,7 @@ _log = logging.getLogger("elasticlib")
 
 AGENTS = "torchelastic"
 """The group of what agents measure, and of all that names no group."""
-MEASURED = "__measured_by_prof__"
+MEASURED_BY_PROF = "__measured_by_prof__"
 """Attribute of functions that `prof` made: an agent does not measure such a hook once more."""
 
 
@@ -228,7 +228,7 @@ def _measured(function: Callable[P, T], name: str, group: str) -> Callable[P, T]
         finally:
             put_metric(f"{name}.duration.ms", int((monotonic() - begun) * 1000), group)
 
-    setattr(wrapper, MEASURED, True)
+    setattr(wrapper, MEASURED_BY_PROF, True)
     return wrapper
 
 

@@ -11,7 +11,7 @@ from json import dumps
 from typing import Any
 
 
-def addresses_here() -> list[str]:
+def gpu_addresses_here() -> list[str]:
     """
     PCI addresses such as ``0000:dc:00.0`` of the devices of torch's accelerator (CUDA, ROCm, XPU ...), as seen here.
 
@@ -40,4 +40,4 @@ def _module(torch: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(dumps(addresses_here()))
+    print(dumps(gpu_addresses_here()))

@@ -57,7 +57,7 @@ def _maybe_wrap_command_args_with_numa_binding(
     options = as_numa_options(numa_options)
     command = tuple(command_args)
     if options is not None:
-        with attempt(options):
+        with binding_attempt(options):
             if shutil.which("numactl") is None:
                 raise BindingError("numactl is not on PATH, and a command is bound through it: install numactl")
             command = ("numactl", f"--physcpubind={ranges(_cpus(options, device_index))}", *command)
@@ -93,12 +93,12 @@ def _maybe_apply_numa_binding_to_current_process(*, device_index: int, numa_opti
     """
     options = as_numa_options(numa_options)
     if options is not None:
-        with attempt(options):
+        with binding_attempt(options):
             _bind_threads(_cpus(options, device_index))
 
 
 @contextmanager
-def attempt(options: NumaOptions) -> Iterator[None]:
+def binding_attempt(options: NumaOptions) -> Iterator[None]:
     """An error in the block becomes a `BindingError` or, where *options* allow it, ends the block with a warning."""
     try:
         yield
@@ -133,7 +133,7 @@ def _addresses() -> tuple[str, ...]:
     """The GPUs as this process sees them, or would see them."""
     torch = sys.modules.get("torch")
     if torch is not None and _gpus.is_initialised(torch):
-        return tuple(_gpus.addresses_here())
+        return tuple(_gpus.gpu_addresses_here())
     return _asked(frozenset((name, value) for name, value in os.environ.items() if "VISIBLE" in name or "CUDA" in name))
 
 

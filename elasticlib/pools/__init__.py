@@ -6,7 +6,20 @@ is replaced as a whole, since a rank that waits for another one in a collective 
 travel in memory that launcher and worker hand to each other, never through a store.
 """
 
-from elasticlib import _lazy
-from elasticlib.pools._pool import Pool as Pool, pool as pool
+from __future__ import annotations
 
-_lazy.offer(__name__)
+import typing
+
+from elasticlib import _lazy
+
+if typing.TYPE_CHECKING:
+    from elasticlib.pools._crew import PoolWorkers as PoolWorkers
+    from elasticlib.pools._pool import Pool as Pool, pool as pool
+
+__getattr__, __dir__, __all__ = _lazy.names(
+    __name__,
+    {
+        "elasticlib.pools._crew": "PoolWorkers",
+        "elasticlib.pools._pool": "Pool pool",
+    },
+)

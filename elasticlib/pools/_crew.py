@@ -22,29 +22,48 @@ from typing import Any
 from attrs import frozen
 
 from elasticlib import processes
-from elasticlib._caller import CallerIdentity
 from elasticlib._clock import monotonic, wall_time
-from elasticlib._folders import current, path_of_current, place
-from elasticlib._large_files import handed_over
-from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
     ProcessFailure,
     SignalException,
 )
-from elasticlib.job import Job
-from elasticlib.job._raising import raised, trace_of
+from elasticlib.job import Job, combined_error, trace_of
 from elasticlib.launch import CheckedLaunch
-from elasticlib.logs._shortening import shorten
+from elasticlib.logs import shorten_file
 from elasticlib.pools._death import death
+from elasticlib.preload import import_path
+from elasticlib.processes import (
+    CallerIdentity,
+    Channel,
+    Message,
+    current_folder,
+    descriptors_of_memories,
+    identity_of_current_folder,
+    path_of_current_folder,
+    wait_readable,
+)
 from elasticlib.spec import LaunchConfig
 from elasticlib.stacks import ranks_text
-from elasticlib.workers import _environment, _failure, _packing
-from elasticlib.workers._fork_server_key import import_path
-from elasticlib.workers._launch_events import Exit
-from elasticlib.workers._signals import PutOff
-from elasticlib.workers.child import _pooled, _report, _showing
+from elasticlib.workers import (
+    DeferredSignals,
+    Exit,
+    changed_variables,
+    failure_of,
+    original_exception,
+    pack_call,
+    return_values,
+    without_secrets,
+)
+from elasticlib.workers.child import (
+    CALLS_MEMORY,
+    DISPLAYED_SUFFIX,
+    Report,
+    read_report,
+    report_of_exception,
+    serve_calls,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,21 +80,21 @@ class Answer:
     """What a call has come to on one rank."""
 
     rank: int
-    report: _report.Report
+    report: Report
     dirt: str
     """Why the worker cannot serve another call; empty where it can."""
 
     def value(self) -> Any:
         """What the function returned. Raises `PicklingError`."""
         end = Exit(0, 0, 0, False, self.report, "")
-        return _failure.return_values({0: end}, 1, self.rank)[self.rank]
+        return return_values({0: end}, 1, self.rank)[self.rank]
 
     def failed(self) -> bool:
         """Whether the function raised."""
         return self.report.kind != "result"
 
 
-class Crew:
+class PoolWorkers:
     """
     The workers of *config*, which *serve* calls and share a process group of the kind *group*.
 
@@ -90,7 +109,7 @@ class Crew:
         group: str | None,
         *,
         is_listed: bool = True,
-        serve: Callable[[str | None], None] = _pooled.pool,
+        serve: Callable[[str | None], None] = serve_calls,
     ) -> None:
         launch = CheckedLaunch(config, serve, (group,), None, {}, True, "pool", follows_callers=True)
         self._console = launch.console
@@ -109,17 +128,17 @@ class Crew:
                 end.close()
             self._close()
             raise
-        launch.hand({f"{_pooled.NAME}{rank}": end.fileno() for rank, end in enumerate(theirs)})
+        launch.hand({f"{CALLS_MEMORY}{rank}": end.fileno() for rank, end in enumerate(theirs)})
         for end in theirs:
             end.close()
         self._identity = CallerIdentity.now()
-        self._place = place()
+        self._place = identity_of_current_folder()
         self._raise_as = config.raise_as
         self._main = config.main
         self._group = group
         self._has_own_files = config.logs_specs is None
         """Whether nobody else chose where its output is kept."""
-        self._variables = [_environment.without_secrets(os.environ)] * len(self._channels)
+        self._variables = [without_secrets(os.environ)] * len(self._channels)
         """By rank, the program's own as the worker knows them."""
         self._asked = 0
         self._calls: dict[int, int] = {}
@@ -189,9 +208,9 @@ class Crew:
         *by_all*: they are all of them, which may use collectives, in a process *group* of this kind and back end (None:
         the crew's own, over torch's default).
         """
-        packed = _packing.pack(function, args, kwargs, self._main)
+        packed = pack_call(function, args, kwargs, self._main)
         memories = packed.memories()
-        variables = _environment.without_secrets(os.environ)
+        variables = without_secrets(os.environ)
         message: Message = {
             "op": "call",
             "call": self._asked + 1,
@@ -200,17 +219,17 @@ class Crew:
             "sources": packed.sources,
             "shared": None if packed.names is None else sorted(packed.names),
             "path": import_path(),
-            "cwd": path_of_current() if place() == self._place else current(),
-            "place": place(),
+            "cwd": path_of_current_folder() if identity_of_current_folder() == self._place else current_folder(),
+            "place": identity_of_current_folder(),
         }
-        with PutOff():
+        with DeferredSignals():
             self._asked += 1
-            descriptors = handed_over(memories)
+            descriptors = descriptors_of_memories(memories)
             message["memories"] = list(descriptors)
             try:
                 for rank in ranks:
                     self._calls[rank] = self._asked
-                    changed = _environment.changes(self._variables[rank], variables)
+                    changed = changed_variables(self._variables[rank], variables)
                     self._variables[rank] = variables
                     self._channels[rank].send({**message, "variables": changed}, tuple(descriptors.values()))
             finally:
@@ -230,14 +249,14 @@ class Crew:
         heard = ready & waiting.keys()
         found = []
         for descriptor in heard:
-            with PutOff() as put_off:
+            with DeferredSignals() as put_off:
                 found += self._answer(waiting[descriptor], put_off)
         if heard or not ready:
             return found
         gone = [*self._calls] if self._ended in ready else [workers[each] for each in ready]
         raise death(self.job, gone, lambda limit: wait_readable([self._ended], limit))
 
-    def _answer(self, rank: int, put_off: PutOff) -> list[Answer]:
+    def _answer(self, rank: int, put_off: DeferredSignals) -> list[Answer]:
         """What that rank has sent; [] where it is no answer to its call."""
         received = self._channels[rank].receive()
         if received is None:
@@ -255,7 +274,7 @@ class Crew:
                 self.on_tell(rank, message)
             if message["op"] != "answer" or message["call"] != self._calls[rank]:
                 return []
-            report = _report.read(*descriptors)
+            report = read_report(*descriptors)
             del self._calls[rank]
             for file, time_then in message["files"].items():
                 self._files.setdefault(file, {})[rank] = time_then
@@ -298,12 +317,12 @@ class Crew:
         for answer in answers:
             if answer.failed():
                 end = Exit(answer.rank, pids.get(answer.rank, 0), 1, False, answer.report, "")
-                failures[answer.rank] = _failure.failure_of(end, answer.rank, "", None, 0, wall_time())
+                failures[answer.rank] = failure_of(end, answer.rank, "", None, 0, wall_time())
                 failures[answer.rank].hint = _hint(answer.report)
-                causes[answer.rank] = _failure.original_exception(end)
+                causes[answer.rank] = original_exception(end)
         error = ChildFailedError(title, dict(sorted(failures.items())))
         cause = causes.get(error.get_first_failure()[0])
-        found = raised(error, cause, self._raise_as)
+        found = combined_error(error, cause, self._raise_as)
         found._elastic_item = item
         return found.with_traceback(trace_of(found, None))
 
@@ -320,8 +339,8 @@ class Crew:
         elif self._has_own_files:
             with contextlib.suppress(ConfigError):  # they have not come so far
                 for file in [file for rank in range(len(self)) for file in self.job.files(rank)]:
-                    shorten(file)
-                    shorten(file + _showing.FILE)
+                    shorten_file(file)
+                    shorten_file(file + DISPLAYED_SUFFIX)
         self._console.rest()
 
     # Its end.
@@ -378,12 +397,12 @@ def _changed(file: str, times: Collection[int]) -> bool:
         return False  # it may be between two versions
 
 
-def _lost() -> _report.Report:
+def _lost() -> Report:
     """For an answer that somebody wrote over."""
-    return _report.of_exception(RuntimeError("the answer of this worker was written over, and cannot be read"), b"")
+    return report_of_exception(RuntimeError("the answer of this worker was written over, and cannot be read"), b"")
 
 
-def _hint(report: _report.Report) -> str:
+def _hint(report: Report) -> str:
     # Torch raises a ValueError here, as for anything else that is wrong with the call: only its text tells them apart.
     if "initialize the default process group twice" in report.message:
         return (

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection
 from elasticlib._clock import wall_time
 from elasticlib.errors import ChildFailedError, ConfigError
 from elasticlib.job import Job
-from elasticlib.workers import _failure
-from elasticlib.workers._launch_events import Exit
+from elasticlib.workers import Exit, failure_of
 
 _LOOK = 0.01
 """Seconds between two looks."""
@@ -39,7 +38,7 @@ def death(job: Job, ranks: Collection[int], wait: Callable[[float], object]) -> 
     failures = {}
     for rank in sorted(ranks):
         end = Exit(rank, pids.get(rank, 0), 0, False, None, "")
-        failures[rank] = _failure.failure_of(end, rank, "", _output(job, rank), 0, wall_time())
+        failures[rank] = failure_of(end, rank, "", _output(job, rank), 0, wall_time())
         failures[rank].message = "ended with exit status 0 in the midst of a call"
     return ChildFailedError(job.name, failures)
 

@@ -22,12 +22,10 @@ from elasticlib._wording import counted
 from elasticlib.errors import ChildFailedError, ConfigError, PicklingError, PoolError, SignalException
 from elasticlib.job import Job, Place, Results
 from elasticlib.launch import title_of
-from elasticlib.pools._crew import Answer, Crew
-from elasticlib.rendezvous._names import host_name
+from elasticlib.pools._crew import Answer, PoolWorkers
+from elasticlib.rendezvous import host_name
 from elasticlib.spec import LaunchConfig
-from elasticlib.workers._packing import pack
-from elasticlib.workers._plan import check_function
-from elasticlib.workers._signals import PutOff
+from elasticlib.workers import DeferredSignals, check_function, pack_call
 
 Group: TypeAlias = Literal["shared", "fresh"] | None
 _T = TypeVar("_T")
@@ -43,7 +41,9 @@ class Pool:
     to others: status, stacks and output of every rank.
     """
 
-    def __init__(self, config: LaunchConfig, group: Group, crew: Callable[[LaunchConfig, Group], Crew] = Crew) -> None:
+    def __init__(
+        self, config: LaunchConfig, group: Group, crew: Callable[[LaunchConfig, Group], PoolWorkers] = PoolWorkers
+    ) -> None:
         self._config, self._group, self._new_crew = config, group, crew
         self._owner = os.getpid()
         self._calls = 0
@@ -52,12 +52,12 @@ class Pool:
         self._busy = threading.Lock()
         self._caller: threading.Thread | None = None
         """The thread whose call it serves."""
-        with PutOff():
+        with DeferredSignals():
             self._crew = crew(config, group)
             self._count = len(self._crew)
             self._watch_over(self._crew)
 
-    def _watch_over(self, crew: Crew) -> None:
+    def _watch_over(self, crew: PoolWorkers) -> None:
         self._finalizer = weakref.finalize(self, crew.let_go)
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class Pool:
         """
         check_function(function)
 
-        def call(crew: Crew) -> Results:
+        def call(crew: PoolWorkers) -> Results:
             crew.ask(range(len(crew)), function, args, kwargs)
             answers: list[Answer] = []
             while len(answers) < len(crew):
@@ -126,7 +126,7 @@ class Pool:
         left = collections.deque(range(len(every)))
         results: list[Any] = [None] * len(every)
 
-        def refuse(crew: Crew, index: int, error: PicklingError) -> None:
+        def refuse(crew: PoolWorkers, index: int, error: PicklingError) -> None:
             """That item, or what came of it, cannot travel."""
             results[index] = error
             if not return_exceptions:
@@ -134,7 +134,7 @@ class Pool:
                     crew.abandoned()
                 raise error
 
-        def call(crew: Crew) -> list[Any]:
+        def call(crew: PoolWorkers) -> list[Any]:
             free, at = list(range(len(crew)))[::-1], dict[int, int]()
             while left or at:
                 if not free and not at:  # what the calls left in the workers makes them unfit for more
@@ -146,7 +146,7 @@ class Pool:
                     except PicklingError as error:
                         refuse(crew, index, error)
                         # Nor can any other item be sent where the function cannot.
-                        pack(function, (), {}, self._config.main)
+                        pack_call(function, (), {}, self._config.main)
                         continue
                     at[free.pop()] = index
                 if not at:
@@ -186,7 +186,7 @@ class Pool:
         return self.in_turn(call)
 
     @contextlib.contextmanager
-    def _told_of(self, function: Callable[..., Any], crew: Crew) -> Iterator[None]:
+    def _told_of(self, function: Callable[..., Any], crew: PoolWorkers) -> Iterator[None]:
         """Errors of the workers' job are of the call of *function*."""
         try:
             yield
@@ -197,11 +197,11 @@ class Pool:
         except ChildFailedError as error:
             raise crew.error(title_of(function), (), error.failures) from error.__cause__
 
-    def in_turn(self, call: Callable[[Crew], _T]) -> _T:
+    def in_turn(self, call: Callable[[PoolWorkers], _T]) -> _T:
         """What *call* makes of the workers, which are its own for that time; `run` and `map` are what others use."""
         if os.getpid() != self._owner:
             raise PoolError("this process was forked from the pool's program: only that can call its workers")
-        with PutOff() as put_off:  # else an interrupt could leave the turn taken, with nobody to end it
+        with DeferredSignals() as put_off:  # else an interrupt could leave the turn taken, with nobody to end it
             if not self._busy.acquire(blocking=False):
                 self._refuse_if_closed()
                 raise PoolError(
@@ -231,7 +231,7 @@ class Pool:
         if self._is_closed:
             raise PoolError("the pool was closed: make a new one by elasticlib.pool(...)")
 
-    def _replaced(self) -> Crew:
+    def _replaced(self) -> PoolWorkers:
         """New workers, in the midst of a call."""
         self._crew.stop()
         self._replace()
@@ -240,7 +240,7 @@ class Pool:
 
     def _replace(self) -> None:
         self._crew.wait()
-        with PutOff():
+        with DeferredSignals():
             self._finalizer.detach()
             self._crew = self._new_crew(self._config, self._group)
             self._crews += 1

@@ -6,28 +6,166 @@ signalled. Rules of this package: the standard library only, since the reaper im
 milliseconds; nobody outside asks which way is taken.
 """
 
-from elasticlib.processes._handles import (
-    handle_of as handle_of,
-    handle_of_parent as handle_of_parent,
-    own_descriptors as own_descriptors,
-    received_handle as received_handle,
-    wait_for_ends as wait_for_ends,
-)
-from elasticlib.processes._imports import (
-    shared_imports as shared_imports,
-    without_garbage_collection as without_garbage_collection,
-)
-from elasticlib.processes._memory import (
-    anonymous_file as anonymous_file,
-    memfds as memfds,
-    seal as seal,
-    sealable_file as sealable_file,
-)
-from elasticlib.processes._pidfd import (
-    Handle as Handle,
-    pidfds as pidfds,
-)
-from elasticlib.processes._sessions import (
-    Sessions as Sessions,
-    SharedSessions as SharedSessions,
+from __future__ import annotations
+
+import typing
+
+from elasticlib import _lazy
+
+if typing.TYPE_CHECKING:
+    from elasticlib.processes._caller import Caller as Caller
+    from elasticlib.processes._debugger import (
+        debugger_follows as debugger_follows,
+        followed_by_debugger as followed_by_debugger,
+        unseen_by_debugger as unseen_by_debugger,
+    )
+    from elasticlib.processes._folders import (
+        absolute_path as absolute_path,
+        absolute_path_without_parents as absolute_path_without_parents,
+        current_folder as current_folder,
+        current_folder_can_be_entered as current_folder_can_be_entered,
+        enter_folder as enter_folder,
+        folder_of_script as folder_of_script,
+        identity_of_current_folder as identity_of_current_folder,
+        is_own_folder as is_own_folder,
+        make_private_folder as make_private_folder,
+        make_temporary_folder as make_temporary_folder,
+        may_write_in as may_write_in,
+        name_of_current_folder as name_of_current_folder,
+        out_of_removed_folder as out_of_removed_folder,
+        path_of_current_folder as path_of_current_folder,
+        time_of_change as time_of_change,
+    )
+    from elasticlib.processes._handles import (
+        handle_of as handle_of,
+        handle_of_parent as handle_of_parent,
+        own_descriptors as own_descriptors,
+        received_handle as received_handle,
+        wait_for_ends as wait_for_ends,
+    )
+    from elasticlib.processes._identity import CallerIdentity as CallerIdentity
+    from elasticlib.processes._imports import (
+        shared_imports as shared_imports,
+        without_garbage_collection as without_garbage_collection,
+    )
+    from elasticlib.processes._large_files import (
+        content_of_files as content_of_files,
+        content_of_memory as content_of_memory,
+        descriptors_of_memories as descriptors_of_memories,
+        files_with_content as files_with_content,
+        names_of_parts as names_of_parts,
+        read_exactly as read_exactly,
+        room_for_file as room_for_file,
+        write_exactly as write_exactly,
+    )
+    from elasticlib.processes._lease import CUT_OFF as CUT_OFF, Lease as Lease
+    from elasticlib.processes._mapping import mapped_bytes as mapped_bytes
+    from elasticlib.processes._memory import (
+        anonymous_file as anonymous_file,
+        memfds as memfds,
+        seal as seal,
+        sealable_file as sealable_file,
+    )
+    from elasticlib.processes._pidfd import Handle as Handle, pidfds as pidfds
+    from elasticlib.processes._programs import (
+        AT_START_CODE as AT_START_CODE,
+        BEGIN_CODE as BEGIN_CODE,
+        BOOT_CODE as BOOT_CODE,
+        CHANNEL_FD as CHANNEL_FD,
+        FEW_DESCRIPTORS as FEW_DESCRIPTORS,
+        FEW_PROCESSES as FEW_PROCESSES,
+        FROM_OUTSIDE as FROM_OUTSIDE,
+        KILL_SECONDS as KILL_SECONDS,
+        ChildProcess as ChildProcess,
+        HelperLostError as HelperLostError,
+        Link as Link,
+        Process as Process,
+        above_standard_streams as above_standard_streams,
+        check_system as check_system,
+        close_all_but as close_all_but,
+        closed_in_forks as closed_in_forks,
+        flags_here as flags_here,
+        flags_of as flags_of,
+        fresh_command as fresh_command,
+        importable_by as importable_by,
+        open_files_needed as open_files_needed,
+        search_path_argument as search_path_argument,
+        spawn as spawn,
+        start_error as start_error,
+        start_thread as start_thread,
+        wake_with_parent as wake_with_parent,
+    )
+    from elasticlib.processes._reaper import (
+        FORK_SERVER_FD as FORK_SERVER_FD,
+        KEPT_FD as KEPT_FD,
+        REAPER_PATH as REAPER_PATH,
+        STOP_SIGNALS as STOP_SIGNALS,
+        adopt_orphans as adopt_orphans,
+        descendants as descendants,
+        die_with_parent as die_with_parent,
+        guard_child as guard_child,
+        is_ending as is_ending,
+        is_memory_cleaner as is_memory_cleaner,
+        kill_descendants as kill_descendants,
+        living_parent as living_parent,
+        new_parent as new_parent,
+        outlive_parent as outlive_parent,
+        process_facts as process_facts,
+        settle_signals as settle_signals,
+        signal_descendant as signal_descendant,
+        signal_group as signal_group,
+        signal_process as signal_process,
+        wait_until_gone as wait_until_gone,
+    )
+    from elasticlib.processes._sessions import Sessions as Sessions, SharedSessions as SharedSessions
+    from elasticlib.processes._surroundings import Surroundings as Surroundings
+    from elasticlib.processes._wire import (
+        Channel as Channel,
+        Message as Message,
+        Waitable as Waitable,
+        encoded_message as encoded_message,
+        room_for_descriptors as room_for_descriptors,
+        takes_more as takes_more,
+        wait_readable as wait_readable,
+    )
+
+__getattr__, __dir__, __all__ = _lazy.names(
+    __name__,
+    {
+        "elasticlib.processes._caller": "Caller",
+        "elasticlib.processes._debugger": "debugger_follows followed_by_debugger unseen_by_debugger",
+        "elasticlib.processes._folders": (
+            "absolute_path absolute_path_without_parents current_folder current_folder_can_be_entered "
+            "enter_folder folder_of_script identity_of_current_folder is_own_folder make_private_folder "
+            "make_temporary_folder may_write_in name_of_current_folder out_of_removed_folder "
+            "path_of_current_folder time_of_change"
+        ),
+        "elasticlib.processes._handles": "handle_of handle_of_parent own_descriptors received_handle wait_for_ends",
+        "elasticlib.processes._identity": "CallerIdentity",
+        "elasticlib.processes._imports": "shared_imports without_garbage_collection",
+        "elasticlib.processes._large_files": (
+            "content_of_files content_of_memory descriptors_of_memories files_with_content names_of_parts "
+            "read_exactly room_for_file write_exactly"
+        ),
+        "elasticlib.processes._lease": "CUT_OFF Lease",
+        "elasticlib.processes._mapping": "mapped_bytes",
+        "elasticlib.processes._memory": "anonymous_file memfds seal sealable_file",
+        "elasticlib.processes._pidfd": "Handle pidfds",
+        "elasticlib.processes._programs": (
+            "AT_START_CODE BEGIN_CODE BOOT_CODE CHANNEL_FD ChildProcess FEW_DESCRIPTORS FEW_PROCESSES "
+            "FROM_OUTSIDE HelperLostError KILL_SECONDS Link Process above_standard_streams check_system "
+            "close_all_but closed_in_forks flags_here flags_of fresh_command importable_by open_files_needed "
+            "search_path_argument spawn start_error start_thread wake_with_parent"
+        ),
+        "elasticlib.processes._reaper": (
+            "FORK_SERVER_FD KEPT_FD REAPER_PATH STOP_SIGNALS adopt_orphans descendants die_with_parent "
+            "guard_child is_ending is_memory_cleaner kill_descendants living_parent new_parent outlive_parent "
+            "process_facts settle_signals signal_descendant signal_group signal_process wait_until_gone"
+        ),
+        "elasticlib.processes._sessions": "Sessions SharedSessions",
+        "elasticlib.processes._surroundings": "Surroundings",
+        "elasticlib.processes._wire": (
+            "Channel Message Waitable encoded_message room_for_descriptors takes_more wait_readable"
+        ),
+    },
 )

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
-from elasticlib._lease import CUT_OFF
 from elasticlib._wording import duration
 from elasticlib.errors import name_of_signal
+from elasticlib.processes import CUT_OFF
 from elasticlib.records._sinks import Record
 from elasticlib.stacks import ranks_text
 

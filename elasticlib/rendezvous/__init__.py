@@ -22,11 +22,24 @@ if typing.TYPE_CHECKING:
         RendezvousStateError as RendezvousStateError,
         RendezvousTimeoutError as RendezvousTimeoutError,
     )
-    from elasticlib.rendezvous._membership import Membership as Membership
+    from elasticlib.rendezvous._choice import PlugIn as PlugIn
+    from elasticlib.rendezvous._command import command_line as command_line
+    from elasticlib.rendezvous._meeting import (
+        choose_rendezvous as choose_rendezvous,
+        opened_rendezvous as opened_rendezvous,
+    )
+    from elasticlib.rendezvous._membership import Membership as Membership, Word as Word
+    from elasticlib.rendezvous._names import host_name as host_name
     from elasticlib.rendezvous._open import (
         Rendezvous as Rendezvous,
         open_local as open_local,
         open_remote as open_remote,
+    )
+    from elasticlib.rendezvous._options import (
+        ETCD_BACKENDS as ETCD_BACKENDS,
+        RDZV_CONF_KEYS as RDZV_CONF_KEYS,
+        RdzvConfKey as RdzvConfKey,
+        parse_conf as parse_conf,
     )
     from elasticlib.rendezvous.coordinator._state import Rules as Rules
     from elasticlib.rendezvous.handlers._base import (
@@ -60,8 +73,13 @@ __getattr__, __dir__, __all__ = _lazy.names(
             "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError "
             "RendezvousStateError RendezvousTimeoutError"
         ),
-        "elasticlib.rendezvous._membership": "Membership",
+        "elasticlib.rendezvous._choice": "PlugIn",
+        "elasticlib.rendezvous._command": "command_line",
+        "elasticlib.rendezvous._meeting": "choose_rendezvous opened_rendezvous",
+        "elasticlib.rendezvous._membership": "Membership Word",
+        "elasticlib.rendezvous._names": "host_name",
         "elasticlib.rendezvous._open": "Rendezvous open_local open_remote",
+        "elasticlib.rendezvous._options": "ETCD_BACKENDS RDZV_CONF_KEYS RdzvConfKey parse_conf",
         "elasticlib.rendezvous.coordinator._state": "Rules",
         "elasticlib.rendezvous.handlers._base": (
             "RendezvousHandler RendezvousInfo RendezvousParameters RendezvousStoreInfo"

@@ -23,7 +23,7 @@ from elasticlib.spec import LaunchConfig
 DEFAULT_RUN_ID = "none"
 """What the command line calls a job that was given no name."""
 
-_LOCAL_ENDPOINTS = {"c10d": "localhost:29400", **dict.fromkeys(_options.ETCD, "localhost:2379")}
+_LOCAL_ENDPOINTS = {"c10d": "localhost:29400", **dict.fromkeys(_options.ETCD_BACKENDS, "localhost:2379")}
 """What no endpoint means, by back end, for more than one node."""
 
 _SCHEDULERS = (
@@ -157,7 +157,7 @@ def _private(config: LaunchConfig, options: _options.Options, fresh_id: str) -> 
     """The launch's own rendezvous, if it needs no other node's; checks the endpoint on the way."""
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint.strip()
     run_id, in_file = config.run_id or fresh_id, options.store_type == "file"
-    if backend in _options.ETCD or (endpoint and in_file):
+    if backend in _options.ETCD_BACKENDS or (endpoint and in_file):
         return None
     if not endpoint:
         if config.max_nodes == 1 or (in_file and config.min_nodes == 1):

@@ -21,14 +21,14 @@ from elasticlib.rendezvous._choice import Choice, PlugIn, Private
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Requests
 from elasticlib.rendezvous._names import host_name, node_name
-from elasticlib.rendezvous._options import ETCD
+from elasticlib.rendezvous._options import ETCD_BACKENDS
 from elasticlib.rendezvous._own_token import token_of
 from elasticlib.spec import TOKEN_VARIABLE, LaunchConfig
 
 _log = logging.getLogger("elasticlib")
 
 
-def choose(config: LaunchConfig, *, work: str, command: str) -> Choice:
+def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choice:
     """Which rendezvous *config* means on this machine; what its user should know is logged."""
     choice, warnings = _choice.choose(
         config,
@@ -37,7 +37,7 @@ def choose(config: LaunchConfig, *, work: str, command: str) -> Choice:
         token=config.token or os.environ.get(TOKEN_VARIABLE) or None,
         index=_choice.scheduler_index(os.environ),
     )
-    if isinstance(choice, Job) and choice.backend in ETCD and not config.rdzv_endpoint.strip():
+    if isinstance(choice, Job) and choice.backend in ETCD_BACKENDS and not config.rdzv_endpoint.strip():
         _find_local_etcd(choice)
     for warning in warnings:
         _log.warning(warning)
@@ -62,7 +62,7 @@ def _find_local_etcd(job: Job) -> None:
 
 
 @contextlib.contextmanager
-def opened(choice: Choice, config: LaunchConfig, requests: Requests) -> Iterator[object]:
+def opened_rendezvous(choice: Choice, config: LaunchConfig, requests: Requests) -> Iterator[object]:
     """What the agent meets the other nodes through, for the length of the block; see `open_remote` for *requests*."""
     # Imported only now, while the fork server is at its own imports.
     from elasticlib.rendezvous import Rules, open_local, open_remote

@@ -1,9 +1,9 @@
 """
 The keys of ``rdzv_configs`` (``--rdzv-conf``): which back end takes which, and what their values mean. Pure.
 
-Rules of this file: a key is one row of `KEYS`; a value may be text, as from a command line, or typed. What torch would
-not look at either (an unknown key, one of another back end) is no error: it stands in people's job scripts. It is
-named in `Options.idle` with the mend, so that no key is ignored in silence.
+Rules of this file: a key is one row of `RDZV_CONF_KEYS`; a value may be text, as from a command line, or typed. What
+torch would not look at either (an unknown key, one of another back end) is no error: it stands in people's job scripts.
+It is named in `Options.idle` with the mend, so that no key is ignored in silence.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from elasticlib.spec import DEFAULT_RENDEZVOUS_TIMEOUT, WAITS
 
 C10D = frozenset({"c10d"})
 STATIC = frozenset({"static"})
-ETCD = frozenset({"etcd", "etcd-v2", "etcd-v3"})
-ELASTIC = C10D | ETCD
+ETCD_BACKENDS = frozenset({"etcd", "etcd-v2", "etcd-v3"})
+ELASTIC = C10D | ETCD_BACKENDS
 ALL = ELASTIC | STATIC
 
 JOIN_TIMEOUT = 600.0
@@ -96,7 +96,7 @@ def _spelled(value: str | float) -> str:
 
 
 @frozen
-class Key:
+class RdzvConfKey:
     """One key: who takes it, how it is read, and what a good value is, for people."""
 
     backends: frozenset[str]
@@ -130,65 +130,73 @@ _NOT_OF_FILES = {"is_host", "read_timeout"}
 """Those of c10d that it does not look at with ``store_type=file``."""
 _OF_TORCH = set[str]().union(*_READ_BY_TORCH.values())
 
-KEYS: dict[str, Key] = {
-    "join_timeout": Key(
+RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
+    "join_timeout": RdzvConfKey(
         ALL,
         *_SECONDS_OR_ZERO,
         "for finding the store and getting ranks",
         f"{JOIN_TIMEOUT:g}; static, etcd: {DEFAULT_RENDEZVOUS_TIMEOUT}",
     ),
-    "timeout": Key(ALL, *_SECONDS_OR_ZERO, "older name of join_timeout"),
-    "last_call_timeout": Key(ELASTIC, *_SECONDS, "time without newcomers before a round below its maximum", LAST_CALL),
-    "wait_for": Key(
+    "timeout": RdzvConfKey(ALL, *_SECONDS_OR_ZERO, "older name of join_timeout"),
+    "last_call_timeout": RdzvConfKey(
+        ELASTIC, *_SECONDS, "time without newcomers before a round below its maximum", LAST_CALL
+    ),
+    "wait_for": RdzvConfKey(
         ELASTIC, _one_of(*WAITS), f"one of {', '.join(WAITS)}", "when a round with enough nodes starts", WAITS[0]
     ),
-    "heartbeat_timeout": Key(ALL, *_SILENCE, "silence after which a node is lost", HEARTBEAT),
-    "keep_alive_interval": Key(
+    "heartbeat_timeout": RdzvConfKey(ALL, *_SILENCE, "silence after which a node is lost", HEARTBEAT),
+    "keep_alive_interval": RdzvConfKey(
         ALL,
         *_SECONDS,
         "times keep_alive_max_attempt is that silence in torch's terms, where one of them is given",
         KEEP_ALIVE_INTERVAL,
     ),
-    "keep_alive_max_attempt": Key(ALL, _whole(1), "a whole number above 0", "see there", KEEP_ALIVE_ATTEMPTS),
-    "reconnect_timeout": Key(ALL, *_SECONDS, "for finding a store again that does not answer", RECONNECT_TIMEOUT),
-    "close_timeout": Key(
+    "keep_alive_max_attempt": RdzvConfKey(ALL, _whole(1), "a whole number above 0", "see there", KEEP_ALIVE_ATTEMPTS),
+    "reconnect_timeout": RdzvConfKey(
+        ALL, *_SECONDS, "for finding a store again that does not answer", RECONNECT_TIMEOUT
+    ),
+    "close_timeout": RdzvConfKey(
         ALL, *_SECONDS, "that the node which coordinates the job waits for others to read how it ended", CLOSE_TIMEOUT
     ),
-    "read_timeout": Key(
+    "read_timeout": RdzvConfKey(
         ALL,
         *_SECONDS,
         "limit of one attempt to reach the store",
         "5; where contact was lost 0.25 of heartbeat_timeout, from 1 to 5",
     ),
-    "cas_backoff_max_seconds": Key(ELASTIC, *_SECONDS_OR_ZERO, "torch's, without effect: no write is retried", "0"),
-    "rank": Key(STATIC, _whole(0), "a whole number, 0 or more", "node_rank by torch's name"),
-    "store_linger": Key(
+    "cas_backoff_max_seconds": RdzvConfKey(
+        ELASTIC, *_SECONDS_OR_ZERO, "torch's, without effect: no write is retried", "0"
+    ),
+    "rank": RdzvConfKey(STATIC, _whole(0), "a whole number, 0 or more", "node_rank by torch's name"),
+    "store_linger": RdzvConfKey(
         C10D | STATIC,
         *_SECONDS_OR_ZERO,
         "that the store's host stays for other jobs on its endpoint when its own has ended",
         STORE_LINGER,
     ),
-    "store_type": Key(
+    "store_type": RdzvConfKey(
         C10D, _one_of("tcp", "file"), "tcp or file", "file: the endpoint is a path, for one machine", "tcp"
     ),
-    "is_host": Key(
+    "is_host": RdzvConfKey(
         C10D,
         _truth,
         "1 or 0 (true, false, yes, no)",
         "1 or 0, whether this node hosts the store",
         "whoever has the endpoint's address",
     ),
-    "protocol": Key(ETCD, _one_of("http", "https"), "http or https", "of etcd, http or https", "http"),
-    "ssl_cert": Key(ETCD, *_FILE, "the client's certificate for etcd"),
-    "ssl_cert_key": Key(ETCD, *_FILE, "its key"),
-    "ca_cert": Key(ETCD, *_FILE, "who signed the servers' certificates", "whom this machine's OpenSSL trusts"),
-    "cert": Key(ETCD, *_FILE, "ssl_cert by another name"),
-    "key": Key(ETCD, *_FILE, "ssl_cert_key by another name"),
-    "cacert": Key(ETCD, *_FILE, "ca_cert by another name"),
-    "etcd_prefix": Key(ETCD, _text, "text", "first part of all keys in etcd", ETCD_PREFIX),
+    "protocol": RdzvConfKey(ETCD_BACKENDS, _one_of("http", "https"), "http or https", "of etcd, http or https", "http"),
+    "ssl_cert": RdzvConfKey(ETCD_BACKENDS, *_FILE, "the client's certificate for etcd"),
+    "ssl_cert_key": RdzvConfKey(ETCD_BACKENDS, *_FILE, "its key"),
+    "ca_cert": RdzvConfKey(
+        ETCD_BACKENDS, *_FILE, "who signed the servers' certificates", "whom this machine's OpenSSL trusts"
+    ),
+    "cert": RdzvConfKey(ETCD_BACKENDS, *_FILE, "ssl_cert by another name"),
+    "key": RdzvConfKey(ETCD_BACKENDS, *_FILE, "ssl_cert_key by another name"),
+    "cacert": RdzvConfKey(ETCD_BACKENDS, *_FILE, "ca_cert by another name"),
+    "etcd_prefix": RdzvConfKey(ETCD_BACKENDS, _text, "text", "first part of all keys in etcd", ETCD_PREFIX),
 }
 _SAME = {"cert": "ssl_cert", "key": "ssl_cert_key", "cacert": "ca_cert"}
-_FOR_BACKENDS = {"read_timeout"} | {name for name, key in KEYS.items() if key.backends == ETCD}
+_FOR_BACKENDS = {"read_timeout"} | {name for name, key in RDZV_CONF_KEYS.items() if key.backends == ETCD_BACKENDS}
 """What is handed on as it is, in `Options.others`."""
 
 
@@ -262,13 +270,13 @@ class _Idle(Exception):  # noqa: N818 - it is no error
 
 def _read_by_torch(backend: str, configs: Mapping[str, Any]) -> set[str]:
     """Which keys torch looks at; those that it does not have at all are as any that it reads."""
-    read = _READ_BY_TORCH.get(backend, _OF_TORCH) | (KEYS.keys() - _OF_TORCH)
+    read = _READ_BY_TORCH.get(backend, _OF_TORCH) | (RDZV_CONF_KEYS.keys() - _OF_TORCH)
     is_file = backend == "c10d" and str(configs.get("store_type", "")).strip().lower() == "file"
     return read - _NOT_OF_FILES if is_file else read
 
 
 def _value(backend: str, name: Any, value: Any, *, is_read_by_torch: bool) -> Any:
-    key = KEYS.get(name)
+    key = RDZV_CONF_KEYS.get(name)
     if key is None or backend not in key.backends:
         raise _Idle(_stranger(backend, name))
     try:
@@ -282,9 +290,9 @@ def _value(backend: str, name: Any, value: Any, *, is_read_by_torch: bool) -> An
 
 def _stranger(backend: str, name: Any) -> str:
     """Why *backend* does not take the key *name*, and what to do."""
-    taken = [each for each, key in KEYS.items() if backend in key.backends]
-    if name in KEYS:
-        others = ", ".join(sorted(KEYS[name].backends))
+    taken = [each for each, key in RDZV_CONF_KEYS.items() if backend in key.backends]
+    if name in RDZV_CONF_KEYS:
+        others = ", ".join(sorted(RDZV_CONF_KEYS[name].backends))
         return f"{name} has no effect with rdzv_backend={backend!r}, only with {others}: leave it out"
     near = difflib.get_close_matches(str(name), taken, 1, 0.5)
     fix = f"did you mean {near[0]}? " if near else ""

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from elasticlib._folders import make_private
+from elasticlib.processes import make_private_folder
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint
 from elasticlib.spec import TOKEN_VARIABLE
@@ -72,7 +72,7 @@ def read_or_make(path: Path, user: int) -> str:
     """The token in the file at *path*, written there if nobody did. Raises OSError or ValueError where that fails."""
     with suppress(FileNotFoundError):
         return _read(path, user)
-    make_private(str(path.parent))
+    make_private_folder(str(path.parent))
     # Whole or not at all: of two launches at once, one writes the token, and the other one reads it.
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

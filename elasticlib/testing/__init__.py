@@ -34,10 +34,7 @@ if typing.TYPE_CHECKING:
         Suspend as Suspend,
         Tamper as Tamper,
     )
-    from elasticlib.testing.ranks._failed import (
-        DirtyWorkerWarning as DirtyWorkerWarning,
-        RanksFailed as RanksFailed,
-    )
+    from elasticlib.testing.ranks._failed import DirtyWorkerWarning as DirtyWorkerWarning, RanksFailed as RanksFailed
     from elasticlib.testing.torch_cases._warm import warm_torch_cases as warm_torch_cases
 
 __getattr__, __dir__, __all__ = _lazy.names(
@@ -45,10 +42,10 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.testing._case": "ElasticTestCase",
         "elasticlib.testing._faults": (
-            "Break Cut DeleteLeader FailWorker Fault FaultPlan Flap Join Kill Leave Pause PauseStore Replay SetBack "
-            "Skew Slow Stubborn Suspend Tamper"
+            "Break Cut DeleteLeader FailWorker Fault FaultPlan Flap Join Kill Leave Pause PauseStore Replay "
+            "SetBack Skew Slow Stubborn Suspend Tamper"
         ),
-        "elasticlib.testing.torch_cases._warm": "warm_torch_cases",
         "elasticlib.testing.ranks._failed": "DirtyWorkerWarning RanksFailed",
+        "elasticlib.testing.torch_cases._warm": "warm_torch_cases",
     },
 )

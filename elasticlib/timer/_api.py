@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from elasticlib import processes
 from elasticlib._clock import monotonic, wall_time
-from elasticlib._programs import start_thread
 from elasticlib._untrusted import Refusals, shown
-from elasticlib._wire import room_for, wait_readable
 from elasticlib.errors import ConfigError, TimerError
+from elasticlib.processes import room_for_descriptors, start_thread, wait_readable
 from elasticlib.timer._timer_table import R, TimerRequest, TimerTable, is_deadline, poll_timeout
 
 if TYPE_CHECKING:
@@ -254,7 +253,7 @@ class ProcessTimers(Generic[R]):
         if pid in self._handles or pid <= 1:
             return
         try:
-            with room_for(1):
+            with room_for_descriptors(1):
                 self._handles[pid] = processes.handle_of(pid)
         except OSError as error:
             if error.errno != errno.ESRCH:

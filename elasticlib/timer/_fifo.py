@@ -26,10 +26,9 @@ from typing import ClassVar
 from attrs import define
 
 from elasticlib._clock import monotonic, sleep, wall_time
-from elasticlib._programs import start_thread
 from elasticlib._untrusted import Refusals, line as escaped, parse, shown
-from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, TimerError, TimerServerError
+from elasticlib.processes import start_thread, wait_readable
 from elasticlib.timer._api import ProcessTimers, TimerClient, checked_interval, is_running
 from elasticlib.timer._timer_table import TimerRequest, is_deadline, poll_timeout
 

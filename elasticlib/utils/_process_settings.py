@@ -1,9 +1,9 @@
 """
 Settings of a whole process that code can change and forget: the kernel's, Python's, and those of loaded libraries.
 
-It is the one list for whoever compares two moments of a process. Rules of this file: `now` imports nothing and costs
-a few microseconds a setting; what this version of a library lacks is left out. What an ordinary use of a library
-changes, such as the flags of a decimal context, is no setting.
+It is the one list for all that compare two moments of a process. Rules of this file: `process_settings` imports nothing
+and costs a few microseconds a setting; what this version of a library lacks is left out. What an ordinary use of a
+library changes, such as the flags of a decimal context, is no setting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks
 _halves = [sys.float_info.min, 2.0]
 
 
-def now() -> dict[str, Any]:
+def process_settings() -> dict[str, Any]:
     """The value of each setting, by what to call it; values are compared by ``==``."""
     found = {name: ask() for name, ask in _OF_PROCESS.items()}
     for name, (module, of_library) in _OF_LIBRARIES.items():

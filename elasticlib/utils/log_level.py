@@ -13,7 +13,7 @@ from elasticlib.errors import ConfigError
 
 __all__ = ["get_log_level"]
 
-VARIABLE = "LOGLEVEL"
+LOG_LEVEL_VARIABLE = "LOGLEVEL"
 
 
 def level_of(text: str) -> int:
@@ -30,7 +30,8 @@ def level_of(text: str) -> int:
         if isinstance(level, int):
             return level
     raise ConfigError(
-        f"{VARIABLE}={text!r} is no level of logging: give one of DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number"
+        f"{LOG_LEVEL_VARIABLE}={text!r} is no level of logging: "
+        "give one of DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number"
     )
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 
-from elasticlib.utils.log_level import VARIABLE, get_log_level, level_of
+from elasticlib.utils.log_level import LOG_LEVEL_VARIABLE, get_log_level, level_of
 
 
 def get_logger(name: str | None = None) -> logging.Logger:
@@ -20,7 +20,7 @@ def get_logger(name: str | None = None) -> logging.Logger:
     Raises `ConfigError` (a ``ValueError``) when ``LOGLEVEL`` names no level.
     """
     logger = logging.getLogger(name or sys._getframe(1).f_globals.get("__name__"))
-    logger.setLevel(level_of(os.environ.get(VARIABLE) or get_log_level()))
+    logger.setLevel(level_of(os.environ.get(LOG_LEVEL_VARIABLE) or get_log_level()))
     return logger
 
 

@@ -6,22 +6,16 @@ runs between launcher and workers, `child` what runs in a worker. It knows local
 nodes; whatever a context starts ends with this program (a `SubprocessHandler` by itself is a plain child, as torch's).
 """
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
+
+import typing
 
 from elasticlib import _lazy
 
-if TYPE_CHECKING:
-    from elasticlib.errors import (
-        ProcessFailure as ProcessFailure,
-        SignalException as SignalException,
-    )
+if typing.TYPE_CHECKING:
+    from elasticlib.errors import ProcessFailure as ProcessFailure, SignalException as SignalException
     from elasticlib.logs import DefaultLogsSpecs as DefaultLogsSpecs
-    from elasticlib.spec import (
-        LogsDest as LogsDest,
-        LogsSpecs as LogsSpecs,
-        Std as Std,
-        to_map as to_map,
-    )
+    from elasticlib.spec import LogsDest as LogsDest, LogsSpecs as LogsSpecs, Std as Std, to_map as to_map
     from elasticlib.workers._context import (
         MultiprocessContext as MultiprocessContext,
         PContext as PContext,
@@ -29,14 +23,74 @@ if TYPE_CHECKING:
         SubprocessContext as SubprocessContext,
         start_processes as start_processes,
     )
+    from elasticlib.workers._devices import (
+        default_numa_options as default_numa_options,
+        workers_per_node as workers_per_node,
+    )
+    from elasticlib.workers._environment import (
+        CUDA_DEVICES_VARIABLE as CUDA_DEVICES_VARIABLE,
+        HIP_DEVICES_VARIABLE as HIP_DEVICES_VARIABLE,
+        THREADS_VARIABLE as THREADS_VARIABLE,
+        NodePlace as NodePlace,
+        changed_variables as changed_variables,
+        threads_per_worker as threads_per_worker,
+        without_secrets as without_secrets,
+        worker_variables as worker_variables,
+    )
+    from elasticlib.workers._failure import (
+        failure_of as failure_of,
+        original_exception as original_exception,
+        return_values as return_values,
+    )
+    from elasticlib.workers._fork_servers import ForkServer as ForkServer, fork_servers as fork_servers
+    from elasticlib.workers._launch_events import Exit as Exit, WorkerNow as WorkerNow
+    from elasticlib.workers._machine import gpu_count as gpu_count, gpu_names as gpu_names
+    from elasticlib.workers._packing import pack_call as pack_call
+    from elasticlib.workers._plan import (
+        Preparation as Preparation,
+        check_function as check_function,
+        prepare_workers as prepare_workers,
+        serving_caller as serving_caller,
+        shown_by_caller as shown_by_caller,
+    )
+    from elasticlib.workers._processes import Processes as Processes
+    from elasticlib.workers._signals import (
+        DeferredSignals as DeferredSignals,
+        HandledSignals as HandledSignals,
+        Inbox as Inbox,
+        NoticeReceived as NoticeReceived,
+        Signals as Signals,
+        StacksRequest as StacksRequest,
+        StopRequest as StopRequest,
+        interruption as interruption,
+        parse_signals as parse_signals,
+        survive_notices as survive_notices,
+    )
 
-# Only when they are used: an agent needs other parts of this package, at each start of a launch.
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.errors": "ProcessFailure SignalException",
         "elasticlib.logs": "DefaultLogsSpecs",
         "elasticlib.spec": "LogsDest LogsSpecs Std to_map",
-        "elasticlib.workers._context": "MultiprocessContext PContext RunProcsResult SubprocessContext start_processes",
+        "elasticlib.workers._context": (
+            "MultiprocessContext PContext RunProcsResult SubprocessContext start_processes"
+        ),
+        "elasticlib.workers._devices": "default_numa_options workers_per_node",
+        "elasticlib.workers._environment": (
+            "CUDA_DEVICES_VARIABLE HIP_DEVICES_VARIABLE NodePlace THREADS_VARIABLE changed_variables "
+            "threads_per_worker without_secrets worker_variables"
+        ),
+        "elasticlib.workers._failure": "failure_of original_exception return_values",
+        "elasticlib.workers._fork_servers": "ForkServer fork_servers",
+        "elasticlib.workers._launch_events": "Exit WorkerNow",
+        "elasticlib.workers._machine": "gpu_count gpu_names",
+        "elasticlib.workers._packing": "pack_call",
+        "elasticlib.workers._plan": "Preparation check_function prepare_workers serving_caller shown_by_caller",
+        "elasticlib.workers._processes": "Processes",
+        "elasticlib.workers._signals": (
+            "DeferredSignals HandledSignals Inbox NoticeReceived Signals StacksRequest StopRequest "
+            "interruption parse_signals survive_notices"
+        ),
     },
 )

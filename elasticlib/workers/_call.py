@@ -142,7 +142,7 @@ def of_function(
     except PicklingError:
         for rank, own in args.items():
             try:
-                _packing.pack(function, own, {})
+                _packing.pack_call(function, own, {})
             except PicklingError as error:  # it says which argument
                 raise PicklingError(f"local rank {rank}: {error}") from error
         raise
@@ -169,9 +169,9 @@ def _planned(spec: WorkerSpec, start_method: str) -> _plan.Job:
 def with_threads(spec: StartSpec) -> StartSpec:
     """*spec* with as many threads as the worker's own variables name; else the job's number holds."""
     env = spec.variables
-    return replace(spec, threads=_thread_count(env)) if _environment.THREADS in env else spec
+    return replace(spec, threads=_thread_count(env)) if _environment.THREADS_VARIABLE in env else spec
 
 
 def _thread_count(environment: Mapping[str, str]) -> int:
     # Nobody shares the CPUs out among these workers: each computes with all, as any program does.
-    return _environment.threads_per_worker(environment, _machine.cpus(), 1)
+    return _environment.threads_per_worker(environment, _machine.cpu_count(), 1)

@@ -25,11 +25,11 @@ from attrs import Factory, define, evolve
 from elasticlib import _rules
 from elasticlib._clock import monotonic
 from elasticlib._times import soonest
-from elasticlib._wire import HasDescriptor, wait_readable
 from elasticlib.errors import ConfigError, ProcessFailure, SpecError
-from elasticlib.logs import _streams
+from elasticlib.logs import ERROR_FILE, Duplicates, LogRounds
+from elasticlib.processes import Waitable, wait_readable
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, WorkerSpec
-from elasticlib.utils._dataclasses import DataclassView
+from elasticlib.utils import DataclassView
 from elasticlib.workers import _call, _plan, _signals
 from elasticlib.workers._processes import Processes
 from elasticlib.workers._subprocess_handler import ProcessOfSet, ProcessView
@@ -105,16 +105,16 @@ class PContext(abc.ABC):
             )
         )
         self._prefixes = _call.prefixes(name, log_line_prefixes, self.nprocs)
-        given = {rank: env.pop(_streams.ERROR_FILE, "") for rank, env in self.envs.items()}
-        self._logs = _streams.Rounds(logs_specs)
+        given = {rank: env.pop(ERROR_FILE, "") for rank, env in self.envs.items()}
+        self._logs = LogRounds(logs_specs)
         dest = self._logs.reify(self.envs)
         for rank, env in self.envs.items():
-            env[_streams.ERROR_FILE] = env[_streams.ERROR_FILE] or given[rank]
-        self.error_files = {rank: env[_streams.ERROR_FILE] for rank, env in self.envs.items()}
+            env[ERROR_FILE] = env[ERROR_FILE] or given[rank]
+        self.error_files = {rank: env[ERROR_FILE] for rank, env in self.envs.items()}
         self._dest = evolve(dest, error_files=self.error_files)
         self.stdouts = {rank: self._dest.stdouts.get(rank, "") for rank in range(self.nprocs)}
         self.stderrs = {rank: self._dest.stderrs.get(rank, "") for rank in range(self.nprocs)}
-        duplicates = _streams.Duplicates(duplicate_stdout_filters, duplicate_stderr_filters)
+        duplicates = Duplicates(duplicate_stdout_filters, duplicate_stderr_filters)
         self._processes = Processes(self._job, self.nprocs, duplicates=duplicates)
         self._lock = threading.Lock()
         self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes waits in other threads
@@ -145,7 +145,7 @@ class PContext(abc.ABC):
             if self._started or self._over:
                 done = "started" if self._started else "closed"
                 raise ConfigError(f"the processes of {self.name!r} were {done} already: make another set")
-            handled = _signals.parse(os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS))
+            handled = _signals.parse_signals(os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS))
             self._handlers = _signals.Raising(handled, self._doing)
             self._started = True
             if not self.nprocs:
@@ -184,7 +184,7 @@ class PContext(abc.ABC):
                 while (result := self._look(deadline)) is None:
                     if (left := deadline - monotonic()) <= 0:
                         return None
-                    watched: list[int | HasDescriptor] = [came, self._ended]
+                    watched: list[int | Waitable] = [came, self._ended]
                     if (number := self._processes.fileno()) >= 0:
                         watched.append(number)
                     wait_readable(watched, soonest(left, self._processes.poll_timeout()))

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 from elasticlib.errors import ChildFailedError
 from elasticlib.workers.child._record import get_error_handler
-from elasticlib.workers.child._serving import VARIABLE, open_server
+from elasticlib.workers.child._serving import SERVER_VARIABLE, open_server
 
-TORCH_WORKER_SERVER_SOCKET = VARIABLE
+TORCH_WORKER_SERVER_SOCKET = SERVER_VARIABLE
 """Environment variable that names the Unix socket of the debug server."""
 
 __all__ = ["TORCH_WORKER_SERVER_SOCKET", "worker_main"]
@@ -36,7 +36,7 @@ def worker_main() -> Iterator[None]:
     handler.initialize()
     try:
         with contextlib.ExitStack() as stack:
-            path = os.environ.get(VARIABLE)
+            path = os.environ.get(SERVER_VARIABLE)
             if path is not None:
                 stack.callback(open_server(path).shutdown)
             yield

@@ -12,13 +12,12 @@ from types import MappingProxyType
 from attrs import evolve
 
 from elasticlib._clock import monotonic
-from elasticlib._programs import Process
-from elasticlib._wire import Message, wait_readable
 from elasticlib.errors import ElasticError, SpecError, StartError
 from elasticlib.numa import NumaOptions, as_numa_options
+from elasticlib.preload import ForkServerKey, depends_on_path, import_path
+from elasticlib.processes import Message, Process, wait_readable
 from elasticlib.spec import AUTO, DEVICE_WORDS
 from elasticlib.workers import _environment, _machine
-from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
 from elasticlib.workers._fork_servers import fork_servers
 
 _LIMIT = 60.0

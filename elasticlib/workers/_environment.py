@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from elasticlib._untrusted import TOKEN_VARIABLE
 from elasticlib.errors import ConfigError
 
-DEVICES = "CUDA_VISIBLE_DEVICES"
+CUDA_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 """Devices that CUDA and ROCm show a process, as a list with commas."""
-HIP_DEVICES = "HIP_VISIBLE_DEVICES"
+HIP_DEVICES_VARIABLE = "HIP_VISIBLE_DEVICES"
 """The same for ROCm alone, which it looks at first."""
-THREADS = "OMP_NUM_THREADS"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """Where a node's workers stand in one round of the job."""
 
     run_id: str
@@ -37,7 +37,7 @@ class Place:
     """Whether the launcher hosts the store at the master's address (else worker 0 must)."""
 
 
-def worker_variables(place: Place, local_rank: int, error_file: str) -> dict[str, str]:
+def worker_variables(place: NodePlace, local_rank: int, error_file: str) -> dict[str, str]:
     """What differs between the launcher's environment and that of the worker *local_rank*."""
     values: dict[str, object] = {
         "LOCAL_RANK": local_rank,
@@ -68,7 +68,7 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
     entry is empty sees no device. Raises `ConfigError` (a ``ValueError``) when the launcher's own list of devices has
     no entry for one of them.
     """
-    name = HIP_DEVICES if environment.get(HIP_DEVICES) else DEVICES
+    name = HIP_DEVICES_VARIABLE if environment.get(HIP_DEVICES_VARIABLE) else CUDA_DEVICES_VARIABLE
     listed = environment.get(name)
     entries = [str(rank) for rank in range(workers)] if listed is None else [each.strip() for each in listed.split(",")]
     if len(entries) < workers or (workers > 1 and not any(entries)):
@@ -78,7 +78,7 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
             f"True: {name}={listed!r} names {count} devices for {workers} workers: "
             "list one for each worker, start fewer workers, or leave the option out",
         )
-    names = (DEVICES, HIP_DEVICES) if name == HIP_DEVICES else (DEVICES,)
+    names = (CUDA_DEVICES_VARIABLE, HIP_DEVICES_VARIABLE) if name == HIP_DEVICES_VARIABLE else (CUDA_DEVICES_VARIABLE,)
     return tuple({"LOCAL_RANK": "0", **dict.fromkeys(names, entry)} for entry in entries[:workers])
 
 
@@ -90,7 +90,7 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 def common_variables(environment: Mapping[str, str], threads: int, signals: str) -> dict[str, str]:
     """The launcher's environment with what all workers share; what the user set is kept, but for the signals."""
     return {
-        THREADS: str(threads),
+        THREADS_VARIABLE: str(threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **without_secrets(environment),
         # An inherited value is that of a launcher around this one, as is any other of TORCHELASTIC_*.
@@ -100,13 +100,13 @@ def common_variables(environment: Mapping[str, str], threads: int, signals: str)
 
 def threads_per_worker(environment: Mapping[str, str], cpus: float, workers: int) -> int:
     """Threads for each worker: the user's ``OMP_NUM_THREADS``, else CPUs divided by workers, at least 1."""
-    first = environment.get(THREADS, "").split(",")[0].strip()
+    first = environment.get(THREADS_VARIABLE, "").split(",")[0].strip()
     if first.isdecimal() and int(first) > 0:
         return int(first)
     return max(1, int(cpus // workers))
 
 
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
+def changed_variables(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
     """The variables that have another value *now*; None for those that are gone."""
     gone: dict[str, str | None] = {name: None for name in before if name not in now}
     return gone | {name: value for name, value in now.items() if before.get(name) != value}

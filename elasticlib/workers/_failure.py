@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from elasticlib import records
-from elasticlib._programs import FEW_DESCRIPTORS
 from elasticlib._untrusted import exactly, parse, whole
 from elasticlib.errors import Frame, PicklingError, ProcessFailure, read_error_file
+from elasticlib.processes import FEW_DESCRIPTORS
 from elasticlib.spec import LogsDest
 from elasticlib.stacks import frame_of, is_heading, is_launcher, place_of
 from elasticlib.workers._launch_events import Event, Exit, LastRuns, Lingers, Stacks, Stopped, StoreGone, Stuck
@@ -37,7 +37,7 @@ _CRASH = "Fatal Python error"
 _STILL_AT_WORK = "the program ended well, but its threads, exit handlers or finalizers were still at work"
 
 
-def failed(end: Exit, error_file: str) -> bool:
+def has_failed(end: Exit, error_file: str) -> bool:
     """Whether a worker failed by itself, and was not just stopped by us."""
     if end.exitcode == 0:
         return False
@@ -52,7 +52,7 @@ def failures_of(
     found = {}
     for local, end in sorted(ends.items()):
         error_file, rank = dest.error_files.get(local, ""), rank_base + local
-        if failed(end, error_file):
+        if has_failed(end, error_file):
             failure = failure_of(end, rank, error_file, dest.stderrs.get(local), kills, noticed[local])
             files = (dest.stdouts.get(local), dest.stderrs.get(local))
             failure.log_files = tuple(dict.fromkeys(path for path in files if path and path != os.devnull))
@@ -106,16 +106,16 @@ def failure_of(
     if not failure.hint and not (
         end.told and (report or written is not None)
     ):  # stopped by us after it had raised: the signal explains nothing
-        failure.hint = explain(end.exitcode, memory_kills)
+        failure.hint = explain_exit(end.exitcode, memory_kills)
     return failure
 
 
 def _stacks_of(end: Exit) -> str:
     """The stacks that explain an *end*: of a crash, or where it was overdue; others that were asked for do not."""
     if end.overdue is not None:
-        return user_part(end.faults)
+        return stacks_of_user(end.faults)
     crash = end.faults.rfind(_CRASH)
-    return user_part(end.faults[crash:]) if crash >= 0 and -end.exitcode in _CRASHES else ""
+    return stacks_of_user(end.faults[crash:]) if crash >= 0 and -end.exitcode in _CRASHES else ""
 
 
 def lost_all(count: int, rank_base: int, pids: Mapping[int, int], why: str) -> dict[int, ProcessFailure]:
@@ -166,14 +166,14 @@ def record_of(event: Event, rank_base: int, are_all: bool, signum: int) -> recor
         case Exit(rank, pid, exitcode, late=int(late)):
             return records.WorkerCrashedLate(rank, pid, exitcode, late)
         case Lingers():
-            stacks = user_part(event.stacks)
+            stacks = stacks_of_user(event.stacks)
             return records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks)
         case LastRuns(rank, pid, seconds, left, stacks):
-            text = user_part(stacks)
+            text = stacks_of_user(stacks)
             place = f"at {place}" if (place := place_of(text)) else _NATIVE if text else ""
             return records.LastRuns(rank_base + rank, pid, seconds, left, place, are_all)
         case Stacks(texts):
-            return records.StacksTold({rank: user_part(text) for rank, text in texts.items()})
+            return records.StacksTold({rank: stacks_of_user(text) for rank, text in texts.items()})
         case Stuck(rank, pid, waited):
             return records.WorkerStuck(rank_base + rank, pid, signum, waited)
         case Stopped(survivors) if survivors:
@@ -199,7 +199,7 @@ _AT_ITS_END = {
 """What a worker does in a function of ours, at its end."""
 
 
-def user_part(faults: str) -> str:
+def stacks_of_user(faults: str) -> str:
     """The fault handler's stacks without the frames below the user's first one; what we do where there is no other."""
     found: list[str] = []
     own: str | None = None
@@ -223,7 +223,7 @@ def user_part(faults: str) -> str:
     return "\n".join(found).strip()
 
 
-def explain(exitcode: int, memory_kills: int) -> str:
+def explain_exit(exitcode: int, memory_kills: int) -> str:
     """What a signal or an exit status most likely means; empty where there is nothing to add."""
     number = -exitcode if exitcode < 0 else exitcode - 128
     if number == signal.SIGKILL:
@@ -294,14 +294,14 @@ def blamed(ends: Mapping[int, Exit], count: int) -> int | None:
     """Of *count* workers the rank that stands for a lost store: the first that did not fail by another cause."""
     for rank in range(count):
         end = ends.get(rank)
-        if end is None or not failed(end, "") or (end.report is not None and end.report.secondary):
+        if end is None or not has_failed(end, "") or (end.report is not None and end.report.secondary):
             return rank
     return None
 
 
 def lost_store(gone: StoreGone, rank: int, rank_base: int, kills: int, at: float) -> ProcessFailure:
     """The failure of the store that went away at the Unix time *at*, in the name of *rank*."""
-    hint = explain(gone.exitcode, kills) if gone.pid else ""
+    hint = explain_exit(gone.exitcode, kills) if gone.pid else ""
     failure = ProcessFailure(
         rank, gone.pid, gone.exitcode, "", message=gone.why, rank=rank_base + rank, hint=hint, process=STORE
     )

@@ -16,24 +16,35 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
-from pathlib import Path
 
 from elasticlib import processes, records
-from elasticlib._caller import Caller
 from elasticlib._clock import monotonic
-from elasticlib._folders import can_be_entered, place
-from elasticlib._programs import AT_START, BOOT, KILLED, HelperLostError, Link, Process, spawn
-from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import PreloadError, StartError
 from elasticlib.helpers import Helper, Reported, first_child, fork_server_lost, reaper_lost
+from elasticlib.preload import ForkServerKey, Reads, serves, stamps
+from elasticlib.processes import (
+    AT_START_CODE,
+    BOOT_CODE,
+    KILL_SECONDS,
+    REAPER_PATH,
+    Caller,
+    Channel,
+    HelperLostError,
+    Link,
+    Message,
+    Process,
+    current_folder_can_be_entered,
+    identity_of_current_folder,
+    spawn,
+    wait_readable,
+)
 from elasticlib.stacks import crash_frames
-from elasticlib.workers import _reaper
-from elasticlib.workers._fork_server_key import ForkServerKey, stamps
 from elasticlib.workers.child import _report
-from elasticlib.workers.spawner._reads import Reads, serves
 
 _log = logging.getLogger("elasticlib")
-_FORK_SERVER_BOOT = BOOT + AT_START + "from elasticlib.workers.spawner._fork_server import main; main(at_start)"
+_FORK_SERVER_BOOT = (
+    BOOT_CODE + AT_START_CODE + "from elasticlib.workers.spawner._fork_server import main; main(at_start)"
+)
 
 _MOST_IDLE = 2
 _TALK_LIMIT = 5.0
@@ -50,7 +61,7 @@ class ForkServer:
     def __init__(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
         self.key = key
         self._caller = Caller.now()
-        self._place = place()
+        self._place = identity_of_current_folder()
         self.spawners = 0
         self._given = dict(environment)
         self._reads: Reads | None = None
@@ -70,7 +81,7 @@ class ForkServer:
         ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
         asked = dumps({"preload": key.preload, "path": list(search_path)})
-        reaper = [sys.executable, "-S", "-E", str(Path(_reaper.__file__)), str(os.getpid())]
+        reaper = [sys.executable, "-S", "-E", REAPER_PATH, str(os.getpid())]
         self._process: Process | None = None
         """The fork server itself, once its imports are done."""
         self._reaper = spawn(
@@ -89,7 +100,7 @@ class ForkServer:
         self.listen()
         if not (self._caller.can_serve(caller) and self.key.covers(key)):
             return False
-        if self._place != place() and not can_be_entered():
+        if self._place != identity_of_current_folder() and not current_folder_can_be_entered():
             return False  # its children could not get to where this program is
         return serves(self._reads, self._given, environment)
 
@@ -185,8 +196,8 @@ class ForkServer:
             return None
         self._reported.add(module)
         found = [each for each in crash_frames(_report.read_text(stack)) if not each.file.startswith("<frozen ")]
-        place = f"{found[-1].file}, line {found[-1].line}" if found else ""
-        return records.ImportTakesLong(module, _SLOW_IMPORT, place)
+        identity_of_current_folder = f"{found[-1].file}, line {found[-1].line}" if found else ""
+        return records.ImportTakesLong(module, _SLOW_IMPORT, identity_of_current_folder)
 
     def helpers(self, is_awaited: bool) -> list[Helper]:
         """The processes of this fork server; *is_awaited*: the launch waits for what it asked of it."""
@@ -247,10 +258,10 @@ class ForkServer:
     def _reap(self) -> None:
         if self._process is not None:
             # It sweeps first; what even SIGKILL does not end may take it that long.
-            if not self._process.ends(KILLED + 1):
+            if not self._process.ends(KILL_SECONDS + 1):
                 self._process.kill(0.0)  # its reaper sees to the rest
             self._process.close()
-        self._reaper.wait(KILLED + 1)
+        self._reaper.wait(KILL_SECONDS + 1)
         self._note_import("", [])
         os.close(self._said)
 

@@ -18,14 +18,23 @@ from types import MappingProxyType
 from typing import Any
 
 from elasticlib import records
-from elasticlib._caller import debugger_follows, unseen_by_debugger
 from elasticlib._clock import monotonic
-from elasticlib._large_files import handed_over
-from elasticlib._programs import Child, HelperLostError, Link, Process, not_started
 from elasticlib._times import Term
-from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.helpers import Helper, Reported
+from elasticlib.processes import (
+    Channel,
+    ChildProcess,
+    HelperLostError,
+    Link,
+    Message,
+    Process,
+    debugger_follows,
+    descriptors_of_memories,
+    start_error,
+    unseen_by_debugger,
+    wait_readable,
+)
 from elasticlib.workers._fork_servers import ForkServer, fork_servers
 from elasticlib.workers._launch_events import Event, Lost, StoreGone
 from elasticlib.workers._launch_messages import event_of_workers
@@ -61,7 +70,7 @@ class SpawnerClient:
         """What the workers tell of their progress."""
         self._fork_server: ForkServer | None = None
         self._channel: Channel | None = None
-        self._anchor: Child | None = None
+        self._anchor: ChildProcess | None = None
         """The reaper that was forked from the caller."""
         self._early: list[Event] = []
         self._round = -1
@@ -111,19 +120,19 @@ class SpawnerClient:
         except OSError as error:
             link.close()
             theirs.close()
-            raise not_started("a fork of this program", error) from error
+            raise start_error("a fork of this program", error) from error
         if pid == 0:
             from elasticlib.workers.spawner import _begin
 
             _begin.guard_spawner(theirs, me, call)
-        self._anchor = Child(pid)
+        self._anchor = ChildProcess(pid)
         self._itself = Helper("reaper", Reported(pid, self._anchor.send))
         theirs.close()
         self._start_spawner(link)
 
     def _start_spawner(self, channel: Channel) -> None:
         self._channel = channel
-        memories = handed_over(self._memories)
+        memories = descriptors_of_memories(self._memories)
         try:
             handed = {**memories, **self._handed}
             self.board = new_board(self._count)

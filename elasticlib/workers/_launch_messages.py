@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from json import loads
 
-from elasticlib._large_files import content_of
-from elasticlib._wire import Message
+from elasticlib.processes import Message, content_of_files
 from elasticlib.workers._launch_events import Event, Exit, Failed, LastRuns, Lingers, Place, Stacks, Stopped, Stuck
 from elasticlib.workers.child import _report
 
@@ -24,18 +23,18 @@ def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
         case "exited":
             return _exit_of(message, descriptors)
         case "failed":
-            left = _report.read(*descriptors) if descriptors else None
+            left = _report.read_report(*descriptors) if descriptors else None
             return Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))
         case "lingers":
-            stacks = content_of(descriptors).decode()
+            stacks = content_of_files(descriptors).decode()
             return Lingers(message["local_rank"], message["pid"], message["seconds"], message["ends"], stacks)
         case "last_runs":
-            stacks = content_of(descriptors).decode()
+            stacks = content_of_files(descriptors).decode()
             return LastRuns(message["local_rank"], message["pid"], message["seconds"], message["left"], stacks)
         case "stuck":
             return Stuck(message["local_rank"], message["pid"], message["waited"])
         case "stacks" | "place" as asker:
-            found = loads(content_of(descriptors)) if descriptors else {}
+            found = loads(content_of_files(descriptors)) if descriptors else {}
             by_rank = {int(rank): text for rank, text in found.items()}
             return Stacks(by_rank) if asker == "stacks" else Place(by_rank.get(0, ""))
         case "stopped":
@@ -52,5 +51,5 @@ def _exit_of(message: Message, descriptors: Sequence[int]) -> Exit:
         return Exit(rank, pid, code, told, None, "", unread=True, **more)
     report, *texts = descriptors[:_LEFT]
     faults, tail = (_report.read_text(descriptor) for descriptor in texts)
-    left = _report.read(report, *descriptors[_LEFT:])
+    left = _report.read_report(report, *descriptors[_LEFT:])
     return Exit(rank, pid, code, told, left, faults, tail, **more)

@@ -27,7 +27,7 @@ def may_have_accelerators() -> bool:
     return any(glob.glob(pattern) for pattern in _DEVICE_FILES)
 
 
-def gpus() -> int | None:
+def gpu_count() -> int | None:
     """How many GPUs NVIDIA's driver has on this machine; None where there may be others, which nobody counted."""
     if found := len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*")):
         return found
@@ -54,7 +54,7 @@ def _facts(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
-def cpus() -> float:
+def cpu_count() -> float:
     """CPUs that this process may use: the affinity mask, cut by the cgroup's quota."""
     count = float(len(os.sched_getaffinity(0)))
     return min([count, *_quotas()])

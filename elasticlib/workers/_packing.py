@@ -78,7 +78,7 @@ _WITH_PARTS = (
 """Kinds of what is warned of by its parts."""
 
 
-def pack(
+def pack_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], main: str | None = None
 ) -> Packed:
     """

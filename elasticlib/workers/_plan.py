@@ -25,18 +25,26 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from elasticlib import _rules
-from elasticlib._caller import Surroundings, debugger_follows, followed_by_debugger
-from elasticlib._folders import absolute, folder_of_script, name_of_current, path_of_current, place
-from elasticlib._programs import flags_here, fresh_command, importable_by, need_system
 from elasticlib.errors import ConfigError, EntrypointError
-from elasticlib.numa._cpus import cpus_for
-from elasticlib.numa._sysfs import read_topology
-from elasticlib.numa.binding import attempt
+from elasticlib.numa import binding_attempt, cpus_for, read_topology
+from elasticlib.preload import EDITS, ForkServerKey, choose_preload, depends_on_path, import_path
+from elasticlib.processes import (
+    Surroundings,
+    absolute_path,
+    check_system,
+    debugger_follows,
+    flags_here,
+    folder_of_script,
+    followed_by_debugger,
+    fresh_command,
+    identity_of_current_folder,
+    importable_by,
+    name_of_current_folder,
+    path_of_current_folder,
+)
 from elasticlib.spec import DEFAULT_PRELOAD, START_METHODS, StartMethod, WorkerSpec
 from elasticlib.stacks import ranks_text
-from elasticlib.workers import _devices, _environment, _machine, _packing, _preload, _signals
-from elasticlib.workers._edited import EDITS
-from elasticlib.workers._fork_server_key import ForkServerKey, depends_on_path, import_path
+from elasticlib.workers import _devices, _environment, _machine, _packing, _signals
 from elasticlib.workers.child import _exiting
 from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child._start_spec import STDIN, StartSpec
@@ -95,7 +103,7 @@ class Job:
 
 @frozen
 class Preparation:
-    """What `prepare` found."""
+    """What `prepare_workers` found."""
 
     caller: Mapping[str, str]
     """The environment of this process, as workers are to have it."""
@@ -105,7 +113,7 @@ class Preparation:
     job: Job
 
 
-def prepare(
+def prepare_workers(
     spec: WorkerSpec,
     start_method: StartMethod,
     signals_to_handle: str,
@@ -125,9 +133,9 @@ def prepare(
             "this script starts workers while a worker imports it: put the call behind `if __name__ == '__main__':`, "
             "or set LaunchConfig(main='value')"
         )
-    handled = ",".join(signum.name for signum in _signals.parse(signals_to_handle))
+    handled = ",".join(signum.name for signum in _signals.parse_signals(signals_to_handle))
     caller = {**os.environ, **variables}
-    cpus = _machine.cpus()
+    cpus = _machine.cpu_count()
     threads = _environment.threads_per_worker(caller, cpus, spec.local_world_size)
     environment = _environment.common_variables(caller, threads, signals_to_handle)
     return Preparation(caller, cpus, handled, plan(spec, start_method, environment, threads))
@@ -140,9 +148,9 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
 
     It starts no worker, and at most the fork server, to ask it for the GPUs. *threads*: what each worker computes with.
     """
-    need_system()
+    check_system()
     variables = _environment.alone_with_a_device(environment, spec.local_world_size) if spec.virtual_local_rank else ()
-    if bare := [rank for rank, own in enumerate(variables) if not own[_environment.DEVICES]]:
+    if bare := [rank for rank, own in enumerate(variables) if not own[_environment.CUDA_DEVICES_VARIABLE]]:
         _log.warning("virtual_local_rank=True: no device is listed for %s", ranks_text(bare, "local rank"))
     job = _work(spec, start_method, environment, threads)
     job = evolve(job, variables=variables, affinities=_affinities(spec, job))
@@ -170,8 +178,8 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
     limit = _exiting.DEFAULT_EXIT_TIMEOUT if spec.exit_timeout is None else spec.exit_timeout
     common = StartSpec(
         env=dict(environment),
-        cwd=path_of_current(),
-        place=place(),
+        cwd=path_of_current_folder(),
+        place=identity_of_current_folder(),
         surroundings=Surroundings.now().plain(),
         affinity=sorted(os.sched_getaffinity(0)),
         threads=threads,
@@ -195,7 +203,7 @@ def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
     """The CPUs of each worker by its real local rank; empty without a binding."""
     options, found = spec.numa_options, list[frozenset[int]]()
     if options is not None:
-        with attempt(options):
+        with binding_attempt(options):
             topology = read_topology(_devices.gpu_addresses(job.fork_server, job.common.env, job.search_path))
             allowed = frozenset(job.common.affinity)
             found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
@@ -212,7 +220,7 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
         _refuse_preload(spec)
     if start_method == "fork":
         return evolve(job, call=functools.partial(entry, *args, **kwargs))
-    packed = _packing.pack(entry, args, kwargs, spec.main)
+    packed = _packing.pack_call(entry, args, kwargs, spec.main)
     EDITS.tell()
     flags = flags_here()  # as multiprocessing does
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -301,7 +309,7 @@ def _script(job: Job, entry: str) -> tuple[Job, bytes | None]:
         path0 = "" if entry == STDIN else folder_of_script(entry)
         return evolve(_saying(job, kind="script", argv=[entry], path0=path0), memories={"script": text}), text
     _check_script(entry)
-    path = absolute(entry)
+    path = absolute_path(entry)
     if _is_package(path, entry):
         return _saying(job, kind="package", argv=[entry], path0=path), None
     return _saying(job, kind="script", argv=[entry], path0=folder_of_script(entry)), None
@@ -351,7 +359,7 @@ def _from_fork_server(
     path = job.search_path if depends_on_path(spec.preload) else ()
     key = ForkServerKey.of(python, spec.preload, path, flags)
     if key.is_automatic:
-        chosen = _preload.choose(job.common, function, text)
+        chosen = choose_preload(job.common, function, text)
         key = evolve(key, preload=chosen.modules)
         job = _saying(job, threads=chosen.threads or job.common.threads)
     return evolve(job, fork_server=key)
@@ -391,7 +399,7 @@ def _read_once(path: str) -> bytes:
 def _check_script(path: str) -> None:
     """Raise `EntrypointError` for a script that cannot be read."""
     if not os.path.lexists(path):
-        raise EntrypointError(f"script {path!r} was not found in {name_of_current()}: check the path")
+        raise EntrypointError(f"script {path!r} was not found in {name_of_current_folder()}: check the path")
     if not os.path.isfile(path) and not os.path.isdir(path):
         raise EntrypointError(f"script {path!r} is not a file")
     if not os.access(path, os.R_OK):
@@ -421,7 +429,7 @@ def _program(name: str, environment: Mapping[str, str]) -> str:
         return found
     if os.path.dirname(name):
         if not os.path.lexists(name):
-            raise EntrypointError(f"program {name!r} was not found in {name_of_current()}: check the path")
+            raise EntrypointError(f"program {name!r} was not found in {name_of_current_folder()}: check the path")
         if not os.path.isfile(name):
             raise EntrypointError(f"program {name!r} is not a file")
         raise EntrypointError(f"program {name!r} may not be executed: change its permissions (chmod +x)")

@@ -17,22 +17,27 @@ from typing import Any
 
 from elasticlib import records
 from elasticlib._clock import monotonic, wall_time
-from elasticlib._programs import KILLED, HelperLostError
 from elasticlib._times import Term, soonest
-from elasticlib._wire import room_for, wait_readable
 from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
 from elasticlib.helpers import HelperWatch
-from elasticlib.logs import _streams
-from elasticlib.logs._console import Console, console_sink
-from elasticlib.logs._layout import settled
-from elasticlib.logs._tee import Tee
+from elasticlib.logs import (
+    Console,
+    Duplicates,
+    Tee,
+    console_sink,
+    destinations_of,
+    follow_streams,
+    full_folders,
+    prepare_streams,
+)
+from elasticlib.preload import ImportWatch
+from elasticlib.processes import KILL_SECONDS, HelperLostError, room_for_descriptors, wait_readable, wait_until_gone
 from elasticlib.spec import LogsDest
-from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan, _reaper
+from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers.child._progress import Board
 from elasticlib.workers.child._start_spec import StartSpec
-from elasticlib.workers.spawner._import_watch import ImportWatch
 
 _ANSWER = 15.0
 """Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
@@ -52,13 +57,13 @@ class Processes:
         job: _plan.Job,
         count: int,
         sink: records.Sink = records.log,
-        duplicates: _streams.Duplicates | None = None,
+        duplicates: Duplicates | None = None,
         console: Console | None = None,
     ) -> None:
         self._job = job
         self._count = count
         self._sink = sink
-        self._duplicates = duplicates or _streams.Duplicates()
+        self._duplicates = duplicates or Duplicates()
         self._console = console  # None: this program's own streams
         self._spawner: SpawnerClient | None = None
         self._tee: Tee | None = None
@@ -117,19 +122,19 @@ class Processes:
         killed when it is over. The workers have the ranks from *rank_base* on, of *world_size*. Raises
         `StartError` or `PreloadError`; no process is left then.
         """
-        with room_for(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
+        with room_for_descriptors(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
             self._forget()
             self._rank_base, self._world_size, self._has_store = rank_base, world_size, listener is not None
             self._memory_kills = _machine.memory_kills()
-            self._dest = settled(dest)
-            _streams.prepare(self._dest)
+            self._dest = destinations_of(dest)
+            prepare_streams(self._dest)
             if self._tee is None:
                 out, err = [self._console or console_sink(stream) for stream in (sys.stdout, sys.stderr)]
                 if self._console is None:
                     self._tee = Tee(out, err)
                 else:
                     self._tee = Tee(out, err, gather=self._console.gather, look=self._console.look)
-            _streams.follow(self._tee, self._dest, prefixes, self._duplicates, self._console)
+            follow_streams(self._tee, self._dest, prefixes, self._duplicates, self._console)
             outs, errs = self._dest.stdouts, self._dest.stderrs
             whole = [
                 replace(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs
@@ -253,7 +258,7 @@ class Processes:
         self._sink(records.WorkersCutOff() if is_over else records.SpawnerKilled(_ANSWER))
         spawner.kill()
         self.dismiss()
-        _reaper.wait_for_ends(self.pids.values(), KILLED)
+        wait_until_gone(self.pids.values(), KILL_SECONDS)
         self._stopped = True
 
     def gone(self) -> bool:
@@ -377,7 +382,7 @@ class Processes:
 
     def drain(self) -> None:
         """Bring the last lines of this round's workers, which must be gone, to the console."""
-        for folder in _streams.full_folders(self._dest):
+        for folder in full_folders(self._dest):
             self._sink(records.LogsCutOff(folder))
         if self._tee is not None:
             self._tee.drain_and_forget([*self._dest.tee_stdouts.values(), *self._dest.tee_stderrs.values()])
@@ -403,7 +408,7 @@ class Processes:
 
         When all were lost at once, and none had failed before, that failed them all, unless *by_loss* is False.
         """
-        with room_for(1):
+        with room_for_descriptors(1):
             kills = _machine.memory_kills() - self._memory_kills
             found = _failure.failures_of(self._ends(), self._dest, kills, self._noticed, rank_base)
         if not found and self.lost is not None and by_loss:

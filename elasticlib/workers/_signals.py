@@ -33,7 +33,7 @@ _REPEATED = 5.0
 """Seconds within which a second SIGQUIT stops what the first one only asked about."""
 
 
-def parse(names: str) -> tuple[signal.Signals, ...]:
+def parse_signals(names: str) -> tuple[signal.Signals, ...]:
     """The signals of a comma list; unknown names are warned of, one that cannot be caught is refused."""
     found: dict[signal.Signals, None] = {}  # an ordered set: two names of one signal are one
     for name in filter(None, (part.strip() for part in names.split(","))):
@@ -136,7 +136,7 @@ class Raising:
 
 
 @frozen
-class StopAsked:
+class StopRequest:
     """The program wants its workers stopped."""
 
     why: str
@@ -145,7 +145,7 @@ class StopAsked:
 
 
 @frozen
-class StacksAsked:
+class StacksRequest:
     """Somebody wants to know where the threads of the workers are; `why` is what the console says above them."""
 
     why: str = ""
@@ -153,7 +153,7 @@ class StacksAsked:
 
 
 @frozen
-class NoticeCame:
+class NoticeReceived:
     """A signal came that is not for this program, but for its workers."""
 
     signum: int
@@ -199,7 +199,7 @@ class Inbox:
             self._quit_at = now
             if now - before >= _REPEATED:
                 again = f"the job goes on; another SIGQUIT within {_REPEATED:g} s stops it"
-                self.put(StacksAsked(f"SIGQUIT came: where all ranks are ({again})"), may_wait=True)
+                self.put(StacksRequest(f"SIGQUIT came: where all ranks are ({again})"), may_wait=True)
                 return False
         self.put(signum)
         return True
@@ -234,11 +234,11 @@ class Inbox:
     __del__ = close
 
 
-class Handled:
+class HandledSignals:
     """
     While entered, *signums* are put into *inbox* instead of acted on, if this is the main thread.
 
-    With *takes_notices* so are `NOTICES`, as `NoticeCame`.
+    With *takes_notices* so are `NOTICES`, as `NoticeReceived`.
     """
 
     def __init__(self, signums: tuple[signal.Signals, ...], inbox: Inbox, *, takes_notices: bool = False) -> None:
@@ -266,10 +266,10 @@ class Handled:
             self.came.append(signal.Signals(signum))
 
     def _on_notice(self, signum: int, frame: FrameType | None) -> None:
-        self._inbox.put(NoticeCame(signum), may_wait=True)
+        self._inbox.put(NoticeReceived(signum), may_wait=True)
 
 
-class PutOff:
+class DeferredSignals:
     """
     While entered, an interrupt (SIGINT) waits, if this is the main thread; the program's handler gets it at the end.
 
@@ -312,7 +312,7 @@ class PutOff:
 
 class _Lifted:
     # No generator: one that an interrupt leaves before its block begins ends at any time later.
-    def __init__(self, put_off: PutOff) -> None:
+    def __init__(self, put_off: DeferredSignals) -> None:
         self._put_off = put_off
 
     def __enter__(self) -> None:
@@ -327,7 +327,7 @@ class Signals:
     While entered, *signums* are collected instead of acted on; `fileno` is readable when one waits.
 
     With an *inbox* of the caller's they lie there, beside what others put into it, and what nobody took stays there.
-    *takes_notices* is that of `Handled`.
+    *takes_notices* is that of `HandledSignals`.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class Signals:
 
     def __enter__(self) -> Self:
         self.inbox = Inbox() if self._given is None else self._given
-        self._handled = Handled(self._signums, self.inbox, takes_notices=self._takes_notices).__enter__()
+        self._handled = HandledSignals(self._signums, self.inbox, takes_notices=self._takes_notices).__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -16,8 +16,7 @@ from subprocess import Popen
 
 from attrs import frozen
 
-from elasticlib.numa import NumaOptions
-from elasticlib.numa.binding import _maybe_wrap_command_args_with_numa_binding as wrap_command
+from elasticlib.numa import NumaOptions, _maybe_wrap_command_args_with_numa_binding as wrap_command
 from elasticlib.workers._environment import without_secrets
 
 

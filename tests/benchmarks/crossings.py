@@ -27,7 +27,7 @@ FLOWS = {"arguments down": DOWN, "results back": BACK}
 _FOLDER = "ELASTICLIB_CROSSINGS"
 _MODULES = ("elasticlib", "tests.benchmarks.crossings")
 """The package, and the job."""
-_WAIT = "elasticlib._wire.wait_readable"
+_WAIT = "elasticlib.processes._wire.wait_readable"
 _DEEP = 6
 """Objects that hold one another on the way to the text."""
 ROOT = Path(__file__).resolve().parents[2]

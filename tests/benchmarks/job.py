@@ -20,7 +20,7 @@ from typing import IO
 from attrs import frozen
 
 from elasticlib import processes
-from elasticlib._wire import wait_readable
+from elasticlib.processes._wire import wait_readable
 from tests.benchmarks import journal, tree
 from tests.benchmarks.launchers import Launcher
 

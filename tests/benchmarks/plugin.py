@@ -175,7 +175,7 @@ class Session:
         return found
 
 
-PLUGIN = "elasticlib.pytest_plugin"
+PLUGIN = "elasticlib.testing.pytest_plugin"
 
 
 SLOW = "MultiProcessTestCase"

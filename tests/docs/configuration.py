@@ -167,7 +167,7 @@ def worker_spec() -> Iterator[str]:
 def keys() -> Iterator[str]:
     """The keys of ``--rdzv-conf``."""
     yield from head("key", "back ends", "value", "default", "what it is", "torch reads it with")
-    for name, key in _options.KEYS.items():
+    for name, key in _options.RDZV_CONF_KEYS.items():
         taken = "all" if key.backends == _options.ALL else ", ".join(sorted(key.backends))
         read = ", ".join(each for each, found in _options._READ_BY_TORCH.items() if name in found)
         yield row(code(name), taken, key.rule, key.default, key.meaning, read)

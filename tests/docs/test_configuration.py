@@ -65,7 +65,7 @@ NO_VARIABLES = {
     "SC_OPEN_MAX": "of sysconf",
 }
 """Text of the sources that looks like the name of a variable and is none of ours."""
-OF_OTHERS = ("workers/spawner/_reads.py", "workers/spawner/_fork_server.py", "workers/spawner/_leftovers.py")
+OF_OTHERS = ("preload/_reads.py", "workers/spawner/_fork_server.py", "workers/spawner/_leftovers.py")
 """Modules that list what others read: `docs/fork_server.md` has it, held by a test of its own."""
 
 
@@ -124,7 +124,7 @@ def test_it_has_every_variable_of_an_option_once() -> None:
 
 
 def test_it_has_every_key_once() -> None:
-    assert sorted(_options.KEYS) == sorted(in_first_cells("Keys of `--rdzv-conf`"))
+    assert sorted(_options.RDZV_CONF_KEYS) == sorted(in_first_cells("Keys of `--rdzv-conf`"))
 
 
 def test_no_handler_reads_a_key_that_is_not_in_it() -> None:
@@ -134,7 +134,7 @@ def test_no_handler_reads_a_key_that_is_not_in_it() -> None:
         text = path.read_text(encoding="utf-8")
         read |= set(re.findall(r"(?:params\.get\w*|options\.get|others\.get|options)[(\[]\"(\w+)\"", text))
 
-    assert {"keep_alive_interval", "read_timeout", "etcd_prefix"} <= read <= set(_options.KEYS)
+    assert {"keep_alive_interval", "read_timeout", "etcd_prefix"} <= read <= set(_options.RDZV_CONF_KEYS)
 
 
 def test_it_has_every_field_of_a_worker_spec_once() -> None:
@@ -184,7 +184,8 @@ IN_OPTIONS = {
 
 
 @pytest.mark.parametrize(
-    ("backend", "name"), [(each, name) for name in IN_OPTIONS for each in sorted(_options.KEYS[name].backends)]
+    ("backend", "name"),
+    [(each, name) for name in IN_OPTIONS for each in sorted(_options.RDZV_CONF_KEYS[name].backends)],
 )
 def test_a_keys_default_is_what_counts_where_it_is_not_given(backend: str, name: str) -> None:
     """In a launch, which gives its own time-out to all back ends; ``600; static, etcd: 900`` says two of them."""
@@ -208,12 +209,12 @@ def test_defaults_that_are_said_in_words_are_the_codes() -> None:
     job = {"rdzv_backend": "c10d", "rdzv_endpoint": "host:0"}
 
     assert f"{attempt:g}; where contact was lost {share:g} of heartbeat_timeout, from 1 to {attempt:g}" == (
-        _options.KEYS["read_timeout"].default
+        _options.RDZV_CONF_KEYS["read_timeout"].default
     )
-    assert [_options.KEYS[f"keep_alive_{name}"].default for name in ("max_attempt", "interval")] == [
+    assert [_options.RDZV_CONF_KEYS[f"keep_alive_{name}"].default for name in ("max_attempt", "interval")] == [
         f"{each:g}" for each in alive
     ]
-    assert LaunchConfig(**job).wait_for == _options.KEYS["wait_for"].default  # type: ignore[arg-type]
+    assert LaunchConfig(**job).wait_for == _options.RDZV_CONF_KEYS["wait_for"].default  # type: ignore[arg-type]
     assert ROWS["--shutdown-timeout"].unset == f"{launch.TIMEOUT_VARIABLE}, else {launch.DEFAULT_SHUTDOWN_TIMEOUT}"
     assert ROWS["--exit-timeout"].unset.startswith(f"{_exiting.DEFAULT_EXIT_TIMEOUT:g};")
     assert ROWS["--log-line-prefix-template"].unset.endswith(f"else {DEFAULT_PREFIX}")
@@ -265,7 +266,7 @@ def test_an_option_fills_the_fields_that_stand_beside_it(name: str, monkeypatch:
     class Plugin(DefaultLogsSpecs):
         pass
 
-    monkeypatch.setattr("elasticlib.logs._plugins.load", lambda _: Plugin)
+    monkeypatch.setattr("elasticlib.logs._plugins.load_logs_specs", lambda _: Plugin)
     beside = TOGETHER.get(name, ())
     before, after = (
         config_of(*beside),
@@ -315,14 +316,14 @@ def looks_like_a_variable(text: str, place: str) -> bool:
 
 
 def set_in_workers() -> set[str]:
-    place = _environment.Place("", "", *([1] * 4), 0, *([1] * 5), "", 1)  # type: ignore[arg-type]
-    with_a_device = _environment.alone_with_a_device({_environment.HIP_DEVICES: "0"}, 1)[0]
+    place = _environment.NodePlace("", "", *([1] * 4), 0, *([1] * 5), "", 1)  # type: ignore[arg-type]
+    with_a_device = _environment.alone_with_a_device({_environment.HIP_DEVICES_VARIABLE: "0"}, 1)[0]
     of_the_sidecar = {name for name, value in _client.environment().items() if os.environ.get(name) != value}
     return {
         *_environment.worker_variables(place, 0, ""),
         *_environment.common_variables({}, 1, ""),
         *with_a_device,
-        *(_watch.FILE, _serving.VARIABLE, _serving.SERVED_VARIABLE, _function.DEFINITIONS_VARIABLE),
+        *(_watch.FILE, _serving.SERVER_VARIABLE, _serving.SERVED_VARIABLE, _function.DEFINITIONS_VARIABLE),
         *of_the_sidecar,
     }
 
@@ -332,7 +333,7 @@ def known_variables() -> set[str]:
         name
         for path, texts in our_constants().items()
         for name, place in texts
-        if path not in OF_OTHERS and looks_like_a_variable(name, place)
+        if path not in OF_OTHERS and not path.endswith("__init__.py") and looks_like_a_variable(name, place)
     }
     return {name for name in found if not name.startswith("PET_")} - NO_VARIABLES.keys()
 
@@ -385,8 +386,10 @@ def test_a_variables_default_is_the_codes() -> None:
     listed = {name: cells[3] for cells in section(READ) for name in named(cells[0])}
 
     assert defaults == {name: listed[name] for name in defaults}
-    assert f'os.environ.get(VARIABLE) or "{events}"' in (HOUSE / "events/_destinations.py").read_text(encoding="utf-8")
-    assert f'os.environ.get(VARIABLE) or "{others}"' in (HOUSE / "run.py").read_text(encoding="utf-8")
+    assert f'os.environ.get(LOG_LEVEL_VARIABLE) or "{events}"' in (HOUSE / "events/_destinations.py").read_text(
+        encoding="utf-8"
+    )
+    assert f'os.environ.get(LOG_LEVEL_VARIABLE) or "{others}"' in (HOUSE / "run.py").read_text(encoding="utf-8")
     assert 'os.environ.get("USE_LIBUV", "1")' in inspect.getsource(create_c10d_store)
 
 
@@ -411,7 +414,7 @@ def test_every_option_and_variable_that_its_prose_names_exists() -> None:
 def test_what_it_calls_without_effect_is_known_to_the_code_or_to_torch() -> None:
     names = {name for name in in_first_cells("Taken, and without effect") if not name.startswith("--")}
     known = {
-        *_options.KEYS,
+        *_options.RDZV_CONF_KEYS,
         *configuration.FIELDS,
         *(field.name for field in attrs.fields(WorkerSpec)),
         *inspect.signature(LocalElasticAgent).parameters,

@@ -44,7 +44,7 @@ def test_every_block_of_python_is_a_file() -> None:
 @pytest.mark.slow
 @pytest.mark.sampled(0.4)
 def test_its_files_run_as_they_stand(folder: Path) -> None:
-    done = run(folder, "-m", "pytest", "-p", "elasticlib.pytest_plugin", "-p", "no:cacheprovider", "-rf")
+    done = run(folder, "-m", "pytest", "-p", "elasticlib.testing.pytest_plugin", "-p", "no:cacheprovider", "-rf")
 
     failed = set(re.findall(r"^FAILED (\w+\.py)::", done.stdout, re.M))
     assert set(FAILS) == failed, done.stdout
@@ -69,7 +69,7 @@ def test_it_names_every_option() -> None:
 
 
 def test_it_names_every_setting() -> None:
-    source = (ROOT / "elasticlib" / "pytest_plugin" / "__init__.py").read_text(encoding="utf-8")
+    source = (ROOT / "elasticlib" / "testing" / "pytest_plugin" / "__init__.py").read_text(encoding="utf-8")
     found = re.findall(r'addini\("(\w+)"|addoption\("([\w-]+)"', source)
 
     assert found

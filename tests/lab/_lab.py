@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elasticlib.workers import _reaper
+from elasticlib.processes import _reaper
 from tests.benchmarks.kernel import MARK, everything
 from tests.process.launches import children, wait_until
 
@@ -127,7 +127,7 @@ class Notebook:
         return found
 
     def _family(self) -> list[tuple[int, int, str]]:
-        return [each for kernel in children(self._server) for each in _reaper.family(kernel)]
+        return [each for kernel in children(self._server) for each in _reaper.descendants(kernel)]
 
 
 def _title(pid: int) -> bytes:

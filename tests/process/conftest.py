@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.workers import _reaper
+from elasticlib.processes import _reaper
 
 HERE = Path(__file__).parent
 
@@ -28,7 +28,7 @@ def left_behind(before: frozenset[int] = frozenset()) -> list[str]:
 
     Those of *before* are there for all tests: the ranks of tests that run on ranks.
     """
-    members = _reaper.family(os.getpid())
+    members = _reaper.descendants(os.getpid())
     # One for the program, from the first use of multiprocessing's queues on; it goes with the program.
     members = [each for each in members if "multiprocessing.resource_tracker" not in command_line(each[0])]
     reapers = {pid for pid, parent, _ in members if parent == os.getpid() and "_reaper.py" in command_line(pid)}
@@ -43,7 +43,7 @@ def left_behind(before: frozenset[int] = frozenset()) -> list[str]:
 def nothing_is_left() -> Iterator[None]:
     """Fails a test that leaves a process, or a change of the environment or the folder, behind."""
     environment, folder = dict(os.environ), os.getcwd()
-    before = frozenset(pid for pid, _, _ in _reaper.family(os.getpid()))
+    before = frozenset(pid for pid, _, _ in _reaper.descendants(os.getpid()))
     yield
     now = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     environment.pop("PYTEST_CURRENT_TEST", None)

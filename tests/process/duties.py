@@ -431,7 +431,7 @@ def loses_the_store(folder: Path, does: str) -> str:
     import torch
     from torch import distributed
 
-    from elasticlib.workers import _reaper
+    from elasticlib.processes import _reaper
 
     distributed.init_process_group("gloo")
     pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
@@ -439,7 +439,7 @@ def loses_the_store(folder: Path, does: str) -> str:
 
     def kill() -> None:
         spawner = os.getppid()
-        children = {pid for pid, parent, _ in _reaper.family(spawner) if parent == spawner}
+        children = {pid for pid, parent, _ in _reaper.descendants(spawner) if parent == spawner}
         (host,) = children - {int(pid) for pid in pids}
         say(folder / "store", str(host))
         os.kill(host, signal.SIGKILL)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from elasticlib.workers import _reaper
+from elasticlib.processes import _reaper
 from tests.process import duties
 
 SCRIPT = Path(__file__).parent / "scripts" / "started.py"
@@ -31,14 +31,14 @@ class Machine:
 
     def processes(self) -> list[int]:
         """All of them, workers too."""
-        return [self.launcher.pid, *(pid for pid, _, _ in _reaper.family(self.launcher.pid))]
+        return [self.launcher.pid, *(pid for pid, _, _ in _reaper.descendants(self.launcher.pid))]
 
     def part(self, name: str, worker: int) -> int:
         """The process that is called so, of those that see to *worker*."""
         if name == "launcher":
             return self.launcher.pid
         if name == "spawner":
-            facts = _reaper.status(worker)
+            facts = _reaper.process_facts(worker)
             assert facts is not None
             return int(facts[1])
         [pid] = [pid for pid in self.processes() if b"rendezvous.sidecar._bridge" in _command(pid)]

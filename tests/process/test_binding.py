@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from elasticlib import ChildFailedError, DefaultLogsSpecs, LaunchConfig, Std, elastic_launch
-from elasticlib._caller import Caller
 from elasticlib.numa import AffinityMode, NumaOptions
 from elasticlib.numa._sysfs import read_topology
+from elasticlib.processes import Caller
 from elasticlib.workers import _devices, _plan
 from elasticlib.workers._fork_servers import ForkServerKey
 from tests.unit.numa.machines import Machine

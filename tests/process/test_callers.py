@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
-from elasticlib.workers import _reaper
+from elasticlib.processes import _reaper
 from tests.process import duties
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
@@ -80,7 +80,7 @@ LAUNCH_WITHOUT_DESCRIPTORS = """
 import os, pathlib, resource, sys, threading
 from elasticlib import LaunchConfig, elastic_launch
 from elasticlib.errors import PicklingError
-from elasticlib.workers import _reaper
+from elasticlib.processes import _reaper
 from tests.process import duties
 
 begun, go = pathlib.Path(sys.argv[1], "begun"), pathlib.Path(sys.argv[1], "go")
@@ -106,7 +106,7 @@ except PicklingError as error:
     held = error  # with all that its traceback holds, as a notebook does
     print(error)
 thread.join()
-duties.wait_for(lambda: len(_reaper.family(os.getpid())) == 2, limit=5.0)
+duties.wait_for(lambda: len(_reaper.descendants(os.getpid())) == 2, limit=5.0)
 print([thread.name for thread in threading.enumerate()])
 """
 
@@ -255,11 +255,11 @@ def test_ten_launches_leak_no_descriptor_and_no_process(method: str) -> None:
 
     def held() -> list[int]:
         """Descriptors of this process and the fork server, and processes below this one."""
-        return [*(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), len(_reaper.family(os.getpid()))]
+        return [*(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids), len(_reaper.descendants(os.getpid()))]
 
     with pytest.raises(ChildFailedError):
         bad()
-    duties.wait_for(lambda: not _reaper.family(fork_server))
+    duties.wait_for(lambda: not _reaper.descendants(fork_server))
     before = held()
 
     for index in range(10):

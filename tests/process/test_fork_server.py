@@ -19,8 +19,8 @@ import pytest
 
 from elasticlib import ChildFailedError, LaunchConfig, PreloadError, elastic_launch, pool
 from elasticlib.errors import StartError
+from elasticlib.preload import _import_watch
 from elasticlib.workers import _processes
-from elasticlib.workers.spawner import _import_watch
 from tests.process import duties
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]

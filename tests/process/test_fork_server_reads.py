@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from elasticlib import LaunchConfig, _programs, elastic_launch
+from elasticlib import LaunchConfig, elastic_launch
 from elasticlib.errors import StartError
+from elasticlib.processes import _programs
 from elasticlib.workers import _devices, _fork_servers
 from tests.process import duties
 

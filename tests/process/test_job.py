@@ -38,6 +38,7 @@ from elasticlib import (
 from elasticlib.job import _front_end, _job
 from elasticlib.job._front_end import Cell
 from elasticlib.workers import _machine
+from tests.patching import replace_everywhere
 from tests.process.launches import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
@@ -840,7 +841,7 @@ def test_a_status_can_be_read_while_rounds_come_and_go(tmp_path: Path) -> None:
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    monkeypatch.setattr(_machine, "gpus", lambda: 8)
+    replace_everywhere(monkeypatch, _machine, "gpu_count", lambda: 8)
 
 
 def sees(folder: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.workers.spawner._reads import LOST_AFTER_IMPORT, READ_WHEN_USED, is_lost_after_import
+from elasticlib.preload._reads import LOST_AFTER_IMPORT, READ_WHEN_USED, is_lost_after_import
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 

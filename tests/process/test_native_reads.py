@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.workers.spawner._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, READ_LATER
+from elasticlib.preload._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, READ_LATER
 from tests.shims import NEEDS_COMPILER, built
 
 pytestmark = [pytest.mark.slow, NEEDS_COMPILER]

@@ -36,10 +36,11 @@ from elasticlib import (
     jobs,
     pool,
 )
-from elasticlib._wire import Channel, Message
 from elasticlib.logs import _shortening
-from elasticlib.pools._crew import Crew
+from elasticlib.pools._crew import PoolWorkers
+from elasticlib.processes._wire import Channel, Message
 from elasticlib.workers import _machine
+from tests.patching import replace_everywhere
 from tests.process.launches import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
@@ -170,7 +171,7 @@ def test_workers_of_every_start_method_serve(start_method: str) -> None:
 
 def test_a_pool_has_its_gpus_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    monkeypatch.setattr(_machine, "gpus", lambda: 8)
+    replace_everywhere(monkeypatch, _machine, "gpu_count", lambda: 8)
     with pool(2, group=None, preload=(), devices=[2, 3]) as made:
         assert made.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) == {0: "6,7", 1: "6,7"}
         with pytest.raises(JobRunsError, match="taken by job 'pool'"):
@@ -626,11 +627,11 @@ def test_a_close_that_was_interrupted_is_done_by_the_next(monkeypatch: pytest.Mo
     made = pool(1, group=None, preload=())
     (worker,) = made.run(pid).values()
 
-    def interrupted(crew: Crew, limit: float) -> None:
+    def interrupted(crew: PoolWorkers, limit: float) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Crew, "end", interrupted)
+        patch.setattr(PoolWorkers, "end", interrupted)
         made.close()
     made.close()
 
@@ -1047,9 +1048,9 @@ def test_a_pool_that_is_closed_while_its_workers_are_replaced_begins_no_call(
     made = pool(1, group=None, preload=())
     with pytest.raises(ChildFailedError):
         made.run(os._exit, 3)
-    former, replaced, errors = Crew.__init__, threading.Event(), list[BaseException]()
+    former, replaced, errors = PoolWorkers.__init__, threading.Event(), list[BaseException]()
 
-    def begin(crew: Crew, *args: Any, **settings: Any) -> None:
+    def begin(crew: PoolWorkers, *args: Any, **settings: Any) -> None:
         former(crew, *args, **settings)
         replaced.set()
         wait_until(lambda: "closed" in repr(made))
@@ -1060,7 +1061,7 @@ def test_a_pool_that_is_closed_while_its_workers_are_replaced_begins_no_call(
         except PoolError as error:
             errors.append(error)
 
-    monkeypatch.setattr(Crew, "__init__", begin)
+    monkeypatch.setattr(PoolWorkers, "__init__", begin)
     caller = threading.Thread(target=call)
     caller.start()
     assert replaced.wait(LIMIT)

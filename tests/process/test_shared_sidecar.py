@@ -16,8 +16,8 @@ import pytest
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousError
 from elasticlib.processes import handle_of
+from elasticlib.processes._reaper import descendants
 from elasticlib.rendezvous import RendezvousHandler, RendezvousParameters, get_rendezvous_handler
-from elasticlib.workers._reaper import family
 from tests.process.launches import free_port, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
@@ -36,13 +36,13 @@ def command(pid: int) -> bytes:
 def hosts() -> list[int]:
     """The processes that sidecars of this program are forked from."""
     me = os.getpid()
-    return [pid for pid, parent, _ in family(me) if parent == me and b"sidecar._host" in command(pid)]
+    return [pid for pid, parent, _ in descendants(me) if parent == me and b"sidecar._host" in command(pid)]
 
 
 def sidecars() -> list[int]:
     """Those that were forked from them, and work."""
     every = hosts()
-    return [pid for pid, parent, state in family(os.getpid()) if parent in every and state != "Z"]
+    return [pid for pid, parent, state in descendants(os.getpid()) if parent in every and state != "Z"]
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_sidecars_outlive_the_process_that_they_came_from_and_the_next_one_comes
     [host] = hosts()
 
     os.kill(host, signal.SIGKILL)
-    wait_until(lambda: host not in [pid for pid, _, state in family(os.getpid()) if state != "Z"])
+    wait_until(lambda: host not in [pid for pid, _, state in descendants(os.getpid()) if state != "Z"])
 
     assert [0, 1] == sorted(meet(*mine))
     assert [0] == meet(other)
@@ -158,12 +158,12 @@ def test_nothing_outlives_a_program_that_is_killed() -> None:
         import os, sys
         from concurrent.futures import ThreadPoolExecutor
         from elasticlib.rendezvous import RendezvousParameters, get_rendezvous_handler
-        from elasticlib.workers._reaper import family
+        from elasticlib.processes._reaper import descendants
         parameters = RendezvousParameters("c10d", sys.argv[1], "job", 3, 3, local_addr="127.0.0.1")
         handlers = [get_rendezvous_handler(parameters) for _ in range(3)]
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda handler: handler.next_rendezvous(), handlers))
-        print(*(pid for pid, _, _ in family(os.getpid())), flush=True)
+        print(*(pid for pid, _, _ in descendants(os.getpid())), flush=True)
         sys.stdin.read()
     """
     program = subprocess.Popen(

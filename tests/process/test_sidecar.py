@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from elasticlib import processes
-from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, RendezvousError
+from elasticlib.processes._wire import wait_readable
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.sidecar._client import SidecarClient
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from elasticlib import LaunchConfig, LaunchInterrupted, SignalException, elastic_launch
-from elasticlib.workers import _reaper
+from elasticlib.processes import _reaper
 from elasticlib.workers.spawner._stuck import STUCK
 from tests.process import duties
 from tests.process.launches import hold_second_start
@@ -382,7 +382,7 @@ def test_a_stopped_worker_is_woken_to_hear_the_signal(job: Job) -> None:
 
 def in_native_code(pid: int) -> bool:
     """Whether a worker that has said that it is at work waits by now."""
-    facts = _reaper.status(pid)
+    facts = _reaper.process_facts(pid)
     return facts is not None and facts[0] == b"S"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.workers import _reaper
+from elasticlib.processes import _reaper
 from tests.process import duties
 from tests.process.conftest import command_line
 from tests.process.test_signals import ALL_AT_WORK, AT_ONCE, NEVER, ROOT, Job, job
@@ -188,7 +188,7 @@ def test_nothing_is_left_of_a_launcher_whose_rendezvous_process_is_stopped(end: 
     job.start(WORKS, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "stopped")
     job.wait_for(*ALL_AT_WORK)
     assert job.launcher is not None
-    children = {pid for pid, parent, _ in _reaper.family(job.launcher.pid) if parent == job.launcher.pid}
+    children = {pid for pid, parent, _ in _reaper.descendants(job.launcher.pid) if parent == job.launcher.pid}
     (process,) = {pid for pid in children if "rendezvous" in command_line(pid)}
     stop(process)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError
+from elasticlib.processes._wire import wait_readable
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.node._coordinator_host import Host

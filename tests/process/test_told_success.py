@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.workers import _reaper
+from elasticlib.processes import _reaper
 from tests.process import duties
 from tests.process.conftest import command_line
 
@@ -48,7 +48,7 @@ class Node:
 
     def rendezvous(self) -> int:
         """The pid of its sidecar."""
-        members = _reaper.family(self.launcher.pid)
+        members = _reaper.descendants(self.launcher.pid)
         (pid,) = [pid for pid, _, _ in members if "elasticlib.rendezvous.sidecar._bridge" in command_line(pid)]
         return pid
 

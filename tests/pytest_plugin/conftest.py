@@ -20,7 +20,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def run(code: str, *args: str, plugins: tuple[str, ...] = (), **files: str) -> pytest.RunResult:
         pytester.makepyfile(test_it=code, **files)
-        names = [part for name in ("elasticlib.pytest_plugin", *plugins) for part in ("-p", name)]
+        names = [part for name in ("elasticlib.testing.pytest_plugin", *plugins) for part in ("-p", name)]
         return pytester.runpytest_subprocess(*names, *args)
 
     return run

@@ -97,7 +97,7 @@ def test_works():
 def _spawn(pytester: pytest.Pytester, run: Run, code: str, *args: str) -> Any:
     run("", "--version")  # which sets the environment
     pytester.makepyfile(test_it=code)
-    return pytester.spawn_pytest(" ".join(["-p elasticlib.pytest_plugin -p no:cacheprovider", *args]), LIMIT)
+    return pytester.spawn_pytest(" ".join(["-p elasticlib.testing.pytest_plugin -p no:cacheprovider", *args]), LIMIT)
 
 
 def _say(child: Any, prompt: str, words: str, answer: str) -> None:

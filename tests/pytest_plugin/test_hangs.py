@@ -200,7 +200,16 @@ class Session:
         self._folder = folder
         name, _, value = self._mark.partition("=")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-p", "elasticlib.pytest_plugin", "-p", "no:cacheprovider", "test_it.py"],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-p",
+                "elasticlib.testing.pytest_plugin",
+                "-p",
+                "no:cacheprovider",
+                "test_it.py",
+            ],
             cwd=folder,
             env={**os.environ, name: value},
             stdout=subprocess.PIPE,

@@ -163,7 +163,9 @@ def test_coverage_run_measures_the_ranks(run: Run, pytester: pytest.Pytester) ->
     run("", "--version")  # its environment
     pytester.makepyfile(test_it=BESIDE)
 
-    result = pytester.run(sys.executable, "-m", "coverage", "run", "-m", "pytest", "-p", "elasticlib.pytest_plugin")
+    result = pytester.run(
+        sys.executable, "-m", "coverage", "run", "-m", "pytest", "-p", "elasticlib.testing.pytest_plugin"
+    )
     report = pytester.run(sys.executable, "-m", "coverage", "report", "-m")
 
     result.assert_outcomes(passed=4, failed=1)

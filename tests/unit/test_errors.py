@@ -152,7 +152,7 @@ def test_whatever_a_worker_writes_into_its_error_file_its_failure_is_told(conten
         pathlib.Path(path).write_bytes(content)
 
         end = Exit(0, 7, 3, True, None, "", "")
-        _failure.failed(end, path)
+        _failure.has_failed(end, path)
         failure = _failure.failure_of(end, 1, path, None, 0, 100.0)
         with mock.patch.dict(os.environ, TORCHELASTIC_ERROR_FILE=other):
             ErrorHandler().dump_failure(failure)

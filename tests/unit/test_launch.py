@@ -34,11 +34,12 @@ from elasticlib.launch import elastic_launch, launch_agent
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.metrics import _streams
 from elasticlib.numa import AffinityMode, BindingError, NumaOptions
+from elasticlib.preload._key import ForkServerKey
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.handlers import _registry
 from elasticlib.spec import LaunchConfig, Std, WorkerSpec
 from elasticlib.state import RunResult, WorkerState
-from elasticlib.workers._fork_server_key import ForkServerKey
+from tests.patching import replace_everywhere
 
 
 def config(**asked: Any) -> LaunchConfig:
@@ -87,7 +88,7 @@ def prepared(*_: object) -> SimpleNamespace:
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> type[Agent]:
     monkeypatch.setattr("elasticlib.agent.LocalElasticAgent", Agent)
-    monkeypatch.setattr(launch, "prepare", prepared)
+    monkeypatch.setattr(launch, "prepare_workers", prepared)
     monkeypatch.setattr(Agent, "result", RunResult(WorkerState.SUCCEEDED, {0: "a", 1: "b"}), raising=False)
     monkeypatch.setattr(Agent, "cause", None, raising=False)
     monkeypatch.setattr(Agent, "made", [], raising=False)
@@ -329,7 +330,7 @@ def test_a_callers_health_check_is_stopped_where_nobody_could_be_met(monkeypatch
         raise RendezvousConnectionError("node0 refused")
 
     monkeypatch.setattr("elasticlib.rendezvous.open_remote", open_remote)
-    monkeypatch.setattr(launch, "prepare", prepared)
+    monkeypatch.setattr(launch, "prepare_workers", prepared)
 
     with pytest.raises(RendezvousConnectionError):
         launch_agent(config(**NODES), print, (), health)
@@ -579,7 +580,7 @@ def test_the_fork_server_is_at_its_imports_while_the_nodes_meet(
 
     job = prepared().job
     job.fork_server = ForkServerKey("python")
-    monkeypatch.setattr(launch, "prepare", lambda *_: SimpleNamespace(signals_to_handle="", job=job))
+    monkeypatch.setattr(launch, "prepare_workers", lambda *_: SimpleNamespace(signals_to_handle="", job=job))
     monkeypatch.setattr("elasticlib.rendezvous.open_remote", open_remote)
     monkeypatch.setattr(launch.fork_servers, "take", lambda *_: steps.append("warm"))
 
@@ -653,7 +654,7 @@ def test_a_back_end_of_someone_elses_gets_what_was_asked_for(
 ) -> None:
     own = _registry.RendezvousHandlerRegistry()
     own.register("mine", Handler)  # type: ignore[arg-type]
-    monkeypatch.setattr(_registry, "rendezvous_handler_registry", own)
+    replace_everywhere(monkeypatch, _registry, "rendezvous_handler_registry", own)
 
     launch_agent(
         config(rdzv_backend="mine", rdzv_endpoint="x", run_id="job7", max_nodes=3, rdzv_configs={"a": "1"}), print

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._options import ALL, KEYS, Options, parse_conf, read
+from elasticlib.rendezvous._options import ALL, RDZV_CONF_KEYS, Options, parse_conf, read
 
 GOOD = {
     "wait_for": "max",
@@ -38,7 +38,9 @@ def test_nothing_said_means_torchs_defaults_and_10_s_of_silence() -> None:
     )
 
 
-@pytest.mark.parametrize(("backend", "name"), [(each, name) for name in KEYS for each in sorted(KEYS[name].backends)])
+@pytest.mark.parametrize(
+    ("backend", "name"), [(each, name) for name in RDZV_CONF_KEYS for each in sorted(RDZV_CONF_KEYS[name].backends)]
+)
 def test_no_key_is_taken_and_then_ignored(backend: str, name: str) -> None:
     value = GOOD.get(name, "7")
     context = {"protocol": "https"} if "cert" in name or name in ("key", "protocol") else {}
@@ -281,7 +283,7 @@ def test_a_key_without_its_certificate_has_no_effect_and_is_named() -> None:
 @given(
     backend=st.sampled_from(sorted(ALL)),
     configs=st.dictionaries(
-        st.sampled_from(sorted(KEYS)) | st.text(max_size=20),
+        st.sampled_from(sorted(RDZV_CONF_KEYS)) | st.text(max_size=20),
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.none()),
     ),
 )

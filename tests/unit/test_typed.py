@@ -130,8 +130,8 @@ OTHERS_TEXT = {
     "rendezvous/stores/etcd/_v3.py": "etcd's reason for a refused request",
     "utils/distributed.py": "torch's DistNetworkError for a port in use",
     "workers/_failure.py": "CPython's fault handler",
-    "workers/_reaper.py": "the command of multiprocessing's resource tracker",
-    "workers/spawner/_import_watch.py": "CPython's name for the frames of importlib",
+    "processes/_reaper.py": "the command of multiprocessing's resource tracker",
+    "preload/_import_watch.py": "CPython's name for the frames of importlib",
 }
 """Files that search the text of others, which has no type: whose it is."""
 NAMES = {

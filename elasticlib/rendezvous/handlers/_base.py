@@ -16,7 +16,7 @@ from attrs import define, frozen
 
 from elasticlib.errors import ConfigError, RendezvousStateError
 from elasticlib.rendezvous._options import NO, YES
-from elasticlib.utils._ports import get_free_port
+from elasticlib.utils import get_free_port
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from elasticlib._programs import start_thread
-from elasticlib._wire import wait_readable
 from elasticlib.errors import (
     ConfigError,
     ElasticError,
@@ -29,6 +27,7 @@ from elasticlib.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
+from elasticlib.processes import start_thread, wait_readable
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Membership, Talk, Word
 from elasticlib.rendezvous._names import node_name

@@ -16,8 +16,8 @@ from contextlib import suppress
 
 from attrs import frozen
 
-from elasticlib._programs import own
 from elasticlib.errors import ConfigError, RendezvousConnectionError
+from elasticlib.processes import closed_in_forks
 from elasticlib.rendezvous.net._endpoint import address_of, is_loopback, spell
 from elasticlib.rendezvous.net._resolver import Address
 
@@ -105,7 +105,7 @@ def address_towards(far: Address) -> str | None:
 
 
 def _listen(address: Address, port: int) -> socket.socket:
-    listener = own(socket.socket(address.family, socket.SOCK_STREAM))
+    listener = closed_in_forks(socket.socket(address.family, socket.SOCK_STREAM))
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address.family == socket.AF_INET6:

@@ -19,8 +19,8 @@ from typing import Any, Generic, TypeVar
 from attrs import Factory, define
 
 from elasticlib._clock import monotonic
-from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError
+from elasticlib.processes import start_thread
 from elasticlib.rendezvous.net._endpoint import is_loopback, spell
 from elasticlib.rendezvous.net._resolver import Address
 

@@ -16,8 +16,7 @@ from collections.abc import Callable
 
 from attrs import define, frozen
 
-from elasticlib._programs import own
-from elasticlib._wire import room_for
+from elasticlib.processes import closed_in_forks, room_for_descriptors
 from elasticlib.rendezvous.net._binding import loopback
 from elasticlib.rendezvous.protocol._messages import Descriptor
 
@@ -46,7 +45,7 @@ class BoundNodeInfo:
         """Bind a socket for the next round and say where it is."""
         if (unused := self.listener()) is not None:
             unused.close()
-        with room_for(4):  # a caller whose own files fill its limit goes on to the next round all the same
+        with room_for_descriptors(4):  # a caller whose own files fill its limit goes on to the next round all the same
             first = self.address()
             self._listener, others = _listen(first, self.port)
         port = self._listener.getsockname()[1]
@@ -87,10 +86,10 @@ def _listen(address: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(address).is_loopback:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            return own(socket.create_server((address, port), family=family, backlog=_BACKLOG)), ()
+            return closed_in_forks(socket.create_server((address, port), family=family, backlog=_BACKLOG)), ()
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
-    everywhere = own(socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual))
+    everywhere = closed_in_forks(socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual))
     return everywhere, tuple(other for other in own_addresses(ipv6=dual) if other != address)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from attrs import frozen
 
-from elasticlib._caller import unseen_by_debugger
 from elasticlib.errors import RendezvousConnectionError
+from elasticlib.processes import unseen_by_debugger
 from elasticlib.rendezvous.net._endpoint import address_of
 
 QUIET_LOOKUPS = "attempts:0"

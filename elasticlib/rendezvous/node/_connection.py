@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import define, field
 
-from elasticlib._programs import start_thread
 from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousError, RendezvousStateError, StartError
+from elasticlib.processes import start_thread
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._session_liveness import Tick

@@ -12,8 +12,8 @@ import threading
 import uuid
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError, StartError
+from elasticlib.processes import start_thread
 from elasticlib.rendezvous.coordinator import _server_events as events
 from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
 from elasticlib.rendezvous.coordinator._state import Rules, State

@@ -14,8 +14,8 @@ import threading
 from typing import Any
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
+from elasticlib.processes import start_thread
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import STAYS
 from elasticlib.rendezvous.net._binding import loopback

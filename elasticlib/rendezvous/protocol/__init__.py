@@ -1,1 +1,30 @@
 """What nodes and their coordinator say to each other: messages, how they look in a store, what is asked of it. Pure."""
+
+from __future__ import annotations
+
+import typing
+
+from elasticlib import _lazy
+
+if typing.TYPE_CHECKING:
+    from elasticlib.rendezvous.protocol._messages import (
+        ContactLost as ContactLost,
+        Failed as Failed,
+        FailureNote as FailureNote,
+        Final as Final,
+        Leave as Leave,
+        RankAssignment as RankAssignment,
+        RoundEnd as RoundEnd,
+        Stopped as Stopped,
+        StoreGone as StoreGone,
+        Succeeded as Succeeded,
+    )
+
+__getattr__, __dir__, __all__ = _lazy.names(
+    __name__,
+    {
+        "elasticlib.rendezvous.protocol._messages": (
+            "ContactLost Failed FailureNote Final Leave RankAssignment RoundEnd Stopped StoreGone Succeeded"
+        ),
+    },
+)

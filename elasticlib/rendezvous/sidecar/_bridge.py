@@ -24,11 +24,9 @@ from attrs import define, field
 
 from elasticlib import processes
 from elasticlib._clock import Clock, monotonic
-from elasticlib._lease import Lease
-from elasticlib._programs import CHANNEL_FD, Process, wake_with_parent
 from elasticlib._times import soonest
-from elasticlib._wire import Channel, HasDescriptor, Message, wait_readable
 from elasticlib.errors import ConfigError, ElasticError
+from elasticlib.processes import CHANNEL_FD, Channel, Lease, Message, Process, Waitable, wait_readable, wake_with_parent
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import STAYS
 from elasticlib.rendezvous.protocol._messages import (
@@ -122,7 +120,7 @@ class Bridge:
 
     def step(self, timeout: float | None) -> bool | None:
         """Wait *timeout* seconds for whatever comes, and act; whether the launcher said goodbye, None if it lives."""
-        watched: list[int | HasDescriptor] = [self.channel, self.lines, self.launcher]
+        watched: list[int | Waitable] = [self.channel, self.lines, self.launcher]
         watched += [] if self._broken else [self.share.member]
         ready = wait_readable(watched, timeout)
         while wait_readable([self.channel], 0):

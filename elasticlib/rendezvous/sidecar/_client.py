@@ -22,15 +22,28 @@ from attrs import evolve
 
 from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
-from elasticlib._lease import Lease
-from elasticlib._programs import BEGIN, FROM_OUTSIDE, Link, Process, own, search_path, spawn
-from elasticlib._wire import Channel, HasDescriptor, Message, room_for, wait_readable, written
 from elasticlib.errors import (
     ElasticError,
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
+)
+from elasticlib.processes import (
+    BEGIN_CODE,
+    FROM_OUTSIDE,
+    Channel,
+    Lease,
+    Link,
+    Message,
+    Process,
+    Waitable,
+    closed_in_forks,
+    encoded_message,
+    room_for_descriptors,
+    search_path_argument,
+    spawn,
+    wait_readable,
 )
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import STAYS, Requests, Word
@@ -67,7 +80,7 @@ _TELL_EVERY = 5.0
 
 _IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was asked yet"
 
-_PROGRAM = BEGIN + "from elasticlib.rendezvous.sidecar._bridge import main; main()"
+_PROGRAM = BEGIN_CODE + "from elasticlib.rendezvous.sidecar._bridge import main; main()"
 
 
 class SidecarClient:
@@ -131,7 +144,7 @@ class SidecarClient:
             self._heard = self._born = self._clock()
             lease = Lease()
             undo.callback(lease.close)
-            first = written({"op": "job", "job": self._job.plain(), "stillness": self._stall})
+            first = encoded_message({"op": "job", "job": self._job.plain(), "stillness": self._stall})
             interval = min(1.0, ALIVE * self._job.heartbeat) if self._job.heartbeat else None
             given = (lease.fileno(), *self._kept.descriptors())
             self._sender = Sender(link, interval, (first, tuple(map(os.dup, given))))
@@ -140,7 +153,7 @@ class SidecarClient:
         self._leases.append(lease)
 
     def _begin(self, program: str, theirs: Channel) -> Process:
-        return spawn([sys.executable, "-c", program, search_path()], environment(), theirs.fileno())
+        return spawn([sys.executable, "-c", program, search_path_argument()], environment(), theirs.fileno())
 
     # Reports.
 
@@ -157,14 +170,14 @@ class SidecarClient:
 
     def guard(self, handle: int) -> Lease | None:
         """Give a handle, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
-        with room_for(1):
+        with room_for_descriptors(1):
             self._say({"op": "guard"}, os.dup(handle))
         return self._leases[-1] if self._job.heartbeat else None
 
     def _say(self, message: Message, *descriptors: int) -> None:
         if self._closed:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {message['op']!r} comes too late")
-        self._sender.say(written(message), descriptors)
+        self._sender.say(encoded_message(message), descriptors)
 
     # What comes.
 
@@ -291,7 +304,7 @@ class SidecarClient:
                 assert isinstance(notice, (RankAssignment, RoundEnd, Final))
                 if descriptors:
                     self._drop_listener()
-                    self._listener = own(socket.socket(fileno=descriptors[0]))
+                    self._listener = closed_in_forks(socket.socket(fileno=descriptors[0]))
                 if message["generation"] != self._generation and not isinstance(notice, Final):
                     self._drop_listener()
                     return []
@@ -333,7 +346,7 @@ class SidecarClient:
         parts = self._sender.is_alive() and not self._mute and self._error is None
         self._closed = True
         self._kept.forget_endpoint()
-        self._sender.close(written({"op": "close"}))
+        self._sender.close(encoded_message({"op": "close"}))
         try:
             if not self._gone:
                 self._see_it_end(self._job.close_timeout + _ENDING if parts else _ENDING)
@@ -354,7 +367,7 @@ class SidecarClient:
         self._child.send(signal.SIGCONT)
         deadline, hears = monotonic() + limit, True
         while hears or not self._child.ends(0.0):
-            sources: list[int | HasDescriptor] = [self._link] if hears else []
+            sources: list[int | Waitable] = [self._link] if hears else []
             sources += [self._child] if self._child.fileno() >= 0 else []
             requests = self.requests if self._stays else None
             sources += [requests.hurry()] if requests is not None else []

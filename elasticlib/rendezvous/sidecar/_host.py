@@ -14,8 +14,15 @@ import signal
 from typing import NoReturn
 
 from elasticlib import processes
-from elasticlib._programs import CHANNEL_FD, close_all_but, not_started, wake_with_parent
-from elasticlib._wire import Channel, Message, wait_readable
+from elasticlib.processes import (
+    CHANNEL_FD,
+    Channel,
+    Message,
+    close_all_but,
+    start_error,
+    wait_readable,
+    wake_with_parent,
+)
 from elasticlib.rendezvous.sidecar import _bridge
 
 
@@ -51,7 +58,7 @@ def _fork(descriptor: int, control: Channel, launcher: processes.Handle, failure
     try:
         pid = os.fork() if failure is None else -1
     except OSError as error:
-        pid, failure = -1, _bridge.told(not_started("the sidecar of this node", error))
+        pid, failure = -1, _bridge.told(start_error("the sidecar of this node", error))
     if pid == 0:
         _be_sidecar(descriptor, control, launcher)
     channel = Channel.adopt(descriptor)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from attrs import define
 from typing_extensions import Self
 
-from elasticlib._programs import own
+from elasticlib.processes import closed_in_forks
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.stores._kept_document import KeptDocument
 
@@ -49,7 +49,7 @@ class Kept:
         """Keep the endpoint's socket that a sidecar sent; whether it sent one."""
         if descriptors:
             self.forget_endpoint()
-            self.endpoint = own(socket.socket(fileno=descriptors[0]))
+            self.endpoint = closed_in_forks(socket.socket(fileno=descriptors[0]))
         return bool(descriptors)
 
     def forget_endpoint(self) -> None:

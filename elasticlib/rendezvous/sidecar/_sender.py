@@ -13,12 +13,11 @@ import struct
 import threading
 from collections import deque
 
-from elasticlib._programs import Link, start_thread
-from elasticlib._wire import Channel, takes_more, written
+from elasticlib.processes import Channel, Link, encoded_message, start_thread, takes_more
 
 LIMIT = 5
 """Seconds that the thread waits for a process that was stopped."""
-_ALIVE = written({"op": "alive"})
+_ALIVE = encoded_message({"op": "alive"})
 _SHORT = 16_000
 """Bytes of a frame that are sent from the caller's own thread."""
 

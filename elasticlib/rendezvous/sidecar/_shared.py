@@ -13,14 +13,21 @@ import threading
 
 from attrs import define, field
 
-from elasticlib._caller import CallerIdentity
-from elasticlib._programs import BEGIN, Link, Process, search_path, spawn
-from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import StartError
+from elasticlib.processes import (
+    BEGIN_CODE,
+    CallerIdentity,
+    Channel,
+    Link,
+    Process,
+    search_path_argument,
+    spawn,
+    wait_readable,
+)
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.sidecar._client import SidecarClient, environment
 
-_PROGRAM = BEGIN + "from elasticlib.rendezvous.sidecar._host import main; main()"
+_PROGRAM = BEGIN_CODE + "from elasticlib.rendezvous.sidecar._host import main; main()"
 _SEND_LIMIT = 5
 _END_LIMIT = 2.0
 
@@ -59,7 +66,7 @@ class _Hosts:
 
     def take(self) -> _Host:
         """One that a sidecar may be forked from; give it back when that has ended. Raises `StartError`."""
-        given = environment(), search_path(), CallerIdentity.now()
+        given = environment(), search_path_argument(), CallerIdentity.now()
         with self._lock:
             found = next((host for host in self._kept if host.given == given and host.is_alive()), None)
             if found is None:

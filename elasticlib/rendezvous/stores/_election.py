@@ -21,8 +21,8 @@ from attrs import Factory, define, field
 from typing_extensions import assert_never
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib._programs import start_thread
 from elasticlib.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from elasticlib.processes import start_thread
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores import _candidacy as events

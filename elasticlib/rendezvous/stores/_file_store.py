@@ -16,7 +16,7 @@ from attrs import define
 
 from elasticlib._clock import Clock, monotonic, sleep
 from elasticlib.errors import ConfigError
-from elasticlib.utils.process_state import stat_words
+from elasticlib.utils import stat_words
 
 SOONEST, LATEST = 0.001, 0.02
 """Bounds, in seconds, of the pause between two looks at what a store cannot tell of."""

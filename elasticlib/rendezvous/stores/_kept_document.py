@@ -12,7 +12,7 @@ import os
 import struct
 
 from elasticlib import processes
-from elasticlib._large_files import read_exactly, write_exactly
+from elasticlib.processes import read_exactly, write_exactly
 
 _HEAD = struct.Struct("QQ")
 """Offset and size of the document that holds. It lies in one page, so it is written whole or not at all."""

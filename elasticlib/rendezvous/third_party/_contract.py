@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 METHODS = ("next_rendezvous", "is_closed", "set_closed", "num_nodes_waiting", "shutdown")
 
 
-def checked(handler: Any) -> RendezvousHandler:
+def checked_handler(handler: Any) -> RendezvousHandler:
     """The same handler, of which no more than `METHODS` are called; raises `ConfigError` when it is none."""
     if missing := [name for name in METHODS if not callable(getattr(handler, name, None))]:
         raise ConfigError(f"rdzv_handler={handler!r} is no rendezvous handler: it has no {', '.join(missing)}")

@@ -23,13 +23,13 @@ from typing import Any, TypeAlias
 from attrs import evolve
 
 from elasticlib._clock import Clock, monotonic
-from elasticlib._programs import start_thread
 from elasticlib.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
 )
+from elasticlib.processes import start_thread
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.node._session_events import Close, Seek
@@ -46,7 +46,12 @@ from elasticlib.rendezvous.protocol._messages import (
     WorkerReport,
 )
 from elasticlib.rendezvous.third_party._agreement import Agreement, FailureCollection, Past, describe
-from elasticlib.rendezvous.third_party._contract import METHODS as METHODS, ThirdPartyNodeInfo, checked, meaning
+from elasticlib.rendezvous.third_party._contract import (
+    METHODS as METHODS,
+    ThirdPartyNodeInfo,
+    checked_handler,
+    meaning,
+)
 
 BARRIER = 300.0
 """Seconds that a node whose workers ended well waits for the others."""
@@ -95,7 +100,7 @@ class HandlerMember:
         clock: Clock = monotonic,
     ) -> None:
         self.node = node_name(local_addr)
-        self._handler = checked(handler)
+        self._handler = checked_handler(handler)
         self._max_restarts = max_restarts
         self._interval = monitor_interval
         self._offer = ThirdPartyNodeInfo(local_addr)

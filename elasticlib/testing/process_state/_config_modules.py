@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from elasticlib.workers.child import _loaded
+from elasticlib.workers.child import is_module, names_of_module
 
 Choices: TypeAlias = Mapping[tuple[str, str], Any]
 """Values other than the defaults, by the module and by the name in it, such as ``triton.cudagraphs``."""
@@ -55,13 +55,13 @@ def _entries(unset: object) -> list[_Entry]:
     global _found
     if _found[0] != len(sys.modules):
         loaded = list(sys.modules.values())
-        modules = [each for each in loaded if _loaded.is_module(each) and is_config(each)]
+        modules = [each for each in loaded if is_module(each) and is_config(each)]
         _found = len(loaded), [each for module in modules for each in _entries_of(module, unset)]
     return _found[1]
 
 
 def _entries_of(module: ModuleType, unset: object) -> Iterator[_Entry]:
-    for name, entry in _loaded.names_of(module).get("_config", {}).items():
+    for name, entry in names_of_module(module).get("_config", {}).items():
         place = module.__name__, name
         # One that stands for another module's is seen there.
         if place not in _OF_MODES and getattr(entry, "alias", None) is None:

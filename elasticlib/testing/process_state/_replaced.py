@@ -14,7 +14,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeAlias
 
 from elasticlib.stacks import is_users
-from elasticlib.workers.child import _loaded
+from elasticlib.workers.child import file_of_module, names_of_class, names_of_module
 
 Functions: TypeAlias = Mapping[str, Any]
 """Those of one module or class, by their names."""
@@ -61,25 +61,25 @@ def _functions_of(name: str, held: Mapping[str, Any]) -> Functions:
 
 def _found() -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name in _MODULES:
-        yield name, _loaded.names_of(sys.modules.get(name))
+        yield name, names_of_module(sys.modules.get(name))
     for module, name in _ROOTS:
-        root = _loaded.names_of(sys.modules.get(module)).get(name)
+        root = names_of_module(sys.modules.get(module)).get(name)
         if isinstance(root, type):
-            yield f"{module}.{name}", _loaded.names_of_class(root)
+            yield f"{module}.{name}", names_of_class(root)
             derived: list[type] = type.__subclasses__(root)
             for each in derived:
                 yield from _with_derived(each)
     for found in list(sys.modules.values()):
-        file = _loaded.file_of(found)
+        file = file_of_module(found)
         if file is not None and is_users(file):
-            yield from _classes_of(_loaded.names_of(found))
+            yield from _classes_of(names_of_module(found))
 
 
 def _with_derived(kind: type) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """What *kind* holds, and each class of a library below it; those that a test makes come and go."""
     module = sys.modules.get(kind.__module__)
-    if _loaded.names_of(module).get(kind.__name__) is kind and kind.__module__.startswith(_FAMILIES):
-        yield f"{kind.__module__}.{kind.__name__}", _loaded.names_of_class(kind)
+    if names_of_module(module).get(kind.__name__) is kind and kind.__module__.startswith(_FAMILIES):
+        yield f"{kind.__module__}.{kind.__name__}", names_of_class(kind)
         for each in type.__subclasses__(kind):
             yield from _with_derived(each)
 
@@ -89,7 +89,7 @@ def _classes_of(names: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
     module = names.get("__name__")
     for name, value in list(names.items()):
         if issubclass(type(value), type) and type.__getattribute__(value, "__module__") == module:
-            yield f"{module}.{name}", _loaded.names_of_class(value)
+            yield f"{module}.{name}", names_of_class(value)
 
 
 def replaced(before: Mapping[str, Functions], after: Mapping[str, Functions]) -> list[str]:

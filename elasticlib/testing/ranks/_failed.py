@@ -17,7 +17,7 @@ from attrs import frozen
 
 from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks._call import Failure
-from elasticlib.workers.child import _results
+from elasticlib.workers.child import unpack_exception
 
 _MOST_SHOWN = 4
 """Different failures that are shown whole."""
@@ -88,7 +88,7 @@ def told(failure: Failure, error: BaseException) -> Told:
 
 def unpacked(failure: Failure) -> Told:
     """Of an exception that a rank has raised."""
-    return told(failure, _results.unpack_exception(failure.error) or RuntimeError(failure.message))
+    return told(failure, unpack_exception(failure.error) or RuntimeError(failure.message))
 
 
 class RanksFailed(Exception):  # noqa: N818

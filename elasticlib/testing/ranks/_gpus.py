@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 
 from elasticlib.errors import ElasticError
-from elasticlib.workers import _devices
+from elasticlib.workers import workers_per_node
 
 
 @functools.cache
 def gpus() -> int:
     """How many GPUs this machine has for workers."""
     try:
-        return _devices.workers_per_node("gpu", ("torch",), (), {})
+        return workers_per_node("gpu", ("torch",), (), {})
     except (ElasticError, ValueError):
         return 0

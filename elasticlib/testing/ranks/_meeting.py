@@ -11,8 +11,8 @@ import os
 import select
 from collections.abc import Collection
 
-from elasticlib._wire import Message
-from elasticlib.workers.child import _pooled
+from elasticlib.processes import Message
+from elasticlib.workers.child import ask_caller
 
 MEETING = ("meeting", "no meeting")
 """What a rank says that has come, or that has stopped before."""
@@ -58,7 +58,7 @@ class Meeting:
 
 def meet(*, has_stopped: bool) -> None:
     """In a rank: wait for the others; one that *has stopped* only lets them go on."""
-    answer = _pooled.ask_caller({"wants": "no meeting" if has_stopped else "meeting"})
+    answer = ask_caller({"wants": "no meeting" if has_stopped else "meeting"})
     for descriptor in () if answer is None else answer[1]:
         with contextlib.closing(os.fdopen(descriptor, "rb", buffering=0)):
             poll = select.poll()

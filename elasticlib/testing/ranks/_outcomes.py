@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticlib.stacks import CALLERS, is_users
 from elasticlib.testing.ranks._call import Call, Failure
-from elasticlib.workers.child import _report, _results
+from elasticlib.workers.child import is_secondary, pack_exception, qualified_name, text_of_exception
 
 
 class PartsError(Exception):
@@ -29,16 +29,16 @@ class PartsError(Exception):
 
 def failure(call: Call, error: BaseException, representation: Any) -> Failure:
     """*error*, whose traceback begins in the user's code, with what is shown of it."""
-    name, text = _report.qualified_name(type(error)), _report.text_of(error)
+    name, text = qualified_name(type(error)), text_of_exception(error)
     file, line = place(error.__traceback__, call)
     return Failure(
-        error=_results.pack_exception(error, ()),
+        error=pack_exception(error, ()),
         kind=name,
         message=f"{name}: {text}" if text else name,
         file=file,
         line=line,
         representation=representation,
-        is_secondary=_report.is_secondary(error),
+        is_secondary=is_secondary(error),
     )
 
 

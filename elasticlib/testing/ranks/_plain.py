@@ -20,7 +20,7 @@ from attrs import evolve
 from elasticlib.stacks import CALLERS, users_part
 from elasticlib.testing.ranks import _coverage, _isolation, _outcomes, _recorder, _state
 from elasticlib.testing.ranks._call import Call, Failure, Outcome
-from elasticlib.workers.child import _results
+from elasticlib.workers.child import pack_result
 
 
 class Work:
@@ -64,7 +64,7 @@ def watched(call: Call, outcome: Callable[[], Outcome]) -> Outcome:
 def _called(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
     try:
         value = function(*args, **kwargs)
-        return Outcome("passed", value=_results.pack_result(value, ()))
+        return Outcome("passed", value=pack_result(value, ()))
     except unittest.SkipTest as skip:
         return Outcome("skipped", reason=str(skip), place=_outcomes.place(users_part(skip), call))
     except _outcomes.PartsError as several:

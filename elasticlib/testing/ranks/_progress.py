@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from elasticlib._wire import Message
+from elasticlib.processes import Message
 from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks import _collectives, _failed, _recorder
 from elasticlib.testing.ranks._call import Outcome

@@ -19,12 +19,10 @@ from typing import Any, Protocol
 
 from attrs import evolve
 
-from elasticlib._caller import debugger_follows
 from elasticlib._clock import monotonic
-from elasticlib._wire import Message
 from elasticlib.errors import ChildFailedError, PicklingError
-from elasticlib.pools import Pool
-from elasticlib.pools._crew import Crew
+from elasticlib.pools import Pool, PoolWorkers
+from elasticlib.processes import Message, debugger_follows
 from elasticlib.spec import LaunchConfig
 from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder, _sharing, _told
@@ -69,8 +67,8 @@ class Ranks:
     def __init__(self, work: Work, terminal: Callable[[bool], Sequence[int]]) -> None:
         self._work = work
         self._pools: dict[tuple[int, str], Pool] = {}
-        self._prepared: dict[Crew, object] = {}
-        self._unfit: dict[Crew, str] = {}
+        self._prepared: dict[PoolWorkers, object] = {}
+        self._unfit: dict[PoolWorkers, str] = {}
         """Those that serve no other call, but stay until then: somebody may look at a failure there."""
         self._terminal = terminal
         """Gives the terminal's descriptors for stdin and stdout to a debugger (True), or takes them back (False)."""
@@ -87,7 +85,9 @@ class Ranks:
         if key not in self._pools or self._pools[key].closed:
             devices = self._share(asked).gpus if asked.device == "cuda" else ()
             config = LaunchConfig(nproc_per_node=asked.nproc, max_restarts=0, devices=devices)
-            self._pools[key] = Pool(config, "shared", functools.partial(Crew, is_listed=False, serve=_recorder.pool))
+            self._pools[key] = Pool(
+                config, "shared", functools.partial(PoolWorkers, is_listed=False, serve=_recorder.pool)
+            )
         return self._pools[key]
 
     def _share(self, asked: Asked) -> _sharing.Share:
@@ -113,7 +113,7 @@ class Ranks:
             crew.spoilt = crew.spoilt or why
         self.pool(asked).in_turn(lambda crew: self._prepare(crew, always))
 
-    def _prepare(self, crew: Crew, always: Sequence[ModuleType]) -> None:
+    def _prepare(self, crew: PoolWorkers, always: Sequence[ModuleType]) -> None:
         """Have the workers know the modules that they will need."""
         state, prepare, args = self._work.preparation(always)
         if self._prepared.get(crew) == state:
@@ -137,7 +137,7 @@ class Ranks:
         self._prepared[crew] = state
 
     @contextlib.contextmanager
-    def _told_if_interrupted(self, crew: Crew) -> Iterator[None]:
+    def _told_if_interrupted(self, crew: PoolWorkers) -> Iterator[None]:
         """Where it is interrupted within the block, keep in `interrupted` at what the ranks are."""
         try:
             yield
@@ -147,7 +147,7 @@ class Ranks:
             crew.spoilt = "the tests were interrupted"
             raise
 
-    def _stacks(self, crew: Crew) -> Mapping[int, str]:
+    def _stacks(self, crew: PoolWorkers) -> Mapping[int, str]:
         """By rank; in brackets why there are none."""
         try:
             return crew.job.stacks(_STACKS_LIMIT)
@@ -175,7 +175,7 @@ class Ranks:
     ) -> _told.Told:
         """*function* on each rank. Raises `CannotTravelError`."""
 
-        def ask(crew: Crew) -> tuple[Progress, dict[int, str], dict[int, tuple[str, ...]], Crew]:
+        def ask(crew: PoolWorkers) -> tuple[Progress, dict[int, str], dict[int, tuple[str, ...]], PoolWorkers]:
             self._prepare(crew, always)
             before = {rank: _size(file) for rank, file in _files(crew).items()}
             group = (None, None) if asked.group is None else (asked.group, asked.backend)
@@ -216,7 +216,7 @@ class Ranks:
             failed = _failed.failed(progress.told, asked.nproc, notes, look)
         return _told.Told(progress.outcomes, failed, output, dirt, call.seed)
 
-    def _wait(self, crew: Crew, progress: Progress, asked: Asked) -> None:
+    def _wait(self, crew: PoolWorkers, progress: Progress, asked: Asked) -> None:
         """Until all ranks have ended, or been given up."""
         while not progress.outcomes or len(progress.outcomes) < len(crew):
             began, is_debugged = monotonic(), self._debugging is not None
@@ -236,7 +236,7 @@ class Ranks:
                 self._give_up(crew, progress, asked)
                 return
 
-    def _note(self, crew: Crew, progress: Progress, answer: Any) -> None:
+    def _note(self, crew: PoolWorkers, progress: Progress, answer: Any) -> None:
         if answer.failed():
             raise crew.error(_TITLE, [answer])
         outcome: Outcome = answer.value()
@@ -248,7 +248,7 @@ class Ranks:
             is_lost = failure is not None and failure.is_secondary
             progress.until = min(progress.until, monotonic() + (_AFTER_LOST if is_lost else _AFTER_FIRST))
 
-    def _note_deaths(self, crew: Crew, progress: Progress, error: ChildFailedError) -> None:
+    def _note_deaths(self, crew: PoolWorkers, progress: Progress, error: ChildFailedError) -> None:
         """Workers have died."""
         for rank, each in error.failures.items():
             if each.secondary and rank != error.get_first_failure()[0]:
@@ -261,7 +261,7 @@ class Ranks:
         if left:
             progress.notes.append(f"{ranks_text(left)}: ended, as a rank of the group was gone")
 
-    def _give_up(self, crew: Crew, progress: Progress, asked: Asked) -> None:
+    def _give_up(self, crew: PoolWorkers, progress: Progress, asked: Asked) -> None:
         """The time is over: tell where the ranks are that have not ended."""
         stacks = self._stacks(crew)
         late = {
@@ -290,7 +290,7 @@ class Ranks:
             for rank, each in progress.told.items()
         }
 
-    def _look(self, crew: Crew, rank: int) -> bool | None:
+    def _look(self, crew: PoolWorkers, rank: int) -> bool | None:
         """Have somebody look at the failure of *rank*: as `RanksFailed.look`."""
         if crew.job.done():
             return None
@@ -320,7 +320,7 @@ class Ranks:
         return {"has": True}, tuple(descriptors)
 
 
-def _files(crew: Crew) -> dict[int, str]:
+def _files(crew: PoolWorkers) -> dict[int, str]:
     """By rank, the file with what it writes."""
     found = {}
     for rank in range(len(crew)):

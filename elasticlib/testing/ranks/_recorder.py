@@ -19,7 +19,7 @@ from typing import Any
 from elasticlib._clock import monotonic, wall_time_ns
 from elasticlib.stacks import CALLERS
 from elasticlib.testing.ranks import _collectives
-from elasticlib.workers.child import _pooled
+from elasticlib.workers.child import serve_calls, tell_caller
 
 SAYS = "collectives"
 """What a rank has to say."""
@@ -31,7 +31,7 @@ _MOST_BEFORE = 0.1
 
 
 def pool(group: str | None) -> None:
-    """Serve calls of tests: as `_pooled.pool`, whose name it has."""
+    """Serve calls of tests: as `_pooled.serve_calls`, whose name it has."""
     with contextlib.suppress(ImportError):
         c10d: Any = importlib.import_module("torch._C._distributed_c10d")
         chosen = any(name in os.environ for name in _SIZES)
@@ -43,7 +43,7 @@ def pool(group: str | None) -> None:
             if not chosen:
                 del os.environ[_SIZES[0]]
         _Teller(c10d).begin()
-    _pooled.pool(group)
+    serve_calls(group)
 
 
 def _dumps(c10d: Any) -> list[bytes]:
@@ -100,7 +100,7 @@ class _Teller:
             if limit is not None and limit <= now:
                 self._limit = None
                 with contextlib.suppress(Exception):  # nobody waits for it
-                    _pooled.tell_caller({"says": SAYS, "collectives": self.told()})
+                    tell_caller({"says": SAYS, "collectives": self.told()})
                 continue
             self._wakes = limit
             if self._limit is not limit:  # set before whoever did so could see when this wakes

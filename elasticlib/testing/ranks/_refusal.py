@@ -12,7 +12,7 @@ from typing import Any
 
 from elasticlib.errors import ElasticError, PicklingError
 from elasticlib.testing.ranks._call import Call
-from elasticlib.workers.child._by_value import Pickler
+from elasticlib.workers.child import Pickler
 
 
 class CannotTravelError(ElasticError, TypeError):

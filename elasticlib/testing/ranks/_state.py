@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from elasticlib._wording import counted
 from elasticlib.stacks import is_users
 from elasticlib.testing.process_state import _config_modules, _replaced, _torch_modes
-from elasticlib.utils import _process_settings
+from elasticlib.utils import process_settings
 
 State: TypeAlias = dict[str, Any]
 """By what to call it; the parts of what is a mapping are compared one by one."""
@@ -51,7 +51,7 @@ def look() -> State:
         "sys.stdout": sys.stdout,
         "sys.stderr": sys.stderr,
         "functions": _replaced.functions(),
-        **_process_settings.now(),
+        **process_settings(),
     }
     torch = sys.modules.get("torch")
     return found if torch is None else found | _of_torch(torch)

@@ -31,11 +31,10 @@ from types import ModuleType
 from typing import Any, ClassVar
 from unittest import mock
 
-from elasticlib._caller import Surroundings
-from elasticlib.processes import without_garbage_collection
+from elasticlib.processes import Surroundings, without_garbage_collection
 from elasticlib.testing.torch_cases import _imports
-from elasticlib.workers import _environment
-from elasticlib.workers.child import _randomness, _threads
+from elasticlib.workers import THREADS_VARIABLE, threads_per_worker
+from elasticlib.workers.child import reseed_caller, set_blas_threads
 
 _PR_SET_PDEATHSIG = 1
 _OF_TORCH = ("torch", "functorch", "torchgen", "numpy")
@@ -165,13 +164,13 @@ def _take_over(
         descriptor = stream.detach()
         os.dup2(descriptor, number)
         os.close(descriptor)
-    threads_before = os.environ.get(_environment.THREADS)
+    threads_before = os.environ.get(THREADS_VARIABLE)
     os.environ.clear()
     os.environ.update(variables)
     Surroundings.of(surroundings).take_over()
-    if os.environ.get(_environment.THREADS) != threads_before:  # torch and the BLAS libraries read it at their import
-        _threads.apply(_environment.threads_per_worker(os.environ, len(os.sched_getaffinity(0)), workers=1))
-    _randomness.reseed_caller()
+    if os.environ.get(THREADS_VARIABLE) != threads_before:  # torch and the BLAS libraries read it at their import
+        set_blas_threads(threads_per_worker(os.environ, len(os.sched_getaffinity(0)), workers=1))
+    reseed_caller()
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available():
         distributed.set_debug_level_from_env()  # which torch reads at its import

@@ -6,17 +6,18 @@ Data for elastic training: samplers that go on in the middle of an epoch, iterat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import typing
 
 from elasticlib import _lazy
-from elasticlib.utils.data.cycling_iterator import CyclingIterator
 
-if TYPE_CHECKING:
-    from elasticlib.utils.data._torch_sampler import ElasticDistributedSampler
+if typing.TYPE_CHECKING:
+    from elasticlib.utils.data._torch_sampler import ElasticDistributedSampler as ElasticDistributedSampler
+    from elasticlib.utils.data.cycling_iterator import CyclingIterator as CyclingIterator
 
-__all__ = ["CyclingIterator", "ElasticDistributedSampler"]
-
-__getattr__, __dir__, _ = _lazy.names(
+__getattr__, __dir__, __all__ = _lazy.names(
     __name__,
-    {"elasticlib.utils.data._torch_sampler": "ElasticDistributedSampler"},  # its base class is torch's
+    {
+        "elasticlib.utils.data._torch_sampler": "ElasticDistributedSampler",
+        "elasticlib.utils.data.cycling_iterator": "CyclingIterator",
+    },
 )

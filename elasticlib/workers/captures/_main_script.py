@@ -21,9 +21,9 @@ from typing import Any
 
 from attrs import define, frozen
 
-from elasticlib._folders import absolute
 from elasticlib.errors import ConfigError
-from elasticlib.workers.captures._source import source_of, tree_of
+from elasticlib.preload import source_of, tree_of
+from elasticlib.processes import absolute_path
 from elasticlib.workers.child.program import _main
 
 _RUN_BY_OTHERS = frozenset({"ipython", "ipython3", "pytest", "py.test"})
@@ -133,7 +133,7 @@ def _origin_of(module: types.ModuleType) -> _main.Origin | None:
         return None
     if name is not None and name.rpartition(".")[2] == "__main__":  # a package's, which multiprocessing leaves out too
         return None
-    return _main.Origin(name, absolute(file))
+    return _main.Origin(name, absolute_path(file))
 
 
 def _stands_behind_guard(module: types.ModuleType, text: ScriptText) -> bool:

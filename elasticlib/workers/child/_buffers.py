@@ -16,8 +16,7 @@ from json import dumps, loads
 from typing import Any
 
 from elasticlib import processes
-from elasticlib._large_files import room_for_file, write_exactly
-from elasticlib.processes._mapping import mapped_bytes
+from elasticlib.processes import mapped_bytes, room_for_file, write_exactly
 
 _PAGE = mmap.PAGESIZE
 _LENGTH = struct.Struct("!Q")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-from elasticlib.workers.child._loaded import is_module, names_of
+from elasticlib.workers.child._loaded import is_module, names_of_module
 from elasticlib.workers.child.program import _main
 
 
@@ -46,7 +46,7 @@ def _is_module_of_a_class_of_its_own(value: object) -> bool:
     """True for modules such as ``torch._dynamo.config``: cloudpickle sends plain modules only, by their names."""
     if type(value) is types.ModuleType or not is_module(value):
         return False
-    name = names_of(value).get("__name__")
+    name = names_of_module(value).get("__name__")
     return isinstance(name, str) and sys.modules.get(name) is value
 
 

@@ -33,13 +33,20 @@ from json import loads
 from multiprocessing.process import current_process
 from typing import Any, NoReturn
 
-from elasticlib._caller import Surroundings
 from elasticlib._clock import wall_time
-from elasticlib._folders import absolute, enter as enter_folder
-from elasticlib._large_files import content_named, content_of, parts_of
-from elasticlib._programs import close_all_but, flags_of
+from elasticlib.processes import (
+    Surroundings,
+    absolute_path,
+    close_all_but,
+    content_of_files,
+    content_of_memory,
+    die_with_parent,
+    enter_folder as enter_folder,
+    flags_of,
+    names_of_parts,
+    process_facts,
+)
 from elasticlib.stacks import CALLERS, users_part
-from elasticlib.workers import _reaper
 from elasticlib.workers.child import (
     _announcing,
     _ending,
@@ -69,7 +76,7 @@ CALLERS.update((__file__, "<frozen runpy>", runpy.__file__))
 def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], drop: Collection[int] | None) -> None:
     """Make this process a session of its own that is as *spec* says; close all but *keep*, or just *drop*."""
     os.setsid()
-    _reaper.die_with_parent(parent)
+    die_with_parent(parent)
     for target, descriptor in enumerate(handed.streams):
         os.dup2(descriptor, target)
     if drop is None:
@@ -167,7 +174,7 @@ def forget_the_fork_server() -> None:
 def _show_as(command: list[str]) -> None:
     """Have ``ps`` and ``pgrep`` show *command*, as far as the room of this process' own command line goes."""
     sys.orig_argv[:] = command
-    facts = _reaper.status(os.getpid())
+    facts = process_facts(os.getpid())
     assert facts is not None
     start, room = int(facts[45]), int(facts[46]) - int(facts[45])
     text = b"\0".join(os.fsencode(word) for word in command)[: room - 1]
@@ -189,7 +196,7 @@ def run_forked(
         if spec.kind == "program":
             _execute(spec, handed)
         forget_the_fork_server()
-        _threads.apply(spec.threads)
+        _threads.set_blas_threads(spec.threads)
         _renew_output()
         if call is None:
             _FIRST_PROCESS.authkey = os.urandom(32)
@@ -216,7 +223,7 @@ def _execute(spec: StartSpec, handed: Handed) -> NoReturn:
         os.execvpe(argv[0], argv, handed.environment)
     except OSError as error:
         os.write(2, f"cannot run {argv[0]!r}: {error}\n".encode(errors="surrogateescape"))
-        _report.write(handed.report, _report.of_exception(error, b"", f"cannot run {argv[0]!r}: {error}"))
+        _report.write_report(handed.report, _report.report_of_exception(error, b"", f"cannot run {argv[0]!r}: {error}"))
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
@@ -228,7 +235,7 @@ def run_fresh(at_start: Collection[str]) -> NoReturn:
     """
     _own_modules.note_start(at_start)
     descriptors = [int(number) for number in sys.argv.pop().split(",")]
-    spec, handed = from_both(loads(content_of(descriptors)))
+    spec, handed = from_both(loads(content_of_files(descriptors)))
     base_path[:] = sys.path
     for inherited in handed.inherit:
         os.set_inheritable(inherited, False)
@@ -273,7 +280,7 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     if call is None:
         sys.path[:] = spec.sys_path
         sys.argv[:] = spec.argv
-        _own_modules.make_way(_own_modules.before(spec.sys_path, base_path))
+        _own_modules.make_way(_own_modules.folders_before(spec.sys_path, base_path))
         if not spec.shows_errors:
             # The user's own hook is called. One that is put around what is there, as torch puts its own around it for
             # each process group, has nothing to add to.
@@ -311,9 +318,9 @@ def _run_main(spec: StartSpec, handed: Handed, main: types.ModuleType) -> None:
 
 def _code_of(script: str, handed: Handed, main: types.ModuleType) -> types.CodeType:
     """Return the code of a *script*, for which *main* has the names that Python gives it."""
-    path, content = absolute(script), b""
-    if from_launcher := parts_of("script", handed.memories):
-        content = content_named("script", handed.memories)
+    path, content = absolute_path(script), b""
+    if from_launcher := names_of_parts("script", handed.memories):
+        content = content_of_memory("script", handed.memories)
         for part in from_launcher:
             os.close(handed.memories[part])
     else:
@@ -338,7 +345,7 @@ def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
     main = _new_main()
     if spec.main_file is not None:
         main.__dict__["__file__"] = spec.main_file
-    content = content_named("function", handed.memories)
+    content = content_of_memory("function", handed.memories)
     function, args, kwargs = _function.unpacked(content, spec.sources, handed.memories)
     return functools.partial(function, *(args[spec.local_rank] if spec.args_by_rank else args), **kwargs)
 
@@ -411,7 +418,7 @@ def _raised(error: BaseException, handed: Handed, shared: Collection[str] | None
     except Exception:
         pickled = b""
     is_shown = sys.excepthook is sys.__excepthook__ and sys.stderr is sys.__stderr__
-    entry = replace(_report.of_exception(error, pickled), is_shown=is_shown)
+    entry = replace(_report.report_of_exception(error, pickled), is_shown=is_shown)
     if _deliver(entry, handed):
         _record.leave(entry)
     _announcing.announce(handed, _announcing.Outcome.RAISED, status)
@@ -428,11 +435,11 @@ def _deliver(report: _report.Report, handed: Handed) -> bool:
         return report.kind == "result"
     try:
         try:
-            _report.write(_report.reopened(handed.report, handed.identity, handed.spawner), report)
+            _report.write_report(_report.reopened(handed.report, handed.identity, handed.spawner), report)
         except OSError as failure:
             if failure.errno != errno.EFBIG:
                 raise
-            _announcing.pour(handed, _report.packed(report))  # no file of ours may be so large
+            _announcing.pour(handed, _report.packed_report(report))  # no file of ours may be so large
     except OSError as failure:
         print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)
         return False

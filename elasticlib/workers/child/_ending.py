@@ -194,7 +194,7 @@ def _clear_modules() -> None:
     for reference in reversed(found):
         module = reference()
         if module is not None:
-            _clear(_loaded.names_of(module))
+            _clear(_loaded.names_of_module(module))
         del module
     gc.collect()
 

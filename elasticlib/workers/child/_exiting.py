@@ -32,7 +32,7 @@ import math
 import signal
 from dataclasses import dataclass
 
-from elasticlib._programs import KILLED
+from elasticlib.processes import KILL_SECONDS
 from elasticlib.workers.child._announcing import Outcome
 
 DEFAULT_EXIT_TIMEOUT = 30.0
@@ -105,7 +105,7 @@ class Course:
     """Whether the user set that time: it then holds for programs that ended well, too."""
     for_group: bool = False
     """Whether stop signals go to its whole group at once."""
-    grace: float = KILLED
+    grace: float = KILL_SECONDS
     """Seconds from the stop signal to SIGKILL."""
     stage: Stage = Stage.RUNS
     outcome: Outcome | None = None
@@ -256,7 +256,7 @@ class Course:
                 self.deadline = None
                 return [Act.END_GROUP]
             case Stage.ASKED:
-                self.stage, self.deadline = Stage.KILLED, now + KILLED
+                self.stage, self.deadline = Stage.KILLED, now + KILL_SECONDS
                 return [Act.KILL]
             case Stage.KILLED:
                 self.deadline = None

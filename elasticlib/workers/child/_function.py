@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from elasticlib import _large_files
+from elasticlib.processes import content_of_memory, names_of_parts
 from elasticlib.stacks import CALLERS
 from elasticlib.workers.child import _buffers
 from elasticlib.workers.child.program import _main, _sharing
@@ -50,11 +50,11 @@ def unpacked(
     for name, lines in sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
     own = {name: each for name, each in memories.items() if name.startswith((BUFFERS, SHARED))}
-    definitions = [memories[name] for name in _large_files.parts_of("definitions", memories)]
+    definitions = [memories[name] for name in names_of_parts("definitions", memories)]
     try:
         before = b""
         if definitions:
-            before = _large_files.content_named("definitions", memories)
+            before = content_of_memory("definitions", memories)
             _keep({name: each for name, each in memories.items() if name.startswith(OF_DEFINITIONS)})
         with _reading(before + content, memories) as pickles:
             _sharing.join(pickles.load())

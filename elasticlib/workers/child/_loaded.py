@@ -23,7 +23,7 @@ def is_module(found: object) -> bool:
     return issubclass(type(found), types.ModuleType)
 
 
-def names_of(found: object) -> dict[str, Any]:
+def names_of_module(found: object) -> dict[str, Any]:
     """The names of the module *found*, its very own; none of anything else."""
     return (_names(found) or {}) if is_module(found) else {}
 
@@ -33,7 +33,7 @@ def names_of_class(kind: type) -> Mapping[str, Any]:
     return _names_of_class(kind)  # type: ignore[no-any-return]
 
 
-def file_of(found: object) -> str | None:
+def file_of_module(found: object) -> str | None:
     """The file that the module *found* was loaded from, where its names tell one."""
-    file = names_of(found).get("__file__")
+    file = names_of_module(found).get("__file__")
     return file if issubclass(type(file), str) else None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elasticlib._clock import monotonic
-from elasticlib._programs import start_thread
+from elasticlib.processes import start_thread
 from elasticlib.workers.child._serving import when_imported
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"

@@ -30,7 +30,7 @@ def note_start(modules: Collection[str]) -> None:
     _at_start = modules
 
 
-def before(search_path: Iterable[str], interpreters: Collection[str]) -> list[str]:
+def folders_before(search_path: Iterable[str], interpreters: Collection[str]) -> list[str]:
     """Return the folders of the *search_path* that come before the *interpreters* own."""
     return list(itertools.takewhile(lambda folder: folder not in interpreters, search_path))
 

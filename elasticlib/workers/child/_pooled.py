@@ -20,13 +20,12 @@ from collections.abc import Callable, Collection, Mapping
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
-from elasticlib import _large_files, processes
-from elasticlib._folders import enter
-from elasticlib._wire import Channel, Message
+from elasticlib import processes
+from elasticlib.processes import Channel, Message, content_of_memory, enter_folder, names_of_parts
 from elasticlib.stacks import CALLERS, is_users, users_part
 from elasticlib.workers.child import _function, _loaded, _progress, _report, _results, _showing
 
-NAME = "calls of local rank "
+CALLS_MEMORY = "calls of local rank "
 _ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
 """Keys of a group's store."""
 _ARRIVAL_LIMIT = datetime.timedelta(seconds=10)
@@ -41,18 +40,18 @@ def attach(memories: Mapping[str, int], local_rank: int, own: Collection[str]) -
     """In a worker, before any of the user's code: keep its socket, and no other's. *own*: its own variables."""
     global _descriptor, _own
     for name, descriptor in memories.items():
-        if name == f"{NAME}{local_rank}":
+        if name == f"{CALLS_MEMORY}{local_rank}":
             _descriptor, _own = descriptor, frozenset(own)
-        elif name.startswith(NAME):
+        elif name.startswith(CALLS_MEMORY):
             os.close(descriptor)
 
 
-def is_own(variable: str) -> bool:
+def is_worker_variable(variable: str) -> bool:
     """Whether the *variable* is the worker's, and not its caller's."""
     return variable in _own
 
 
-def pool(group: str | None) -> None:
+def serve_calls(group: str | None) -> None:
     """Serve calls until there will be no more. It has the name by which logs call the work."""
     global _server
     _server = _Server(Channel.adopt(_descriptor), _Group(group))
@@ -223,7 +222,7 @@ class _Imports:
         if len(sys.modules) == self._modules and not self._has_read:
             return {}
         self._modules, self._has_read = len(sys.modules), False
-        files = set(map(_loaded.file_of, list(sys.modules.values())))
+        files = set(map(_loaded.file_of_module, list(sys.modules.values())))
         found = {}
         for file in (files - self._seen) | (files & self._read.keys()):
             if file is not None and is_users(file):
@@ -279,7 +278,7 @@ class _Server:
                 file=sys.stderr,
             )
             os._exit(1)
-        answer = _report.in_files(report)
+        answer = _report.report_files(report)
         try:
             dirt = self.group.end() if report.kind == "result" else ""
             told = {"op": "answer", "call": message["call"], "dirt": dirt, "files": self._imports.new()}
@@ -315,9 +314,9 @@ class _Server:
                 os.close(descriptor)
             raise
         try:
-            content = _large_files.content_named("function", memories)
+            content = content_of_memory("function", memories)
         finally:
-            for name in _large_files.parts_of("function", memories):
+            for name in names_of_parts("function", memories):
                 os.close(memories.pop(name))
         called, args, kwargs = _function.unpacked(content, message["sources"], memories)
         return lambda: called(*args, **kwargs)
@@ -333,7 +332,7 @@ class _Server:
                 os.environ[name] = value
         if message["path"] != self._path:
             sys.path[:] = self._path = message["path"]
-        enter(message["cwd"], message["place"])
+        enter_folder(message["cwd"], message["place"])
 
 
 def _failed(error: BaseException, shared: Collection[str]) -> _report.Report:
@@ -341,7 +340,7 @@ def _failed(error: BaseException, shared: Collection[str]) -> _report.Report:
         pickled = _results.pack_exception(error, shared)
     except Exception:
         pickled = b""
-    return _report.of_exception(error, pickled)
+    return _report.report_of_exception(error, pickled)
 
 
 CALLERS.add(__file__)

@@ -18,10 +18,9 @@ from typing import Any
 
 from elasticlib import processes
 from elasticlib._clock import monotonic
-from elasticlib._large_files import room_for_file
 from elasticlib._untrusted import parse_shallow
 from elasticlib.errors import ConfigError
-from elasticlib.processes._mapping import mapped_bytes
+from elasticlib.processes import mapped_bytes, room_for_file
 
 _HEAD = struct.Struct("@qqdII")
 """Step, total, time (monotonic seconds, 0: nothing was told yet), number of metrics, bytes of their names."""

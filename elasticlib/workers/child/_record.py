@@ -72,7 +72,7 @@ class ErrorHandler:
 
     def record_exception(self, e: BaseException) -> None:
         """Write *e* to the error file, in place of what is there; nothing where no file is named."""
-        self._write(_report.error_file_content(_report.of_exception(e, b"")))
+        self._write(_report.error_file_content(_report.report_of_exception(e, b"")))
 
     def override_error_code_in_rootcause_data(
         self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
@@ -193,7 +193,7 @@ def _about_signal(message: str, error_file: str) -> str:
 errors.about_signal = _about_signal
 
 
-def pass_on(error: ChildFailedError) -> None:
+def write_error_file(error: ChildFailedError) -> None:
     """Write the root cause of *error* to this process' own error file, in place of what is there."""
     get_error_handler().dump_failure(error.get_first_failure()[1])
 

@@ -26,9 +26,15 @@ from typing import Any
 
 from elasticlib import processes
 from elasticlib._clock import wall_time
-from elasticlib._folders import make_private
-from elasticlib._large_files import content_of, files_with, read_exactly, room_for_file, write_exactly
 from elasticlib._untrusted import exactly, parse
+from elasticlib.processes import (
+    content_of_files,
+    files_with_content,
+    make_private_folder,
+    read_exactly,
+    room_for_file,
+    write_exactly,
+)
 from elasticlib.workers.child import _frames
 
 _HEAD = struct.Struct("!8sQQ")
@@ -146,7 +152,7 @@ def moved_up(descriptor: int) -> int:
     return moved
 
 
-def write(descriptor: int, report: Report) -> None:
+def write_report(descriptor: int, report: Report) -> None:
     """Put *report* into the file *descriptor*; it can be read once this returns, whatever happens then."""
     head, facts = _head_and_facts(report)
     with room_for_file(len(head) + len(facts) + len(report.payload)):
@@ -155,21 +161,21 @@ def write(descriptor: int, report: Report) -> None:
         write_exactly(descriptor, head, 0)
 
 
-def in_files(report: Report) -> list[int]:
-    """New files for `read`: one, or several where a limit of their size leaves no room. The caller closes them."""
+def report_files(report: Report) -> list[int]:
+    """New files for `read_report`: one, or several where a limit of size leaves no room. The caller closes them."""
     descriptor = processes.anonymous_file("report")
     try:
-        write(descriptor, report)
+        write_report(descriptor, report)
     except OSError as error:
         os.close(descriptor)
         if error.errno != errno.EFBIG:
             raise
-        return files_with(packed(report), "report")
+        return files_with_content(packed_report(report), "report")
     return [descriptor]
 
 
-def packed(report: Report) -> bytes:
-    """*report* as `read` finds it in one file, or in several that have it in parts."""
+def packed_report(report: Report) -> bytes:
+    """*report* as `read_report` finds it in one file, or in several that have it in parts."""
     return b"".join((*_head_and_facts(report), report.payload))
 
 
@@ -178,14 +184,14 @@ def _head_and_facts(report: Report) -> tuple[bytes, bytes]:
     return _HEAD.pack(_MAGIC, len(facts), len(report.payload)), facts
 
 
-def read(descriptor: int, *more: int) -> Report | None:
+def read_report(descriptor: int, *more: int) -> Report | None:
     """
     The report in the file *descriptor*; None when the worker left none, not a whole one, or wrote over it.
 
     A limit of a file's size may have left it in *more* files.
     """
     if more:
-        content = content_of((descriptor, *more))
+        content = content_of_files((descriptor, *more))
         return _parsed(len(content), lambda size, offset: content[offset : offset + size])
     return _parsed(os.fstat(descriptor).st_size, lambda size, offset: read_exactly(descriptor, size, offset))
 
@@ -227,7 +233,7 @@ def is_secondary(error: BaseException) -> bool:
     if isinstance(error, EOFError):
         frames = traceback.extract_tb(error.__traceback__, limit=-1)
         return any(_CHANNELS.search(frame.filename) for frame in frames)
-    return isinstance(error, RuntimeError) and _SECONDARY_TEXT.search(text_of(error)) is not None
+    return isinstance(error, RuntimeError) and _SECONDARY_TEXT.search(text_of_exception(error)) is not None
 
 
 def is_external(error: BaseException) -> bool:
@@ -245,10 +251,10 @@ def is_external(error: BaseException) -> bool:
 def _is_of_device(error: BaseException) -> bool:
     if any(kind.__name__ in _DEVICE_TYPES for kind in type(error).__mro__):
         return True
-    return isinstance(error, RuntimeError) and _DEVICE_TEXT.search(text_of(error)) is not None
+    return isinstance(error, RuntimeError) and _DEVICE_TEXT.search(text_of_exception(error)) is not None
 
 
-def text_of(error: BaseException) -> str:
+def text_of_exception(error: BaseException) -> str:
     """The text of an exception, whatever its class makes of it."""
     try:
         return str(error)
@@ -264,10 +270,10 @@ def _cut(text: str) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
-def of_exception(error: BaseException, pickled: bytes, formatted: str | None = None) -> Report:
+def report_of_exception(error: BaseException, pickled: bytes, formatted: str | None = None) -> Report:
     """The report of an exception that ended a worker."""
     name = qualified_name(type(error))
-    text = text_of(error)
+    text = text_of_exception(error)
     return Report(
         kind="error",
         payload=pickled,
@@ -298,7 +304,7 @@ def error_file_content(report: Report) -> dict[str, Any]:
 def write_json(path: str, content: Any) -> None:
     """Write *content* to *path* so that a reader sees all of it or the former file; a missing folder is made anew."""
     folder = os.path.dirname(path) or "."
-    make_private(folder)
+    make_private_folder(folder)
     temporary = os.path.join(folder, f".error{os.urandom(8).hex()}")
     # Not a private file, as tempfile makes: who else may read it is the user's umask to say.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from elasticlib.workers.child import _own_modules
-from elasticlib.workers.child._report import qualified_name, text_of
+from elasticlib.workers.child._report import qualified_name, text_of_exception
 
 _MOST_TWICE = 1 << 20
 """Bytes of a pickled exception whose parts are pickled too."""
@@ -38,7 +38,7 @@ def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
     return buffer.getvalue()
 
 
-def travels(value: Any) -> bool:
+def can_be_pickled(value: Any) -> bool:
     """Whether *value* can be pickled, and be rebuilt from that."""
     try:
         pickle.loads(pack_result(value, None))
@@ -54,14 +54,14 @@ def pack_exception(error: BaseException, shared: Collection[str] | None) -> byte
     What cannot be pickled by itself, or not be rebuilt from that, is left out: a field, an argument for which its text
     goes, the class for which the nearest one above it goes.
     """
-    text = text_of(error)
+    text = text_of_exception(error)
     whole = _packed(error, shared) or b""
     there: dict[str, Any] = {}
     try:
         if whole:
             again = pickle.loads(whole)
-            there = members(again)
-            if text_of(again) != text:
+            there = exception_members(again)
+            if text_of_exception(again) != text:
                 whole = b""  # its class makes something else of its arguments, as an ``__init__`` of its own may
     except Exception:
         whole = b""
@@ -69,7 +69,7 @@ def pack_exception(error: BaseException, shared: Collection[str] | None) -> byte
     if len(whole) <= _MOST_TWICE:  # its class may be missing over there
         fields = {name: _packed(value, shared) for name, value in vars(error).items()}
         parts["fields"] = {name: value for name, value in fields.items() if value is not None}
-        held = {name: value for name, value in members(error).items() if name not in there or not whole}
+        held = {name: value for name, value in exception_members(error).items() if name not in there or not whole}
         more = {name: _packed(value, shared) for name, value in held.items() if name != _OF_NOBODY}
         parts["members"] = {name: value for name, value in more.items() if value is not None}
         parts["args"] = [_packed(value, shared) or _packed(ArgumentText(_shown(value)), shared) for value in error.args]
@@ -103,7 +103,7 @@ def unpack_exception(payload: bytes) -> BaseException | None:
     whole = _loaded(parts["whole"])
     more = {name: _loaded(value) for name, value in parts.get("members", {}).items()}
     if isinstance(whole, BaseException):
-        set_members(whole, more)
+        set_exception_members(whole, more)
         return whole
     args = tuple(_loaded(value) for value in parts.get("args", ()))
     found = {name: _loaded(value) for name, value in parts.get("fields", {}).items()}
@@ -133,7 +133,7 @@ def _rebuilt(
     """An exception of *kind* without a call of its ``__init__``; of a class below it where *name* or *text* differ."""
     if qualified_name(kind) == name:
         error = _filled(kind, args, fields, more)
-        if text_of(error) == text:
+        if text_of_exception(error) == text:
             return error
     module, _, plain = name.rpartition(".")
     looks = {"__module__": module or kind.__module__, "__str__": lambda self: text}
@@ -146,11 +146,11 @@ def _filled(
     error = kind.__new__(kind, *args)
     error.args = args
     vars(error).update(fields)
-    set_members(error, more)
+    set_exception_members(error, more)
     return error
 
 
-def members(error: BaseException) -> dict[str, Any]:
+def exception_members(error: BaseException) -> dict[str, Any]:
     """What *error* holds outside its ``__dict__``, such as `ImportError.name` and slots; not what all of them have."""
     found = {}
     for name, member in _members_of(type(error)).items():
@@ -161,8 +161,8 @@ def members(error: BaseException) -> dict[str, Any]:
     return found
 
 
-def set_members(error: BaseException, values: Mapping[str, Any]) -> None:
-    """Have *error* hold what `members` has told of another one, as far as its class has a place for it."""
+def set_exception_members(error: BaseException, values: Mapping[str, Any]) -> None:
+    """Have *error* hold what `exception_members` has told of another one, as far as its class has a place for it."""
     places = _members_of(type(error))
     for name, value in values.items():
         if name in places and value is not _MISSING:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+SERVER_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 """Where a server is wanted."""
 SERVED_VARIABLE = "ELASTICLIB_WORKER_SERVER_SOCKET"
 """Where this process, or the one that started it, serves already."""
@@ -50,7 +50,7 @@ def _serve(path: str) -> None:
     except Exception as error:
         print(f"elasticlib: this worker has no debug server at {path}: {error}", file=sys.stderr)
     # A decorator in the user's script, or a process that it starts, would find the socket taken.
-    os.environ.pop(VARIABLE, None)
+    os.environ.pop(SERVER_VARIABLE, None)
     os.environ[SERVED_VARIABLE] = path
 
 

@@ -24,7 +24,7 @@ from elasticlib.stacks import CALLERS, threads_of
 from elasticlib.workers.child._serving import when_imported
 from elasticlib.workers.child.cells import _asking, _text_bars
 
-FILE = ".displayed"
+DISPLAYED_SUFFIX = ".displayed"
 """Ends the name of the file, beside that of the output, with what was displayed."""
 SHELL = "IPython.core.interactiveshell"
 """
@@ -119,7 +119,7 @@ class _Publisher:
                 _write_all(f"{text}\n".encode(errors="replace"))
             return
         content = dumps(message, default=repr).encode()
-        path = self.output + FILE
+        path = self.output + DISPLAYED_SUFFIX
         with open(path, "ab", buffering=0) as file:
             file.write(content)
             offset = file.tell() - len(content)

@@ -38,7 +38,7 @@ def blas_libraries() -> list[Any]:
     return found
 
 
-def apply(count: int) -> None:
+def set_blas_threads(count: int) -> None:
     """Have the libraries that are loaded compute with *count* threads, but no more than CPUs, as at their import."""
     count = min(count, len(os.sched_getaffinity(0)))
     torch: Any = sys.modules.get("torch")

@@ -10,9 +10,18 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from elasticlib import processes
-from elasticlib._programs import above_standard, close_all_but, not_started
-from elasticlib._wire import Channel
-from elasticlib.workers import _reaper
+from elasticlib.processes import (
+    STOP_SIGNALS,
+    Channel,
+    above_standard_streams,
+    adopt_orphans,
+    close_all_but,
+    guard_child,
+    kill_descendants,
+    outlive_parent,
+    settle_signals,
+    start_error,
+)
 from elasticlib.workers.spawner._detached import Detached
 from elasticlib.workers.spawner._spawner import Spawner
 
@@ -34,11 +43,11 @@ def be_spawner(
     channel = Channel.adopt(descriptor)
     try:
         os.setsid()
-        _reaper.settle_signals()
+        settle_signals()
         # Blocked as well: what reaches a worker before it has its own handlers waits, and is not lost.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _reaper.STOP_SIGNALS)
-        _reaper.adopt_orphans()
-        _reaper.outlive_parent()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        adopt_orphans()
+        outlive_parent()
         # Three descriptors a worker; the workers themselves get the caller's limit back.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -47,7 +56,7 @@ def be_spawner(
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the spawner process failed: {type(error).__name__}: {error}"
         channel.send({"op": "broken", "why": f"{why} ({os.path.basename(last.filename)}, line {last.lineno})"})
-        _reaper.sweep()
+        kill_descendants()
     finally:
         os._exit(1)
 
@@ -63,11 +72,11 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
     """In a fork of the *launcher*: fork the spawner, whose orders come over the *channel*, then be its reaper."""
     try:
         os.setsid()
-        _reaper.settle_signals()
-        _reaper.adopt_orphans()
-        _reaper.outlive_parent()
+        settle_signals()
+        adopt_orphans()
+        outlive_parent()
         me = os.getpid()
-        descriptor = above_standard(channel.fileno())
+        descriptor = above_standard_streams(channel.fileno())
         channel.close()
         while (filler := os.open(os.devnull, os.O_RDWR)) < 3:
             pass  # the caller may have closed its streams: no other descriptor may take their numbers
@@ -76,7 +85,7 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
         try:
             child = os.fork()
         except OSError as error:
-            why = str(not_started("the spawner process", error))
+            why = str(start_error("the spawner process", error))
             Channel.adopt(descriptor).send({"op": "broken", "why": why})
             os._exit(1)
         if child == 0:
@@ -84,7 +93,7 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
         tell_forked(descriptor, child)
         # Whoever waits for the last copy of one of the caller's files to close does not wait for this process.
         close_all_but({0, 1, 2, outliving.fileno()})
-        _reaper.guard(launcher, child, outliving)
+        guard_child(launcher, child, outliving)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -10,8 +10,7 @@ import os
 from collections.abc import Collection
 
 from elasticlib import processes
-from elasticlib._programs import KILLED
-from elasticlib.workers import _reaper
+from elasticlib.processes import KILL_SECONDS, kill_descendants
 from elasticlib.workers.spawner import _kernel_facts
 
 
@@ -47,7 +46,7 @@ class Detached:
         kept, ended = (found, []) if self.succeeded and keeps else ([], found)
         self._keep(processes.Sessions(kept))
         commands = {pid: _kernel_facts.command(pid) for pid in ended}
-        return _reaper.sweep(spare, limit=KILLED, kept=self._kept), commands
+        return kill_descendants(spare, limit=KILL_SECONDS, kept=self._kept), commands
 
     def _keep(self, sessions: processes.Sessions) -> None:
         """Keep these *sessions* alone, also where a process above this one clears up."""

@@ -25,13 +25,19 @@ from json import dumps, loads
 from typing import Any, NoReturn
 
 from elasticlib import processes
-from elasticlib._folders import out_of_removed, time_of_change
-from elasticlib._wire import Channel
-from elasticlib.processes import shared_imports
-from elasticlib.workers import _reaper
+from elasticlib.preload import BY_VALUE, TORCH, is_allowed
+from elasticlib.processes import (
+    FORK_SERVER_FD,
+    KEPT_FD,
+    Channel,
+    adopt_orphans,
+    out_of_removed_folder,
+    settle_signals,
+    shared_imports,
+    time_of_change,
+)
 from elasticlib.workers.child import _child, _ending, _own_modules, _randomness
 from elasticlib.workers.spawner import _fork_worker as fork_worker, _leftovers
-from elasticlib.workers.spawner._allowed import BY_VALUE, TORCH, is_allowed
 from elasticlib.workers.spawner._request_loop import RequestLoop
 
 STACK_AFTER = 9.5
@@ -58,22 +64,22 @@ def main(at_start: Collection[str]) -> NoReturn:
         fork_worker.start_all_fresh()
     elif _leftovers.hooks_run():
         _start_without_hooks(asked, parent)
-    _reaper.settle_signals()
-    mine = {0, 1, 2, _reaper.FORK_SERVER_FD, _reaper.KEPT_FD}
-    control = Channel.adopt(_reaper.FORK_SERVER_FD)
-    os.set_inheritable(_reaper.FORK_SERVER_FD, False)
-    os.set_inheritable(_reaper.KEPT_FD, False)
+    settle_signals()
+    mine = {0, 1, 2, FORK_SERVER_FD, KEPT_FD}
+    control = Channel.adopt(FORK_SERVER_FD)
+    os.set_inheritable(FORK_SERVER_FD, False)
+    os.set_inheritable(KEPT_FD, False)
     _child.base_path[:] = sys.path
     given, before = _first_environment(parent), dict(os.environ)
     folders = _times_of_change(_installed_folders())  # before the imports: what is installed meanwhile is news
     with shared_imports():
         sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
-        with out_of_removed():
+        with out_of_removed_folder():
             named = _preload(asked["preload"], asked["path"], control)
         sys.path[:] = _child.base_path
         keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
         _ending.inherit(named)
-    _reaper.adopt_orphans()
+    adopt_orphans()
     wrapped = _differences(given, _first_environment("self"))
     wrapped.pop("LC_CTYPE", None)  # Python's own doing, where the locale is C
     read_at_start = _site_reads()
@@ -89,7 +95,7 @@ def main(at_start: Collection[str]) -> NoReturn:
     changed = _differences(given or before, dict(os.environ))
     for name in _leftovers.RANK_VARIABLES:
         changed.pop(name, None)
-    RequestLoop(control, parent, keep, changed, processes.SharedSessions(_reaper.KEPT_FD)).serve(ready)
+    RequestLoop(control, parent, keep, changed, processes.SharedSessions(KEPT_FD)).serve(ready)
 
 
 def _start_without_hooks(asked: Mapping[str, Any], parent: int) -> NoReturn:

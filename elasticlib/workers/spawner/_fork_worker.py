@@ -15,7 +15,7 @@ from json import dumps
 from multiprocessing import process as multiprocessing_process
 from typing import Any
 
-from elasticlib._large_files import files_with
+from elasticlib.processes import files_with_content
 from elasticlib.workers.child import _child
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
 
@@ -47,7 +47,7 @@ def fork_worker(
     if spec.fresh or (_all_fresh and spec.kind != "program"):
         # A new interpreter finds what it is to do in memory that it inherits.
         handed = replace(handed, inherit=[*left, *handed.memories.values()])
-        memories = files_with(dumps(both(spec, handed)).encode(), "start spec")
+        memories = files_with_content(dumps(both(spec, handed)).encode(), "start spec")
         handed = replace(handed, inherit=[*handed.inherit, *memories])
         keep.update(memories)
         spec = replace(spec, kind="program", argv=[*spec.python, ",".join(map(str, memories))])

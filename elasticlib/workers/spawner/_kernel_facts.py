@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Collection
 
-from elasticlib.workers import _reaper
+from elasticlib.processes import descendants, is_memory_cleaner, process_facts
 
 _LONGEST_COMMAND = 200
 _NOT_ON_DISK = ("/memfd:", "/dev/", "/proc/", "/sys/")
@@ -65,7 +65,7 @@ def group(root: int, leader: int) -> list[int]:
 
 
 def _group_of(pid: int) -> int:
-    facts = _reaper.status(pid)
+    facts = process_facts(pid)
     return -1 if facts is None else int(facts[2])
 
 
@@ -77,16 +77,16 @@ def children(parent: int) -> list[int]:
             with open(f"/proc/{parent}/task/{thread}/children", "rb") as file:
                 found += map(int, file.read().split())
     except OSError:  # it is gone, or a kernel without these lists
-        return [pid for pid, its_parent, _ in _reaper.family(parent) if its_parent == parent]
+        return [pid for pid, its_parent, _ in descendants(parent) if its_parent == parent]
     return found
 
 
 def detached(parent: int, sessions: Collection[int]) -> list[int]:
     """The living children of *parent* that are in none of the *sessions*, nor in its own; not torch's manager."""
     others = {*sessions, os.getsid(parent)}
-    found = [(pid, _reaper.status(pid)) for pid in children(parent)]
+    found = [(pid, process_facts(pid)) for pid in children(parent)]
     apart = [pid for pid, facts in found if facts is not None and facts[0] != b"Z" and int(facts[3]) not in others]
-    return [pid for pid in apart if not _reaper.is_memory_cleaner(pid)]
+    return [pid for pid in apart if not is_memory_cleaner(pid)]
 
 
 def command(pid: int) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from elasticlib import processes
-from elasticlib._large_files import files_with
+from elasticlib.processes import files_with_content
 
 
 class Left:
@@ -33,7 +33,7 @@ class Left:
     def put_report(self, packed: bytes) -> None:
         """Take a report that came through the pipe, since the worker could have no file that is so large."""
         with contextlib.suppress(OSError):  # no descriptor is left: the launcher finds that the report is missing
-            former, self._reports = self._reports, files_with(packed, "report")
+            former, self._reports = self._reports, files_with_content(packed, "report")
             for descriptor in former:
                 os.close(descriptor)
 

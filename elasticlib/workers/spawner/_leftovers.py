@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from elasticlib.workers import _reaper
+from elasticlib.processes import FORK_SERVER_FD, KEPT_FD
 from elasticlib.workers.child import _threads
 
 RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
@@ -43,7 +43,7 @@ def why_refused(module: str) -> str | None:
 
 def hooks_run() -> bool:
     """Return whether the interpreter's start has left what a forked worker could not do with: threads, sockets."""
-    own = {_reaper.FORK_SERVER_FD, _reaper.KEPT_FD}
+    own = {FORK_SERVER_FD, KEPT_FD}
     sockets = [path for path, number in open_files() if path.startswith("socket:") and number not in own]
     return _tasks() > 1 or len(sockets) > 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Callable
 
-from elasticlib.workers import _reaper
+from elasticlib.processes import living_parent, new_parent
 
 
 def watch_parent(selector: selectors.BaseSelector, parent: int, guardian: int, leave: Callable[[], object]) -> None:
@@ -15,12 +15,12 @@ def watch_parent(selector: selectors.BaseSelector, parent: int, guardian: int, l
     When *parent*, a fork server, ends, the *guardian* takes its place: a launch that has begun does not need it. 0 for
     a *guardian* where the parent guards it.
     """
-    handle = _reaper.watch(parent)
+    handle = living_parent(parent)
 
     def lose_parent() -> None:
         selector.unregister(handle)
         handle.close()
-        if (found := _reaper.follow(guardian)) is None:
+        if (found := new_parent(guardian)) is None:
             leave()
         else:
             selector.register(found, selectors.EVENT_READ, leave)

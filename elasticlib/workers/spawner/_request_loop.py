@@ -14,9 +14,15 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from elasticlib import processes
-from elasticlib._programs import not_started
-from elasticlib._wire import Channel, Message
-from elasticlib.workers import _reaper
+from elasticlib.processes import (
+    Channel,
+    Message,
+    descendants,
+    kill_descendants,
+    living_parent,
+    outlive_parent,
+    start_error,
+)
 from elasticlib.workers.spawner import _begin, _kernel_facts
 
 
@@ -44,8 +50,8 @@ class RequestLoop:
     def serve(self, ready: Message) -> NoReturn:
         """Say *ready* and go on until the end."""
         self._selector.register(self._control, selectors.EVENT_READ, self._obey)
-        self._selector.register(_reaper.watch(self._parent), selectors.EVENT_READ, self._end)
-        _reaper.outlive_parent()
+        self._selector.register(living_parent(self._parent), selectors.EVENT_READ, self._end)
+        outlive_parent()
         # A descriptor of each launch's spawner; workers get the caller's limit.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -58,12 +64,12 @@ class RequestLoop:
 
     def _leave(self) -> NoReturn:
         """The launcher is gone: kill all."""
-        _reaper.sweep()
+        kill_descendants()
         os._exit(0)
 
     def _end(self) -> NoReturn:
         """The launcher ends in order, or the reaper was lost: kill all but what outlives its launch."""
-        _reaper.sweep(kept=self._outliving)
+        kill_descendants(kept=self._outliving)
         os._exit(0)
 
     def _obey(self) -> None:
@@ -85,7 +91,7 @@ class RequestLoop:
         try:
             pid = os.fork()
         except OSError as error:  # of no concern to the launches that run
-            _turn_down(descriptors, str(not_started("the spawner process", error)))
+            _turn_down(descriptors, str(start_error("the spawner process", error)))
             return
         if pid == 0:
             self._let_go_of_all()
@@ -135,10 +141,10 @@ class RequestLoop:
                     self._watch(pid, self._drop_ended_sessions)
 
     def _end_leftovers(self) -> None:
-        _reaper.sweep(self._watched, kept=self._outliving)
+        kill_descendants(self._watched, kept=self._outliving)
 
     def _drop_ended_sessions(self) -> None:
-        self._outliving.drop_ended(pid for pid, _, _ in _reaper.family(os.getpid()))
+        self._outliving.drop_ended(pid for pid, _, _ in descendants(os.getpid()))
 
 
 def _take_environment(given: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
@@ -183,9 +189,9 @@ def _count_devices() -> Message:
 
 
 def _list_gpus() -> Message:
-    from elasticlib.numa import _gpus
+    from elasticlib.numa import gpu_addresses_here
 
-    return {"addresses": _gpus.addresses_here()}
+    return {"addresses": gpu_addresses_here()}
 
 
 _QUESTIONS = {"count": ("count the accelerators", _count_devices), "gpus": ("list the GPUs", _list_gpus)}

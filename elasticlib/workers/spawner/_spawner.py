@@ -24,10 +24,7 @@ from typing import Any, NoReturn
 
 from elasticlib import processes
 from elasticlib._clock import monotonic
-from elasticlib._lease import CUT_OFF, Lease
-from elasticlib._programs import FEW_PROCESSES
-from elasticlib._wire import Channel, Message
-from elasticlib.workers import _reaper
+from elasticlib.processes import CUT_OFF, FEW_PROCESSES, Channel, Lease, Message, kill_descendants
 from elasticlib.workers.child import _announcing, _child, _exiting, _report, _showing
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts, _stuck
@@ -105,7 +102,7 @@ class Spawner:
                 self._answer_with_stacks(self._stacks.look(monotonic()))
             if monotonic() >= self._lease_end():
                 # Others may have the ranks of these workers from now on, and nobody else here has ended them.
-                _reaper.sweep()
+                kill_descendants()
                 self._launcher.send({"op": "broken", "why": CUT_OFF})
                 self._leave()
 
@@ -127,7 +124,7 @@ class Spawner:
         return min(max(0.0, min(due) - now), _LONGEST_WAIT) if due else None
 
     def _leave(self) -> NoReturn:
-        _reaper.sweep()
+        kill_descendants()
         os._exit(0)
 
     def _lease_end(self) -> float:

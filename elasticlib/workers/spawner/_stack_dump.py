@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from elasticlib import processes
-from elasticlib._large_files import files_with
-from elasticlib.workers import _reaper
+from elasticlib.processes import files_with_content, process_facts, signal_process
 from elasticlib.workers.child import _report
 from elasticlib.workers.spawner import _kernel_facts
 
@@ -91,7 +90,7 @@ class StackDump:
             worker.asked = _kernel_facts.catches(worker.pid, self._signum)
             if worker.asked:
                 clear(worker.faults)
-                _reaper.send(worker.handle, self._signum)
+                signal_process(worker.handle, self._signum)
         elif worker.asked:
             size, former = os.fstat(worker.faults).st_size, worker.size
             worker.size = size
@@ -99,14 +98,14 @@ class StackDump:
                 worker.text = _report.read_text(worker.faults)
                 clear(worker.faults)
         if worker.text is None and (is_over or is_held):
-            facts = _reaper.status(worker.pid)
+            facts = process_facts(worker.pid)
             why = "it runs no Python that could tell, or is just being started" if not worker.asked else "no answer"
             worker.text = f"({_STATES.get(b'Z' if facts is None else facts[0], why)})"
 
 
 def _is_held(pid: int) -> bool:
     """Whether the process is stopped: it answers no sooner than it goes on."""
-    facts = _reaper.status(pid)
+    facts = process_facts(pid)
     return facts is not None and facts[0] in (b"T", b"t")
 
 
@@ -120,7 +119,7 @@ def clear(descriptor: int) -> None:
 def shared_text(stacks: str) -> Iterator[tuple[int, ...]]:
     """Files with the text, for the launcher; none where no descriptor is free: what is told counts by itself."""
     try:
-        memories = files_with(stacks.encode(), "stacks")
+        memories = files_with_content(stacks.encode(), "stacks")
     except OSError:
         memories = []
     try:

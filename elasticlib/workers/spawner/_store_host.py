@@ -15,10 +15,8 @@ from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from elasticlib import processes
-from elasticlib._large_files import write_exactly
-from elasticlib._programs import FEW_PROCESSES, close_all_but
 from elasticlib.errors import name_of_signal
-from elasticlib.workers import _reaper
+from elasticlib.processes import FEW_PROCESSES, close_all_but, die_with_parent, signal_process, write_exactly
 from elasticlib.workers.child import _report
 
 Told = Callable[[str, int, int], None]
@@ -95,7 +93,7 @@ class StoreHost:
     def signal(self, signum: int) -> None:
         """Signal the process, if there is one."""
         if self._handle is not None:
-            _reaper.send(self._handle, signum)
+            signal_process(self._handle, signum)
 
     def end(self) -> None:
         """Nobody needs the store any more."""
@@ -104,7 +102,7 @@ class StoreHost:
             os.close(self._listener)
             self._listener = None
         if self._handle is not None:
-            _reaper.send(self._handle, signal.SIGKILL)
+            signal_process(self._handle, signal.SIGKILL)
             self._let_go()
 
     def _let_go(self) -> int:
@@ -121,7 +119,7 @@ class StoreHost:
 def _host(listener: int, parent: int, words: int, keep: Collection[int]) -> NoReturn:
     """Host torch's TCPStore on *listener* until the spawner ends this process."""
     try:
-        _reaper.die_with_parent(parent)
+        die_with_parent(parent)
         os.setsid()
         close_all_but({0, 1, 2, listener, words, *keep})
         import socket

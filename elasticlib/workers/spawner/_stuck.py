@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from elasticlib.workers import _reaper
+from elasticlib.processes import process_facts
 from elasticlib.workers.spawner import _kernel_facts
 
 INTERVAL = 0.25
@@ -124,7 +124,7 @@ class Stop:
 
 def look(pid: int, signum: int) -> Look | None:
     """What *pid* does about *signum*; None where it has begun to handle it, or that cannot be seen."""
-    facts, layout = _reaper.status(pid), _layout()
+    facts, layout = process_facts(pid), _layout()
     if facts is None or layout is None:
         return None
     try:

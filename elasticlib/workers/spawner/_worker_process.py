@@ -13,7 +13,7 @@ import signal
 from dataclasses import dataclass
 
 from elasticlib import processes
-from elasticlib.workers import _reaper
+from elasticlib.processes import is_ending, is_memory_cleaner, signal_descendant, signal_group, signal_process
 from elasticlib.workers.child import _child, _report
 from elasticlib.workers.child._exiting import Course
 from elasticlib.workers.spawner import _kernel_facts
@@ -56,12 +56,12 @@ class WorkerProcess:
     def ask(self, signum: int) -> None:
         """Send it the stop signal; one that is stopped is woken to see it."""
         # A peer may tell of a closed connection before the one that died is a zombie.
-        self.told = self.told or not (self.course.overdue or self.course.is_final or _reaper.ends(self.pid))
+        self.told = self.told or not (self.course.overdue or self.course.is_final or is_ending(self.pid))
         self.signum = signum
         if self.course.for_group or signum == signal.SIGKILL:
             self.send_group(signum)
         elif not self._leaves_by_itself(signum):
-            _reaper.send(self.handle, signum)
+            signal_process(self.handle, signum)
         self.send_group(signal.SIGCONT)
 
     def _leaves_by_itself(self, signum: int) -> bool:
@@ -70,24 +70,24 @@ class WorkerProcess:
 
     def send_group(self, signum: int) -> None:
         """Signal its group; SIGKILL spares what removes its shared memory."""
-        if signum != signal.SIGKILL or not any(map(_reaper.is_memory_cleaner, self._group())):
-            _reaper.send_group(self.pid, self.handle, signum)
+        if signum != signal.SIGKILL or not any(map(is_memory_cleaner, self._group())):
+            signal_group(self.pid, self.handle, signum)
             return
-        _reaper.send_group(self.pid, self.handle, signal.SIGSTOP)  # so that none forks while they are killed one by one
+        signal_group(self.pid, self.handle, signal.SIGSTOP)  # so that none forks while they are killed one by one
         for pid in self._group():
-            _reaper.send_below(os.getpid(), pid, signal.SIGCONT if _reaper.is_memory_cleaner(pid) else signal.SIGKILL)
-        _reaper.send(self.handle, signal.SIGKILL)  # also where no descriptor was free for another handle
+            signal_descendant(os.getpid(), pid, signal.SIGCONT if is_memory_cleaner(pid) else signal.SIGKILL)
+        signal_process(self.handle, signal.SIGKILL)  # also where no descriptor was free for another handle
 
     def ask_group(self) -> None:
         """Send the stop signal to what it started in its group, but not to itself once more."""
         for pid in self.others_in_group():
-            _reaper.send_below(os.getpid(), pid, self.signum)
-            _reaper.send_below(os.getpid(), pid, signal.SIGCONT)
+            signal_descendant(os.getpid(), pid, self.signum)
+            signal_descendant(os.getpid(), pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL it and its group."""
         self.send_group(signal.SIGKILL)
-        _reaper.send(self.handle, signal.SIGKILL)  # it may not lead its group yet
+        signal_process(self.handle, signal.SIGKILL)  # it may not lead its group yet
 
     def is_writing(self) -> bool:
         """True if it has written since the last look, or has a file open for that: a checkpoint may be under way."""
@@ -97,8 +97,8 @@ class WorkerProcess:
 
     def others_in_group(self) -> list[int]:
         """The living processes of its group but itself and what removes its shared memory."""
-        living = [pid for pid in self._group() if pid != self.pid and not _reaper.ends(pid)]
-        return [pid for pid in living if not _reaper.is_memory_cleaner(pid)]
+        living = [pid for pid in self._group() if pid != self.pid and not is_ending(pid)]
+        return [pid for pid in living if not is_memory_cleaner(pid)]
 
     def _group(self) -> list[int]:
         return _kernel_facts.group(os.getpid(), self.pid)
@@ -108,7 +108,7 @@ class WorkerProcess:
         clear(self.left.faults)
         self.dumped = -1
         if _kernel_facts.catches(self.pid, _child.STACKS_SIGNAL):
-            _reaper.send(self.handle, _child.STACKS_SIGNAL)
+            signal_process(self.handle, _child.STACKS_SIGNAL)
 
     def stacks(self) -> str | None:
         """What `dump` has had written down; None until it is there to its end: the handler writes in one go."""
@@ -120,11 +120,11 @@ class WorkerProcess:
         if not self.course.for_group:
             # Its children have its handler too, if they were forked after it was set, and nothing to save.
             if _kernel_facts.catches(self.pid, signum):
-                _reaper.send(self.handle, signum)
+                signal_process(self.handle, signum)
             return
         for pid in self._group():
             if _kernel_facts.catches(pid, signum):
-                _reaper.send_below(os.getpid(), pid, signum)
+                signal_descendant(os.getpid(), pid, signum)
 
     def close(self) -> None:
         """Let go of it, and of what it left."""

@@ -13,8 +13,8 @@ import sys
 import time
 
 from elasticlib import processes
-from elasticlib._wire import Channel, wait_readable
 from elasticlib.errors import RendezvousError
+from elasticlib.processes._wire import Channel, wait_readable
 from elasticlib.rendezvous import ContactLost, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.protocol._messages import Stopped
@@ -23,7 +23,7 @@ from elasticlib.rendezvous.sidecar._client import SidecarClient
 SLEEPER = """
 import sys, time
 from elasticlib import processes
-from elasticlib._wire import Channel
+from elasticlib.processes._wire import Channel
 with processes.own_descriptors() as itself:
     Channel.adopt(int(sys.argv[1])).send({}, itself)
 time.sleep(60)

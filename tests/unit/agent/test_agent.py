@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from elasticlib import records
-from elasticlib._wire import HasDescriptor
 from elasticlib.agent import SimpleElasticAgent
 from elasticlib.errors import (
     ConfigError,
@@ -29,6 +28,7 @@ from elasticlib.errors import (
     StartError,
     root_cause,
 )
+from elasticlib.processes._wire import Waitable
 from elasticlib.rendezvous import (
     ContactLost,
     FailureNote,
@@ -424,7 +424,7 @@ def test_an_agent_that_can_tell_is_woken_and_does_not_poll(make: Make) -> None:
         def fileno(self) -> int:
             return ready
 
-    bells: list[HasDescriptor] = [Bell()]
+    bells: list[Waitable] = [Bell()]
     agent._watched = lambda: bells  # type: ignore[method-assign]
     agent._poll_timeout = lambda: None  # type: ignore[method-assign]
     try:

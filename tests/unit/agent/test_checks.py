@@ -47,7 +47,7 @@ def test_an_argument_that_cannot_be_is_refused_before_anything_is_prepared(
     rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, name: str, value: object, rule: str
 ) -> None:
     prepared: list[object] = []
-    monkeypatch.setattr("elasticlib.agent._local.prepare", lambda *asked: prepared.append(asked))
+    monkeypatch.setattr("elasticlib.agent._local.prepare_workers", lambda *asked: prepared.append(asked))
     spec = WorkerSpec("trainer", 1, rendezvous, entrypoint=print)
     options: dict[str, Any] = {"logs_specs": DefaultLogsSpecs(), name: value}
 
@@ -103,7 +103,7 @@ def test_a_launch_refuses_a_health_check_server_that_is_none_before_it_prepares(
     def unwanted(*_: object) -> None:
         pytest.fail("the launch was prepared")
 
-    monkeypatch.setattr("elasticlib.launch.prepare", unwanted)
+    monkeypatch.setattr("elasticlib.launch.prepare_workers", unwanted)
     server: Any = 42
 
     with pytest.raises(ConfigError, match="health_check_server=42 has no method stop"):

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from elasticlib import records
-from elasticlib._wire import wait_readable
 from elasticlib.agent import _gpu_memory
 from elasticlib.agent._gpu_memory import LATE, LIMIT, TIMEOUT, TOLERANCE, GpuMemory
+from elasticlib.processes._wire import wait_readable
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,6 @@ import pytest
 from attrs import evolve
 
 from elasticlib import processes, records
-from elasticlib._programs import HelperLostError, Process
 from elasticlib.agent import LocalElasticAgent, SimpleElasticAgent
 from elasticlib.errors import (
     ConfigError,
@@ -29,11 +28,12 @@ from elasticlib.errors import (
 )
 from elasticlib.helpers import Helper
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.processes._programs import HelperLostError, Process
 from elasticlib.rendezvous import ContactLost, RoundEnd, Rules, open_local
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerState
 from elasticlib.workers._launch_events import Event, Exit, Lost, Stopped
-from elasticlib.workers.child._report import Report, of_exception
+from elasticlib.workers.child._report import Report, report_of_exception
 from elasticlib.workers.child._results import pack_exception
 
 Make = Callable[..., LocalElasticAgent]
@@ -230,7 +230,7 @@ def test_a_stop_leaves_alone_who_had_succeeded_and_gives_results_of_whom_it_did_
 def test_the_original_exception_is_the_workers_own(make: Make) -> None:
     agent = make()
     error = ValueError("a bad value")
-    note(agent, ended(1, 1, of_exception(error, pack_exception(error, ()))))
+    note(agent, ended(1, 1, report_of_exception(error, pack_exception(error, ()))))
 
     original = agent.original_exception(1)
 

@@ -20,7 +20,7 @@ from elasticlib.agent._health import HealthCheckServer
 from elasticlib.agent._watch import ENABLE, FILE, Sockets, Watch
 from elasticlib.errors import ConfigError, ProcessFailure
 from elasticlib.timer import FileTimerClient
-from elasticlib.workers.child._serving import VARIABLE
+from elasticlib.workers.child._serving import SERVER_VARIABLE
 from elasticlib.workers.child._start_spec import StartSpec
 
 LIMIT = 20.0
@@ -351,7 +351,7 @@ def test_a_start_spec_names_the_socket_for_our_code_and_for_programs() -> None:
     served = sockets.serving(spec)
 
     path = f"{folder}/1"
-    assert {"server": path, "variables": {"RANK": "1", VARIABLE: path}} == served.differences(spec)
+    assert {"server": path, "variables": {"RANK": "1", SERVER_VARIABLE: path}} == served.differences(spec)
     assert {"RANK": "1"} == spec.variables
     sockets.close()
 

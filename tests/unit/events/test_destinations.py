@@ -14,6 +14,7 @@ from elasticlib import events
 from elasticlib.elastic.events import api as api_door, handlers
 from elasticlib.errors import ConfigError, UnknownNameError
 from elasticlib.events import _destinations
+from tests.patching import replace_everywhere
 
 
 class Kept(logging.Handler):
@@ -208,7 +209,7 @@ def test_only_handlers_of_logging_are_taken(name: str) -> None:
 
 def test_no_event_of_a_rendezvous_is_made_while_nobody_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[events.RdzvEvent] = []
-    monkeypatch.setattr(_destinations, "record_rdzv_event", made.append)
+    replace_everywhere(monkeypatch, _destinations, "record_rdzv_event", made.append)
 
     events.construct_and_record_rdzv_event("job", "joined", events.NodeState.RUNNING)
 

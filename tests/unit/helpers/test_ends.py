@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from elasticlib._programs import HelperLostError
 from elasticlib.errors import StartError
 from elasticlib.helpers import fork_server_lost
+from elasticlib.processes._programs import HelperLostError
 
 GONE = SimpleNamespace(pid=7)
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from elasticlib import processes, records
-from elasticlib._programs import Process
 from elasticlib.helpers import LOOK, Helper, HelperWatch
 from elasticlib.helpers._liveness import SLEEPS
 from elasticlib.helpers._watch import _state
+from elasticlib.processes._programs import Process
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ChildFailedError, Frame, ProcessFailure
-from elasticlib.job._raising import entered, raised, rendered, trace_of
+from elasticlib.job._raising import combined_error, entered, rendered, trace_of
 
 
 class WithArgumentsError(Exception):
@@ -101,7 +101,7 @@ BOTH = [
 
 @pytest.mark.parametrize("cause", BOTH, ids=lambda cause: type(cause).__name__)
 def test_it_is_of_the_workers_kind_and_a_failed_launch(cause: Exception) -> None:
-    found = raised(error(), cause, "both")
+    found = combined_error(error(), cause, "both")
 
     with pytest.raises(type(cause)):
         raise found
@@ -127,7 +127,7 @@ def test_it_is_of_the_workers_kind_and_a_failed_launch(cause: Exception) -> None
     ids=lambda cause: type(cause).__name__,
 )
 def test_where_it_cannot_be_of_both_kinds_it_is_a_failed_launch(cause: BaseException | None) -> None:
-    found = raised(error(), cause, "both")
+    found = combined_error(error(), cause, "both")
 
     assert isinstance(found, ChildFailedError)
     assert cause is None or isinstance(cause, ChildFailedError) or not isinstance(found, type(cause))
@@ -139,7 +139,7 @@ def test_classes_of_both_kinds_go_with_the_errors_that_are_of_them() -> None:
         class OfACellError(Exception):
             pass
 
-        first, second = (raised(error(), OfACellError("x"), "both") for _ in range(2))
+        first, second = (combined_error(error(), OfACellError("x"), "both") for _ in range(2))
         assert type(first) is type(second)
         return weakref.ref(OfACellError)
 
@@ -150,17 +150,17 @@ def test_classes_of_both_kinds_go_with_the_errors_that_are_of_them() -> None:
 
 
 def test_whoever_wants_one_kind_alone_gets_that() -> None:
-    found = raised(error(), ValueError("x"), "ChildFailedError")
+    found = combined_error(error(), ValueError("x"), "ChildFailedError")
 
     assert not isinstance(found, ValueError)
     assert isinstance(found.__cause__, ValueError)
 
 
 def test_what_the_workers_exception_held_is_there() -> None:
-    found: Any = raised(error(), WithArgumentsError(7, why="x"), "both")
+    found: Any = combined_error(error(), WithArgumentsError(7, why="x"), "both")
     assert found.code == 7
 
-    found = raised(error(), FileNotFoundError(2, "no", "data.csv"), "both")
+    found = combined_error(error(), FileNotFoundError(2, "no", "data.csv"), "both")
     assert (found.errno, found.filename) == (2, "data.csv")
 
 
@@ -185,7 +185,7 @@ def failed(function: Any) -> Exception:
     ids=lambda cause: type(cause).__name__,
 )
 def test_it_has_each_field_of_the_workers_exception(cause: Exception) -> None:
-    found: Any = raised(error(), cause, "both")
+    found: Any = combined_error(error(), cause, "both")
     names = [name for name in dir(cause) if not name.startswith("_") and not callable(getattr(cause, name, len))]
 
     assert len(names) > 1
@@ -196,7 +196,7 @@ def test_it_has_each_field_of_the_workers_exception(cause: Exception) -> None:
 @pytest.mark.parametrize("again", [copy.copy, lambda value: pickle.loads(pickle.dumps(value))])
 @pytest.mark.parametrize("cause", [None, WithArgumentsError(7, why="x"), ImportError("x", name="m")], ids=repr)
 def test_a_copy_is_a_failed_launch(cause: Exception | None, again: Any) -> None:
-    found = again(raised(error(), cause, "both"))
+    found = again(combined_error(error(), cause, "both"))
 
     assert (type(found), found.name) == (ChildFailedError, "train")
     assert str(found) == str(error())
@@ -252,7 +252,7 @@ def test_in_a_notebook_the_traceback_goes_on_in_the_worker() -> None:
 @pytest.mark.usefixtures("notebook")
 @pytest.mark.parametrize("count", [1, 2, 8, 1000])
 def test_a_notebook_shows_few_lines_whatever_the_number_of_ranks(count: int) -> None:
-    found = rendered(raised(error(count, frames=STACK), ValueError("bad batch"), "both"))
+    found = rendered(combined_error(error(count, frames=STACK), ValueError("bad batch"), "both"))
 
     assert found[0].startswith("ValueError  ")
     assert found[1:7] == [
@@ -334,6 +334,6 @@ def test_a_file_that_is_nowhere_is_named_without_its_line() -> None:
 
 
 def test_ipython_asks_it_for_its_traceback() -> None:
-    made: Any = raised(error(), None, "both")
+    made: Any = combined_error(error(), None, "both")
 
     assert made._render_traceback_() == rendered(made)

@@ -10,7 +10,7 @@ import pytest
 import elasticlib.launch
 from elasticlib.errors import ChildFailedError, ProcessFailure
 from elasticlib.job import _uncaught
-from elasticlib.job._raising import raised
+from elasticlib.job._raising import combined_error
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 5, in train\n    bug()\nValueError: bad batch'
 
@@ -28,7 +28,7 @@ def error(*, is_on_console: bool, ranks: int = 1) -> ChildFailedError:
 def shown(failed: ChildFailedError) -> str:
     cause = ValueError("bad batch")
     try:
-        raise raised(failed, cause, "both") from cause
+        raise combined_error(failed, cause, "both") from cause
     except ChildFailedError as found:
         return "\n".join(_uncaught.lines(found, found.__traceback__))
 

@@ -14,7 +14,7 @@ import pytest
 
 from elasticlib.errors import ConfigError, LogDirError
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.logs._plugins import known, load
+from elasticlib.logs._plugins import known_logs_specs, load_logs_specs
 from elasticlib.spec import LogsSpecs, Std
 
 Install = Callable[..., None]
@@ -50,7 +50,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 def test_a_plug_in_is_found_by_its_name_and_made_with_the_launchers_wishes(install: Install, tmp_path: Path) -> None:
     install("ownlogs", own_layout="ownlogs:Own")
 
-    specs = load("own-layout")(log_dir=str(tmp_path), redirects=Std.OUT, tee={1: Std.ALL}, local_ranks_filter=[0])
+    specs = load_logs_specs("own-layout")(
+        log_dir=str(tmp_path), redirects=Std.OUT, tee={1: Std.ALL}, local_ranks_filter=[0]
+    )
 
     kind = importlib.import_module("ownlogs").Own
     assert type(specs) is kind
@@ -61,14 +63,14 @@ def test_an_unknown_name_is_refused_with_the_known_ones(install: Install) -> Non
     install("ownlogs", own_layout="ownlogs:Own")
 
     with pytest.raises(ValueError, match=r"logs_specs='mine' is the name of no installed.*give one of .*own-layout"):
-        load("mine")
-    assert {"default", "own-layout"} <= set(known())
+        load_logs_specs("mine")
+    assert {"default", "own-layout"} <= set(known_logs_specs())
 
 
 def test_the_default_is_ours_though_torch_declares_its_own(install: Install, caplog: pytest.LogCaptureFixture) -> None:
     install("torch", "raise ImportError('not needed')", default="torch.distributed.elastic:DefaultLogsSpecs")
 
-    assert load("default") is DefaultLogsSpecs
+    assert load_logs_specs("default") is DefaultLogsSpecs
     assert [] == caplog.records
 
 
@@ -79,7 +81,7 @@ def test_of_two_packages_with_one_name_the_first_on_the_path_wins_and_both_are_n
     install("sooner", same="sooner:Own")
 
     with caplog.at_level(logging.WARNING):
-        specs = load("same")()
+        specs = load_logs_specs("same")()
 
     assert "sooner" == type(specs).__module__
     assert "logs_specs='same': sooner:Own of sooner is taken, and not later:Own of later" in caplog.text
@@ -92,7 +94,7 @@ def test_another_packages_default_wins_over_ours_with_a_word(
     install("theirs", default="theirs:Own")
 
     with caplog.at_level(logging.WARNING):
-        specs = load("default")()
+        specs = load_logs_specs("default")()
 
     assert "theirs" == type(specs).__module__
     assert "theirs:Own of theirs is taken, and not elasticlib's own" in caplog.text
@@ -119,7 +121,7 @@ def test_a_plug_in_that_is_of_no_use_is_refused_with_the_reason(
     install("broken", code, mine=value)
 
     with pytest.raises(ConfigError, match=reason) as caught:
-        load("mine")
+        load_logs_specs("mine")
     assert "logs_specs='mine'" in str(caught.value)
 
 
@@ -136,7 +138,7 @@ def test_a_class_that_takes_other_keywords_is_refused_with_the_reason(install: I
     )
 
     with pytest.raises(ConfigError, match=r"narrow\.Own cannot be made .*TypeError.*redirects"):
-        load("mine")()
+        load_logs_specs("mine")()
 
 
 def test_a_class_that_refuses_the_log_folder_raises_what_torch_raises(install: Install) -> None:
@@ -153,7 +155,7 @@ def test_a_class_that_refuses_the_log_folder_raises_what_torch_raises(install: I
     )
 
     with pytest.raises(LogDirError, match=r"picky\.Own cannot be made with log_dir='x'"):
-        load("mine")(log_dir="x")
+        load_logs_specs("mine")(log_dir="x")
 
 
 def test_a_function_that_makes_specifications_will_do(install: Install) -> None:
@@ -163,14 +165,14 @@ def test_a_function_that_makes_specifications_will_do(install: Install) -> None:
         m="maker:make",
     )
 
-    assert load("m")(log_dir="/logs") == DefaultLogsSpecs("/logs")
+    assert load_logs_specs("m")(log_dir="/logs") == DefaultLogsSpecs("/logs")
 
 
 def test_a_function_that_makes_something_else_is_refused(install: Install) -> None:
     install("maker", "def make(**wishes): return 7", m="maker:make")
 
     with pytest.raises(ConfigError, match=r"builtins\.int lacks reify, root_log_dir"):
-        load("m")()
+        load_logs_specs("m")()
 
 
 def test_a_property_that_is_not_ready_before_the_first_round_is_not_asked(install: Install) -> None:
@@ -185,7 +187,7 @@ def test_a_property_that_is_not_ready_before_the_first_round_is_not_asked(instal
         mine="later:Own",
     )
 
-    assert isinstance(load("mine")(), LogsSpecs)
+    assert isinstance(load_logs_specs("mine")(), LogsSpecs)
 
 
 ANOTHER_LAUNCHER = """
@@ -209,7 +211,7 @@ def test_a_class_of_another_launcher_gets_that_launchers_kind_of_streams(install
     install("another", ANOTHER_LAUNCHER)
     install("plugin", "import another\nclass Own(another.LogsSpecs): pass", mine="plugin:Own")
 
-    specs: Any = load("mine")(redirects=Std.OUT, tee={3: Std.ALL})
+    specs: Any = load_logs_specs("mine")(redirects=Std.OUT, tee={3: Std.ALL})
 
     theirs = importlib.import_module("another").Std
     assert {"redirects": theirs.OUT, "tee": {3: theirs.ALL}} == specs.wishes

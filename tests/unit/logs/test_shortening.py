@@ -10,7 +10,7 @@ import pytest
 from elasticlib.job._output import last_line, text_of
 from elasticlib.logs import _shortening
 from elasticlib.logs._follow import Follower
-from elasticlib.logs._shortening import shorten, skip_hole
+from elasticlib.logs._shortening import shorten_file, skip_hole
 
 MIB = 1 << 20
 
@@ -36,14 +36,14 @@ def on_disk(file: Path) -> int:
 
 def test_a_short_file_stays_as_it_is(file: Path) -> None:
     file.write_text(lines(0, 3000))
-    shorten(str(file))
+    shorten_file(str(file))
 
     assert text_of(str(file)) == lines(0, 3000)
 
 
 def test_of_a_long_one_the_newest_stays_at_its_place(file: Path) -> None:
     file.write_text(lines(0, 8192))
-    shorten(str(file))
+    shorten_file(str(file))
 
     assert os.path.getsize(file) == 8 * MIB
     assert 2 * MIB <= on_disk(file) <= 4 * MIB
@@ -58,7 +58,7 @@ def test_whoever_appends_need_not_know_of_it(file: Path) -> None:
         for round_ in range(20):
             output.write(lines(round_ * 1024, 1024))
             output.flush()
-            shorten(str(file))
+            shorten_file(str(file))
             assert on_disk(file) <= 5 * MIB
 
     assert text_of(str(file)).endswith(lines(19 * 1024, 1024))
@@ -68,7 +68,7 @@ def test_a_reader_that_is_behind_goes_on_with_what_is_left(file: Path) -> None:
     file.write_text(lines(0, 8192))
     followed = Follower(lambda: [str(file)], lambda: True).lines()
     first = next(followed)
-    shorten(str(file))
+    shorten_file(str(file))
     *middle, last = followed
 
     assert first == f"0000000 {'x' * 1015}"
@@ -78,9 +78,9 @@ def test_a_reader_that_is_behind_goes_on_with_what_is_left(file: Path) -> None:
 
 
 def test_what_is_not_there_is_no_error(file: Path) -> None:
-    shorten(str(file))
+    shorten_file(str(file))
     file.touch()
-    shorten(str(file))
+    shorten_file(str(file))
 
     with open(file, "rb") as empty:
         assert skip_hole(empty.fileno()) == 0
@@ -89,6 +89,6 @@ def test_what_is_not_there_is_no_error(file: Path) -> None:
 def test_where_the_file_system_makes_no_hole_the_file_stays(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_shortening, "_fallocate", lambda: lambda *_: -1)
     file.write_text(lines(0, 8192))
-    shorten(str(file))
+    shorten_file(str(file))
 
     assert text_of(str(file)) == lines(0, 8192)

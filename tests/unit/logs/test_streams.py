@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ConfigError, LogDirError
-from elasticlib.logs._layout import settled
-from elasticlib.logs._streams import Duplicates, Rounds, follow, prepare
+from elasticlib.logs._layout import destinations_of
+from elasticlib.logs._streams import Duplicates, LogRounds, follow_streams, prepare_streams
 from elasticlib.logs._tee import Tee
 from elasticlib.spec import LogsDest, LogsSpecs, Std
 
@@ -51,7 +51,7 @@ PREFIXES = {0: b"0:", 1: b"1:"}
 
 
 def test_each_teed_file_is_followed_after_its_own_prefix(spy: Spy, dest: LogsDest) -> None:
-    follow(spy, dest, PREFIXES, Duplicates())
+    follow_streams(spy, dest, PREFIXES, Duplicates())
 
     assert [
         ("out0", b"0:", Std.OUT, False),
@@ -62,7 +62,7 @@ def test_each_teed_file_is_followed_after_its_own_prefix(spy: Spy, dest: LogsDes
 
 
 def test_only_the_streams_that_filters_were_given_for_are_duplicated(spy: Spy, dest: LogsDest) -> None:
-    follow(spy, dest, PREFIXES, Duplicates([], ["x"]))
+    follow_streams(spy, dest, PREFIXES, Duplicates([], ["x"]))
 
     assert {"out0": False, "out1": False, "err0": True} == {name: copied for name, _, _, copied in spy.asked}
     assert not os.path.exists(dest.filtered_stdout)
@@ -77,8 +77,8 @@ def test_the_files_of_matching_lines_are_closed_when_nothing_is_teed(
     duplicates = Duplicates(None, ["x"])
 
     with caplog.at_level(logging.WARNING):
-        follow(spy, dest, PREFIXES, duplicates)
-        follow(spy, dest, PREFIXES, duplicates)
+        follow_streams(spy, dest, PREFIXES, duplicates)
+        follow_streams(spy, dest, PREFIXES, duplicates)
 
     assert os.path.exists(dest.filtered_stderr)
     assert before == set(os.listdir("/proc/self/fd"))
@@ -93,14 +93,14 @@ def test_filters_without_a_file_for_their_lines_are_refused(spy: Spy, dest: Logs
     duplicates = Duplicates(["x"], None) if std == Std.OUT else Duplicates(None, ["x"])
 
     with pytest.raises(ConfigError, match=rf"duplicate_{name}_filters=\['x'\] needs a log folder"):
-        follow(spy, dest, PREFIXES, duplicates)
+        follow_streams(spy, dest, PREFIXES, duplicates)
     assert [] == spy.asked
 
 
 def test_a_file_that_streams_share_is_followed_once(spy: Spy, dest: LogsDest) -> None:
     dest.tee_stdouts[1] = dest.tee_stderrs[0] = dest.tee_stdouts[0]
 
-    follow(spy, dest, PREFIXES, Duplicates())
+    follow_streams(spy, dest, PREFIXES, Duplicates())
 
     assert [("out0", b"0:", Std.OUT, False)] == spy.asked
 
@@ -109,7 +109,7 @@ def test_what_is_no_file_cannot_be_followed(spy: Spy, dest: LogsDest, tmp_path: 
     dest.tee_stdouts[1] = str(tmp_path)
 
     with pytest.raises(ConfigError, match=r"tee_stdouts\[1\]="):
-        follow(spy, dest, PREFIXES, Duplicates())
+        follow_streams(spy, dest, PREFIXES, Duplicates())
 
 
 class Writes(LogsSpecs):
@@ -125,7 +125,7 @@ class Writes(LogsSpecs):
 def test_what_a_specification_writes_into_the_environments_is_for_the_workers() -> None:
     envs = {rank: {"RANK": str(rank), "TORCHELASTIC_ERROR_FILE": ""} for rank in range(3)}
 
-    dest = Rounds(Writes()).reify(envs)
+    dest = LogRounds(Writes()).reify(envs)
 
     assert {
         0: {"RANK": "0", "TORCHELASTIC_ERROR_FILE": "/mine/error.json", "MINE": "1"},
@@ -140,7 +140,7 @@ def test_preparing_makes_missing_files_and_empties_those_of_an_earlier_round(des
     os.unlink(dest.stdouts[1])
     dest.stderrs[1] = os.devnull
 
-    prepare(dest)
+    prepare_streams(dest)
 
     assert 0 == os.path.getsize(dest.stdouts[0])
     assert os.path.isfile(dest.stdouts[1])
@@ -150,7 +150,7 @@ def test_preparing_a_file_below_no_folder_is_refused_by_name(dest: LogsDest, tmp
     dest.stdouts[0] = str(tmp_path / "missing" / "out")
 
     with pytest.raises(LogDirError, match="missing/out"):
-        prepare(dest)
+        prepare_streams(dest)
 
 
 def test_destinations_of_a_torch_specification_are_read_in_our_words() -> None:
@@ -164,7 +164,7 @@ def test_destinations_of_a_torch_specification_are_read_in_our_words() -> None:
         filtered_stderr="/logs/filtered_stderr.log",
     )
 
-    assert settled(foreign) == LogsDest(
+    assert destinations_of(foreign) == LogsDest(
         stdouts={1: "/logs/1/stdout.log"},
         stderrs={0: os.devnull},
         tee_stdouts={1: "/logs/1/stdout.log"},
@@ -176,8 +176,8 @@ def test_destinations_of_a_torch_specification_are_read_in_our_words() -> None:
 def test_destinations_that_lack_newer_fields_and_hold_path_objects_are_read_too() -> None:
     foreign = SimpleNamespace(stdouts={0: Path("/logs/out")}, stderrs={}, tee_stdouts=None, error_files={})
 
-    assert settled(foreign) == LogsDest(stdouts={0: "/logs/out"})
+    assert destinations_of(foreign) == LogsDest(stdouts={0: "/logs/out"})
 
 
 def test_our_own_destinations_stay_as_they_are(dest: LogsDest) -> None:
-    assert dest == settled(dest)
+    assert dest == destinations_of(dest)

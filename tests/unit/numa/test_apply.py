@@ -146,7 +146,7 @@ def test_addresses_are_those_of_torchs_devices_in_the_kernels_spelling(monkeypat
     made.accelerator.device_count = lambda: 2
     monkeypatch.setitem(sys.modules, "torch", made)
 
-    assert ["0000:dc:00.0", "1a2b3:01:1f.0"] == _gpus.addresses_here()
+    assert ["0000:dc:00.0", "1a2b3:01:1f.0"] == _gpus.gpu_addresses_here()
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -190,7 +190,7 @@ def test_a_torch_without_accelerator_has_none_open(monkeypatch: pytest.MonkeyPat
     answer(monkeypatch, "print('[]')")
 
     assert () == binding._addresses()
-    assert [] == _gpus.addresses_here()
+    assert [] == _gpus.gpu_addresses_here()
 
 
 def torch_with(kind: str | None, **module: Any) -> Any:

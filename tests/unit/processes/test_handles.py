@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elasticlib import processes
-from elasticlib._wire import Channel, wait_readable
+from elasticlib.processes._wire import Channel, wait_readable
 
 LIMIT = 30.0
 Start = Callable[[str], subprocess.Popen[str]]
@@ -170,7 +170,7 @@ def test_waiting_for_ends_returns_when_all_have_ended_or_the_time_is_over(start:
 HANDS_ITSELF_OVER = """
 import os, signal, sys
 from elasticlib import processes
-from elasticlib._wire import Channel
+from elasticlib.processes._wire import Channel
 processes.pidfds._known = {refusal!r}
 signal.signal(signal.SIGCONT, lambda *_: print("woken", flush=True))
 with processes.own_descriptors() as itself:
@@ -266,8 +266,8 @@ import os, subprocess, sys
 inner = '''
 import os
 from elasticlib import processes
-from elasticlib._programs import wake_with_parent
-from elasticlib._wire import wait_readable
+from elasticlib.processes._programs import wake_with_parent
+from elasticlib.processes._wire import wait_readable
 processes.pidfds._known = {refusal!r}
 parent = os.getppid()
 wake_with_parent()

@@ -10,7 +10,7 @@ IN_ALL_REDUCE = f"""Current thread 0x00007f0e8f fff (most recent call first):
   File "{LIBRARY}/c10d_logger.py", line 83 in wrapper
   File "/home/me/train.py", line 12 in step
   File "/home/me/test_train.py", line 30 in test_it
-  File "/venv/lib/python3.11/site-packages/elasticlib/pytest_plugin/rank/_run.py", line 80 in _called
+  File "/venv/lib/python3.11/site-packages/elasticlib/testing/pytest_plugin/rank/_run.py", line 80 in _called
 """
 SLEEPING = """Thread 0x00007f0e8e (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 320 in wait
@@ -18,7 +18,7 @@ SLEEPING = """Thread 0x00007f0e8e (most recent call first):
 
 Thread 0x00007f0e8f (most recent call first):
   File "/home/me/test_train.py", line 28 in test_it
-  File "/venv/lib/python3.11/site-packages/elasticlib/pytest_plugin/rank/_run.py", line 80 in _called
+  File "/venv/lib/python3.11/site-packages/elasticlib/testing/pytest_plugin/rank/_run.py", line 80 in _called
 """
 
 

@@ -201,7 +201,7 @@ def test_a_worker_without_such_a_variable_has_the_threads_of_the_set() -> None:
 
 def test_a_set_computes_with_all_cpus_as_any_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("elasticlib.workers._machine.cpus", lambda: 6.0)
+    monkeypatch.setattr("elasticlib.workers._machine.cpu_count", lambda: 6.0)
 
     assert new()._job.common.threads == 6
 

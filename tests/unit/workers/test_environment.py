@@ -9,14 +9,14 @@ from hypothesis import given, strategies as st
 
 from elasticlib.errors import ConfigError
 from elasticlib.workers._environment import (
-    Place,
+    NodePlace,
     alone_with_a_device,
     common_variables,
     threads_per_worker,
     worker_variables,
 )
 
-PLACE = Place(
+PLACE = NodePlace(
     run_id="job-7",
     role="trainer",
     local_world_size=4,

@@ -17,10 +17,18 @@ from attrs import evolve
 
 from elasticlib.errors import ChildFailedError, root_cause
 from elasticlib.spec import LogsDest
-from elasticlib.workers._failure import _NATIVE, explain, failed, failure_of, failures_of, original_exception, user_part
+from elasticlib.workers._failure import (
+    _NATIVE,
+    explain_exit,
+    failure_of,
+    failures_of,
+    has_failed,
+    original_exception,
+    stacks_of_user,
+)
 from elasticlib.workers._launch_events import Exit
 from elasticlib.workers.child import _ending, _showing
-from elasticlib.workers.child._report import Report, of_exception
+from elasticlib.workers.child._report import Report, report_of_exception
 from elasticlib.workers.child._results import pack_exception
 
 ERROR = Report("error", b"", "ValueError", "ValueError: bad", "Traceback\nValueError: bad", 1234.5)
@@ -32,7 +40,7 @@ def describe(end: Exit, *, error_file: str = "", stderr: str | None = None, kill
 
 
 def failed_by_exit(end: Exit) -> bool:
-    return failed(end, "")
+    return has_failed(end, "")
 
 
 def recorded(folder: Path, stamp: float, written: float) -> str:
@@ -66,7 +74,7 @@ def test_an_exception_after_the_stop_signal_is_a_failure() -> None:
 
 
 def test_an_error_file_of_a_worker_that_was_stopped_is_a_failure(tmp_path: Path) -> None:
-    assert failed(evolve(END, told=True), recorded(tmp_path, 900, 900))
+    assert has_failed(evolve(END, told=True), recorded(tmp_path, 900, 900))
 
 
 @pytest.mark.parametrize("content", ["", '{"message": {"mess', "[]", "{}", '{"message": null}'])
@@ -74,7 +82,7 @@ def test_an_error_file_without_a_word_makes_no_failure_of_a_stop(content: str, t
     path = tmp_path / "error.json"
     path.write_text(content)
 
-    assert not failed(evolve(END, told=True), str(path))
+    assert not has_failed(evolve(END, told=True), str(path))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL])
@@ -221,7 +229,7 @@ def test_last_lines_do_not_repeat_the_traceback() -> None:
 
 
 def test_a_lost_connection_that_was_noticed_first_does_not_beat_its_cause() -> None:
-    lost = describe(evolve(END, report=of_exception(ConnectionResetError("by peer"), b"")))
+    lost = describe(evolve(END, report=report_of_exception(ConnectionResetError("by peer"), b"")))
     cause = describe(evolve(END, exitcode=-9))
     lost.timestamp = cause.timestamp - 1
 
@@ -230,7 +238,7 @@ def test_a_lost_connection_that_was_noticed_first_does_not_beat_its_cause() -> N
 
 def test_a_crash_of_a_worker_that_was_being_stopped_does_not_beat_the_cause() -> None:
     stopped = describe(evolve(END, exitcode=-signal.SIGABRT, told=True))
-    cause = describe(evolve(END, report=of_exception(ValueError("bad"), b"")))
+    cause = describe(evolve(END, report=report_of_exception(ValueError("bad"), b"")))
 
     assert stopped.secondary
     assert root_cause({0: stopped, 1: cause}) == (1, cause)
@@ -241,8 +249,8 @@ def test_a_crash_of_a_worker_that_was_being_stopped_does_not_beat_the_cause() ->
 
 @pytest.mark.parametrize("exitcode", [-9, 137])
 def test_a_kill_says_whether_memory_ran_out(exitcode: int) -> None:
-    assert "out-of-memory killer ended 2 process" in explain(exitcode, 2)
-    assert "counter did not move" in explain(exitcode, 0)
+    assert "out-of-memory killer ended 2 process" in explain_exit(exitcode, 2)
+    assert "counter did not move" in explain_exit(exitcode, 0)
 
 
 @pytest.mark.parametrize(
@@ -260,12 +268,12 @@ def test_a_kill_says_whether_memory_ran_out(exitcode: int) -> None:
     ],
 )
 def test_an_end_is_explained(exitcode: int, words: str) -> None:
-    assert words in explain(exitcode, 0)
+    assert words in explain_exit(exitcode, 0)
 
 
 @pytest.mark.parametrize("exitcode", [0, 1, 2, 121, 255, -10])
 def test_an_end_that_says_nothing_is_not_explained(exitcode: int) -> None:
-    assert explain(exitcode, 0) == ""
+    assert explain_exit(exitcode, 0) == ""
 
 
 # The log's end.
@@ -298,7 +306,7 @@ def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_the_exception_of_the_worker_is_rebuilt() -> None:
-    report = of_exception(ValueError("bad"), pack_exception(ValueError("bad"), ()))
+    report = report_of_exception(ValueError("bad"), pack_exception(ValueError("bad"), ()))
 
     original = original_exception(evolve(END, report=report))
 
@@ -343,7 +351,10 @@ def test_frames_of_the_caller_that_was_forked_are_left_out() -> None:
     call = f'  File "{_showing.__file__}", line 52 in {_showing.call_function.__name__}'
     user, caller = (f'  File "/home/me/train.py", line {line} in work' for line in (3, 70))
 
-    working, returned = user_part(f"{head}\n{user}\n{call}\n{caller}\n"), user_part(f"{head}\n{call}\n{caller}\n")
+    working, returned = (
+        stacks_of_user(f"{head}\n{user}\n{call}\n{caller}\n"),
+        stacks_of_user(f"{head}\n{call}\n{caller}\n"),
+    )
 
     assert [head, user] == working.splitlines()
     assert [head, f"  (elasticlib called the function, which is {_NATIVE})"] == returned.splitlines()
@@ -355,7 +366,7 @@ def test_a_stack_of_ours_alone_says_what_the_worker_does_at_its_end() -> None:
     user = '  File "/home/me/train.py", line 3 in work'
     head, other = "Thread 0x1 (most recent call first):", "Current thread 0x2 (most recent call first):"
 
-    text = user_part(f"{head}\n{user}\n\n{other}\n{own}_clear_modules\n{own}finish\n")
+    text = stacks_of_user(f"{head}\n{user}\n\n{other}\n{own}_clear_modules\n{own}finish\n")
 
     assert [head, user, "", other, "  (elasticlib clears the modules of the program, which runs finalizers)"] == (
         text.splitlines()

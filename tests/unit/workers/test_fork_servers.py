@@ -11,13 +11,15 @@ from typing import ClassVar
 import pytest
 
 from elasticlib import records
-from elasticlib._caller import Caller
-from elasticlib._programs import Process, importable_by
-from elasticlib._wire import Channel
 from elasticlib.errors import EntrypointError, StartError
-from elasticlib.workers import _fork_server_key, _fork_servers
+from elasticlib.preload import _key
+from elasticlib.processes import Caller
+from elasticlib.processes._programs import Process, importable_by
+from elasticlib.processes._wire import Channel
+from elasticlib.workers import _fork_servers
 from elasticlib.workers._fork_servers import ForkServerKey
 from elasticlib.workers.spawner import _request_loop
+from tests.patching import replace_everywhere
 
 
 def key(preload: Sequence[str] = ("torch",)) -> ForkServerKey:
@@ -100,7 +102,7 @@ class Shelf:
 
 @pytest.fixture
 def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf:
-    monkeypatch.setattr(_fork_servers, "ForkServer", Fake)
+    replace_everywhere(monkeypatch, _fork_servers, "ForkServer", Fake)
     monkeypatch.setattr(Fake, "made", [])
     return Shelf()
 
@@ -237,7 +239,7 @@ def test_where_no_fork_server_can_be_started_the_launch_itself_says_so(
     def refused(*_: object) -> None:
         raise StartError("no process can be had")
 
-    monkeypatch.setattr(_fork_servers, "ForkServer", refused)
+    replace_everywhere(monkeypatch, _fork_servers, "ForkServer", refused)
     with shelf.fork_servers.warming(key(), {}, ()), pytest.raises(StartError):
         shelf.take("a")
 
@@ -389,7 +391,7 @@ def test_a_fork_server_that_imported_more_for_everybody_serves_who_wants_less(
 
 
 def stamps(preload: Sequence[str], folder: Path, files: Mapping[str, int] | None = None) -> dict[str, int]:
-    return _fork_server_key.stamps(key(preload), (str(folder),), files or {})
+    return _key.stamps(key(preload), (str(folder),), files or {})
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elasticlib._programs import HelperLostError
-from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import StartError
 from elasticlib.helpers import Helper
+from elasticlib.processes._programs import HelperLostError
+from elasticlib.processes._wire import Channel, Message, wait_readable
 from elasticlib.workers import _launch
 from elasticlib.workers._launch import SpawnerClient
 from elasticlib.workers._launch_events import Exit, Lost, Stopped, StoreGone
@@ -45,7 +45,7 @@ class Spawner:
     def exited(self, rank: int, exitcode: int = 0, number: int = 0, report: _report.Report | None = None) -> None:
         memories = os.memfd_create("report"), os.memfd_create("faults"), os.memfd_create("tail")
         if report is not None:
-            _report.write(memories[0], report)
+            _report.write_report(memories[0], report)
         os.write(memories[1], b"Fatal Python error" if exitcode == -11 else b"")
         os.write(memories[2], b"last words\n")
         message = {"op": "exited", "round": number, "local_rank": rank, "pid": 70 + rank}

@@ -33,32 +33,32 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_without_a_quota_all_cpus_of_the_mask_may_be_used(machine: Machine) -> None:
     machine({"/proc/self/cgroup": "0::/\n"}, cpus=6)
 
-    assert _machine.cpus() == 6.0
+    assert _machine.cpu_count() == 6.0
 
 
 def test_a_kernel_that_says_nothing_grants_the_mask(machine: Machine) -> None:
     machine({}, cpus=3)
 
-    assert _machine.cpus() == 3.0
+    assert _machine.cpu_count() == 3.0
     assert _machine.memory_kills() == 0
 
 
 def test_a_quota_cuts_the_mask(machine: Machine) -> None:
     machine({"/proc/self/cgroup": "0::/job\n", f"{V2}/job/cpu.max": "150000 100000\n"})
 
-    assert _machine.cpus() == 1.5
+    assert _machine.cpu_count() == 1.5
 
 
 def test_a_mask_below_the_quota_stays(machine: Machine) -> None:
     machine({"/proc/self/cgroup": "0::/job\n", f"{V2}/job/cpu.max": "400000 100000\n"}, cpus=2)
 
-    assert _machine.cpus() == 2.0
+    assert _machine.cpu_count() == 2.0
 
 
 def test_a_quota_without_limit_is_none(machine: Machine) -> None:
     machine({"/proc/self/cgroup": "0::/job\n", f"{V2}/job/cpu.max": "max 100000\n"})
 
-    assert _machine.cpus() == 8.0
+    assert _machine.cpu_count() == 8.0
 
 
 def test_the_smallest_quota_above_a_group_holds(machine: Machine) -> None:
@@ -70,7 +70,7 @@ def test_the_smallest_quota_above_a_group_holds(machine: Machine) -> None:
         }
     )
 
-    assert _machine.cpus() == 2.0
+    assert _machine.cpu_count() == 2.0
 
 
 def test_a_quota_of_the_older_kind_of_group_cuts_the_mask(machine: Machine) -> None:
@@ -82,7 +82,7 @@ def test_a_quota_of_the_older_kind_of_group_cuts_the_mask(machine: Machine) -> N
         }
     )
 
-    assert _machine.cpus() == 2.5
+    assert _machine.cpu_count() == 2.5
 
 
 def test_no_quota_of_the_older_kind_is_none(machine: Machine) -> None:
@@ -94,7 +94,7 @@ def test_no_quota_of_the_older_kind_is_none(machine: Machine) -> None:
         }
     )
 
-    assert _machine.cpus() == 8.0
+    assert _machine.cpu_count() == 8.0
 
 
 def test_kills_for_want_of_memory_are_counted(machine: Machine) -> None:

@@ -24,7 +24,7 @@ import pytest
 
 from elasticlib.errors import PicklingError
 from elasticlib.workers import _packing
-from elasticlib.workers._packing import Packed, pack
+from elasticlib.workers._packing import Packed, pack_call
 from elasticlib.workers.captures import _call_pickler
 from elasticlib.workers.child._results import pack_result
 
@@ -73,13 +73,13 @@ def main_function(source: str, name: str, monkeypatch: pytest.MonkeyPatch, filen
 
 
 def test_a_call_travels_with_its_arguments() -> None:
-    function, args, kwargs = unpack(pack(double, (4,), {}))
+    function, args, kwargs = unpack(pack_call(double, (4,), {}))
 
     assert function(*args, **kwargs) == 8
 
 
 def test_a_function_that_can_be_imported_stays_the_same() -> None:
-    packed = pack(double, (), {})
+    packed = pack_call(double, (), {})
 
     assert unpack(packed)[0] is double
     assert (packed.definitions, packed.names, packed.sources) == (b"", frozenset(), {})
@@ -91,7 +91,7 @@ def test_a_closure_travels_by_value() -> None:
     def multiply(number: int) -> int:
         return factor * number
 
-    assert unpack(pack(multiply, (), {}))[0](4) == 12
+    assert unpack(pack_call(multiply, (), {}))[0](4) == 12
 
 
 def test_what_is_sent_of_main_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_what_is_sent_of_main_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
     )
 
-    packed = pack(train, (), {})
+    packed = pack_call(train, (), {})
 
     assert packed.names == {"Point", "helper", "train"}
     assert set(definitions_beside(packed)[1]) == {"Point", "helper", "train"}
@@ -119,13 +119,13 @@ def test_what_is_sent_of_main_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_function_of_main_is_the_definition_that_travels_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     train = main_function("def train(): pass", "train", monkeypatch)
 
-    function, definitions = definitions_beside(pack(train, (), {}))
+    function, definitions = definitions_beside(pack_call(train, (), {}))
 
     assert definitions["train"] is function
 
 
 def test_nothing_travels_beside_a_function_that_can_be_imported() -> None:
-    function, definitions = definitions_beside(pack(double, (), {}))
+    function, definitions = definitions_beside(pack_call(double, (), {}))
 
     assert function is double
     assert definitions == {}
@@ -135,7 +135,7 @@ def test_a_name_of_main_that_was_redefined_is_not_a_definition(monkeypatch: pyte
     former = main_function("def train(): return 1", "train", monkeypatch)
     main_function("def train(): return 2", "train", monkeypatch)
 
-    packed = pack(former, (), {})
+    packed = pack_call(former, (), {})
 
     assert packed.names == frozenset()
     assert unpack(packed)[0]() == 1
@@ -147,7 +147,7 @@ def test_code_keeps_the_name_of_its_file_whatever_cloudpickle_does() -> None:
     def outer() -> object:
         return lambda: None
 
-    function, _, _ = unpack(pack(outer, (), {}))
+    function, _, _ = unpack(pack_call(outer, (), {}))
     back = pickle.loads(pack_result(outer, frozenset()))
 
     assert {each.__code__.co_filename for each in (function, function(), back, back())} == {__file__}
@@ -159,7 +159,7 @@ def test_lines_of_a_cell_travel_for_its_tracebacks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(linecache.cache, "<cell 7>", (len(source), None, lines, "<cell 7>"))
     train = main_function(source, "train", monkeypatch, filename="<cell 7>")
 
-    assert pack(train, (), {}).sources == {"<cell 7>": lines}
+    assert pack_call(train, (), {}).sources == {"<cell 7>": lines}
 
 
 def test_lines_of_a_file_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_lines_of_a_file_stay_where_they_are(tmp_path: Path, monkeypatch: pytest
     train = main_function(path.read_text(), "train", monkeypatch, filename=str(path))
     linecache.getlines(str(path))
 
-    assert pack(train, (), {}).sources == {}
+    assert pack_call(train, (), {}).sources == {}
 
 
 @pytest.fixture
@@ -183,14 +183,14 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 def test_a_function_of_a_module_that_no_worker_finds_travels_by_value(
     made_up: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = pack(made_up.multiply, (), {})
+    packed = pack_call(made_up.multiply, (), {})
     monkeypatch.delitem(sys.modules, "made_up_module")
 
     assert unpack(packed)[0](4) == 20
 
 
 def test_a_module_is_sent_by_value_for_this_call_only(made_up: types.ModuleType) -> None:
-    pack(made_up.multiply, (), {})
+    pack_call(made_up.multiply, (), {})
 
     assert "made_up_module" not in cloudpickle.list_registry_pickle_by_value()
 
@@ -198,7 +198,7 @@ def test_a_module_is_sent_by_value_for_this_call_only(made_up: types.ModuleType)
 def test_a_module_that_the_user_sends_by_value_stays_so(made_up: types.ModuleType) -> None:
     cloudpickle.register_pickle_by_value(made_up)
     try:
-        pack(made_up.multiply, (), {})
+        pack_call(made_up.multiply, (), {})
         kept = "made_up_module" in cloudpickle.list_registry_pickle_by_value()
     finally:
         if "made_up_module" in cloudpickle.list_registry_pickle_by_value():
@@ -210,7 +210,7 @@ def test_a_module_that_the_user_sends_by_value_stays_so(made_up: types.ModuleTyp
 def test_a_class_that_only_the_arguments_are_of_is_a_definition_too(monkeypatch: pytest.MonkeyPatch) -> None:
     train = main_function("def train(point): pass\nclass Point: pass\npoint = Point()", "train", monkeypatch)
 
-    packed = pack(train, (sys.modules["__main__"].__dict__["point"],), {})
+    packed = pack_call(train, (sys.modules["__main__"].__dict__["point"],), {})
 
     assert packed.names == set(definitions_beside(packed)[1]) == {"Point", "train"}
 
@@ -241,8 +241,8 @@ def test_a_large_global_of_main_is_sent_once(kind: str, name: str, monkeypatch: 
     train.__globals__["data"] = data
     train.__defaults__ = (data,) if name == "default" else None
 
-    assert sum(sizes(pack(train, (), {})).values()) < 2.1 * (1 << 20)
-    assert sum(sizes(pack(train, (data,), {})).values()) < 2.1 * (1 << 20)
+    assert sum(sizes(pack_call(train, (), {})).values()) < 2.1 * (1 << 20)
+    assert sum(sizes(pack_call(train, (data,), {})).values()) < 2.1 * (1 << 20)
 
 
 def test_a_shared_tensor_that_is_a_global_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_a_shared_tensor_that_is_a_global_is_not_copied(monkeypatch: pytest.Monk
     train = main_function("data = None\ndef train(): return data", "train", monkeypatch)
     train.__globals__["data"] = torch.zeros(1 << 20).share_memory_()
 
-    packed = pack(train, (), {})
+    packed = pack_call(train, (), {})
 
     assert len(packed.function) + len(packed.definitions) < 1 << 20
     assert list(packed.memories_apart) == ["main shared 00000000"]
@@ -296,12 +296,12 @@ def test_the_part_that_cannot_be_sent_is_named(
     function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], part: str
 ) -> None:
     with pytest.raises(PicklingError, match=part):
-        pack(function, args, kwargs)
+        pack_call(function, args, kwargs)
 
 
 def test_a_complaint_says_what_to_do_instead_and_keeps_the_cause() -> None:
     with pytest.raises(PicklingError, match="make it inside the function instead") as caught:
-        pack(double, (LOCK,), {})
+        pack_call(double, (LOCK,), {})
     assert isinstance(caught.value.__cause__, TypeError)
 
 
@@ -310,7 +310,7 @@ def test_a_variable_that_is_not_bound_yet_does_not_hide_the_complaint() -> None:
         return LOCK, later
 
     with pytest.raises(PicklingError, match="global variable 'LOCK'"):
-        pack(train, (), {})
+        pack_call(train, (), {})
     later = None
 
 
@@ -389,7 +389,7 @@ def test_what_cannot_be_sent_is_named_wherever_the_function_has_it_from(
     train = main_function(f"{NAMES}\n{definition}", "train", monkeypatch, filename="Cell")
 
     with pytest.raises(PicklingError) as caught:
-        pack(train, (), {})
+        pack_call(train, (), {})
 
     text = str(caught.value)
     assert text.startswith(f"{said} cannot be sent to the workers")
@@ -401,7 +401,7 @@ def test_a_helper_that_cannot_be_sent_is_told_with_the_way_to_it(monkeypatch: py
     train = main_function(f"{NAMES}\n{source}", "train", monkeypatch)
 
     with pytest.raises(PicklingError, match=r"that helper uses, a lock, .* with train \(by way of first\): cannot"):
-        pack(train, (), {})
+        pack_call(train, (), {})
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_a_helper_that_cannot_be_sent_is_told_with_the_way_to_it(monkeypatch: py
 )
 def test_the_place_within_a_part_is_told(value: object, place: str) -> None:
     with pytest.raises(PicklingError) as caught:
-        pack(double, (value,), {})
+        pack_call(double, (value,), {})
 
     at = f"at {place}, " if place else ""
     assert f"cannot be sent to the workers: {at}cannot pickle '_thread.lock' object; make it" in str(caught.value)
@@ -434,9 +434,9 @@ def test_what_lies_too_deep_for_a_look_is_named_by_its_variable(depth: int) -> N
     deep = nested(LOCK, depth)
 
     with pytest.raises(PicklingError, match=r"^argument 1 of double, a list, cannot be sent"):
-        pack(double, (nested(1, 400), deep), {})
+        pack_call(double, (nested(1, 400), deep), {})
     with pytest.raises(PicklingError, match=r"^variable 'value' that captures.<locals>.train captures, a list, cannot"):
-        pack(captures(deep), (), {})
+        pack_call(captures(deep), (), {})
 
 
 def test_a_long_cause_leaves_the_last_line_to_what_to_do() -> None:
@@ -445,7 +445,7 @@ def test_a_long_cause_leaves_the_last_line_to_what_to_do() -> None:
             raise ValueError("long\n" * 1000)
 
     with pytest.raises(PicklingError, match=r"\Aargument 0 of double, a .*Wordy, .*\.\.\.; make it inside") as caught:
-        pack(double, (Wordy(),), {})
+        pack_call(double, (Wordy(),), {})
 
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 500
@@ -456,7 +456,7 @@ def test_a_function_of_a_module_that_travels_by_value_is_named_by_its_helper(mad
     exec("def train(): return helper()", made_up.__dict__)
 
     with pytest.raises(PicklingError, match="global variable 'lock' that helper uses"):
-        pack(made_up.train, (), {})
+        pack_call(made_up.train, (), {})
 
 
 def test_what_could_not_be_packed_is_let_go_of_with_the_error() -> None:
@@ -465,7 +465,7 @@ def test_what_could_not_be_packed_is_let_go_of_with_the_error() -> None:
     gc.disable()
     try:
         with contextlib.suppress(PicklingError):
-            pack(double, (held, LOCK), {})
+            pack_call(double, (held, LOCK), {})
         del held
         assert seen() is None
     finally:
@@ -516,7 +516,7 @@ def test_what_is_large_is_named_once_wherever_the_function_has_it_from(
     train = main_function(f"{LARGE}\n{definition}", "train", monkeypatch)
 
     for _ in range(3):  # as `Pool.map` does, for each item
-        pack(train, (bytearray(5_000),), {})
+        pack_call(train, (bytearray(5_000),), {})
 
     assert sorted(record.message.partition(", has ")[0] for record in caplog.records) == sorted(told)
 
@@ -539,7 +539,7 @@ def train(point):
     return same, Point(point.x + 1), Point, Trouble("bad")
 
 if __name__ == "__main__":
-    packed = _packing.pack(train, (Point(1),), {}, "value")
+    packed = _packing.pack_call(train, (Point(1),), {}, "value")
     sent = pickle.dumps((packed.function, packed.definitions))
     done = subprocess.run([sys.executable, "-c", sys.argv[1], *sorted(packed.names)], input=sent,
                           stdout=subprocess.PIPE, check=True)
@@ -586,7 +586,7 @@ def test_what_was_packed_is_let_go_of_at_once() -> None:
     seen = weakref.ref(held)
     gc.disable()  # a large array would lie there until it comes
     try:
-        pack(double, (held,), {})
+        pack_call(double, (held,), {})
         del held
         assert seen() is None
     finally:
@@ -604,7 +604,7 @@ def test_a_cells_function_goes_with_a_global_tensor_of_any_size(elements: int, m
     """
     function = main_function(source, "size", monkeypatch)
 
-    packed = pack(function, (), {})
+    packed = pack_call(function, (), {})
 
     assert "size" in packed.names
     assert bool(packed.memories_apart) is (4 * elements >= _call_pickler._LARGE)

@@ -17,10 +17,10 @@ import pytest
 from attrs import evolve
 
 from elasticlib import records
-from elasticlib._lease import Lease
 from elasticlib.errors import ConfigError, PicklingError, root_cause
 from elasticlib.helpers import Helper
 from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.processes._lease import Lease
 from elasticlib.spec import WorkerSpec
 from elasticlib.workers import MultiprocessContext, Std, _call, _context, _processes
 from elasticlib.workers._launch_events import Event, Exit, LastRuns, Lost, Stopped, StoreGone, Stuck
@@ -173,7 +173,7 @@ def test_a_spawner_that_does_not_stop_its_workers_in_time_is_killed(
     make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_processes, "_ANSWER", 0.1)
-    monkeypatch.setattr(_processes._reaper, "wait_for_ends", lambda pids, limit: None)
+    monkeypatch.setattr(_processes, "wait_until_gone", lambda pids, limit: None)
     processes, spawner = make()
     os.eventfd_read(spawner.ready)
 
@@ -188,7 +188,7 @@ def test_a_spawner_whose_lease_is_over_is_killed_if_its_workers_still_run(
     make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others have their ranks from then on, and the process that keeps the contact may be stopped."""
-    monkeypatch.setattr(_processes._reaper, "wait_for_ends", lambda pids, limit: None)
+    monkeypatch.setattr(_processes, "wait_until_gone", lambda pids, limit: None)
     processes, spawner = make()
     processes._lease = lease = Lease()
     lease.renew(time.monotonic() + 60.0)

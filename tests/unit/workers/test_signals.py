@@ -12,20 +12,20 @@ from types import FrameType
 
 import pytest
 
-from elasticlib._wire import wait_readable
 from elasticlib.errors import ConfigError, LaunchInterrupted, SignalException
+from elasticlib.processes._wire import wait_readable
 from elasticlib.workers import _signals
 from elasticlib.workers._signals import (
     NOTICES,
-    Handled,
+    DeferredSignals,
+    HandledSignals,
     Inbox,
-    NoticeCame,
-    PutOff,
+    NoticeReceived,
     Raising,
     Signals,
-    StacksAsked,
+    StacksRequest,
     interruption,
-    parse,
+    parse_signals,
 )
 
 LIMIT = 30.0
@@ -47,17 +47,17 @@ def seen() -> Iterator[list[int]]:
 
 
 def test_names_become_signals_in_their_order() -> None:
-    assert parse("SIGTERM,SIGINT,SIGUSR1") == (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    assert parse_signals("SIGTERM,SIGINT,SIGUSR1") == (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def test_blanks_and_empty_parts_are_no_signals() -> None:
-    assert parse(" SIGTERM , ,SIGHUP,") == (signal.SIGTERM, signal.SIGHUP)
-    assert parse("") == ()
+    assert parse_signals(" SIGTERM , ,SIGHUP,") == (signal.SIGTERM, signal.SIGHUP)
+    assert parse_signals("") == ()
 
 
 def test_an_unknown_name_is_warned_of_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "elasticlib"):
-        found = parse("SIGTERM,SIGNOSUCH")
+        found = parse_signals("SIGTERM,SIGNOSUCH")
 
     assert found == (signal.SIGTERM,)
     assert "SIGNOSUCH" in caplog.text
@@ -66,7 +66,7 @@ def test_an_unknown_name_is_warned_of_and_left_out(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_a_signal_that_cannot_be_caught_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        parse(f"SIGTERM,{name}")
+        parse_signals(f"SIGTERM,{name}")
 
 
 def test_a_signal_is_collected_and_not_acted_on(seen: list[int]) -> None:
@@ -138,7 +138,7 @@ def test_the_former_handlers_come_back_after_an_exception(seen: list[int]) -> No
 def test_the_former_handlers_come_back_for_a_signal_that_was_named_twice(seen: list[int]) -> None:
     before = signal.getsignal(signal.SIGUSR1)
 
-    with Signals(parse("SIGUSR1,SIGUSR1")):
+    with Signals(parse_signals("SIGUSR1,SIGUSR1")):
         pass
 
     assert signal.getsignal(signal.SIGUSR1) == before
@@ -313,11 +313,11 @@ def test_quit_asks_for_stacks_and_stops_when_it_is_repeated_soon(monkeypatch: py
         came = [item if isinstance(item, int) else type(item) for item in inbox.drain()]
 
     assert [False, True, False, False, True] == stops
-    assert [StacksAsked, signal.SIGQUIT, StacksAsked, StacksAsked, signal.SIGTERM] == came
+    assert [StacksRequest, signal.SIGQUIT, StacksRequest, StacksRequest, signal.SIGTERM] == came
 
 
 def test_quit_stops_where_its_user_asked_for_that(inbox: Inbox) -> None:
-    with Handled((signal.SIGQUIT,), inbox) as handled:
+    with HandledSignals((signal.SIGQUIT,), inbox) as handled:
         signal.raise_signal(signal.SIGQUIT)
 
     assert [signal.SIGQUIT] == handled.came == inbox.drain()
@@ -326,7 +326,7 @@ def test_quit_stops_where_its_user_asked_for_that(inbox: Inbox) -> None:
 def test_quit_that_asks_for_stacks_is_no_stop_that_came() -> None:
     with (
         contextlib.closing(Inbox(quit_shows_stacks=True)) as inbox,
-        Handled((signal.SIGQUIT, signal.SIGTERM), inbox) as handled,
+        HandledSignals((signal.SIGQUIT, signal.SIGTERM), inbox) as handled,
     ):
         signal.raise_signal(signal.SIGQUIT)
 
@@ -390,7 +390,7 @@ def interrupt() -> None:
 def test_an_interrupt_that_was_put_off_comes_at_the_end() -> None:
     steps = []
     with pytest.raises(KeyboardInterrupt):
-        with PutOff():
+        with DeferredSignals():
             interrupt()
             steps.append("whole")
     assert steps == ["whole"]
@@ -398,7 +398,7 @@ def test_an_interrupt_that_was_put_off_comes_at_the_end() -> None:
 
 
 def test_a_second_interrupt_does_not_wait() -> None:
-    with pytest.raises(KeyboardInterrupt), PutOff():
+    with pytest.raises(KeyboardInterrupt), DeferredSignals():
         interrupt()
         with pytest.raises(KeyboardInterrupt):
             interrupt()
@@ -406,12 +406,12 @@ def test_a_second_interrupt_does_not_wait() -> None:
 
 def test_while_it_is_lifted_an_interrupt_comes_at_once() -> None:
     steps = []
-    with PutOff() as put_off:
+    with DeferredSignals() as put_off:
         with pytest.raises(KeyboardInterrupt), put_off.lifted:
             interrupt()
             steps.append("never")
         steps.append("whole")
-    with pytest.raises(KeyboardInterrupt), PutOff() as put_off:
+    with pytest.raises(KeyboardInterrupt), DeferredSignals() as put_off:
         interrupt()
         with put_off.lifted:
             steps.append("never")
@@ -421,8 +421,8 @@ def test_while_it_is_lifted_an_interrupt_comes_at_once() -> None:
 
 def test_one_within_another_puts_off_to_the_end_of_the_outer_one() -> None:
     steps = []
-    with pytest.raises(KeyboardInterrupt), PutOff():
-        with PutOff():
+    with pytest.raises(KeyboardInterrupt), DeferredSignals():
+        with DeferredSignals():
             interrupt()
         steps.append("whole")
     assert steps == ["whole"]
@@ -431,7 +431,7 @@ def test_one_within_another_puts_off_to_the_end_of_the_outer_one() -> None:
 def test_what_ignores_interrupts_goes_on_doing_so() -> None:
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with PutOff():
+        with DeferredSignals():
             interrupt()
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -442,7 +442,7 @@ def test_another_thread_puts_nothing_off() -> None:
     seen = []
 
     def look() -> None:
-        with PutOff():
+        with DeferredSignals():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=look)
@@ -469,17 +469,17 @@ def test_a_notice_that_would_end_the_program_is_collected_for_the_workers(
 ) -> None:
     inbox = Inbox()
 
-    with Handled((signal.SIGTERM,), inbox, takes_notices=True):
+    with HandledSignals((signal.SIGTERM,), inbox, takes_notices=True):
         signal.raise_signal(signum)
 
-    assert [NoticeCame(signum)] == inbox.drain()
+    assert [NoticeReceived(signum)] == inbox.drain()
     assert signal.SIG_DFL == signal.getsignal(signum)
 
 
 def test_a_notice_interrupts_no_start(by_default: None) -> None:
     inbox = Inbox()
 
-    with Handled((), inbox, takes_notices=True):
+    with HandledSignals((), inbox, takes_notices=True):
         signal.raise_signal(signal.SIGUSR1)
 
     assert (set(), {inbox.fileno()}) == (wait_readable([inbox.hurry()], 0), wait_readable([inbox], 0))
@@ -488,7 +488,7 @@ def test_a_notice_interrupts_no_start(by_default: None) -> None:
 def test_a_notice_that_the_program_handles_itself_is_its_own(seen: list[int]) -> None:
     inbox = Inbox()
 
-    with Handled((), inbox, takes_notices=True):
+    with HandledSignals((), inbox, takes_notices=True):
         signal.raise_signal(signal.SIGUSR1)
 
     assert ([signal.SIGUSR1], []) == (seen, inbox.drain())
@@ -497,7 +497,7 @@ def test_a_notice_that_the_program_handles_itself_is_its_own(seen: list[int]) ->
 def test_a_notice_that_is_listed_stops_the_job(by_default: None) -> None:
     inbox = Inbox()
 
-    with Handled((signal.SIGUSR1,), inbox, takes_notices=True):
+    with HandledSignals((signal.SIGUSR1,), inbox, takes_notices=True):
         signal.raise_signal(signal.SIGUSR1)
 
     assert [signal.SIGUSR1] == inbox.drain()
@@ -508,7 +508,7 @@ def test_of_what_was_ignored_only_a_hangup_stays_so(signum: signal.Signals, hand
     """A shell ignores SIGINT and SIGQUIT for its background jobs; SIGHUP is ignored by whoever types nohup."""
     former = signal.signal(signum, signal.SIG_IGN)
     try:
-        with Handled((signum,), Inbox()) as collected:
+        with HandledSignals((signum,), Inbox()) as collected:
             signal.raise_signal(signum)
         ignored_again = signal.getsignal(signum) == signal.SIG_IGN
     finally:

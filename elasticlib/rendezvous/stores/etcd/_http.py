@@ -20,8 +20,8 @@ from typing import Any
 from attrs import Factory, define, frozen
 
 from elasticlib._clock import monotonic
-from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousConnectionError
+from elasticlib.processes import wait_readable
 from elasticlib.rendezvous.net._endpoint import spell
 
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)

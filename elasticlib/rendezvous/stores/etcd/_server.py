@@ -19,9 +19,9 @@ import tempfile
 import uuid
 from typing import IO, Any
 
-from elasticlib._caller import unseen_by_debugger
 from elasticlib._clock import monotonic, sleep
 from elasticlib.errors import ConfigError, RendezvousConnectionError, StartError
+from elasticlib.processes import unseen_by_debugger
 from elasticlib.rendezvous.stores.etcd import _keeper
 from elasticlib.rendezvous.stores.etcd._http import Line, Site
 from elasticlib.rendezvous.stores.etcd._v3 import V3Keys

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from elasticlib._wire import wait_readable
 from elasticlib.errors import RendezvousClosedError, RendezvousError
+from elasticlib.processes._wire import wait_readable
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.handlers._dynamic import StateBackend
 from elasticlib.rendezvous.net._dial import RefusedError

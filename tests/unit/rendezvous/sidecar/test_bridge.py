@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from elasticlib._lease import Lease
-from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import RendezvousTimeoutError
+from elasticlib.processes._lease import Lease
+from elasticlib.processes._wire import Channel, Message, wait_readable
 from elasticlib.rendezvous import ContactLost, FailureNote, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.protocol._messages import (

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from elasticlib._programs import Child
-from elasticlib._wire import Channel, Message, wait_readable
 from elasticlib.errors import (
     ConfigError,
     RendezvousClosedError,
@@ -21,6 +19,8 @@ from elasticlib.errors import (
     RendezvousError,
     RendezvousTimeoutError,
 )
+from elasticlib.processes._programs import ChildProcess
+from elasticlib.processes._wire import Channel, Message, wait_readable
 from elasticlib.rendezvous import ContactLost, FailureNote, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Word
@@ -60,13 +60,13 @@ class Process:
         self.environment: dict[str, str] = {}
         self.channel = Channel(socket.socket(socket.AF_UNIX))
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str], descriptor: int) -> Child:
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str], descriptor: int) -> ChildProcess:
         self.channel.close()
         self.channel = Channel.adopt(os.dup(descriptor))
         self.environment = dict(environment)
         sleep = shutil.which("sleep") or "sleep"
         self.pid = os.posix_spawn(sleep, ["sleep", "60"], {})
-        return Child(self.pid)
+        return ChildProcess(self.pid)
 
     def say(self, op: str, *descriptors: int, **facts: object) -> None:
         self.channel.send({"op": op, **facts}, descriptors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticlib._programs import KILLED
+from elasticlib.processes._programs import KILL_SECONDS
 from elasticlib.workers.child import _exiting
 from elasticlib.workers.child._announcing import Outcome
 from elasticlib.workers.child._exiting import Act, Course, Stage
@@ -273,7 +273,7 @@ def test_nothing_is_stronger_than_the_kill() -> None:
     course.due(0.0, dumped=False)
 
     assert not course.stop(30.0, now=1.0, spare_failed=False)
-    assert KILLED == course.deadline
+    assert KILL_SECONDS == course.deadline
 
 
 def test_the_exit_code_of_a_program_outlives_the_signal_that_ended_its_process() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.workers.child._loaded import file_of, is_module, names_of
+from elasticlib.workers.child._loaded import file_of_module, is_module, names_of_module
 from tests.process.scripts.strange_modules import LikeCffi, Mute, MuteModule, lazy
 
 
@@ -19,25 +19,25 @@ def test_only_a_module_is_one(found: Any) -> None:
 def test_an_object_that_raises_at_every_question_is_not_asked() -> None:
     mute = Mute()
 
-    assert (False, 0, True) == (is_module(mute), len(names_of(mute)), file_of(mute) is None)
+    assert (False, 0, True) == (is_module(mute), len(names_of_module(mute)), file_of_module(mute) is None)
 
 
 def test_the_names_of_a_module_are_its_own_whatever_its_class_answers() -> None:
     module = MuteModule("mute")
     vars(types.ModuleType)["__dict__"].__get__(module)["__file__"] = "/mute.py"
 
-    assert ("mute", "/mute.py") == (names_of(module)["__name__"], file_of(module))
+    assert ("mute", "/mute.py") == (names_of_module(module)["__name__"], file_of_module(module))
 
 
 def test_a_lazy_module_stays_unloaded() -> None:
     module = lazy("imaplib")
 
-    assert "IMAP4" not in names_of(module)
-    assert str(file_of(module)).endswith("imaplib.py")
+    assert "IMAP4" not in names_of_module(module)
+    assert str(file_of_module(module)).endswith("imaplib.py")
 
 
 def test_a_file_that_is_no_text_is_none() -> None:
     module = types.ModuleType("odd")
     module.__file__ = ["no", "text"]  # type: ignore[assignment]
 
-    assert file_of(module) is None
+    assert file_of_module(module) is None

@@ -74,4 +74,6 @@ def test_the_projects_own_modules_stay_where_they_were_imported_already(
 
 
 def test_the_projects_folders_come_before_the_interpreters() -> None:
-    assert ["/project", "/more"] == _own_modules.before(["/project", "/more", "/usr/lib", "/late"], {"/usr/lib"})
+    assert ["/project", "/more"] == _own_modules.folders_before(
+        ["/project", "/more", "/usr/lib", "/late"], {"/usr/lib"}
+    )

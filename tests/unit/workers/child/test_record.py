@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ChildFailedError, ProcessFailure
-from elasticlib.workers.child._record import pass_on, record
+from elasticlib.workers.child._record import record, write_error_file
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_root_cause_without_an_error_file_leaves_none_here(error_file: Path) -
 
 
 def test_a_command_line_tells_a_root_cause_without_an_error_file_by_what_is_known(error_file: Path) -> None:
-    pass_on(ChildFailedError("train.py", {1: failure()}))
+    write_error_file(ChildFailedError("train.py", {1: failure()}))
 
     message = json.loads(error_file.read_text())["message"]
     assert (message["message"], message["extraInfo"]["timestamp"]) == ("ValueError: bad", "1234")

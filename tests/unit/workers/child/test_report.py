@@ -20,16 +20,16 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from elasticlib._large_files import read_exactly
+from elasticlib.processes._large_files import read_exactly
 from elasticlib.workers.child import _record, _report
 from elasticlib.workers.child._report import (
     Report,
     is_external,
     is_secondary,
-    of_exception,
     qualified_name,
-    read,
-    write,
+    read_report,
+    report_of_exception,
+    write_report,
 )
 from tests.unit.untrusted import spoiled, strange
 
@@ -64,8 +64,8 @@ FACTS = json.dumps(
 def test_what_was_written_is_read(report: Report) -> None:
     descriptor = os.memfd_create("report")
     try:
-        write(descriptor, report)
-        found = read(descriptor)
+        write_report(descriptor, report)
+        found = read_report(descriptor)
     finally:
         os.close(descriptor)
 
@@ -75,9 +75,9 @@ def test_what_was_written_is_read(report: Report) -> None:
 def test_a_large_result_is_read_whole(memory: int) -> None:
     report = Report("result", os.urandom(MIB) * 8)
 
-    write(memory, report)
+    write_report(memory, report)
 
-    assert read(memory) == report
+    assert read_report(memory) == report
 
 
 def test_writes_that_the_kernel_cuts_short_are_continued(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,13 +85,13 @@ def test_writes_that_the_kernel_cuts_short_are_continued(memory: int, monkeypatc
     monkeypatch.setattr(os, "pwrite", lambda number, data, offset: plain(number, bytes(data[:7]), offset))
     report = Report("error", b"payload", "ValueError", "a bad value", "Traceback", 1.5, True)
 
-    write(memory, report)
+    write_report(memory, report)
 
-    assert read(memory) == report
+    assert read_report(memory) == report
 
 
 def test_a_worker_that_wrote_nothing_left_no_report(memory: int) -> None:
-    assert read(memory) is None
+    assert read_report(memory) is None
 
 
 @pytest.mark.parametrize("survives", range(3))
@@ -106,9 +106,9 @@ def test_a_report_that_was_cut_off_is_absent(memory: int, survives: int, monkeyp
 
     monkeypatch.setattr(os, "pwrite", dies)
     with pytest.raises(InterruptedError):
-        write(memory, Report("result", b"payload"))
+        write_report(memory, Report("result", b"payload"))
 
-    assert read(memory) is None
+    assert read_report(memory) is None
 
 
 def test_bytes_that_are_missing_are_an_error(memory: int) -> None:
@@ -170,13 +170,13 @@ def test_memory_whose_descriptor_was_closed_is_found_through_its_owner(memory: i
         os.dup2(users, memory)
 
     found = _report.reopened(memory, expected, owner)
-    write(found, Report("result", b"payload"))
+    write_report(found, Report("result", b"payload"))
     os.dup2(kept, memory)  # for the fixture to close
     sizes = os.fstat(kept).st_size, os.fstat(users).st_size
     for descriptor in {found, kept, users} - {memory}:
         os.close(descriptor)
 
-    assert read(memory) == Report("result", b"payload")
+    assert read_report(memory) == Report("result", b"payload")
     assert sizes[0] > 0 and sizes[1] == 0
 
 
@@ -216,7 +216,7 @@ def raised(error: BaseException) -> BaseException:
 
 
 def test_an_exception_is_reported_with_type_message_and_traceback() -> None:
-    report = of_exception(raised(ValueError("a bad value")), b"pickled")
+    report = report_of_exception(raised(ValueError("a bad value")), b"pickled")
 
     assert (report.kind, report.payload) == ("error", b"pickled")
     assert (report.exception_type, report.message) == ("ValueError", "ValueError: a bad value")
@@ -225,7 +225,7 @@ def test_an_exception_is_reported_with_type_message_and_traceback() -> None:
 
 
 def test_an_exception_without_a_text_is_called_by_its_type() -> None:
-    assert of_exception(ValueError(), b"").message == "ValueError"
+    assert report_of_exception(ValueError(), b"").message == "ValueError"
 
 
 def test_an_exception_of_a_module_is_called_with_it() -> None:
@@ -238,7 +238,7 @@ def test_an_exception_of_main_is_called_without_it() -> None:
 
 
 def test_an_exception_that_cannot_say_its_text_is_reported_all_the_same() -> None:
-    assert of_exception(WordlessError(), b"").exception_type.endswith("WordlessError")
+    assert report_of_exception(WordlessError(), b"").exception_type.endswith("WordlessError")
 
 
 def error_of(function: Callable[[], object]) -> BaseException:
@@ -319,7 +319,7 @@ def raised_from(cause: BaseException) -> BaseException:
 )
 def test_an_error_of_a_peer_a_device_or_the_system_is_external(error: BaseException) -> None:
     assert is_external(error)
-    assert of_exception(error, b"").external
+    assert report_of_exception(error, b"").external
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_an_error_of_a_peer_a_device_or_the_system_is_external(error: BaseExcept
 )
 def test_an_error_of_the_program_is_not_external(error: BaseException) -> None:
     assert not is_external(error)
-    assert not of_exception(error, b"").external
+    assert not report_of_exception(error, b"").external
 
 
 def test_a_circle_of_causes_is_followed_once() -> None:
@@ -415,7 +415,7 @@ def test_torchs_own_reader_understands_the_error_file(tmp_path: Path) -> None:
     torchs = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
 
     path = str(tmp_path / "error.json")
-    report = of_exception(raised(ValueError("a bad value")), b"")
+    report = report_of_exception(raised(ValueError("a bad value")), b"")
     write_error_file(path, report)
 
     failure = torchs.ProcessFailure(local_rank=1, pid=7, exitcode=1, error_file=path)
@@ -439,7 +439,7 @@ def test_whatever_a_worker_writes_over_its_report_is_one_or_none(facts: bytes, p
         os.pwrite(descriptor, _report._HEAD.pack(_report._MAGIC, len(facts), payload + more), 0)
         os.pwrite(descriptor, facts + b"x" * payload, _report._HEAD.size)
 
-        found = read(descriptor)
+        found = read_report(descriptor)
     finally:
         os.close(descriptor)
 
@@ -452,7 +452,7 @@ def test_a_memory_that_was_made_larger_than_any_is_read_in_part(memory: int) -> 
 
     assert _report.read_text(memory).startswith("said")
     os.pwrite(memory, _report._HEAD.pack(_report._MAGIC, 2**49, 4), 0)
-    assert read(memory) is None
+    assert read_report(memory) is None
 
 
 @pytest.fixture

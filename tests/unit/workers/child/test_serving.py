@@ -33,7 +33,7 @@ def fake_torch(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     importers = list(sys.meta_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(_serving, "_running", [])
-    monkeypatch.setenv(_serving.VARIABLE, "wanted")
+    monkeypatch.setenv(_serving.SERVER_VARIABLE, "wanted")
     monkeypatch.delenv(_serving.SERVED_VARIABLE, raising=False)
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
@@ -48,7 +48,7 @@ def served() -> list[str]:
 
 
 def variables() -> tuple[str | None, str | None]:
-    return os.environ.get(_serving.VARIABLE), os.environ.get(_serving.SERVED_VARIABLE)
+    return os.environ.get(_serving.SERVER_VARIABLE), os.environ.get(_serving.SERVED_VARIABLE)
 
 
 def test_with_torch_loaded_it_serves_at_once_and_takes_the_wish_away() -> None:

@@ -47,7 +47,7 @@ def four_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_loaded_libraries_are_told_the_number(torch: Library, blas: Library) -> None:
-    _threads.apply(3)
+    _threads.set_blas_threads(3)
 
     assert (torch.set, blas.set) == ([3], [3])
 
@@ -55,13 +55,13 @@ def test_loaded_libraries_are_told_the_number(torch: Library, blas: Library) -> 
 def test_libraries_that_compute_with_this_number_are_left_alone(torch: Library, blas: Library) -> None:
     torch.threads = blas.threads = 3
 
-    _threads.apply(3)
+    _threads.set_blas_threads(3)
 
     assert (torch.set, blas.set) == ([], [])
 
 
 def test_more_threads_than_cpus_are_not_used(torch: Library, blas: Library) -> None:
-    _threads.apply(16)
+    _threads.set_blas_threads(16)
 
     assert (torch.threads, blas.threads) == (4, 4)
 
@@ -70,7 +70,7 @@ def test_libraries_that_are_not_loaded_are_not_loaded_for_it(monkeypatch: pytest
     for name in ("torch", "numpy"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
-    _threads.apply(2)
+    _threads.set_blas_threads(2)
 
     assert not {"torch", "numpy"} & sys.modules.keys()
 

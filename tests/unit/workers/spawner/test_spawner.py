@@ -14,8 +14,8 @@ from collections.abc import Collection, Container, Iterator
 import pytest
 
 from elasticlib import processes
-from elasticlib._wire import Channel, Message, wait_readable
-from elasticlib.workers import _reaper
+from elasticlib.processes import _reaper
+from elasticlib.processes._wire import Channel, Message, wait_readable
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._announcing import Outcome
 from elasticlib.workers.child._exiting import Course, Stage
@@ -25,6 +25,7 @@ from elasticlib.workers.spawner._detached import Detached
 from elasticlib.workers.spawner._left import Left
 from elasticlib.workers.spawner._spawner import Spawner
 from elasticlib.workers.spawner._worker_process import WorkerProcess
+from tests.patching import replace_everywhere
 
 
 class Yard:
@@ -47,14 +48,23 @@ class Yard:
         self.adopted: list[int] = []
         """What they have left behind in their groups."""
         self.workers: list[int] = []
-        monkeypatch.setattr(_reaper, "send_group", lambda leader, _, signum: self.sent.append((leader, signum)))
-        monkeypatch.setattr(_reaper, "send", lambda handle, signum: self.alone.append((self.pid_of(handle), signum)))
-        monkeypatch.setattr(_reaper, "send_below", lambda root, pid, signum: self.children.append((pid, signum)))
-        has_ended = _reaper.ends
-        monkeypatch.setattr(_reaper, "ends", lambda pid: pid not in self.adopted and has_ended(pid))
+        replace_everywhere(
+            monkeypatch, _reaper, "signal_group", lambda leader, _, signum: self.sent.append((leader, signum))
+        )
+        replace_everywhere(
+            monkeypatch,
+            _reaper,
+            "signal_process",
+            lambda handle, signum: self.alone.append((self.pid_of(handle), signum)),
+        )
+        replace_everywhere(
+            monkeypatch, _reaper, "signal_descendant", lambda root, pid, signum: self.children.append((pid, signum))
+        )
+        has_ended = _reaper.is_ending
+        replace_everywhere(monkeypatch, _reaper, "is_ending", lambda pid: pid not in self.adopted and has_ended(pid))
         monkeypatch.setattr(_kernel_facts, "group", lambda root, leader: [leader, *self.adopted])
         self.kept: list[int] = []
-        monkeypatch.setattr(_reaper, "sweep", self.sweep)
+        replace_everywhere(monkeypatch, _reaper, "kill_descendants", self.sweep)
         monkeypatch.setattr(_kernel_facts, "detached", lambda parent, sessions: self.detached)
         monkeypatch.setattr(_kernel_facts, "command", lambda pid: f"command {pid}")
         self.detached: list[int] = []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elasticlib.workers import _reaper
+from elasticlib.processes import _reaper
 from elasticlib.workers.spawner import _stuck
 from elasticlib.workers.spawner._stuck import INTERVAL, STUCK, STUCK_WITH_HANDLERS, Look, Stop
 
@@ -173,7 +173,7 @@ def until(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize(("before", "own"), [("", False), (HANDLER, True)], ids=["no handler", "own handler"])
 def test_a_process_in_native_code_is_seen_to_have_a_signal_before_it(start: Start, before: str, own: bool) -> None:
     process = start(NATIVE.format(before=before))
-    until(lambda: (_reaper.status(process.pid) or [b""])[0] == b"S")
+    until(lambda: (_reaper.process_facts(process.pid) or [b""])[0] == b"S")
     first = _stuck.look(process.pid, signal.SIGINT)
     process.send_signal(signal.SIGINT)
     until(lambda: _stuck.look(process.pid, signal.SIGINT))

@@ -1,0 +1,74 @@
+"""
+What two launches must have in common to be forked from one fork server, and whether its imports are still the same.
+
+Rules of this file: it looks at files, and imports nothing of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+from typing_extensions import Self
+
+from elasticlib.preload import _allowed
+from elasticlib.processes import time_of_change
+from elasticlib.spec import AUTO
+
+_INSTALLED_ONCE = frozenset({"torch", "numpy", "triton"})
+
+
+def import_path() -> list[str]:
+    """``sys.path``, without what Python skips there, such as a ``pathlib.Path``."""
+    return [folder for folder in sys.path if isinstance(folder, str)]
+
+
+def depends_on_path(preload: Sequence[str]) -> bool:
+    """True if another search path may find other modules to preload: torch is installed once, with its interpreter."""
+    return tuple(preload) != AUTO and any(module.partition(".")[0] not in _INSTALLED_ONCE for module in preload)
+
+
+@frozen
+class ForkServerKey:
+    """What two launches must have in common to fork their workers from one fork server, besides what that has read."""
+
+    python: str
+    preload: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    """Options of the interpreter."""
+    is_automatic: bool = False
+    """Whether `preload` was chosen for the launch, from the modules that are imported for everybody."""
+
+    @classmethod
+    def of(cls, python: str, preload: tuple[str, ...], path: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Self:
+        """The key of a launch with that *preload*."""
+        is_automatic = preload == AUTO
+        return cls(python, (_allowed.TORCH,) if is_automatic else preload, path, flags, is_automatic)
+
+    def covers(self, other: Self) -> bool:
+        """True if a fork server of this key can serve a launch of the *other*: it may have imported more."""
+        if not (self.is_automatic and other.is_automatic and other.preload):
+            return self == other
+        same = (self.python, self.path, self.flags) == (other.python, other.path, other.flags)
+        return same and set(other.preload) <= set(self.preload)
+
+
+def stamps(key: ForkServerKey, search_path: Sequence[str], files: Mapping[str, int]) -> dict[str, int]:
+    """
+    When what the fork server imported was changed: its *files*, and what is found now for the modules of *key*.
+
+    Archives on the path count as a whole: what they hold is not looked at.
+    """
+    found = {path: time_of_change(path) for path in files}
+    if not depends_on_path(key.preload):
+        return found
+    found |= {path: time_of_change(path) for path in search_path if os.path.isfile(path)}
+    for module in key.preload:
+        bases = [os.path.join(folder or ".", *module.split(".")) for folder in (*search_path, *sys.path)]
+        candidates = (path for base in bases for path in (f"{base}.py", os.path.join(base, "__init__.py")))
+        if (path := next(filter(os.path.isfile, candidates), None)) is not None:
+            found[path] = time_of_change(path)
+    return found

@@ -1,0 +1,169 @@
+"""Folders: made anew where a cleaner removed them, made elsewhere where one may not write, or missed by name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+
+from elasticlib.errors import ConfigError, EntrypointError
+
+_SHARED_MEMORY = "/dev/shm"
+_CURRENT = "/proc/self/cwd"
+
+
+def make_private_folder(path: str) -> None:
+    """Make the folder *path*, and those above it that are missing, for this user alone; what is there stays."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(path)
+    if above != path:
+        make_private_folder(above)
+    try:
+        os.mkdir(path, 0o700)  # makedirs would give those above whatever mode the umask leaves
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def is_own_folder(path: str) -> bool:
+    """Whether *path* is a folder of this user's, and no link to one."""
+    found = os.lstat(path)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def may_write_in(folder: str) -> bool:
+    """Whether this process may make files in *folder*."""
+    return _may(folder, os.W_OK | os.X_OK)
+
+
+def _may(path: str, mode: int) -> bool:
+    # Asked by effective ids only where they differ: old seccomp profiles answer that call (faccessat2) with EPERM.
+    has_other_ids = (os.getuid(), os.getgid()) != (os.geteuid(), os.getegid())
+    return os.access(path, mode, effective_ids=has_other_ids and os.access in os.supports_effective_ids)
+
+
+def make_temporary_folder(purpose: str, longest: int = 0) -> str:
+    """
+    Make a folder for this user alone, for pipes and sockets, whose path has at most *longest* bytes (0: any number).
+
+    In a read-only container it is in ``/dev/shm``. Raises `ConfigError`, which names the *purpose*.
+    """
+    import tempfile  # only here: few workers need it, and they import this module
+
+    failure: OSError | None = None
+    for parent in (None, "/tmp", _SHARED_MEMORY):
+        try:
+            made = tempfile.mkdtemp(prefix="elasticlib_", dir=parent)
+        except OSError as error:
+            failure = failure or error
+            continue
+        if not longest or len(os.fsencode(made)) <= longest:
+            return made
+        os.rmdir(made)
+    raise ConfigError(f"no folder for {purpose}: {failure}; set TMPDIR to one that can be written") from failure
+
+
+def current_folder() -> str:
+    """The folder where this program is, and its workers are to be. Raises `EntrypointError` where that was removed."""
+    if path := path_of_current_folder():
+        return path
+    raise EntrypointError(
+        f"the current folder was removed: {name_of_current_folder()}; change to one that is there (os.chdir, cd), "
+        "or make it anew and change to it"
+    )
+
+
+def path_of_current_folder() -> str:
+    """Return the path of the current folder; ``""`` where that was removed, which Python itself does not mind."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def absolute_path(path: str) -> str:
+    """
+    Return *path* as an absolute one, like Python's ``__file__`` of a script.
+
+    `os.path.abspath` also takes ``folder/..`` out, which names another file where the folder is a link.
+    """
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+
+def folder_of_script(path: str) -> str:
+    """Return the folder that Python puts first on the search path of the script at *path*: links are followed."""
+    return os.path.dirname(os.path.realpath(path))
+
+
+def absolute_path_without_parents(path: str) -> str:
+    """Return *path* as an absolute one that holds no ``..`` and names the same folder: links stay where they can."""
+    plain = os.path.abspath(path)
+    real = os.path.realpath(path)
+    return plain if os.path.realpath(plain) == real else real
+
+
+def name_of_current_folder() -> str:
+    """Return what messages call the current folder, which may have been removed."""
+    return os.readlink(_CURRENT).removesuffix(" (deleted)")
+
+
+def identity_of_current_folder() -> tuple[int, int]:
+    """Return the device and inode of the current folder, also where it may not be entered."""
+    found = os.stat(_CURRENT)
+    return found.st_dev, found.st_ino
+
+
+def current_folder_can_be_entered() -> bool:
+    """Return True where another process can change to the current folder by its path."""
+    path = path_of_current_folder()
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == identity_of_current_folder() and _may(path, os.X_OK)
+
+
+def enter_folder(folder: str, known_as: Sequence[int]) -> None:
+    """
+    Change to *folder*, which is the `identity_of_current_folder` *known_as*. Raises OSError where that fails.
+
+    A process whose parent was there is there already: it stays, though the folder was removed or may not be entered.
+    """
+    try:
+        os.chdir(folder)
+    except OSError:
+        if identity_of_current_folder() != tuple(known_as):
+            raise
+
+
+@contextlib.contextmanager
+def out_of_removed_folder() -> Iterator[None]:
+    """Within the block be in the root folder, where the current one was removed: libraries such as MKL end there."""
+    if path_of_current_folder():
+        yield
+        return
+    try:
+        former = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # it may not be entered either, so there would be no way back
+        yield
+        return
+    try:
+        os.chdir("/")
+        yield
+    finally:
+        os.fchdir(former)
+        os.close(former)
+
+
+def time_of_change(path: str) -> int:
+    """Return when the file at *path*, or the archive that it is in, was changed, in ns; 0 where there is none."""
+    while path:
+        try:
+            return os.stat(path).st_mtime_ns
+        except NotADirectoryError:
+            path = os.path.dirname(path)
+        except OSError:
+            break
+    return 0

@@ -1,0 +1,357 @@
+"""
+How this program starts programs of ours, and what becomes of the handles that it has of them.
+
+Rules of this file: what is started gets a socket as descriptor 3 and a session of its own; it is held by a
+descriptor, never by its number, which the kernel gives away again; a child that the caller forks drops all
+handles, so that it can neither use nor keep alive what is not its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from json import dumps
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from elasticlib.errors import EntrypointError, StartError, name_of_signal
+from elasticlib.processes._debugger import unseen_by_debugger
+from elasticlib.processes._handles import handle_of, received_handle
+from elasticlib.processes._pidfd import Handle
+from elasticlib.processes._wire import Channel, wait_readable
+
+CHANNEL_FD = 3
+"""The descriptor on which a program of ours finds its channel."""
+
+_ROOT = str(Path(__file__).parents[2])
+# ``-c`` and not ``-m``: the folder that we happen to be in must not shadow modules of the same name.
+BOOT_CODE = f"import sys; p = sys.path; '' in p and p.remove(''); {_ROOT!r} in p or p.append({_ROOT!r}); "
+"""First words of a ``-c`` program that imports elasticlib."""
+
+AT_START_CODE = "at_start = set(sys.modules); "
+"""Then notes, for the program's first argument, what Python itself has imported."""
+
+_FRESH_BOOT = BOOT_CODE + AT_START_CODE + "from elasticlib.workers.child._child import run_fresh; run_fresh(at_start)"
+
+BEGIN_CODE = (
+    BOOT_CODE
+    + "import json; from elasticlib.processes._programs import close_all_but; close_all_but({0, 1, 2, 3}); "
+    + "p += [f for f in json.loads(sys.argv.pop()) if f not in p]; "
+)
+"""First words of a program whose argument is the `search_path_argument`."""
+
+_FLAGS = "bBdEIOPqRsSv"
+"""Options of the interpreter without a value; not ``-u``, which workers have anyway, nor ``-i`` and ``-x``."""
+_CHECK_OF_HASHES = "--check-hash-based-pycs"
+_OF_COMMANDS = ("-s", "-P", "-I", "-E")
+"""Options in the first line of an installed command, which are for that command alone."""
+_COMMANDS = ("elasticrun", "elasticrun.exe")
+FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
+NOT_THIS_USERS = "; the user of this program may not execute it: let all users read it and the folders above it"
+FROM_OUTSIDE = " (killed from outside, or out of memory)"
+FEW_DESCRIPTORS = "; raise the limit of open files (ulimit -n)"
+_PR_SET_PDEATHSIG = 1
+_LOW = 256
+KILL_SECONDS = 5.0
+"""Seconds in which a process that was sent SIGKILL ends, unless it is in uninterruptible sleep."""
+
+
+class HelperLostError(StartError):
+    """A process of ours was ended by somebody else, which says nothing against starting it again."""
+
+    @classmethod
+    def of(cls, name: str, pid: int, signum: int = 0) -> HelperLostError:
+        """The error for the process *name*; 0 for a *pid* or signal that is not known."""
+        number = f" (pid {pid})" if pid else ""
+        how = f"was killed by {name_of_signal(signum)}" if signum else "ended unexpectedly"
+        return cls(f"the {name} process{number} {how}{FROM_OUTSIDE}")
+
+
+class _Closable(Protocol):
+    def close(self) -> object: ...
+
+
+_Own = TypeVar("_Own", bound=_Closable)
+_own: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def closed_in_forks(handle: _Own) -> _Own:
+    """*handle*, which a process that the caller forks closes: what it stands for is not its own."""
+    _own.add(handle)
+    return handle
+
+
+class Link(Channel):
+    """A channel to a child of this process; a process that the caller forks closes it."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel._sock)
+        closed_in_forks(self)
+
+
+def _drop_in_child() -> None:
+    for handle in list(_own):
+        with contextlib.suppress(OSError):
+            handle.close()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)
+
+
+class Process:
+    """A process, by its handle: nothing that is done to it ever happens to another one of the same number."""
+
+    def __init__(self, pid: int, handle: Handle | None = None) -> None:
+        self.pid = pid
+        self._handle = handle
+        closed_in_forks(self)
+
+    @classmethod
+    def sent(cls, pid: int, descriptors: Sequence[int]) -> Process:
+        """The one that sent *descriptors* to be held by; none where there was no room for them."""
+        return cls(pid, received_handle(descriptors) if descriptors else None)
+
+    def fileno(self) -> int:
+        """A descriptor, readable when the process has ended; -1 once it was let go of."""
+        return -1 if self._handle is None else self._handle.fileno()
+
+    def send(self, signum: int) -> None:
+        """Signal it; one that is gone, or that was let go of, is no error."""
+        if self._handle is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                self._handle.send(signum)
+
+    def may_be_signalled(self) -> bool:
+        """Whether this program has the right to; it may have dropped that, with its privileges."""
+        try:
+            if self._handle is not None:
+                self._handle.send(0)
+        except PermissionError:
+            return False
+        except ProcessLookupError:
+            pass  # it has ended, which others find out
+        return True
+
+    def ends(self, limit: float) -> bool:
+        """Whether it has ended, *limit* seconds from now at most; also true once it was let go of."""
+        return self._handle is None or bool(wait_readable([self], limit))
+
+    def kill(self, limit: float = KILL_SECONDS) -> bool:
+        """SIGKILL it; whether it is gone. What even that does not end is in uninterruptible sleep."""
+        self.send(signal.SIGKILL)
+        return self.ends(limit)
+
+    def wait(self, limit: float) -> None:
+        """Wake it if it is stopped, SIGKILL it when it has not ended after *limit* seconds, and let go of it."""
+        self.send(signal.SIGCONT)
+        if not self.ends(limit):
+            self.kill()
+        self._reap()
+        self.close()
+
+    def _reap(self) -> None:
+        """Nothing: its parent does."""
+
+    def close(self) -> None:
+        """Let go of it."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.close()
+
+
+class ChildProcess(Process):
+    """A child of this process, from its start on; `wait` reaps it."""
+
+    def __init__(self, pid: int) -> None:
+        handle = None
+        with contextlib.suppress(ProcessLookupError):  # the program reaps children that it did not start
+            handle = handle_of(pid)
+        super().__init__(pid, handle)
+
+    def exitcode(self) -> int | None:
+        """As `subprocess` has it, once it has ended; None while it runs, or where that is not known (any more)."""
+        return None if self._handle is None else self._handle.exitcode()
+
+    def _reap(self) -> None:
+        if self._handle is not None:
+            self._handle.reap()
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close every descriptor of this process that is not in *keep*, in a time that its limit has no part in."""
+    # The lowest ones blindly: that makes room for the listing where the limit leaves none.
+    lowest = [-1, *sorted(number for number in keep if number < _LOW), _LOW]
+    for before, after in itertools.pairwise(lowest):
+        if before + 1 < after:  # an empty range that ends below 0 is all there is, to the interpreter
+            os.closerange(before + 1, after)  # which minds none that is not open
+    try:
+        numbers = {int(name) for name in os.listdir("/proc/self/fd")}
+    except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges
+        kept = sorted({*keep, _LOW - 1})
+        for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(before + 1, after)
+        return
+    for number in numbers.difference(keep):
+        os.closerange(number, number + 1)
+
+
+def search_path_argument() -> str:
+    """Where the process finds modules, as its argument."""
+    return dumps([os.path.abspath(folder) for folder in sys.path if folder])
+
+
+def wake_with_parent() -> None:
+    """
+    Have the kernel wake this process, should it be stopped then, when its parent or just the thread that made it ends.
+
+    Who watches its parent to end with it can do so only when it runs.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+
+
+def check_system() -> None:
+    """Raises `StartError` where the machine lacks what every start of processes needs: ``/proc`` and ``/dev/null``."""
+    if not os.path.exists("/proc/self/status"):
+        raise StartError(
+            "elasticlib needs /proc mounted, of this very PID namespace, and /proc/self/status is not there: "
+            "mount it (mount -t proc proc /proc), or start the container with it"
+        )
+    try:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        is_device = False
+    else:
+        is_device = stat.S_ISCHR(os.fstat(null).st_mode)
+        os.close(null)
+    if not is_device:
+        raise StartError(
+            f"elasticlib needs {os.devnull}, and there is no such device that can be read and written: "
+            f"make it (mknod -m 666 {os.devnull} c 1 3), or start the container with /dev"
+        )
+
+
+def above_standard_streams(descriptor: int) -> int:
+    """A copy of *descriptor* with a number that no standard stream nor `CHANNEL_FD` has."""
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
+
+
+def start_error(what: str, error: OSError | RuntimeError) -> StartError:
+    """The error for *what* the system refused to start, with what helps."""
+    # Of threads Python says only that there can be no more.
+    number = errno.EAGAIN if isinstance(error, RuntimeError) else error.errno
+    fixes = {errno.EAGAIN: FEW_PROCESSES, errno.EMFILE: FEW_DESCRIPTORS, errno.EACCES: NOT_THIS_USERS}
+    fix = fixes.get(number or 0, "")
+    return StartError(f"cannot start {what}: {getattr(error, 'strerror', None) or error}{fix}")
+
+
+@contextlib.contextmanager
+def open_files_needed(what: str) -> Iterator[None]:
+    """Raises `StartError` for *what*, with what helps, where this program may open no more files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise start_error(what, error) from error
+
+
+def start_thread(thread: threading.Thread) -> threading.Thread:
+    """*thread*, started. Raises `StartError` where the system has room for no more."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise start_error(f"the thread {thread.name}", error) from error
+    return thread
+
+
+def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
+    """The command of a new interpreter that becomes the worker whose order's descriptor is its last argument."""
+    return [python, *flags, "-u", "-c", _FRESH_BOOT]
+
+
+def flags_of(fresh_command: Sequence[str]) -> Sequence[str]:
+    """Return the options, ``-u`` among them, of an interpreter whose command `fresh_command` made."""
+    return fresh_command[1:-2]
+
+
+def importable_by(python: str, environment: Mapping[str, str]) -> bool:
+    """Whether the interpreter *python* could be a fork server: it finds elasticlib and what that needs."""
+    command = [python, "-c", BOOT_CODE + "import attrs, cloudpickle, elasticlib.workers.spawner._fork_server"]
+    try:
+        with unseen_by_debugger():
+            done = subprocess.run(command, env=dict(environment), capture_output=True, check=False, timeout=60)
+    except OSError as error:
+        raise EntrypointError(f"PYTHON_EXEC={python!r} cannot be run: {error.strerror}") from error
+    return done.returncode == 0
+
+
+def flags_here() -> tuple[str, ...]:
+    """Optimisation, warnings, isolation ...: options of this interpreter, under which its workers run too."""
+    return flags_in(sys.orig_argv)
+
+
+def flags_in(command: Sequence[str]) -> tuple[str, ...]:
+    """
+    Return the interpreter's own options in the *command* of a Python program, as another program can be given them.
+
+    Variables of the environment such as ``PYTHONOPTIMIZE`` reach the other program by themselves.
+    """
+    flags = list[str]()
+    words = iter(command[1:])
+    for word in words:
+        if word == _CHECK_OF_HASHES:
+            flags += [word, next(words, "")]
+            continue
+        if word in ("-", "--") or word.startswith("--") or not word.startswith("-"):
+            if os.path.basename(word) in _COMMANDS:
+                return tuple(flag for flag in flags if flag not in _OF_COMMANDS)
+            return tuple(flags)
+        for at, letter in enumerate(word[1:], 2):
+            if letter in "cm":  # the program begins
+                return tuple(flags)
+            if letter in "WX":
+                flags += [f"-{letter}", word[at:] or next(words, "")]
+                break
+            if letter in _FLAGS:
+                flags.append(f"-{letter}")
+    return tuple(flags)
+
+
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None = None
+) -> ChildProcess:
+    """
+    Start *command* in a session of its own, with *descriptor* as `CHANNEL_FD`; the child, to be waited for.
+
+    It reads nothing and says nothing, but to *stderr* where that is given. Raises `StartError`.
+    """
+    check_system()
+    copies = [above_standard_streams(descriptor), *(() if stderr is None else (above_standard_streams(stderr),))]
+    actions: list[tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+        (os.POSIX_SPAWN_DUP2, 0, 1),
+        (os.POSIX_SPAWN_DUP2, 0 if stderr is None else copies[1], 2),
+        (os.POSIX_SPAWN_DUP2, copies[0], CHANNEL_FD),
+    ]
+    try:
+        with unseen_by_debugger():
+            return ChildProcess(
+                os.posix_spawn(command[0], list(command), environment, file_actions=actions, setsid=True)
+            )
+    except OSError as error:
+        raise start_error(command[0], error) from error
+    finally:
+        for copy in copies:
+            os.close(copy)

@@ -1,0 +1,392 @@
+"""
+Nothing outlives the launcher: how a process watches its parent, adopts orphans and clears up.
+
+Run as a script it is the reaper: a tiny process in a session of its own that stands between the launcher and the fork
+server. When the launcher is gone it kills every descendant and ends; only what removes the named shared memory of
+killed workers lives a moment longer. When the fork server is gone it becomes the parent of the spawners, which go on,
+and ends with the last of them.
+Fork server and spawner use the same three steps, so that any one of the chain may be killed, and the kernel wakes
+whoever of them was stopped when the one above it dies.
+
+Rules of this file: nobody is signalled by a number that may be another's by now; standard library only, and of the
+package what is named below, since the reaper must start in milliseconds and stay small. Linux only (sub-reaper,
+parent-death signal).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import types
+from collections.abc import Collection, Container, Iterable, Sequence
+from typing import NoReturn
+
+if __name__ == "__main__":  # run by its path: the interpreter finds no package, and runs nothing of its __init__
+    sys.modules["elasticlib"] = _package = types.ModuleType("elasticlib")
+    _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+
+from elasticlib._clock import monotonic, sleep
+from elasticlib.processes._handles import handle_of, handle_of_parent, wait_for_ends
+from elasticlib.processes._memory import anonymous_file
+from elasticlib.processes._pidfd import Handle
+from elasticlib.processes._sessions import SharedSessions
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 0x4
+REAPER_PATH = os.path.abspath(__file__)
+"""Where the reaper's program is."""
+FORK_SERVER_FD = 3
+"""The descriptor on which a fork server finds its control socket."""
+KEPT_FD = 4
+"""The descriptor on which it finds the file of the sessions that outlive their launch."""
+FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
+_RESOURCE_TRACKER = b"resource_tracker import main"
+"""In the command line of Python's, and of that of loky (joblib)."""
+_TORCHS_MANAGER = b"torch_shm_manager"
+_LONGEST_COMMAND = 4096
+_LOOKS_AT_SLEEP, _LOOK = 20, 0.005
+"""How often, and each how many seconds, one in uninterruptible sleep is looked at."""
+_LOW = 256
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: int) -> None:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), f"prctl({option}, {argument})")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process when the thread that forked it ends; at once if *parent* has ended."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the signal was armed
+        os._exit(1)
+
+
+def outlive_parent() -> None:
+    """
+    In place of `die_with_parent`: from here on this process watches its parent and clears up by itself.
+
+    A stopped one could do neither, so the kernel wakes it when its parent, or just the thread that forked it, ends.
+    """
+    _prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, also of those in other sessions."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def settle_signals() -> None:
+    """
+    Leave stopping to the launcher's ladder, also when a scheduler signals every process of the job.
+
+    Children must wait to be reaped, also when the launcher was started with SIGCHLD ignored.
+    """
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def process_facts(pid: int) -> list[bytes] | None:
+    """The kernel's facts of *pid* (``/proc/PID/stat``) from the state letter on; None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name may hold blanks and brackets: the facts come after the last one.
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def descendants(root: int, spare: Collection[int] = (), kept: Container[int] = ()) -> list[tuple[int, int, str]]:
+    """(pid, parent, state letter) of every descendant of *root*, without those in *spare* or *kept*, and theirs."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (facts := process_facts(int(entry))) is not None:
+            children.setdefault(int(facts[1]), []).append((int(entry), facts[0].decode()))
+    found: list[tuple[int, int, str]] = []
+    parents = [root]
+    while parents:
+        parent = parents.pop()
+        for pid, state in children.get(parent, ()):
+            if pid not in spare and pid not in kept:
+                found.append((pid, parent, state))
+                parents.append(pid)
+    return found
+
+
+def kill_descendants(spare: Collection[int] = (), limit: float = 5.0, kept: Container[int] = ()) -> list[int]:
+    """
+    SIGKILL and reap every descendant of this process but *spare*, *kept* and theirs.
+
+    Return who is left after *limit* s. Only a process in uninterruptible sleep can be left, and those that remove the
+    others' memory, which end by themselves and are not waited for. The caller must be a sub-reaper.
+    """
+    me = os.getpid()
+    deadline = monotonic() + limit
+    while _has_children():
+        members = [each for each in descendants(me, spare, kept) if not _goes_on_to_remove_memory(me, each[0])]
+        # Also those that look like zombies: so does a process whose first thread alone has ended.
+        alive = [pid for pid, parent, _ in members if not (parent == me and reap(pid))]
+        for pid in alive:
+            signal_descendant(me, pid, signal.SIGKILL)
+        if not members:
+            return []
+        left = deadline - monotonic()
+        if left <= 0:
+            return alive
+        wait_until_gone(alive, left)
+    return []
+
+
+def is_memory_cleaner(pid: int) -> bool:
+    """
+    True for Python's resource tracker and for ``torch_shm_manager``, which unlink the named shared memory of others.
+
+    They alone know the names. They end by themselves, the one at once and the other two seconds later; killed with the
+    others they would leave that memory to the machine.
+    """
+    if _settled_state(pid) in ("", "Z", "X", "D"):  # to read the command of one in state D may take forever
+        return False
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            program, *arguments = file.read(_LONGEST_COMMAND).split(b"\0")
+    except OSError:
+        return False
+    return os.path.basename(program) == _TORCHS_MANAGER or any(_RESOURCE_TRACKER in each for each in arguments)
+
+
+def _settled_state(pid: int) -> str:
+    """The state letter; empty when it is gone. Uninterruptible sleep counts when it lasts: a page fault is one, too."""
+    state = ""
+    for _ in range(_LOOKS_AT_SLEEP):
+        facts = process_facts(pid)
+        state = "" if facts is None else facts[0].decode()
+        if state != "D":
+            break
+        sleep(_LOOK)
+    return state
+
+
+def _goes_on_to_remove_memory(root: int, pid: int) -> bool:
+    if not is_memory_cleaner(pid):
+        return False
+    signal_descendant(root, pid, signal.SIGCONT)  # it may have been stopped with the others
+    return True
+
+
+def signal_descendant(root: int, pid: int, signum: int) -> None:
+    """Signal *pid* if it still is a descendant of *root*."""
+    try:
+        handle = handle_of(pid)
+    except OSError:
+        return  # gone; or no descriptor is free, and the next turn of the sweep comes back to it
+    try:
+        # It may have ended since it was listed, and its number be a stranger's: whom the handle holds is looked at.
+        if _is_below(root, pid):
+            signal_process(handle, signum)
+    finally:
+        handle.close()
+
+
+def _is_below(root: int, pid: int) -> bool:
+    while pid > 1 and (facts := process_facts(pid)) is not None:
+        pid = int(facts[1])
+        if pid == root:
+            return True
+    return False
+
+
+def is_ending(pid: int) -> bool:
+    """Whether *pid* has begun to end, or has ended: a zombie, or still in the kernel's do_exit."""
+    facts = process_facts(pid)
+    return facts is None or facts[0] in (b"Z", b"X") or bool(int(facts[6]) & _PF_EXITING)
+
+
+def _has_children() -> bool:
+    """Whether there is any: a sub-reaper without children has no descendants, and need not look for them."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def reap(pid: int) -> bool:
+    """Reap the child *pid* if it has ended; whether it is gone."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def signal_process(handle: Handle, signum: int) -> None:
+    """Signal the process of *handle*; one that is already gone is no error."""
+    try:
+        handle.send(signum)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def signal_group(leader: int, handle: Handle, signum: int) -> None:
+    """Signal the group of *leader*, a child that was not reaped: so its number, and the group's, is nobody else's."""
+    try:
+        os.killpg(leader, signum)
+    except ProcessLookupError:
+        signal_process(handle, signum)  # forked just now: it has not made its session yet
+    except PermissionError:
+        pass  # a program that changed its user: its end is still seen, and it dies with this process
+
+
+def wait_until_gone(pids: Iterable[int], limit: float) -> None:
+    """Return when those who now have these numbers have ended, after *limit* s at most; nobody is signalled."""
+    handles = []
+    for pid in pids:
+        try:
+            handles.append(handle_of(pid))
+        except OSError:
+            continue
+    try:
+        wait_for_ends(handles, limit)
+    finally:
+        for handle in handles:
+            handle.close()
+
+
+def new_parent(guardian: int) -> Handle | None:
+    """The parent of this process has ended: a handle of *guardian*, where that took its place; None where not."""
+    if not guardian or os.getppid() != guardian:
+        return None
+    outlive_parent()
+    return living_parent(guardian)
+
+
+def living_parent(parent: int) -> Handle:
+    """A handle of *parent*; ends this process if that has ended already."""
+    try:
+        handle = handle_of_parent(parent)
+    except OSError:
+        os._exit(1)
+    if os.getppid() != parent:
+        os._exit(1)
+    return handle
+
+
+def guard_child(parent: int, child: int, kept: SharedSessions, command: Sequence[str] = ()) -> NoReturn:
+    """
+    Wait until *parent* or *child* ends, kill every descendant, and end with the signal that ended *child* as status.
+
+    What is *kept* outlives *child*, but not *parent*.
+
+    Where *child* is a fork server, which *command* is the command line of, its spawners go on without it until they
+    or *parent* end: the launches that they serve need no fork server any more.
+    """
+    # The launcher, which holds no handle of a child that has not begun, wakes it by way of this process.
+    signal.signal(signal.SIGCONT, lambda *_: os.kill(child, signal.SIGCONT))
+    launcher = living_parent(parent)
+    if not _any_ends_before([child], launcher):
+        kill_descendants()
+        os._exit(0)
+    signum = max(0, -_code_of(child))
+    while True:
+        spawners = [pid for pid in _children() if _is_spawner(pid, command)]
+        kill_descendants(spawners, kept=kept)  # such as what one of them left behind that has ended
+        if not spawners:
+            os._exit(signum)
+        if not _any_ends_before(spawners, launcher):
+            kill_descendants()
+            os._exit(signum)
+
+
+def _any_ends_before(children: Iterable[int], launcher: Handle) -> bool:
+    """Wait until one of *children* has ended, which is not reaped yet (True), or the *launcher* (False)."""
+    handles = [handle_of(child) for child in children]
+    poll = select.poll()
+    for handle in (launcher, *handles):
+        poll.register(handle, select.POLLIN)
+    try:
+        while not (ready := poll.poll()):
+            pass
+        return launcher.fileno() not in dict(ready)
+    finally:
+        for handle in handles:
+            handle.close()
+
+
+def _code_of(child: int) -> int:
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # it is passed on to the child no more, whose number is free now
+    _, code = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(code)
+
+
+def _children() -> list[int]:
+    me = os.getpid()
+    return [pid for pid, parent, state in descendants(me) if parent == me and state != "Z"]
+
+
+def _is_spawner(pid: int, command: Sequence[str]) -> bool:
+    """Whether *pid* was forked from the fork server to serve a launch: it has a session of its own."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            same = file.read() == b"".join(os.fsencode(word) + b"\0" for word in command)
+        return same and os.getsid(pid) == pid
+    except OSError:
+        return False  # it has ended
+
+
+def _close_inherited() -> None:
+    """Close all but the standard streams and `FORK_SERVER_FD`, however high the limit is."""
+    os.closerange(FORK_SERVER_FD + 1, _LOW)  # blindly: that makes room for the listing where the limit leaves none
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges
+        os.closerange(_LOW, os.sysconf("SC_OPEN_MAX"))
+        return
+    for number in numbers:
+        if number >= _LOW:
+            os.closerange(number, number + 1)  # which minds none that is not open
+
+
+def _main(argv: Sequence[str]) -> NoReturn:
+    """``_reaper.py LAUNCHER_PID COMMAND...``: start COMMAND with descriptor 3 kept, then guard it."""
+    launcher = int(argv[1])
+    # What the launcher's program made inheritable is none of ours: its peers wait for the last copy to close.
+    _close_inherited()
+    os.dup2(anonymous_file("detached sessions"), KEPT_FD)
+    settle_signals()
+    adopt_orphans()
+    outlive_parent()
+    handle = living_parent(launcher)
+    me = os.getpid()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.write(2, f"no process can be started: {error}{FEW_PROCESSES}".encode())
+        os._exit(1)
+    if child == 0:
+        os.setsid()
+        die_with_parent(me)
+        handle.close()
+        os.set_inheritable(FORK_SERVER_FD, True)
+        os.set_inheritable(KEPT_FD, True)
+        try:
+            os.execv(argv[2], list(argv[2:]))
+        except OSError as error:
+            os.write(2, f"cannot run {argv[2]}: {error}\n".encode())
+            os._exit(127)
+    handle.close()
+    # The fork server alone may hold the control socket: its end of file must mean that a peer is gone.
+    os.close(FORK_SERVER_FD)
+    guard_child(launcher, child, SharedSessions(KEPT_FD), argv[2:])
+
+
+if __name__ == "__main__":
+    _main(sys.argv)

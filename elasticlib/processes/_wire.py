@@ -1,0 +1,251 @@
+"""
+Frames between the launcher and its own children, with descriptors.
+
+A frame is a JSON object and a list of descriptors, over a Unix stream socket pair that nobody else can
+reach. Behind a frame with more descriptors than one message of the kernel's can hold stands one byte for each further
+message. Rules of this file: a frame is sent whole; a peer that went away is an end of file, never an error, and so is
+one that sends what is no frame.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import os
+import resource
+import select
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from json import dumps
+from typing import Any, Protocol, TypeAlias
+
+from elasticlib._untrusted import parse
+
+Message: TypeAlias = dict[str, Any]
+
+_LONGEST = 2**31 - 1
+"""Milliseconds that one poll can wait."""
+_HEAD = struct.Struct("!II")
+_MOST_DESCRIPTORS = 253  # the kernel's limit for one message
+_MOST_OF_A_FRAME = 65536
+_LARGEST = 2**30
+"""Bytes of a frame: what is large goes through files in memory, and nobody asks for more at once."""
+
+
+class Waitable(Protocol):
+    """An object that can be waited for."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable."""
+        ...
+
+
+def wait_readable(sources: Sequence[int | Waitable], timeout: float | None) -> set[int]:
+    """
+    Descriptors among *sources* that are readable within *timeout* seconds (None: wait on); of any number.
+
+    A wait of more than 24 days, which the kernel cannot count, may end after these with nothing.
+    """
+    poll = select.poll()
+    for source in sources:
+        poll.register(source, select.POLLIN)
+    return {number for number, _ in poll.poll(None if timeout is None else min(timeout * 1000, _LONGEST))}
+
+
+def encoded_message(message: Message) -> bytes:
+    """The message as the body of a frame."""
+    return dumps(message).encode()
+
+
+def takes_more(link: Waitable) -> bool:
+    """Whether the channel takes a short frame without a wait: the kernel says so only while most of it is free."""
+    poll = select.poll()
+    poll.register(link, select.POLLOUT)
+    return any(event & select.POLLOUT for _, event in poll.poll(0))
+
+
+class _Limit:
+    """This program's soft limit of open files, and by how many parts of it that is raised at the moment."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+        self.former = (0, 0)
+
+    def raise_it(self) -> None:
+        with self.lock:
+            if not self.users:
+                self.former = resource.getrlimit(resource.RLIMIT_NOFILE)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (self.former[1], self.former[1]))
+            self.users += 1
+
+    def put_back(self) -> None:
+        with self.lock:
+            self.users -= 1
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if not self.users and soft == self.former[1]:  # else the program has set one of its own meanwhile
+                resource.setrlimit(resource.RLIMIT_NOFILE, (min(self.former[0], hard), hard))
+
+
+_limit = _Limit()
+os.register_at_fork(after_in_child=_limit.__init__)  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def room_for_descriptors(count: int) -> Iterator[None]:
+    """
+    Within it this program can open *count* descriptors, though its own files fill the soft limit.
+
+    Only the hard limit is a limit then; what was opened stays open afterwards.
+    """
+    tried: list[int] = []
+    raised = False
+    try:
+        for _ in range(count):
+            tried.append(os.eventfd(0, os.EFD_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            _limit.raise_it()
+            raised = True
+    finally:
+        for descriptor in tried:
+            os.close(descriptor)
+    try:
+        yield
+    finally:
+        if raised:
+            _limit.put_back()
+
+
+def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+
+
+class Channel:
+    """One end of a socket pair that carries frames; not for use by two threads at once."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._is_lost = False
+        """What came was no frame, so that nobody knows where the next one begins."""
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two connected ends, not inherited by programs that are executed."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(ours), cls(theirs)
+
+    @classmethod
+    def adopt(cls, descriptor: int) -> Channel:
+        """The channel over a descriptor that was handed to this process."""
+        return cls(socket.socket(fileno=descriptor))
+
+    def fileno(self) -> int:
+        """The descriptor; -1 once closed."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """Close this end; the peer sees an end of file."""
+        self._sock.close()
+
+    def limit(self, seconds: float) -> None:
+        """Raise BlockingIOError where the peer keeps one `send`, or one begun frame, waiting for *seconds*."""
+        span = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            self._sock.setsockopt(socket.SOL_SOCKET, option, span)
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
+        """Send one frame; False when the peer is gone."""
+        return self.send_body(encoded_message(message), descriptors)
+
+    def send_body(self, body: bytes, descriptors: tuple[int, ...] = ()) -> bool:
+        """As `send`, of a message that is `encoded_message` already."""
+        if len(descriptors) > _MOST_OF_A_FRAME:
+            raise ValueError(
+                f"{len(descriptors)} descriptors do not fit a frame, which holds {_MOST_OF_A_FRAME} at most"
+            )
+        frame = memoryview(_HEAD.pack(len(body), len(descriptors)) + body)
+        parts = [descriptors[at : at + _MOST_DESCRIPTORS] for at in range(0, len(descriptors), _MOST_DESCRIPTORS)]
+        try:
+            sent = self._sock.sendmsg([frame], _rights(parts[0]) if parts else [])
+            self._sock.sendall(frame[sent:])
+            for part in parts[1:]:
+                self._sock.sendmsg([b"\0"], _rights(part))
+        except (BrokenPipeError, ConnectionError):
+            return False
+        return True
+
+    def receive(self, *, whole: bool = True) -> tuple[Message, list[int]] | None:
+        """
+        The next frame and its descriptors (close-on-exec); None when the peer is gone.
+
+        The soft limit of open files is no limit for it. Where the hard one leaves no room it raises OSError (EMFILE),
+        or, not *whole*, gives the first descriptors alone.
+        """
+        if self._is_lost:
+            return None
+        try:
+            with room_for_descriptors(self._announced()):
+                return self._receive(whole)
+        except ConnectionError:
+            return None
+
+    def _announced(self) -> int:
+        """How many descriptors come with the next frame, without taking them; 0 where its head is not there yet."""
+        head = self._sock.recv(_HEAD.size, socket.MSG_PEEK)
+        return min(_HEAD.unpack(head)[1], _MOST_OF_A_FRAME) if len(head) == _HEAD.size else 0
+
+    def _receive(self, whole: bool) -> tuple[Message, list[int]]:
+        descriptors: list[int] = []
+        head = b""
+        try:
+            while len(head) < _HEAD.size:
+                head += self._with_rights(_HEAD.size - len(head), descriptors)
+            size, count = _HEAD.unpack(head)
+            message = self._message(size)
+            for _ in range(_MOST_DESCRIPTORS, min(count, _MOST_OF_A_FRAME), _MOST_DESCRIPTORS):
+                self._with_rights(1, descriptors)
+            if whole and len(descriptors) != count:
+                # The kernel drops what the limit leaves no room for, without another word.
+                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: raise the limit (ulimit -n)")
+        except OSError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        return message, descriptors
+
+    def _with_rights(self, size: int, descriptors: list[int]) -> bytes:
+        """Up to *size* bytes; what comes with them is added to *descriptors*."""
+        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+        data, rights, _, _ = self._sock.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, packed in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                numbers = array.array("i")
+                numbers.frombytes(packed[: len(packed) - len(packed) % numbers.itemsize])
+                descriptors += numbers
+        if not data:
+            raise ConnectionError
+        return data
+
+    def _message(self, size: int) -> Message:
+        try:
+            message = parse(self._exactly(size), constants=True) if size <= _LARGEST else None
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            self._is_lost = True
+            raise ConnectionError
+        return message
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = self._sock.recv_into(view)
+            if not count:
+                raise ConnectionError
+            view = view[count:]
+        return bytes(data)

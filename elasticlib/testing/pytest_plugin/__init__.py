@@ -1,0 +1,111 @@
+"""
+A pytest plugin: tests whose body runs on every rank of a real process group, on workers that stay warm.
+
+    @pytest.mark.elastic(nproc=[1, 2, 4], timeout=30)
+    def test_mean(rank, world_size, group): ...
+
+    def test_resume(elastic, tmp_path):
+        assert elastic(train, tmp_path, nproc=2) == {0: 0.5, 1: 0.5}
+
+Pytest finds it by its entry point. Rules of this package: until a test asks for ranks it imports nothing beyond this
+file; what runs in the ranks is in `rank`, everything else in pytest's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+_MARKER = (
+    "elastic(nproc=2, backend='gloo', timeout=60, group='fresh', device='cpu'): run the test's body on "
+    "each of nproc ranks (elasticlib); a list of numbers makes a test of each. The defaults are settings elastic_*"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Settings and options."""
+    group = parser.getgroup("elastic", "tests on several ranks (elasticlib)")
+    group.addoption("--elastic-reverse", action="store_true", help="run all tests in the reverse order")
+    parser.addini("elastic_nproc", "ranks of a test that does not say it (2)", default="2")
+    parser.addini("elastic_backend", "back end of tests' process groups (gloo)", default="gloo")
+    parser.addini("elastic_timeout", "seconds that a test on ranks may take (60)", default="60")
+    parser.addini("elastic_group", "process group of tests: fresh, shared or none (fresh)", default="fresh")
+    parser.addini("elastic_checks", "whether what tests leave behind is looked for (true)", type="bool", default=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The marker."""
+    config.addinivalue_line("markers", _MARKER)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each number of ranks."""
+    if metafunc.definition.get_closest_marker("elastic") is not None:
+        from elasticlib.testing.pytest_plugin import _asking
+
+        _asking.parametrize(metafunc)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Turn the order where that is asked for; have what tests on ranks need, where there are any."""
+    if config.getoption("elastic_reverse"):
+        items.reverse()
+    if any(_is_ours(item) for item in items) and not config.pluginmanager.has_plugin("elasticlib-ranks"):
+        _register(config)
+
+
+def _register(config: pytest.Config) -> Any:
+    from elasticlib.testing.pytest_plugin import _plugin
+
+    plugin = _plugin.Plugin(config)
+    config.pluginmanager.register(plugin, "elasticlib-ranks")
+    return plugin
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    names = getattr(item, "fixturenames", ())
+    is_case = getattr(getattr(item, "cls", None), "runs_on_ranks", False)
+    return is_case or item.get_closest_marker("elastic") is not None or "elastic" in names
+
+
+@pytest.fixture(scope="session")
+def elastic(request: pytest.FixtureRequest) -> Any:
+    """
+    Calls a function on ranks: ``elastic(function, *args, nproc=2, **kwargs)`` returns {rank: result}.
+
+    ``backend``, ``timeout``, ``group`` and ``device`` are as of the marker ``elastic``, which gives the defaults where
+    the test has one; a test that takes this fixture runs in pytest's process itself. ``elastic.pool`` is the warm
+    `elasticlib.Pool` of the default number of ranks. Raises `RanksFailed`, which is of the root cause's class, too.
+    """
+    plugin: Any = request.config.pluginmanager.get_plugin("elasticlib-ranks")
+    if plugin is None:  # asked for by ``request.getfixturevalue`` alone
+        plugin = _register(request.config)
+        plugin.begin(getattr(request, "_pyfuncitem", None))
+    return plugin.fixture
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> int:
+    """The number of ranks that the test runs on."""
+    from elasticlib.testing.pytest_plugin import _asking
+
+    return _asking.world_size(request)
+
+
+def _of_ranks(name: str, what: str) -> Any:
+    def made(request: pytest.FixtureRequest) -> Iterator[Any]:
+        from elasticlib.testing.pytest_plugin import _asking
+
+        yield _asking.made_in_ranks(request, name)
+
+    made.__doc__ = what
+    return pytest.fixture(made, name=name)
+
+
+# Under names of their own: the import of the package `rank` sets an attribute of that name here.
+_rank = _of_ranks("rank", "The rank on which the body of a test marked ``elastic`` runs.")
+_device = _of_ranks("device", "The ``torch.device`` of the rank: its GPU, or the CPU.")
+_group = _of_ranks("group", "The process group of the test's ranks; None with ``group=None``.")

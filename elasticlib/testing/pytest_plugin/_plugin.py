@@ -1,0 +1,425 @@
+"""
+The plugin of a session that has tests on ranks: from a marker to a call on the ranks, from their outcome to a report.
+
+Rules of this file: pytest's own course of a test stays as it is; only the call of its function is another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import warnings
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from elasticlib._clock import monotonic
+from elasticlib.job import Place, Results
+from elasticlib.rendezvous import host_name
+from elasticlib.testing import _case
+from elasticlib.testing.process_state import _torch_modes
+from elasticlib.testing.pytest_plugin import _asking, _debugging, _examples, _failures, _travel
+from elasticlib.testing.pytest_plugin._measuring import Measuring
+from elasticlib.testing.pytest_plugin.rank import _run
+from elasticlib.testing.ranks import _asked, _cases, _ranks, _told
+from elasticlib.testing.ranks._asked import Asked
+from elasticlib.testing.ranks._call import MADE, Call, Style
+from elasticlib.testing.ranks._failed import RanksFailed
+from elasticlib.testing.ranks._gpus import gpus
+from elasticlib.testing.ranks._refusal import CannotTravelError
+
+
+class Plugin:
+    """What a session with tests on ranks needs beside the hooks that are always there."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._ranks: _ranks.Ranks | None = None
+        self._item: Any = None
+        self._problem: BaseException | None = None
+        self._measuring = Measuring(config)
+        self.fixture = Elastic(self)
+        self._calls = 0
+        _travel.watch_patches()
+        _debugging.take_over(config)
+
+    @property
+    def ranks(self) -> _ranks.Ranks:
+        if self._ranks is None:
+            self._ranks = _ranks.Ranks(_travel.Work(self._config), self._terminal)
+        return self._ranks
+
+    # The course of a test.
+
+    def begin(self, item: Any) -> None:
+        """A test is under way, and has just asked for ranks."""
+        self._item = item
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Warm the ranks up before the test's time begins."""
+        self._item, self._problem = item, None
+        names = getattr(item, "fixturenames", ())
+        case = _asking.case_of(item)
+        if case is not None or item.get_closest_marker("elastic") is not None or "elastic" in names:
+            try:
+                asked = _asking.asked(item) if case is None else _case.asked_by(case(item.name), self.limit)
+                if asked.device == "cpu" or gpus() >= asked.nproc:
+                    with self._capturing(item):
+                        self.ranks.warm(asked, self._modules(item))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                self._problem = error
+        try:
+            with _case.hosted(self):
+                return (yield)
+        finally:
+            self._item = None
+
+    @contextlib.contextmanager
+    def _capturing(self, item: pytest.Item) -> Iterator[None]:
+        """Within the block capture what the ranks' imports print, as output of the setup of *item*."""
+        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
+        if capture is None:
+            yield
+            return
+        capture.resume_global_capture()
+        try:
+            yield
+        finally:
+            capture.suspend_global_capture(in_=False)
+            for stream, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
+                if text:
+                    item.add_report_section("setup", stream, text)
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self._problem is not None and (_asking.case_of(item) or item.get_closest_marker("elastic")):
+            problem, self._problem = self._problem, None
+            raise problem.with_traceback(None)
+        if item.get_closest_marker("elastic") is None:
+            return
+        asked = _asking.asked(item)
+        if not hasattr(item, "pyfuncitem") and getattr(item, "_testcase", None) is not None:
+            raise pytest.UsageError(
+                f"{item.nodeid} is of unittest: derive its class from ElasticTestCase instead of a marker"
+            )
+        if asked.device == "cuda" and (there := gpus()) < asked.nproc:
+            pytest.skip(
+                f"nproc={asked.nproc} needs as many GPUs, and {there or 'none'} {'is' if there < 2 else 'are'} here"
+            )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        __tracebackhide__ = True
+        if not _asking.runs_on_ranks(pyfuncitem):
+            return None
+        asked, function = _asking.asked(pyfuncitem), _asking.written(pyfuncitem.obj)
+        kwargs = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+        _examples.stop_allowing(pyfuncitem)
+        if (engine := getattr(function, "hypothesis", None)) is None:
+            self.call(asked, function, (), kwargs)
+            return True
+        inner = _asking.written(engine.inner_test)
+        with _examples.on_ranks(engine, lambda args, given: self.call(asked, inner, args, given)):
+            function(**kwargs)
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Have the health checks of Hypothesis know what each rank makes."""
+        if item.get_closest_marker("elastic") is not None:
+            _examples.allow_made(item)
+        return (yield)
+
+    def call(
+        self,
+        asked: Asked,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_body: bool = True,
+    ) -> Results:
+        """*function* on the ranks of *asked*: what it returned, or raises what the test is to end with."""
+        __tracebackhide__ = True
+        item = self._item
+        made = tuple(
+            name
+            for name, value in kwargs.items()
+            if isinstance(value, _asking.Made)
+            or (name in MADE and getattr(value, "__module__", "").startswith("_pytest."))
+        )
+        sent = {name: value for name, value in kwargs.items() if name not in made}
+        self._calls += 1
+        modules = self._modules(item)
+        began = monotonic()
+        self.ranks.warm(asked, modules)  # the test, or the example before, may have cost the ranks that there were
+        _examples.leave_out(monotonic() - began)
+        try:
+            call = self._new_call(item, asked, function, made)
+            trace = is_body and bool(self._config.getoption("trace", False))
+            call = evolve(call, is_body=is_body, trace=trace)
+            told = self.ranks.run(asked, call, function, args, sent, modules)
+        except CannotTravelError as refusal:
+            if is_body:
+                raise pytest.fail.Exception(str(refusal), pytrace=False) from None
+            raise refusal.with_traceback(None) from None
+        self._forward(item, call, told)
+        if told.error is not None:
+            raise self.shown(told.error, told)
+        if (stop := told.stop()) is not None:
+            reason, outcome = stop
+            if outcome.kind == "xfailed":
+                pytest.xfail(reason)
+            item.stash[_SKIPPED] = (*outcome.place, f"Skipped: {reason}")
+            raise pytest.skip.Exception(reason, _use_item_location=True)
+        values = {rank: _ranks.value_of(each) for rank, each in sorted(told.outcomes.items())}
+        return Results(values, dict.fromkeys(values, Place(0, host_name(), self._calls - 1, 0)))
+
+    # For cases of unittest: see `_case.Host`.
+
+    @property
+    def limit(self) -> float:
+        """Seconds that a test may take which does not say it."""
+        return _asking.defaults(self._config).timeout
+
+    def run_case(self, case: _case.ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _told.Told:
+        item = self._item
+        call = evolve(self._new_call(item, asked, getattr(type(case), case._testMethodName), ()), device="cpu")
+        try:
+            told = self.ranks.run(asked, call, _cases.run_case, args, {}, self._modules(item))
+        except CannotTravelError as refusal:
+            raise refusal.with_traceback(None) from None
+        self._forward(item, call, told)
+        return told
+
+    def shown(self, error: RanksFailed, told: _told.Told) -> RanksFailed:
+        _note(self._item, told)
+        return error
+
+    def _new_call(self, item: Any, asked: Asked, function: Callable[..., Any], made: tuple[str, ...]) -> Call:
+        config, option = self._config, self._config.option
+        code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+        seed = zlib.crc32(item.nodeid.encode()) ^ int(getattr(option, "randomly_seed", None) or 0) & 0xFFFFFFFF
+        return Call(
+            test=item.nodeid,
+            file=str(item.path) if code is None else code.co_filename,
+            line=0 if code is None else code.co_firstlineno,
+            seed=seed,
+            device=asked.device,
+            made=made,
+            style=Style(
+                tbstyle=config.getoption("tbstyle", "auto"),
+                showlocals=bool(config.getoption("showlocals", False)),
+                fulltrace=bool(config.getoption("fulltrace", False)),
+                verbosity=config.get_verbosity(),
+                directory=str(config.invocation_params.dir),
+            ),
+            patches=_travel.patches(),
+            filters=_travel.filters(),
+            levels=_travel.levels(getattr(item, "funcargs", {}).get("caplog")),
+            modes=_torch_modes.now(),
+            config=_travel.config(),
+            log_disabled=logging.root.manager.disable,
+            log_format=(_ini(config, "log_format"), _ini(config, "log_date_format")),
+            debug=bool(config.getoption("usepdb", False)),
+            checks=bool(config.getini("elastic_checks")),
+            has_own_group=asked.group == "fresh",
+            example=_examples.example(),
+            coverage=self._measuring.settings(),
+            context=self._measuring.context(item.nodeid),
+        )
+
+    def _modules(self, item: Any) -> list[Any]:
+        module = getattr(item, "module", None)
+        return [] if module is None else [module]
+
+    def _forward(self, item: Any, call: Call, told: _told.Told) -> None:
+        """Let pytest's process have the warnings and log records of rank 0, and what is to be said of dirt."""
+        first = told.outcomes.get(0)
+        for record in first.records if first is not None else ():
+            logger = logging.getLogger(record["name"])
+            if logger.isEnabledFor(record["levelno"]):
+                logger.handle(logging.makeLogRecord(record))
+        for outcome in told.outcomes.values():
+            self._measuring.add(outcome.coverage)
+        if first is not None:
+            item.user_properties += first.properties
+        for message, category, file, line in first.warnings if first is not None else ():
+            with _noted(told):
+                warnings.warn_explicit(message, category, file, line)
+        if told.dirt:
+            with _noted(told):
+                told.warn_of_dirt(call)
+
+    # Reports.
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        error = call.excinfo.value if call.excinfo is not None else None
+        if isinstance(error, RanksFailed) and report.longrepr is not None and not report.skipped:
+            assert call.excinfo is not None
+            report.longrepr = _failures.representation(error, _callers(item, call.excinfo))
+        skipped = item.stash.get(_SKIPPED, None)
+        if skipped is not None and call.when == "call" and isinstance(report.longrepr, tuple):
+            report.longrepr = skipped  # where the rank has said so
+        told = item.stash.get(_TOLD, None)
+        if told is not None and call.when == "call":
+            del item.stash[_TOLD]
+            report.sections += told
+        return report
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._ranks is not None and self._ranks.interrupted:
+            terminalreporter.section("ranks when pytest was interrupted")
+            for line in self._ranks.interrupted:
+                terminalreporter.write_line(line)
+
+    # Coverage.
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """At the end of the tests, and before anybody writes it: add what was measured in the ranks."""
+        try:
+            return (yield)
+        finally:
+            self._measuring.write()
+
+    # The end.
+
+    def pytest_keyboard_interrupt(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close(hurry=True)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        if self._ranks is not None:
+            self._ranks.close(hurry=False)
+
+    def _terminal(self, wanted: bool) -> Sequence[int]:
+        """The terminal's descriptors for a debugger, while pytest captures nothing."""
+        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
+        if not wanted:
+            capture.resume()
+            return ()
+        capture.suspend(in_=True)
+        return 0, 1
+
+
+class Elastic:
+    """What the fixture ``elastic`` is."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self._plugin = plugin
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        nproc: int | None = None,
+        backend: str | None = None,
+        timeout: float | None = None,
+        group: Any = "",
+        device: str | None = None,
+        **kwargs: Any,
+    ) -> Results:
+        """
+        Call *function* on *nproc* ranks with these arguments; {rank: what it returned}.
+
+        Raises `RanksFailed` when ranks raised, died, or have not ended after *timeout* seconds, and `ConfigError` for
+        what cannot be.
+        """
+        __tracebackhide__ = True
+        plugin = self._plugin
+        if plugin._item is None:
+            raise RuntimeError("elastic(...) is for tests: none runs at the moment")
+        given: dict[str, Any] = {"nproc": nproc, "backend": backend, "timeout": timeout, "device": device}
+        given = {name: value for name, value in given.items() if value is not None}
+        if group != "":
+            given["group"] = group
+        asked = _asked.asked("elastic(...)", _asking.asked(plugin._item), given, _asking.known())
+        if asked.device == "cuda" and (there := gpus()) < asked.nproc:
+            pytest.skip(f"nproc={asked.nproc} needs as many GPUs, and {there or 'none'} are here")
+        return plugin.call(asked, function, args, kwargs, is_body=False)
+
+    def spawn(
+        self, function: Callable[..., Any], nprocs: int | None = None, args: Sequence[Any] = (), **options: Any
+    ) -> Results:
+        """
+        Call ``function(rank, *args)`` on *nprocs* ranks, as ``torch.multiprocessing.spawn`` does.
+
+        Return {rank: what it returned}. The function makes its own process group, unless ``group=`` says otherwise.
+        *options* are ``backend``, ``timeout``, ``group`` and ``device``, as of a call of this fixture.
+        """
+        __tracebackhide__ = True
+        return self(_run.with_rank, function, *args, **{"nproc": nprocs, "group": None, **options})
+
+    @property
+    def pool(self) -> Any:
+        """The `elasticlib.Pool` of the default number of ranks, for calls that need no more than that."""
+        return self._plugin.ranks.pool(_asking.asked(self._plugin._item))
+
+    def __repr__(self) -> str:
+        return "<elastic: calls a function on ranks>"
+
+
+_TOLD = pytest.StashKey[list[tuple[str, str]]]()
+_SKIPPED = pytest.StashKey[tuple[str, int, str]]()
+
+
+def _note(item: Any, told: _told.Told) -> None:
+    """Keep for the report what ranks have written and logged, and the seeds."""
+    sections = []
+    for rank, text in sorted(told.output.items()):
+        if rank > 0 and text.strip():  # that of rank 0 is pytest's own
+            sections.append((f"Captured output of rank {rank}", text))
+    for rank, outcome in sorted(told.outcomes.items()):
+        if rank > 0 and outcome.log.strip():
+            sections.append((f"Captured log of rank {rank}", outcome.log))
+    sections.append(("Seeds of the ranks", f"rank 0: {told.seed}, and each further rank the next number"))
+    item.stash[_TOLD] = [*item.stash.get(_TOLD, []), *sections]
+
+
+@contextlib.contextmanager
+def _noted(told: _told.Told) -> Iterator[None]:
+    """A warning that is an error is not raised in place of a failure, but told with that."""
+    try:
+        yield
+    except Warning as warning:
+        if told.error is None:
+            raise
+        told.error.notes = [*told.error.notes, f"{type(warning).__name__}: {warning}"]
+
+
+def _callers(item: Any, info: pytest.ExceptionInfo[BaseException]) -> Any:
+    """The lines of the test in pytest's process that have called the ranks; None where its body runs there."""
+    if _asking.runs_on_ranks(item):
+        return None
+    error = info.value
+    assert isinstance(error, RanksFailed)
+    plain = _CalledError(f"{len(error.failures)} of {error.size} ranks failed").with_traceback(info.tb)
+    found = item.repr_failure(pytest.ExceptionInfo.from_exception(plain))
+    return found if hasattr(found, "chain") else None
+
+
+class _CalledError(Exception):
+    pass
+
+
+_CalledError.__name__ = _CalledError.__qualname__ = "RanksFailed"
+_CalledError.__module__ = "elasticlib.testing"
+
+
+def _ini(config: Any, name: str) -> str:
+    with contextlib.suppress(KeyError, ValueError):
+        return str(config.getoption(name, None) or config.getini(name) or "")
+    return ""

@@ -1,0 +1,279 @@
+"""
+What of pytest's process goes to the ranks with a test: where modules are, what is patched, filters, ...
+
+Rules of this file: what cannot travel is refused by its name, before the ranks hear of the test; nothing here changes
+pytest's process.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from elasticlib.stacks import is_users
+from elasticlib.testing.process_state import _config_modules
+from elasticlib.testing.pytest_plugin.rank import _run
+from elasticlib.testing.pytest_plugin.rank._modules import Place, Setting
+from elasticlib.testing.ranks._call import MadeUp, Patch
+from elasticlib.testing.ranks._refusal import CannotTravelError, why_not
+from elasticlib.workers.child import names_of_class, names_of_module
+
+_REWRITER = "AssertionRewritingHook"
+_INI = ("python_files", "truncation_limit_lines", "truncation_limit_chars", "verbosity_assertions")
+_patches: weakref.WeakSet[Any] = weakref.WeakSet()
+"""All of pytest's ``MonkeyPatch`` since `watch_patches`."""
+_mocks: list[Any] = []
+"""The patches of ``unittest.mock`` that are in force, in their order."""
+
+
+def setting_of(config: Any) -> Setting:
+    """What ranks need of pytest's configuration."""
+    lines = ["[pytest]"]
+    for name in (*_INI, "assertion_text_diff_style"):
+        try:
+            value = config.getini(name)
+        except (KeyError, ValueError):  # of another version
+            continue
+        if value:
+            text = "\n    ".join(map(str, value)) if isinstance(value, list) else str(value)
+            lines.append(f"{name} = {text}")
+    return Setting(str(config.rootpath), "\n".join(lines) + "\n", config.get_verbosity())
+
+
+class Modules:
+    """The modules that pytest has imported, which ranks would not find, or not with their assertions rewritten."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.known: dict[str, Place] = {}
+
+    def look(self, always: Iterable[ModuleType]) -> dict[str, Place]:
+        """All by now, *always* among them."""
+        for module in always:
+            self._add(module)
+        if len(sys.modules) != self._count:
+            for module in list(sys.modules.values()):
+                spec = names_of_module(module).get("__spec__")
+                if type(spec) is ModuleSpec and type(spec.loader).__name__ == _REWRITER:
+                    self._add(module)
+            self._count = len(sys.modules)
+        return self.known
+
+    def _add(self, module: ModuleType) -> None:
+        name, file = module.__name__, getattr(module, "__file__", None)
+        if name in self.known or not file or not is_users(file):
+            return
+        self.known[name] = _place_of(module)
+        while "." in name:
+            name = name.rpartition(".")[0]
+            if name in self.known or (parent := sys.modules.get(name)) is None:
+                break
+            self.known[name] = _place_of(parent)
+
+
+def _place_of(module: ModuleType) -> Place:
+    loader = getattr(getattr(module, "__spec__", None), "loader", None)
+    folders = tuple(map(str, getattr(module, "__path__", ())))
+    return Place(getattr(module, "__file__", None) or "", folders, type(loader).__name__ == _REWRITER)
+
+
+def explaining(config: Any) -> tuple[str, ...]:
+    """The modules of the user's that explain comparisons in assertions."""
+    found = []
+    for each in config.hook.pytest_assertrepr_compare.get_hookimpls():
+        name = getattr(each.plugin, "__name__", "")
+        if isinstance(each.plugin, ModuleType) and name in sys.modules and not name.startswith("_pytest."):
+            found.append(name)
+    return tuple(found)
+
+
+class Work:
+    """What workers do for tests of pytest; see `Ranks`."""
+
+    run = staticmethod(_run.run)
+    look_at_failure = staticmethod(_run.look_at_failure)
+
+    def __init__(self, config: Any) -> None:
+        self._setting = setting_of(config)
+        self._explains = explaining(config)
+        self._modules = Modules()
+
+    def preparation(self, always: Sequence[ModuleType]) -> tuple[object, Any, tuple[Any, ...]]:
+        """How workers get to know the modules that they will need."""
+        known = self._modules.look(always)
+        names = tuple(module.__name__ for module in always)
+        return (len(known), names), _run.prepare, (self._setting, known, self._explains, names)
+
+
+# What monkeypatch and unittest.mock have changed.
+
+
+def watch_patches() -> None:
+    """Know of all patches to come."""
+    former = pytest.MonkeyPatch.__init__
+    if getattr(former, "_elasticlib", False):
+        return
+    # Those of a conftest's own, from before there was a test on ranks.
+    _patches.update(each for each in gc.get_objects() if type(each) is pytest.MonkeyPatch)
+    _mocks.extend(getattr(mock._patch, "_active_patches", ()))
+    _watch_mocks(mock._patch, "__enter__", "__exit__")
+    _watch_mocks(mock._patch_dict, "_patch_dict", "_unpatch_dict")
+
+    def begin(self: Any) -> None:
+        former(self)
+        _patches.add(self)
+
+    begin._elasticlib = True  # type: ignore[attr-defined]
+    pytest.MonkeyPatch.__init__ = begin  # type: ignore[method-assign]
+
+
+def _watch_mocks(kind: type, enter: str, leave: str) -> None:
+    """Know of the patches of *kind* that are in force, by its methods that begin and end one."""
+    begin, end = getattr(kind, enter), getattr(kind, leave)
+
+    @functools.wraps(begin)
+    def begun(self: Any) -> Any:
+        value = begin(self)
+        _mocks.append(self)
+        return value
+
+    @functools.wraps(end)
+    def ended(self: Any, *args: Any) -> Any:
+        _mocks[:] = [each for each in _mocks if each is not self]
+        return end(self, *args)
+
+    setattr(kind, enter, begun)
+    setattr(kind, leave, ended)
+
+
+def patches() -> tuple[Patch, ...]:
+    """What is patched at the moment, but for what `config` has. Raises `CannotTravelError`."""
+    found: list[Patch] = []
+    for each in _patches:
+        for owner, name, _ in each._setattr:
+            if _is_of_pytest(owner) or _config_modules.is_config(owner):
+                continue
+            found.append(_of_attribute("monkeypatch.setattr", owner, name))
+        for mapping, key, _ in each._setitem:
+            found.append(_of_item("monkeypatch.setitem", mapping, key))
+    for each in _mocks:
+        if hasattr(each, "in_dict"):
+            now, before = each.in_dict, each._original
+            for key in [*{**dict.fromkeys(before), **dict.fromkeys(now)}]:
+                if key not in now or key not in before or now[key] is not before[key]:
+                    found.append(_of_item("mock.patch.dict", now, key))
+        elif not _config_modules.is_config(each.target):
+            found.append(_of_attribute("mock.patch.object", each.target, each.attribute))
+    return tuple(found)
+
+
+def _is_of_pytest(owner: Any) -> bool:
+    """Whether pytest's own plugins patch such for the whole session: of no other object of its is that known."""
+    if isinstance(owner, (pytest.Item, pytest.Config)):
+        return True
+    name = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__ if isinstance(owner, type) else ""
+    return name.partition(".")[0] == "_pytest"
+
+
+def _of_attribute(how: str, owner: Any, name: str) -> Patch:
+    if not isinstance(owner, (ModuleType, type)):
+        raise CannotTravelError(
+            f"{how}({_short(owner)}, {name!r}, ...): the ranks have no such {type(owner).__qualname__}, "
+            "for an object of pytest's process is another one there: patch its class or a module, or patch in the "
+            "test's function"
+        )
+    where = f"{how}({getattr(owner, '__name__', owner)}, {name!r}, ...)"
+    if name not in vars(owner):
+        return _checked(Patch(owner, name, is_gone=True), where)
+    return _checked(Patch(owner, name, value=vars(owner)[name]), where)
+
+
+def _of_item(how: str, mapping: Mapping[Any, Any], key: Any) -> Patch:
+    # Variables travel with each call; but a module that the ranks import for it may set them, too.
+    owner, name = (os, "environ") if mapping is os.environ else _holder(mapping)
+    where = f"{how}({name or _short(mapping)}, {key!r}, ...)"
+    if owner is None:
+        raise CannotTravelError(
+            f"{where}: the ranks have no such {type(mapping).__qualname__}, for none of a module's or a class's "
+            "attributes holds it: patch in the test's function"
+        )
+    if key not in mapping:
+        return _checked(Patch(owner, name, key, is_item=True, is_gone=True), where)
+    value = mapping[key]
+    if mapping is sys.modules and isinstance(value, ModuleType) and getattr(value, "__spec__", None) is None:
+        values = {name: each for name, each in vars(value).items() if not name.startswith("__")}
+        value = MadeUp(value.__name__, values)
+    return _checked(Patch(owner, name, key, is_item=True, value=value), where)
+
+
+def _holder(mapping: Any) -> tuple[Any, str]:
+    """The module or class with the attribute that is *mapping*, and the attribute's name."""
+    if mapping is sys.modules:
+        return sys, "modules"
+    for module in list(sys.modules.values()):
+        for name, value in list(names_of_module(module).items()):
+            if value is mapping:
+                return module, name
+            if issubclass(type(value), type):  # isinstance would ask the object, which may warn
+                for inner, each in list(names_of_class(value).items()):
+                    if each is mapping:
+                        return value, inner
+    return None, ""
+
+
+def _checked(patch: Patch, where: str) -> Patch:
+    if problem := why_not(patch):
+        kind = patch.value.name if isinstance(patch.value, MadeUp) else type(patch.value).__qualname__
+        raise CannotTravelError(f"{where}: its value, a {kind}, cannot travel to the ranks: {problem}")
+    return patch
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = object.__repr__(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# The rest.
+
+
+def config() -> _config_modules.Choices:
+    """What is chosen in torch's configuration modules. Raises `CannotTravelError`."""
+    choices = _config_modules.choices()
+    for (module, name), value in choices.items():
+        if problem := why_not(value):
+            raise CannotTravelError(
+                f"{module}.{name} = {_short(value)}: its value, a {type(value).__qualname__}, cannot travel to the "
+                f"ranks: {problem}"
+            )
+    return choices
+
+
+def filters() -> tuple[Any, ...]:
+    """The filters of warnings, as far as ranks can have them."""
+    return tuple(each for each in warnings.filters if _travels(each))
+
+
+@functools.lru_cache(maxsize=256)
+def _travels(warning_filter: tuple[Any, ...]) -> bool:
+    return not why_not(warning_filter)
+
+
+def levels(caplog: Any) -> dict[str, int]:
+    """Levels of the root logger and of those that ``caplog`` has changed."""
+    names = {"", *(name or "" for name in getattr(caplog, "_initial_logger_levels", ()))}
+    return {name: logging.getLogger(name or None).level for name in names}

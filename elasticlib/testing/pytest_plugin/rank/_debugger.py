@@ -1,0 +1,108 @@
+"""
+A debugger in a rank, at the terminal in which pytest runs: for ``breakpoint()``, and for failures with ``--pdb``.
+
+Rules of this file: one rank has the terminal at a time; another that comes to a breakpoint meanwhile says so and goes
+on, for the first one may be waiting for it in a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pdb
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from elasticlib.testing.ranks._call import Call
+from elasticlib.workers.child import ask_caller
+
+
+class _Terminal:
+    """The streams of pytest's terminal, while this rank has it."""
+
+    def __init__(self) -> None:
+        self.debugger: pdb.Pdb | None = None
+        self._stack = contextlib.ExitStack()
+
+    def open(self) -> pdb.Pdb | None:
+        """A debugger at the terminal; None where another rank has that, or there is none."""
+        if self.debugger is not None:
+            return self.debugger
+        answer = ask_caller({"wants": "terminal"})
+        if answer is None or not answer[0].get("has"):
+            print(f"rank {os.environ['RANK']} goes on: another rank is in the debugger", file=sys.stderr)
+            return None
+        stdin, stdout = (
+            self._stack.enter_context(_stream(each, mode)) for each, mode in zip(answer[1], "rw", strict=True)
+        )
+        self.debugger = pdb.Pdb(stdin=stdin, stdout=stdout, nosigint=True)
+        self.debugger.prompt = f"(Pdb rank {os.environ['RANK']}) "
+        self.debugger.use_rawinput = False
+        return self.debugger
+
+    def say(self, text: str) -> None:
+        assert self.debugger is not None
+        self.debugger.stdout.write(text)
+        self.debugger.stdout.flush()
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        if self.debugger is not None:
+            self.debugger = None
+            self._stack.close()
+            ask_caller({"wants": "no terminal"})
+
+
+def _stream(descriptor: int, mode: str) -> Any:
+    return open(descriptor, mode, errors="replace", buffering=1, closefd=True)
+
+
+_terminal = _Terminal()
+
+
+@contextlib.contextmanager
+def offered(call: Call) -> Iterator[None]:
+    """Within the block ``breakpoint()`` stops at pytest's terminal."""
+    former = sys.breakpointhook
+    # Who chose another debugger, by the variable or as one that follows pytest's children, has that.
+    if os.environ.get("PYTHONBREAKPOINT") in (None, "") and former is sys.__breakpointhook__:
+        sys.breakpointhook = _stop
+    try:
+        yield
+    finally:
+        sys.breakpointhook = former
+        sys.settrace(None) if _terminal.debugger is not None else None
+        _terminal.close()
+
+
+def _stop(*_: Any, **__: Any) -> None:
+    frame: FrameType | None = sys._getframe().f_back
+    debugger = _terminal.open()
+    if debugger is not None:
+        _terminal.say(f"\n>>> rank {os.environ['RANK']} is at a breakpoint\n")
+        debugger.set_trace(frame)
+
+
+def entered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """*function*, in the debugger from its first line on, as ``--trace`` asks for it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        debugger = _terminal.open()
+        return function(*args, **kwargs) if debugger is None else debugger.runcall(function, *args, **kwargs)
+
+    return call
+
+
+def look_at(error: BaseException) -> bool | None:
+    """Enter the frame that raised *error*: whether who did so wants no more tests; None where nobody could."""
+    debugger = _terminal.open()
+    if debugger is None or error.__traceback__ is None:
+        return None
+    debugger.reset()
+    try:
+        debugger.interaction(None, error.__traceback__)
+        return bool(debugger.quitting)
+    finally:
+        _terminal.close()

@@ -1,0 +1,250 @@
+"""
+One test on one rank: its surroundings are made, its function is called, and what came of it is told.
+
+Rules of this file: whatever a test does to this process is undone or told as dirt; an exception of the test's is an
+outcome, one of ours is an error of the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import os
+import traceback
+import unittest
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from attrs import evolve
+
+from elasticlib.stacks import CALLERS, users_part
+from elasticlib.testing.process_state import _config_modules, _torch_modes
+from elasticlib.testing.pytest_plugin.rank import _debugger, _made, _modules
+from elasticlib.testing.ranks import _isolation, _outcomes, _plain
+from elasticlib.testing.ranks._call import Call, Failure, MadeUp, Outcome, Patch, Style
+from elasticlib.workers.child import (
+    can_be_pickled,
+    is_secondary,
+    is_worker_variable,
+    pack_result,
+    release_peers,
+    text_of_exception,
+)
+
+
+def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
+    """What came of *function* on this rank."""
+    if call.device == "cuda":
+        import torch
+
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    _failed.clear()
+    outcome = _plain.watched(call, lambda: _surrounded(call, function, args, kwargs))
+    if outcome.kind != "passed":
+        with contextlib.suppress(Exception):  # nothing is told in place of the failure
+            release_peers()
+    return outcome
+
+
+_OF_LAUNCHERS_GROUP = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+
+
+def with_rank(function: Callable[..., Any], *args: Any) -> Any:
+    """What *function* returns, called with this process's rank in front of *args*; its variables are put back."""
+    __tracebackhide__ = True
+    variables = dict(os.environ)
+    for name in _OF_LAUNCHERS_GROUP:  # else torch would not open the store for which the function names a port
+        os.environ.pop(name, None)
+    try:
+        return function(int(variables["RANK"]), *args)
+    finally:
+        os.environ.clear()
+        os.environ.update(variables)
+
+
+def _surrounded(
+    call: Call,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Outcome:
+    """As `run`, with the test's surroundings."""
+    rank = int(os.environ["RANK"])
+    item = _made.Item()
+    with contextlib.ExitStack() as stack:
+        caught = stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.filters[:] = list(call.filters)  # type: ignore[index]
+        getattr(warnings, "_filters_mutated_lock_held", getattr(warnings, "_filters_mutated", lambda: None))()
+        stack.enter_context(_torch_modes.as_there(call.modes))
+        stack.enter_context(_config_modules.as_there(call.config))
+        stack.enter_context(_patched(call.patches))
+        stack.enter_context(_made.logs_of(call, item))
+        stack.enter_context(_debugger.offered(call))
+        fixtures = stack.enter_context(_made.made(call, item))
+        given = {**kwargs, **fixtures, **_made.of_rank(call, rank)}
+        entered = _debugger.entered(function) if call.trace and rank == 0 else function
+        with _example(call, function):
+            outcome = _called(call, lambda: _returned(entered(*args, **given)))
+    told = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
+    records = tuple(map(_made.portable, item.handler.records))
+    log, properties = item.handler.stream.getvalue(), tuple(item.properties)
+    return evolve(outcome, warnings=_portable(told), records=records, log=log, properties=properties)
+
+
+def _portable(told: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Warnings that can travel; of others the text."""
+    return tuple(
+        (message, category, file, line)
+        if can_be_pickled((message, category))
+        else (str(message), UserWarning, file, line)
+        for message, category, file, line in told
+    )
+
+
+@contextlib.contextmanager
+def _example(call: Call, function: Callable[..., Any]) -> Iterator[None]:
+    """Have what an example of Hypothesis may ask its engine for (``note``, ``assume``); all is drawn by now."""
+    if call.example is None:
+        yield
+        return
+    control: Any = importlib.import_module("hypothesis.control")
+    data: Any = importlib.import_module("hypothesis.internal.conjecture.data")
+    try:
+        drawn = data.ConjectureData.for_choices(())
+        context = control.BuildContext(drawn, is_final=call.example, wrapped_test=function)
+    except (AttributeError, TypeError):  # of another version
+        context = contextlib.nullcontext()
+    with context:
+        yield
+
+
+def _returned(value: Any) -> Any:
+    """What a function returns, of a coroutine what that does."""
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def _called(call: Call, function: Callable[[], Any]) -> Outcome:
+    import pytest
+
+    try:
+        value = function()
+        if value is not None:
+            return Outcome("passed", value=pack_result(value, ()))
+        return Outcome("passed")
+    except (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest) as stop:
+        kind = "xfailed" if isinstance(stop, pytest.xfail.Exception) else "skipped"
+        return Outcome(kind, reason=str(stop), place=_outcomes.place(users_part(stop), call))
+    except SystemExit as stop:
+        if stop.code in (None, 0) and not call.is_body:
+            return Outcome("passed")
+        return Outcome("failed", failure=failure_of(call, stop))
+    except _outcomes.PartsError as several:
+        parts = tuple((what, failure_of(call, error)) for what, error in several.parts)
+        return Outcome("failed", failure=parts[0][1], parts=parts)
+    except BaseException as error:
+        return Outcome("failed", failure=failure_of(call, error))
+
+
+_failed: list[BaseException] = []
+"""What the last call has raised, where it may be looked at."""
+
+
+def look_at_failure() -> bool | None:
+    """In the debugger: whether who did so wants no more tests; None where it is not there."""
+    return _debugger.look_at(_failed[0]) if _failed else None
+
+
+def failure_of(call: Call, error: BaseException) -> Failure:
+    """What is to be told of *error*."""
+    error = error.with_traceback(users_part(error))
+    if call.debug:
+        _failed.append(error)
+    if is_secondary(error):  # of a lost peer the code of torch says nothing, and there is much of it
+        return _outcomes.failure(call, error, "".join(traceback.format_exception(error)))
+    return _outcomes.failure(call, error, _represented(error, call))
+
+
+def _represented(error: BaseException, call: Call) -> Any:
+    """Pytest's representation of *error*, as an item of its own would make it."""
+    import pytest
+    from _pytest._code import ExceptionInfo
+
+    style: Style = call.style
+    if isinstance(error, pytest.fail.Exception) and not error.pytrace:
+        return str(error)
+    if error.__traceback__ is None:
+        return text_of_exception(error)
+    try:
+        info = ExceptionInfo.from_exception(error)
+        kind: Any = "long" if style.tbstyle == "auto" or style.fulltrace else style.tbstyle
+        return info.getrepr(
+            funcargs=True,
+            abspath=os.getcwd() != style.directory,
+            showlocals=style.showlocals,
+            style=kind,
+            tbfilter=False if style.fulltrace else (lambda found: _shortened(found, style)),
+            truncate_locals=style.verbosity <= 1,
+        )
+    except Exception as failure:  # such as a class whose text cannot be had
+        return f"{type(error).__name__}: (its traceback cannot be shown: {failure!r})"
+
+
+def _shortened(info: Any, style: Style) -> Any:
+    """The traceback without what pytest hides; of many frames the first and the last are shown whole."""
+    from _pytest._code import Traceback
+
+    frames = info.traceback.filter(info) or info.traceback
+    if style.tbstyle == "auto" and len(frames) > 2:
+        return Traceback((frames[0], *(each.with_repr_style("short") for each in frames[1:-1]), frames[-1]))
+    return frames
+
+
+@contextlib.contextmanager
+def _patched(patches: tuple[Patch, ...]) -> Iterator[None]:
+    """Have in this process what ``monkeypatch`` has changed in pytest's."""
+    if not patches:
+        yield
+        return
+    import pytest
+
+    with pytest.MonkeyPatch.context() as here:
+        for patch in patches:
+            if patch.owner is os and patch.name == "environ" and is_worker_variable(patch.key):
+                continue
+            if patch.is_item and patch.is_gone:
+                here.delitem(getattr(patch.owner, patch.name), patch.key, raising=False)
+            elif patch.is_item:
+                here.setitem(getattr(patch.owner, patch.name), patch.key, _value(patch))
+            elif patch.is_gone:
+                here.delattr(patch.owner, patch.name, raising=False)
+            else:
+                here.setattr(patch.owner, patch.name, patch.value, raising=False)
+        yield
+
+
+def _value(patch: Patch) -> Any:
+    if not isinstance(patch.value, MadeUp):
+        return patch.value
+    made = ModuleType(patch.value.name)
+    vars(made).update(patch.value.values)
+    return made
+
+
+def prepare(
+    setting: _modules.Setting, modules: Mapping[str, _modules.Place], explains: tuple[str, ...], tests: tuple[str, ...]
+) -> None:
+    """Before the first call that needs it: see `_modules.prepare`. The modules of *tests* are imported by now."""
+    _modules.prepare(setting, modules)
+    _modules.register(explains)
+    for name in tests:
+        with contextlib.suppress(Exception, SystemExit):  # which the test that needs it will meet, and tell
+            importlib.import_module(name)
+    _isolation.settle()
+
+
+for _file in (__file__, _made.__file__, _debugger.__file__, asyncio.runners.__file__, asyncio.base_events.__file__):
+    CALLERS.add(_file)

@@ -1,0 +1,74 @@
+"""Which modules of this program were edited since it imported them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from elasticlib.preload._edited import Edits
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """One that this program has imported, with its bytecode."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.syspath_prepend(tmp_path)
+    edit(tmp_path / "of_this_project.py", 1)
+    yield importlib.import_module("of_this_project")
+    sys.modules.pop("of_this_project", None)
+
+
+def edit(file: Path, version: int) -> None:
+    file.write_text(f"VERSION = {version}\n")
+    os.utime(file, (1000 * version, 1000 * version))
+
+
+def told(edits: Edits, caplog: pytest.LogCaptureFixture) -> bool:
+    caplog.clear()
+    edits.tell()
+    return any("of_this_project changed on disk" in each.getMessage() for each in caplog.records)
+
+
+def test_a_module_that_was_edited_before_anybody_asked_is_told_once(
+    module: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit(Path(str(module.__file__)), 2)
+    edits = Edits()
+
+    assert [told(edits, caplog), told(edits, caplog)] == [True, False]
+
+
+def test_a_module_that_is_as_it_was_is_not_told(module: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    edits = Edits()
+
+    assert [told(edits, caplog), told(edits, caplog)] == [False, False]
+
+
+def test_an_edit_between_two_looks_is_told_unless_the_module_was_reloaded(
+    module: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    edits = Edits()
+    edits.tell()
+    edit(Path(str(module.__file__)), 2)
+    found = told(edits, caplog)
+    edit(Path(str(module.__file__)), 3)
+    importlib.reload(module)
+
+    assert (found, told(edits, caplog)) == (True, False)
+
+
+def test_old_bytecode_tells_nothing_where_none_is_written(
+    module: ModuleType, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    edit(Path(str(module.__file__)), 2)
+    importlib.reload(module)
+
+    assert not told(Edits(), caplog)
