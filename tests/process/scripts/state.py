@@ -52,5 +52,5 @@ for name, module in sorted(sys.modules.items()):
             seen[f"{name}.{key}"] = shown(value)
 modules = sorted(sys.modules)
 # The list by which the plugin compares a process before and after a test.
-seen |= {f"setting: {name}": shown(value) for name, value in SETTINGS.now().items()}
+seen |= {f"setting: {name}": shown(value) for name, value in SETTINGS.process_settings().items()}
 print(json.dumps({"modules": modules, "state": seen}))
