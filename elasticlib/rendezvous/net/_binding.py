@@ -47,57 +47,82 @@ def bind_endpoint(
     host: str, port: int, addresses: Sequence[Address], *, alone: bool = False
 ) -> socket.socket | Elsewhere | Taken:
     """
-    The endpoint's listening socket, if it is on this machine and free. Raises `ConfigError` for a forbidden port.
+    Return the endpoint's listening socket, if it is on this machine and free.
 
-    A job that is *alone* on its node awaits nobody by another way than the name: the socket is at its first address.
+    A job that is *alone* on its node awaits nobody by another way than the name: the socket is at its first
+    address. Raises `ConfigError` for a forbidden port.
     """
-    if is_loopback(host) or address_of(host) is not None:
+    is_numeric = address_of(host) is not None
+    if is_numeric or is_loopback(host):
         return listen(addresses, port)
     outer = [address for address in addresses if not is_loopback(address.host)]
-    spelled = ", ".join(address.host for address in addresses)
     if not outer:
-        if _label(host) != _label(socket.gethostname()):
-            return Elsewhere(f"{host} resolves to {spelled} here, but this machine is called {socket.gethostname()}")
-        return listen(addresses if alone else ANYWHERE, port)
+        return _bind_loopback_name(host, port, addresses, alone)
+    return _bind_outer_name(host, port, outer, addresses, alone)
+
+
+def _bind_loopback_name(
+    host: str, port: int, addresses: Sequence[Address], alone: bool
+) -> socket.socket | Elsewhere | Taken:
+    """Bind a name that leads to loopback addresses only, as /etc/hosts often has it for a machine's own name."""
+    own_name = socket.gethostname()
+    if _label(host) != _label(own_name):
+        spelled = _spell_all(addresses)
+        return Elsewhere(f"{host} resolves to {spelled} here, but this machine is called {own_name}")
+    # Other machines find this one by the same name at another address.
+    return listen(addresses if alone else ANYWHERE, port)
+
+
+def _bind_outer_name(
+    host: str, port: int, outer: Sequence[Address], addresses: Sequence[Address], alone: bool
+) -> socket.socket | Elsewhere | Taken:
+    """Bind a name that leads to the *outer* addresses, some of which may be of this machine."""
+    spelled = _spell_all(addresses)
     here = [address for address in outer if is_here(address)]
     if not here:
         return Elsewhere(f"{host} ({spelled}) is no address of this machine, {socket.gethostname()}")
-    if len(here) < len(outer) and min(outer, key=_order) not in here:
-        # One name for many machines: each finds itself under it, so all agree on the lowest address.
+    # One name for many machines: each finds itself under it, so all agree on the lowest address.
+    if min(outer, key=_order) not in here:
         return Elsewhere(f"{host} ({spelled}) names several machines, and the lowest address is another one's")
-    return listen(here if alone or len(here) == 1 else ANYWHERE, port)
+    if alone or len(here) == 1:
+        return listen(here, port)
+    return listen(ANYWHERE, port)
 
 
 def listen(addresses: Sequence[Address], port: int) -> socket.socket | Elsewhere | Taken:
-    """A socket that listens at the first of the addresses that this machine has."""
+    """Return a socket that listens at the first of the addresses that this machine has."""
     for address in addresses:
         try:
             return _listen(address, port)
         except OSError as error:
+            if error.errno in _ABSENT:
+                continue
+            place = spell(address.host, port)
             if error.errno == errno.EADDRINUSE:
-                return Taken(f"another process listens at {spell(address.host, port)} of this machine already")
-            if error.errno in (errno.EACCES, errno.EPERM):
-                why = f"this user may not listen at {spell(address.host, port)}: {os.strerror(error.errno)}"
-                raise ConfigError(f"{why}; choose a port above 1023") from error
-            if error.errno not in _ABSENT:
-                why = f"cannot listen at {spell(address.host, port)}: {os.strerror(error.errno or 0)}"
-                raise RendezvousConnectionError(why) from error
-    spelled = ", ".join(address.host for address in addresses)
-    return Elsewhere(f"{spelled} is no address of this machine, {socket.gethostname()}")
+                return Taken(f"another process listens at {place} of this machine already")
+            raise _refusal(place, error) from error
+    return Elsewhere(f"{_spell_all(addresses)} is no address of this machine, {socket.gethostname()}")
+
+
+def _refusal(place: str, error: OSError) -> ConfigError | RendezvousConnectionError:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        why = f"this user may not listen at {place}: {os.strerror(error.errno)}"
+        return ConfigError(f"{why}; choose a port above 1023")
+    return RendezvousConnectionError(f"cannot listen at {place}: {os.strerror(error.errno or 0)}")
 
 
 def loopback() -> str:
-    """Where this machine reaches itself: by IPv4 unless it has IPv6 alone."""
+    """Return the address at which this machine reaches itself: IPv4's unless it has IPv6 alone."""
     return next((each.host for each in _LOOPBACKS if is_here(each)), _LOOPBACKS[0].host)
 
 
 def outward_address() -> str | None:
-    """Address of this machine on its way to the rest of the world; None without a default route."""
+    """Return this machine's address on its way to the rest of the world; None without a default route."""
     return next(filter(None, map(address_towards, _FAR)), None)
 
 
 def address_towards(far: Address) -> str | None:
-    """Address of this machine on its way to that one; None without a route."""
+    """Return this machine's address on its way to *far*; None without a route."""
     with suppress(OSError), socket.socket(far.family, socket.SOCK_DGRAM) as probe:
         probe.connect(far.place(9))  # for a datagram socket that only picks a route
         return str(probe.getsockname()[0])
@@ -119,11 +144,15 @@ def _listen(address: Address, port: int) -> socket.socket:
 
 
 def is_here(address: Address) -> bool:
-    """Whether this machine has the address."""
+    """Return whether this machine has the address."""
     with suppress(OSError), socket.socket(address.family, socket.SOCK_STREAM) as probe:
         probe.bind(address.place(0))
         return True
     return False
+
+
+def _spell_all(addresses: Sequence[Address]) -> str:
+    return ", ".join(address.host for address in addresses)
 
 
 def _order(address: Address) -> tuple[int, int]:

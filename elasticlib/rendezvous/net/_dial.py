@@ -37,17 +37,19 @@ class RefusedError(RendezvousConnectionError):
 
 
 def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) -> tuple[Address, str]:
-    """The first address that accepts a connection, and this machine's own then; an error says why none does."""
+    """Return the first address that accepts a connection, and this machine's own then; an error says why none does."""
     deadline = monotonic() + timeout
     whys, refused = [], 0
     for index, address in enumerate(addresses):
+        # Each gets its share of the time that is left: a silent address must not cost the next ones theirs.
         limit = max(deadline - monotonic(), 0.05) / (len(addresses) - index)
         try:
             return address, _connect(address, port, limit)
         except OSError as error:
             refused += isinstance(error, ConnectionRefusedError)
             whys.append(f"{address.host}: {_explain(error, limit)}")
-    if any(is_loopback(address.host) for address in addresses) and not is_loopback(host):
+    leads_to_loopback = any(is_loopback(address.host) for address in addresses)
+    if leads_to_loopback and not is_loopback(host):
         whys.append(f"{host} resolves to this machine itself here: check its /etc/hosts")
     kind = RefusedError if refused == len(addresses) else RendezvousConnectionError
     raise kind(f"{spell(host, port)} cannot be reached ({'; '.join(whys)})")
@@ -62,23 +64,40 @@ class Limited(Generic[T]):
     """Attempts that nobody waits for any more, oldest first."""
 
     def run(self, call: Callable[[], T], timeout: float, silence: str) -> T:
-        """What *call* returns or raises; after *timeout* seconds a `RendezvousConnectionError` that says *silence*."""
+        """
+        Return what *call* returns, or raise what it raises.
+
+        After *timeout* seconds raise a `RendezvousConnectionError` that says *silence*.
+        """
         with self._lock:
-            self._hanging = [each for each in self._hanging if not each.done() or each.exception() is None]
-            mine = self._hanging.pop() if len(self._hanging) >= LEFT_BEHIND else _begin(call)
-        wait([mine], timeout)
+            attempt = self._begin_or_resume(call)
+        wait([attempt], timeout)
         with self._lock:
-            if not mine.done():
-                self._hanging.append(mine)
-                late = [each for each in self._hanging if each.done() and each.exception() is None]
-                if not late:
-                    raise RendezvousConnectionError(silence)
-                mine = late[-1]
-                self._hanging.remove(mine)
-        return mine.result()
+            if not attempt.done():
+                self._hanging.append(attempt)
+                attempt = self._take_late_success(silence)
+        return attempt.result()
+
+    def _begin_or_resume(self, call: Callable[[], T]) -> Future[T]:
+        self._hanging = [each for each in self._hanging if not _has_failed(each)]
+        if len(self._hanging) >= LEFT_BEHIND:
+            return self._hanging.pop()
+        return _begin(call)
+
+    def _take_late_success(self, silence: str) -> Future[T]:
+        """Return the newest attempt that ended well after its time; raise an error with *silence* if none did."""
+        for each in reversed(self._hanging):
+            if each.done() and not _has_failed(each):
+                self._hanging.remove(each)
+                return each
+        raise RendezvousConnectionError(silence)
 
 
 _unfinished: set[Future[Any]] = set()
+
+
+def _has_failed(attempt: Future[Any]) -> bool:
+    return attempt.done() and attempt.exception() is not None
 
 
 def _begin(call: Callable[[], T]) -> Future[T]:
@@ -104,7 +123,7 @@ def _let_attempts_end() -> None:
 
 
 def _connect(address: Address, port: int, limit: float) -> str:
-    """The local address of a connection that is closed again."""
+    """Return the local address of a connection that is closed again."""
     with socket.socket(address.family, socket.SOCK_STREAM) as sock:
         sock.settimeout(limit)
         sock.connect(address.place(port))

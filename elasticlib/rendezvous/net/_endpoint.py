@@ -13,7 +13,8 @@ from elasticlib.errors import ConfigError
 
 DEFAULT_PORT = 29400
 
-_HOST = re.compile(r"[\w.:-]+")
+_NAME = re.compile(r"[\w.-]+")
+_IN_BRACKETS = re.compile(r"\[(?P<host>[^]]*)\](:(?P<port>.*))?", re.DOTALL)
 _PORT = re.compile(r"0{0,99}[0-9]{1,5}")
 _SHORT = re.compile(r"(0x[0-9a-f]+|[0-9]+)(\.(0x[0-9a-f]+|[0-9]+)){0,3}", re.IGNORECASE)
 """An IPv4 address as name resolvers take it, too: with parts left out, octal or hexadecimal, such as 127.1."""
@@ -23,7 +24,7 @@ _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhos
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
     """
-    Host and port of ``host``, ``host:port``, ``address``, ``[address]`` or ``[address]:port``.
+    Return host and port of ``host``, ``host:port``, ``address``, ``[address]`` or ``[address]:port``.
 
     Blank text is ``localhost``. An IPv6 address needs its brackets only where a port follows: ``::1`` is an
     address here, where torch reads it as port 1 of the host ``:``. Raises `ConfigError`, a ValueError.
@@ -31,32 +32,56 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     text = (endpoint or "").strip()
     if not text:
         return "localhost", default_port
-    if scheme := _SCHEME.match(text):
-        rest = text[scheme.end() :].split("/")[0]
-        raise _wrong(text, f"it is a URL, not host:port; write {rest!r}")
+    _refuse_url(text)
     if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        is_host = address_of(host) is not None or (_HOST.fullmatch(host) and ":" not in host)
-        if not bracket or not is_host or (rest and not rest.startswith(":")):
-            raise _wrong(text, "brackets hold one IP address, as in '[::1]:29400'")
-        return host, _port(text, rest[1:]) if rest else default_port
-    if address_of(text) is not None:
+        return _parse_brackets(text, default_port)
+    # Before the search for a colon: an IPv6 address has some of its own.
+    if ":" not in text or address_of(text) is not None:
+        _check_host(text, text)
         return text, default_port
-    host, colon, port = text.rpartition(":")
-    if not colon:
-        host = text
+    host, _, port = text.rpartition(":")
+    _check_host(text, host)
+    return host, _port(text, port)
+
+
+def _refuse_url(endpoint: str) -> None:
+    scheme = _SCHEME.match(endpoint)
+    if scheme is None:
+        return
+    rest = endpoint[scheme.end() :].split("/")[0]
+    raise _wrong(endpoint, f"it is a URL, not host:port; write {rest!r}")
+
+
+def _parse_brackets(endpoint: str, default_port: int) -> tuple[str, int]:
+    found = _IN_BRACKETS.fullmatch(endpoint)
+    if found is None or not is_host(found["host"]):
+        raise _wrong(endpoint, "brackets hold one IP address, as in '[::1]:29400'")
+    if found["port"] is None:
+        return found["host"], default_port
+    return found["host"], _port(endpoint, found["port"])
+
+
+def _check_host(endpoint: str, host: str) -> None:
+    """Raise `ConfigError` for the *host* of an *endpoint* that can be none."""
+    if is_host(host):
+        return
     if not host:
-        raise _wrong(text, "the host is missing; write 'host:port', or 'localhost:port' for this machine alone")
-    if ":" in host and address_of(host) is None:
-        raise _wrong(text, "it holds too many colons; write 'host:port', an IPv6 address as in '[::1]:29400'")
-    if not _HOST.fullmatch(host) and address_of(host) is None:
-        more = "; for a file on this machine add store_type=file to rdzv_configs (--rdzv-conf)" if "/" in host else ""
-        raise _wrong(text, f"host {host!r} has other characters than letters, digits, '.', '-' and '_'{more}")
-    return host, _port(text, port) if colon else default_port
+        raise _wrong(endpoint, "the host is missing; write 'host:port', or 'localhost:port' for this machine alone")
+    if ":" in host:
+        raise _wrong(endpoint, "it holds too many colons; write 'host:port', an IPv6 address as in '[::1]:29400'")
+    why = f"host {host!r} has other characters than letters, digits, '.', '-' and '_'"
+    if "/" in host:
+        why += "; for a file on this machine add store_type=file to rdzv_configs (--rdzv-conf)"
+    raise _wrong(endpoint, why)
+
+
+def is_host(text: str) -> bool:
+    """Return whether *text* can be a host's name, or is an address."""
+    return _NAME.fullmatch(text) is not None or address_of(text) is not None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant, whatever a name server says."""
+    """Return whether only this machine can be meant, whatever a name server says."""
     address = address_of(host)
     if address is None:
         name = host.lower().rstrip(".")
@@ -66,35 +91,38 @@ def is_loopback(host: str) -> bool:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The numeric address that *host* spells out, in whatever form resolvers take; None for a name."""
+    """Return the numeric address that *host* spells out, in whatever form resolvers take; None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
-        return _short_address(host) if _SHORT.fullmatch(host) else None
+        if _SHORT.fullmatch(host):
+            return _short_address(host)
+        return None
 
 
 def _short_address(host: str) -> ipaddress.IPv4Address | None:
-    """The address of *host*, whose last part stands for all that are missing."""
-    *first, last = map(_number, host.split("."))
-    missing = 4 - len(first)
-    if any(part is None or part > 0xFF for part in first) or last is None or last >= 256**missing:
+    """Return the address of *host*, whose last part stands for all that are missing."""
+    try:
+        *first, last = map(_number, host.split("."))
+        octets = bytes(first) + last.to_bytes(4 - len(first), "big")
+    except (ValueError, OverflowError):  # a part that is too large, or no number, such as 09
         return None
-    octets = bytes(part for part in first if part is not None) + last.to_bytes(missing, "big")
     return ipaddress.IPv4Address(octets)
 
 
-def _number(text: str) -> int | None:
-    """A number as C writes it: hexadecimal after 0x, octal after 0."""
-    base = 16 if text[:2].lower() == "0x" else 8 if text.startswith("0") else 10
-    try:
-        return int(text, base)
-    except ValueError:  # such as 09
-        return None
+def _number(text: str) -> int:
+    """Return the number that C reads in *text*: hexadecimal after 0x, octal after 0."""
+    if text[:2].lower() == "0x":
+        return int(text, 16)
+    if text.startswith("0"):
+        return int(text, 8)
+    return int(text)
 
 
 def spell(host: str, port: int) -> str:
-    """``host:port``, with brackets where they are needed."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    """Return ``host:port``, with brackets where they are needed."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{port}"
 
 
 def _port(endpoint: str, text: str) -> int:

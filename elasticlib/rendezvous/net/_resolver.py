@@ -53,33 +53,48 @@ class Address:
 
 def resolve(host: str, port: int, timeout: float) -> list[Address]:
     """
-    Addresses of *host*, in the order of preference, at least one.
+    Return the addresses of *host*, in the order of preference, at least one.
 
     Raises `RendezvousConnectionError` when there is none, or when that is not known after *timeout* seconds.
     """
     address = address_of(host)
+    if address is not None and address.version == 6:
+        return [Address(socket.AF_INET6, host)]  # as it was written, with its zone
     if address is not None:
-        return [Address(socket.AF_INET6, host) if address.version == 6 else Address(socket.AF_INET, str(address))]
+        return [Address(socket.AF_INET, str(address))]
     if host.lower() == "localhost":  # the same on every machine, hence the same for all who meet there
         return [Address(socket.AF_INET, "127.0.0.1"), Address(socket.AF_INET6, "::1")]
-    command = [sys.executable, "-I", "-S", "-c", _LOOKUP, host, str(port)]
-    environment = {name: value for name, value in os.environ.items() if (name, value) != ("RES_OPTIONS", QUIET_LOOKUPS)}
-    try:
-        with unseen_by_debugger():
-            done = subprocess.run(
-                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=max(timeout, 0.1)
-            )
-        answer = loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        answer = f"the name server did not answer within {timeout:.1f} s"
-    except OSError as error:
-        answer = f"no process can be started: {error}"
-    except ValueError:
-        answer = f"the look-up ended with exit status {done.returncode}"
+    answer = _look_up(host, port, timeout)
     if isinstance(answer, str):
         raise RendezvousConnectionError(f"name not found: {host!r}: {answer}")
     return list(dict.fromkeys(_address(*place) for place in answer))
 
 
+def _look_up(host: str, port: int, timeout: float) -> Any:
+    """Return what `_LOOKUP` found: a list of families and places, or a text that says why there is none."""
+    command = [sys.executable, "-I", "-S", "-c", _LOOKUP, host, str(port)]
+    environment = dict(os.environ)
+    if environment.get("RES_OPTIONS") == QUIET_LOOKUPS:
+        del environment["RES_OPTIONS"]
+    try:
+        with unseen_by_debugger():
+            done = subprocess.run(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=max(timeout, 0.1),
+            )
+        return loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        return f"the name server did not answer within {timeout:.1f} s"
+    except OSError as error:
+        return f"no process can be started: {error}"
+    except ValueError:
+        return f"the look-up ended with exit status {done.returncode}"
+
+
 def _address(family: int, host: str, port: int, flow: int = 0, zone: int = 0) -> Address:
-    return Address(family, f"{host}%{zone}" if zone and "%" not in host else host)
+    if zone and "%" not in host:
+        host = f"{host}%{zone}"
+    return Address(family, host)
