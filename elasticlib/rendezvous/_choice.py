@@ -7,7 +7,6 @@ without being stopped is returned, not printed. What torch takes, and could have
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -17,7 +16,7 @@ from elasticlib._wording import counted
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _options
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.net._endpoint import address_of, parse_rendezvous_endpoint
+from elasticlib.rendezvous.net._endpoint import is_host, parse_rendezvous_endpoint
 from elasticlib.spec import LaunchConfig
 
 DEFAULT_RUN_ID = "none"
@@ -55,60 +54,44 @@ class PlugIn:
 
 
 Choice: TypeAlias = Private | PlugIn | Job
+_Warnings: TypeAlias = tuple[str, ...]
 
 
 def scheduler_index(environ: Mapping[str, str]) -> int | None:
-    """This node's place as its scheduler numbers it; None where none does, or where there is one task only."""
+    """Return this node's place as its scheduler numbers it; None where none does, or where there is one task only."""
     for place, size in _SCHEDULERS:
-        index, tasks = environ.get(place, ""), environ.get(size, "") if size else "2"
-        if index.isdecimal() and tasks.isdecimal() and int(tasks) > 1:
+        index = environ.get(place, "")
+        # Where a scheduler leaves no number of tasks, there may be several.
+        tasks = environ.get(size, "") if size else "2"
+        has_both = index.isdecimal() and tasks.isdecimal()
+        if has_both and int(tasks) > 1:
             return int(index)
     return None
 
 
 def choose(
     config: LaunchConfig, *, node: str, fresh_id: str, token: str | None, index: int | None
-) -> tuple[Choice, tuple[str, ...]]:
+) -> tuple[Choice, _Warnings]:
     """
-    What *config* means, and warnings for its user.
+    Return the rendezvous that *config* means, and warnings for its user.
 
     *node* is this node's name in a job, *fresh_id* the id of a job that was given none, *index* the
     scheduler's number for this node. Raises `ConfigError` for what contradicts itself or cannot be found.
     """
-    if config.local_addr and not _is_host(config.local_addr):
-        raise ConfigError.of_setting(
-            "local_addr", f"{config.local_addr!r} must be a host's name or address, without a port"
-        )
+    _check_local_addr(config)
     if config.rdzv_backend not in _options.ALL:
         return _plug_in(config, fresh_id, token)
     options = _options.read(config.rdzv_backend, config.rdzv_configs)
-    static = config.rdzv_backend == "static"
-    rank, differing = _node_rank(config, options) if static else (None, ())
-    warnings = options.idle + _unused(config) + differing
+    is_static = config.rdzv_backend == "static"
+    rank, rank_warnings = _node_rank(config, options) if is_static else (None, ())
+    warnings = options.idle + _unused(config) + rank_warnings
     private = _private(config, options, fresh_id)
     if private is not None:
-        if config.max_nodes > 1:
-            place = "on a free port, where" if config.rdzv_endpoint.strip() else "a file of this node alone, so that"
-            warnings += (
-                f"rdzv_endpoint={config.rdzv_endpoint!r} is {place} no other node can find it: "
-                f"this job stays at one node of max_nodes={config.max_nodes}; give host:port to let others join",
-            )
-        return private, warnings
-    if static and rank is None:
-        last = config.max_nodes - 1
-        raise ConfigError.of_setting(
-            "node_rank", f"None: with rdzv_backend='static' each node needs its own, from 0 to {last}"
-        )
-    run_id, more = _run_id(config, fresh_id)
-    if static and config.min_nodes != config.max_nodes:
-        more += (
-            f"min_nodes={config.min_nodes} is ignored: with rdzv_backend='static' the number of nodes is fixed, "
-            f"max_nodes={config.max_nodes} are waited for; rdzv_backend='c10d' starts with fewer",
-        )
-    endpoint = config.rdzv_endpoint
-    if not endpoint.strip() and config.rdzv_backend in _LOCAL_ENDPOINTS:
-        endpoint = _LOCAL_ENDPOINTS[config.rdzv_backend]
-        more += (f"rdzv_endpoint='' means {endpoint}: only nodes on this machine can join",)
+        return private, warnings + _warn_of_one_node(config)
+    if is_static:
+        _check_rank_is_given(config, rank)
+    run_id, id_warnings = _run_id(config, fresh_id)
+    endpoint, endpoint_warnings = _endpoint(config)
     job = Job.of(
         options,
         run_id=run_id,
@@ -118,20 +101,61 @@ def choose(
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
         wait_for=_wait_for(config, options),
-        node_rank=rank if static else index,
+        node_rank=rank if is_static else index,
         is_scheduled=rank is not None and rank == index,
         token=token,
         local_addr=config.local_addr or None,
         max_restarts=config.max_restarts,
     )
-    return job, warnings + more
+    return job, warnings + id_warnings + _warn_of_min_nodes(config) + endpoint_warnings
 
 
-def _is_host(text: str) -> bool:
-    return bool(re.fullmatch(r"[\w.-]+", text)) or address_of(text) is not None
+def _check_local_addr(config: LaunchConfig) -> None:
+    if config.local_addr and not is_host(config.local_addr):
+        raise ConfigError.of_setting(
+            "local_addr", f"{config.local_addr!r} must be a host's name or address, without a port"
+        )
 
 
-def _plug_in(config: LaunchConfig, fresh_id: str, token: str | None) -> tuple[PlugIn, tuple[str, ...]]:
+def _check_rank_is_given(config: LaunchConfig, rank: int | None) -> None:
+    if rank is None:
+        last = config.max_nodes - 1
+        raise ConfigError.of_setting(
+            "node_rank", f"None: with rdzv_backend='static' each node needs its own, from 0 to {last}"
+        )
+
+
+def _warn_of_one_node(config: LaunchConfig) -> _Warnings:
+    """Warn that a launch with a rendezvous of its own could have several nodes by its configuration."""
+    if config.max_nodes == 1:
+        return ()
+    place = "on a free port, where" if config.rdzv_endpoint.strip() else "a file of this node alone, so that"
+    return (
+        f"rdzv_endpoint={config.rdzv_endpoint!r} is {place} no other node can find it: "
+        f"this job stays at one node of max_nodes={config.max_nodes}; give host:port to let others join",
+    )
+
+
+def _warn_of_min_nodes(config: LaunchConfig) -> _Warnings:
+    if config.rdzv_backend != "static" or config.min_nodes == config.max_nodes:
+        return ()
+    return (
+        f"min_nodes={config.min_nodes} is ignored: with rdzv_backend='static' the number of nodes is fixed, "
+        f"max_nodes={config.max_nodes} are waited for; rdzv_backend='c10d' starts with fewer",
+    )
+
+
+def _endpoint(config: LaunchConfig) -> tuple[str, _Warnings]:
+    """Return the endpoint of a job of several nodes."""
+    local = _LOCAL_ENDPOINTS.get(config.rdzv_backend)
+    if config.rdzv_endpoint.strip() or local is None:
+        return config.rdzv_endpoint, ()
+    return local, (f"rdzv_endpoint='' means {local}: only nodes on this machine can join",)
+
+
+
+
+def _plug_in(config: LaunchConfig, fresh_id: str, token: str | None) -> tuple[PlugIn, _Warnings]:
     if token is not None:
         raise ConfigError(
             f"token is given, but rdzv_backend={config.rdzv_backend!r} does not support a token: "
@@ -140,11 +164,11 @@ def _plug_in(config: LaunchConfig, fresh_id: str, token: str | None) -> tuple[Pl
     warnings = _unused(config)
     if config.wait_for != "quiet":
         warnings += (f"wait_for={config.wait_for!r} has no effect with rdzv_backend={config.rdzv_backend!r}",)
-    run_id, more = _run_id(config, fresh_id)
-    return PlugIn(run_id, config.rdzv_backend), warnings + more
+    run_id, id_warnings = _run_id(config, fresh_id)
+    return PlugIn(run_id, config.rdzv_backend), warnings + id_warnings
 
 
-def _unused(config: LaunchConfig) -> tuple[str, ...]:
+def _unused(config: LaunchConfig) -> _Warnings:
     if config.node_rank is None or config.rdzv_backend == "static":
         return ()
     return (
@@ -154,62 +178,91 @@ def _unused(config: LaunchConfig) -> tuple[str, ...]:
 
 
 def _private(config: LaunchConfig, options: _options.Options, fresh_id: str) -> Private | None:
-    """The launch's own rendezvous, if it needs no other node's; checks the endpoint on the way."""
-    backend, endpoint = config.rdzv_backend, config.rdzv_endpoint.strip()
-    run_id, in_file = config.run_id or fresh_id, options.store_type == "file"
-    if backend in _options.ETCD_BACKENDS or (endpoint and in_file):
-        return None
+    """Return the launch's own rendezvous, if it needs no other node's; check the endpoint on the way."""
+    if config.rdzv_backend in _options.ETCD_BACKENDS:
+        return None  # the server is there for other nodes, too
+    run_id = config.run_id or fresh_id
+    is_in_file = options.store_type == "file"
+    endpoint = config.rdzv_endpoint.strip()
     if not endpoint:
-        if config.max_nodes == 1 or (in_file and config.min_nodes == 1):
-            return Private(run_id, backend)
-        if backend == "static" or in_file:
-            what, example = "host:port", "node0:29500"
-            if in_file:
-                what, example = "the path of a file that all see", "/shared/job"
-            raise ConfigError.of_setting(
-                "rdzv_endpoint",
-                f"'': {config.max_nodes} nodes need a common endpoint: give the same {what} "
-                f"on all of them, such as {example}",
-            )
-        return None
+        return _private_without_endpoint(config, run_id, is_in_file)
+    if is_in_file:
+        return None  # every process that sees the file can join
+    return _private_at_endpoint(config, run_id, endpoint)
+
+
+def _private_without_endpoint(config: LaunchConfig, run_id: str, is_in_file: bool) -> Private | None:
+    may_be_alone = config.max_nodes == 1 or (is_in_file and config.min_nodes == 1)
+    if may_be_alone:
+        return Private(run_id, config.rdzv_backend)
+    if is_in_file:
+        raise _no_common_endpoint(config, "the path of a file that all see", "/shared/job")
+    if config.rdzv_backend == "static":
+        raise _no_common_endpoint(config, "host:port", "node0:29500")
+    return None  # an endpoint of this machine is meant, see `_LOCAL_ENDPOINTS`
+
+
+def _no_common_endpoint(config: LaunchConfig, kind: str, example: str) -> ConfigError:
+    return ConfigError.of_setting(
+        "rdzv_endpoint",
+        f"'': {config.max_nodes} nodes need a common endpoint: give the same {kind} on all of them, such as {example}",
+    )
+
+
+def _private_at_endpoint(config: LaunchConfig, run_id: str, endpoint: str) -> Private | None:
+    backend = config.rdzv_backend
     _, port = parse_rendezvous_endpoint(endpoint, 29400)
     if port == 0:
-        if config.min_nodes > 1:
-            raise ConfigError.of_setting(
-                "rdzv_endpoint",
-                f"{endpoint!r} is on a free port, where no other node can find it, "
-                f"but min_nodes={config.min_nodes}: give a port, the same on all nodes",
-            )
+        _check_nobody_looks_for(config, endpoint)
         return Private(run_id, backend)
     if backend != "static":
-        return None
-    if port != parse_rendezvous_endpoint(endpoint, 29401)[1]:
+        return None  # the store is at the port that was given, whatever the number of nodes
+    # A port that is given is the same, whatever the default.
+    has_port = port == parse_rendezvous_endpoint(endpoint, 29401)[1]
+    if not has_port:
         raise ConfigError.of_setting("rdzv_endpoint", f"{endpoint!r} has no port: give host:port, such as node0:29500")
-    return Private(run_id, backend, port) if config.max_nodes == 1 else None
+    if config.max_nodes == 1:
+        return Private(run_id, backend, port)
+    return None
 
 
-def _node_rank(config: LaunchConfig, options: _options.Options) -> tuple[int | None, tuple[str, ...]]:
-    """The fixed place of this node, in range, None when none was given; and warnings."""
+def _check_nobody_looks_for(config: LaunchConfig, endpoint: str) -> None:
+    if config.min_nodes > 1:
+        raise ConfigError.of_setting(
+            "rdzv_endpoint",
+            f"{endpoint!r} is on a free port, where no other node can find it, "
+            f"but min_nodes={config.min_nodes}: give a port, the same on all nodes",
+        )
+
+
+def _node_rank(config: LaunchConfig, options: _options.Options) -> tuple[int | None, _Warnings]:
+    """Return the fixed place of this node, in range, None when none was given; and warnings."""
     rank = options.rank if config.node_rank is None else config.node_rank
-    if rank is not None and rank >= config.max_nodes:
+    if rank is None:
+        return None, ()
+    if rank >= config.max_nodes:
         raise ConfigError.of_setting(
             "node_rank",
             f"{rank} is out of range for {counted(config.max_nodes, 'node')}: "
             f"give a number from 0 to {config.max_nodes - 1}",
         )
-    if options.rank is not None and rank != options.rank:
-        return rank, (f"rdzv_configs={{'rank': {options.rank}}} is ignored: node_rank={rank} is used",)
-    return rank, ()
+    if options.rank is None or options.rank == rank:
+        return rank, ()
+    return rank, (f"rdzv_configs={{'rank': {options.rank}}} is ignored: node_rank={rank} is used",)
 
 
-def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, tuple[str, ...]]:
+def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, _Warnings]:
+    is_static = config.rdzv_backend == "static"
     if not config.run_id:
-        if config.min_nodes > 1 or (config.rdzv_backend == "static" and config.max_nodes > 1):
+        needs_others = config.min_nodes > 1 or (is_static and config.max_nodes > 1)
+        if needs_others:
             raise ConfigError.of_setting(
                 "run_id", "'': nodes find each other's job by its id: give the same one on all of them"
             )
         return fresh_id, (f"run_id is empty: this job is called {fresh_id}, so no other node can join it",)
-    if config.run_id == DEFAULT_RUN_ID and config.max_nodes > 1 and config.rdzv_backend != "static":
+    # A static job is told from others by its endpoint: torch's commands for it leave the id out.
+    may_be_joined = config.max_nodes > 1 and not is_static
+    if may_be_joined and config.run_id == DEFAULT_RUN_ID:
         return config.run_id, (
             f"run_id={DEFAULT_RUN_ID!r}: jobs with the same id and endpoint are one job; "
             "give each job an id of its own (rdzv_id)",

@@ -23,11 +23,42 @@ _DIGITS = 8
 
 
 def command_line(work: str, args: Sequence[str]) -> str:
-    """*work* with *args*, shortened, and without what may be secret."""
+    """Return *work* with *args*, shortened, and without what may be secret."""
     whole = shlex.join([work, *args])
     line = shlex.join([work, *_without_secrets(args)])
-    line = line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
-    return line if line == whole else f"{line} (arguments {_digest(args)})"
+    if len(line) > LONGEST:
+        half = LONGEST // 2
+        line = f"{line[:half]} ... {line[-half:]}"
+    if line == whole:
+        return line
+    return f"{line} (arguments {_digest(args)})"
+
+
+def _without_secrets(args: Sequence[str]) -> list[str]:
+    shown = []
+    is_value_of_secret = False
+    for arg in args:
+        hidden = _hide_value(arg)
+        is_option = arg.startswith("-")
+        if is_value_of_secret and not is_option:
+            hidden = _HIDDEN
+        shown.append(_LOGIN.sub(_HIDDEN, hidden))
+        is_value_of_secret = is_option and _names_secret(arg)
+    return shown
+
+
+def _hide_value(arg: str) -> str:
+    """Return ``name=...`` for ``name=value`` where the name is that of a secret."""
+    assigned = _ASSIGNMENT.fullmatch(arg)
+    if assigned is None or not _SECRET.search(assigned[1]):
+        return arg
+    return f"{assigned[1]}={_HIDDEN}"
+
+
+def _names_secret(option: str) -> bool:
+    """Return whether the value of *option* is a secret, and is the next argument."""
+    has_value = _ASSIGNMENT.fullmatch(option) is not None
+    return not has_value and _SECRET.search(option) is not None
 
 
 def _without_secrets(args: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from attrs import evolve
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("elasticlib")
 
 
 def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choice:
-    """Which rendezvous *config* means on this machine; what its user should know is logged."""
+    """Return the rendezvous that *config* means on this machine; log what its user should know."""
     choice, warnings = _choice.choose(
         config,
         node=node_name(config.local_addr),
@@ -37,13 +37,20 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
         token=config.token or os.environ.get(TOKEN_VARIABLE) or None,
         index=_choice.scheduler_index(os.environ),
     )
-    if isinstance(choice, Job) and choice.backend in ETCD_BACKENDS and not config.rdzv_endpoint.strip():
+    if not isinstance(choice, Job):
+        _log_all(warnings)
+        return choice
+    # Before the warnings, one of which would say that the local server is meant.
+    has_endpoint = bool(config.rdzv_endpoint.strip())
+    if choice.backend in ETCD_BACKENDS and not has_endpoint:
         _find_local_etcd(choice)
+    _log_all(warnings)
+    return evolve(choice, work=work, command=command, token=token_of(choice, os.environ))
+
+
+def _log_all(warnings: Iterable[str]) -> None:
     for warning in warnings:
         _log.warning(warning)
-    if not isinstance(choice, Job):
-        return choice
-    return evolve(choice, work=work, command=command, token=token_of(choice, os.environ))
 
 
 def _find_local_etcd(job: Job) -> None:
@@ -63,7 +70,7 @@ def _find_local_etcd(job: Job) -> None:
 
 @contextlib.contextmanager
 def opened_rendezvous(choice: Choice, config: LaunchConfig, requests: Requests) -> Iterator[object]:
-    """What the agent meets the other nodes through, for the length of the block; see `open_remote` for *requests*."""
+    """Open the rendezvous by which the agent meets the other nodes, for the length of the block; see `open_remote` for *requests*."""
     # Imported only now, while the fork server is at its own imports.
     from elasticlib.rendezvous import Rules, open_local, open_remote
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from attrs import Factory, field, fields_dict, frozen
@@ -52,7 +52,8 @@ def _number(value: Any) -> float:
 
 def _seconds(is_good: Callable[[float], bool]) -> Callable[[Any], float]:
     def read(value: Any) -> float:
-        if not is_good(number := _number(value)):
+        number = _number(value)
+        if not is_good(number):
             raise ValueError
         return min(number, LONGEST_TIME)
 
@@ -61,7 +62,9 @@ def _seconds(is_good: Callable[[float], bool]) -> Callable[[Any], float]:
 
 def _whole(least: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
-        if (number := _number(value)) != int(number) or number < least:
+        number = _number(value)
+        is_whole = number == int(number)
+        if not is_whole or number < least:
             raise ValueError
         return int(number)
 
@@ -69,7 +72,9 @@ def _whole(least: int) -> Callable[[Any], int]:
 
 
 def _truth(value: Any) -> bool:
-    word = str(int(value) if isinstance(value, bool) else value).strip().lower()
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower()
     if word not in YES | NO:
         raise ValueError
     return word in YES
@@ -234,29 +239,22 @@ class Options(JobOptions):
 
 def read(backend: str, configs: Mapping[str, Any]) -> Options:
     """
-    What *configs* means for *backend*, one of `ALL`; a value of None counts as not given.
+    Return what *configs* means for *backend*, one of `ALL`; a value of None counts as not given.
 
     Raises `ConfigError` for a value that breaks its key's rule, where torch looks at it too.
     """
     idle: list[str] = []
-    found = {}
-    read_by_torch = _read_by_torch(backend, configs)
-    for name, value in configs.items():
-        if value is not None:
-            try:
-                found[name] = _value(backend, name, value, is_read_by_torch=name in read_by_torch)
-            except _Idle as why:
-                idle.append(f"rdzv_configs={{{name!r}: {value!r}}}: {why}")
-    if backoff := found.pop("cas_backoff_max_seconds", 0):
+    found = _read_values(backend, configs, idle)
+    backoff = found.pop("cas_backoff_max_seconds", 0)
+    if backoff:
         idle.append(f"rdzv_configs={{'cas_backoff_max_seconds': {backoff:g}}} has no effect: no write is retried")
     chosen: dict[str, Any] = {name: value for name, value in found.items() if name in fields_dict(Options)}
     if "last_call_timeout" in found:
         chosen["last_call"] = found["last_call_timeout"]
-    if "join_timeout" not in found and "timeout" in found:
-        # A launch always has a timeout; where torch does not look at it, its default says nothing.
-        if backend in ("static", "etcd") or found["timeout"] != DEFAULT_RENDEZVOUS_TIMEOUT:
-            chosen["join_timeout"] = found["timeout"]
-    if chosen.get("store_type") == "file" and "is_host" in chosen:
+    if _counts_as_join_timeout(backend, found):
+        chosen["join_timeout"] = found["timeout"]
+    is_in_file = chosen.get("store_type") == "file"
+    if is_in_file and "is_host" in chosen:
         idle.append(
             f"rdzv_configs={{'is_host': {chosen.pop('is_host')}}} has no effect with store_type=file: leave it out"
         )
@@ -264,15 +262,38 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
     return Options(heartbeat=_heartbeat(found, idle), others=others, idle=tuple(idle), **chosen)
 
 
+def _read_values(backend: str, configs: Mapping[str, Any], idle: list[str]) -> dict[str, Any]:
+    """Return the values that have an effect, by name; add to *idle* those that have none."""
+    found = {}
+    read_by_torch = _read_by_torch(backend, configs)
+    for name, value in configs.items():
+        if value is None:
+            continue
+        try:
+            found[name] = _value(backend, name, value, is_read_by_torch=name in read_by_torch)
+        except _Idle as why:
+            idle.append(f"rdzv_configs={{{name!r}: {value!r}}}: {why}")
+    return found
+
+
+def _counts_as_join_timeout(backend: str, found: Mapping[str, Any]) -> bool:
+    if "timeout" not in found or "join_timeout" in found:
+        return False
+    # A launch always has a timeout; where torch does not look at it, its default says nothing.
+    return backend in ("static", "etcd") or found["timeout"] != DEFAULT_RENDEZVOUS_TIMEOUT
+
+
 class _Idle(Exception):  # noqa: N818 - it is no error
     """Says why a key has no effect."""
 
 
 def _read_by_torch(backend: str, configs: Mapping[str, Any]) -> set[str]:
-    """Which keys torch looks at; those that it does not have at all are as any that it reads."""
+    """Return the keys that torch looks at; those that it does not have at all are as any that it reads."""
     read = _READ_BY_TORCH.get(backend, _OF_TORCH) | (RDZV_CONF_KEYS.keys() - _OF_TORCH)
-    is_file = backend == "c10d" and str(configs.get("store_type", "")).strip().lower() == "file"
-    return read - _NOT_OF_FILES if is_file else read
+    store_type = str(configs.get("store_type", "")).strip().lower()
+    if backend == "c10d" and store_type == "file":
+        return read - _NOT_OF_FILES
+    return read
 
 
 def _value(backend: str, name: Any, value: Any, *, is_read_by_torch: bool) -> Any:
@@ -289,45 +310,45 @@ def _value(backend: str, name: Any, value: Any, *, is_read_by_torch: bool) -> An
 
 
 def _stranger(backend: str, name: Any) -> str:
-    """Why *backend* does not take the key *name*, and what to do."""
-    taken = [each for each, key in RDZV_CONF_KEYS.items() if backend in key.backends]
+    """Return why *backend* does not take the key *name*, and what to do."""
     if name in RDZV_CONF_KEYS:
         others = ", ".join(sorted(RDZV_CONF_KEYS[name].backends))
         return f"{name} has no effect with rdzv_backend={backend!r}, only with {others}: leave it out"
+    taken = [each for each, key in RDZV_CONF_KEYS.items() if backend in key.backends]
     near = difflib.get_close_matches(str(name), taken, 1, 0.5)
     fix = f"did you mean {near[0]}? " if near else ""
     return f"{name} is unknown and has no effect: {fix}rdzv_backend={backend!r} takes {', '.join(taken)}"
 
 
 def bounded(silence: float) -> float:
-    """The heartbeat time for a *silence* in torch's terms, which may have any length: the nearest one that can be."""
+    """Return the heartbeat time that is nearest to a *silence* in torch's terms, which may have any length."""
     return min(max(silence, SHORTEST_HEARTBEAT), LONGEST_TIME)
 
 
 def _heartbeat(found: Mapping[str, Any], idle: list[str]) -> float:
-    if "keep_alive_interval" in found or "keep_alive_max_attempt" in found:
-        interval: float = found.get("keep_alive_interval", KEEP_ALIVE_INTERVAL)
-        attempts: int = found.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)
-        if (silence := interval * attempts) < SHORTEST_HEARTBEAT:
-            idle.append(
-                f"rdzv_configs: keep_alive_interval={interval:g} times keep_alive_max_attempt={attempts} is too short: "
-                f"{SHORTEST_HEARTBEAT:g} s is taken"
-            )
-        return bounded(silence)
-    return float(found.get("heartbeat_timeout", HEARTBEAT))
+    is_in_torchs_terms = "keep_alive_interval" in found or "keep_alive_max_attempt" in found
+    if not is_in_torchs_terms:
+        return float(found.get("heartbeat_timeout", HEARTBEAT))
+    interval: float = found.get("keep_alive_interval", KEEP_ALIVE_INTERVAL)
+    attempts: int = found.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)
+    silence = interval * attempts
+    if silence < SHORTEST_HEARTBEAT:
+        idle.append(
+            f"rdzv_configs: keep_alive_interval={interval:g} times keep_alive_max_attempt={attempts} is too short: "
+            f"{SHORTEST_HEARTBEAT:g} s is taken"
+        )
+    return bounded(silence)
 
 
 def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str, Any]:
+    """Return what only the back end understands, by canonical names; add to *idle* what has no effect."""
     others: dict[str, Any] = {}
-    # Of two names of one file the one that torch reads counts: the back end called etcd has names of its own.
-    own_first = sorted(_FOR_BACKENDS & set(found), key=lambda name: ((name in _SAME) != (backend == "etcd"), name))
-    for name in own_first:
-        same = _SAME.get(name, name)
-        if others.setdefault(same, found[name]) != found[name]:
-            idle.append(
-                f"rdzv_configs={{{name!r}: {found[name]!r}}} is ignored: {others[same]!r} is given by another name"
-            )
-    files = sorted(set(others) & set(_SAME.values()))
+    for name in _in_order_of_precedence(backend, _FOR_BACKENDS & found.keys()):
+        canonical = _SAME.get(name, name)
+        kept = others.setdefault(canonical, found[name])
+        if kept != found[name]:
+            idle.append(f"rdzv_configs={{{name!r}: {found[name]!r}}} is ignored: {kept!r} is given by another name")
+    files = sorted(others.keys() & set(_SAME.values()))
     if files and others.get("protocol") != "https":
         idle.append(
             f"rdzv_configs: {', '.join(files)} has no effect without protocol=https: the connection is not encrypted"
@@ -339,11 +360,24 @@ def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str
     return others
 
 
+def _in_order_of_precedence(backend: str, names: Set[str]) -> list[str]:
+    # Of two names of one file the one that torch reads counts: the back end called etcd has names of its own.
+    has_names_of_its_own = backend == "etcd"
+
+    def precedence(name: str) -> tuple[bool, str]:
+        return (name in _SAME) != has_names_of_its_own, name
+
+    return sorted(names, key=precedence)
+
+
 def parse_conf(text: str) -> dict[str, str]:
-    """``a=1,b=2`` as a dictionary of texts, where the last of one name counts; `ConfigError` for what is no pair."""
+    """Return ``a=1,b=2`` as a dictionary, where the last of one name counts; `ConfigError` for what is no pair."""
     found: dict[str, str] = {}
-    for part in text.strip().split(",") if text.strip() else ():
-        name, _, value = (piece.strip() for piece in part.partition("="))
+    if not text.strip():
+        return found
+    for part in text.strip().split(","):
+        name, _, value = part.partition("=")
+        name, value = name.strip(), value.strip()
         if not name:
             raise ConfigError(f"{text!r} must be pairs with commas between them, as in join_timeout=60,is_host=1")
         if not value:

@@ -33,19 +33,27 @@ _warned = set[int]()
 
 
 def token_of(job: Job, environ: Mapping[str, str]) -> str | None:
-    """The token of *job*: its own, else the variable's (empty: none), else that of its user on loopback."""
+    """Return the token of *job*: its own, else the variable's (empty: none), else that of its user on loopback."""
     if job.token is not None:
         return job.token
     if TOKEN_VARIABLE in environ:
         return environ[TOKEN_VARIABLE] or None
-    return _own_token() if _is_local(job) else None
+    if _is_local(job):
+        return _own_token()
+    return None
 
 
 def _is_local(job: Job) -> bool:
-    """Whether the job's store listens on loopback alone, and no node can come through a forwarded port."""
-    if job.backend == "c10d" and (job.store_type != "tcp" or job.is_host is not None):
+    """Return whether the job's store listens on loopback alone, and no node can reach it by a forwarded port."""
+    if job.backend not in ("c10d", "static"):
         return False
-    return job.backend in ("c10d", "static") and is_loopback(parse_rendezvous_endpoint(job.endpoint, DEFAULT_PORT)[0])
+    if job.backend == "c10d" and job.store_type != "tcp":
+        return False
+    # Who says which node hosts the store may reach it on loopback by a port that is forwarded.
+    if job.backend == "c10d" and job.is_host is not None:
+        return False
+    host, _ = parse_rendezvous_endpoint(job.endpoint, DEFAULT_PORT)
+    return is_loopback(host)
 
 
 def _own_token() -> str | None:
@@ -69,7 +77,7 @@ def _home(user: int) -> str:
 
 
 def read_or_make(path: Path, user: int) -> str:
-    """The token in the file at *path*, written there if nobody did. Raises OSError or ValueError where that fails."""
+    """Return the token in the file at *path*, written there if nobody did; raise OSError or ValueError on failure."""
     with suppress(FileNotFoundError):
         return _read(path, user)
     make_private_folder(str(path.parent))
@@ -90,7 +98,8 @@ def _read(path: Path, user: int) -> str:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != user or facts.st_mode & 0o077:
+        is_private = facts.st_uid == user and not facts.st_mode & 0o077
+        if not is_private or not stat.S_ISREG(facts.st_mode):
             raise ValueError(f"{path} is not a file that only user {user} can read: remove it, or chmod 600")
         token = os.read(descriptor, 100).decode("ascii", "replace")
     finally:
