@@ -46,46 +46,55 @@ class Codec:
         self._classes = dict(classes)
         self._names = {cls: name for name, cls in classes.items()}
         self._nested = tuple(nested)
+        readers = self._readers(parts)
+        self._fields: dict[type[Any], dict[str, Reader]] = {}
+        self._needed: dict[type[Any], set[str]] = {}
+        for cls in (*classes.values(), *parts):
+            self._fields[cls] = {each.name: readers[str(each.type)] for each in fields(cls)}
+            # A peer of an earlier version does not know of a field that is new, and has a default.
+            self._needed[cls] = {each.name for each in fields(cls) if each.default is NOTHING}
+
+    def _readers(self, parts: Sequence[type[Any]]) -> dict[str, Reader]:
+        """Return what reads a field, by its annotation."""
         readers = dict(PLAIN)
         for part in parts:
             read = functools.partial(self._of, part)
-            readers |= {
-                part.__name__: read,
-                f"{part.__name__} | None": _or_none(read),
-                f"tuple[{part.__name__}, ...]": _many(read),
-            }
+            readers[part.__name__] = read
+            readers[f"{part.__name__} | None"] = _or_none(read)
+            readers[f"tuple[{part.__name__}, ...]"] = _many(read)
         readers["Report"] = self._read_nested
-        every = (*classes.values(), *parts)
-        # A peer of an earlier version does not know of a field that is new, and has a default.
-        self._needed = {cls: {each.name for each in fields(cls) if each.default is NOTHING} for cls in every}
-        self._fields = {cls: {each.name: readers[str(each.type)] for each in fields(cls)} for cls in every}
+        return readers
 
     def plain(self, message: Any) -> dict[str, Any]:
-        """The object as plain data, with its name and the version."""
+        """Return the object as plain data, with its name and the version."""
         body = asdict(message)
         if "report" in body:
             body["report"] = self.plain(message.report)
         return body | {"v": self._version, "type": self._names[type(message)]}
 
     def read(self, data: bytes, key: bytes | None, place: Place) -> Any:
-        """The object that *data* holds, signed with *key* for *place* if there is a key, and unsigned if not."""
+        """Return the object that *data* holds, signed with *key* for *place*; unsigned where there is no key."""
         return self.of(_untrusted.parse(data), key, place)
 
     def of(self, body: Any, key: bytes | None = None, place: Place = "") -> Any:
-        """As `read`, of plain data."""
+        """Do as `read`, with plain data."""
         if not isinstance(body, dict):
             raise ValueError("it is no JSON object")
         version = body.get("v")
-        if type(version) is not int or version != self._version:
+        is_ours = type(version) is int and version == self._version  # True equals 1, and is no version
+        if not is_ours:
             raise ValueError(f"it has version {_untrusted.shown(version)}, this node reads version {self._version}")
         body = dict(body)
         signature = body.pop("mac", None)
         message = self._named(body, tuple(self._classes))
-        _check(body, signature, key, place if isinstance(place, str) else place(message))
+        if not isinstance(place, str):
+            place = place(message)
+        _check(body, signature, key, place)
         return message
 
     def _named(self, body: dict[str, Any], allowed: tuple[str, ...]) -> Any:
-        body = {name: value for name, value in body.items() if name != "v"}
+        body = dict(body)
+        body.pop("v", None)
         name = body.pop("type", None)
         if not isinstance(name, str) or name not in allowed:
             raise ValueError(f"its type {_untrusted.shown(name)} is unknown")
@@ -93,44 +102,54 @@ class Codec:
 
     def _read_nested(self, value: Any) -> Any:
         version = value.get("v") if isinstance(value, dict) else None
-        if type(version) is not int or version != self._version:
+        is_ours = type(version) is int and version == self._version
+        if not is_ours:
             raise ValueError("the message holds no report of this version")
         return self._named(value, self._nested)
 
     def _of(self, cls: type[Any], body: Any) -> Any:
         readers = self._fields[cls]
-        if not isinstance(body, dict) or not self._needed[cls] <= body.keys() <= readers.keys():
+        has_its_fields = isinstance(body, dict) and self._needed[cls] <= body.keys() <= readers.keys()
+        if not has_its_fields:
             raise ValueError(f"{cls.__name__} needs exactly the fields {', '.join(readers)}")
         return cls(**{name: readers[name](value) for name, value in body.items()})
 
 
 def write(body: Any) -> bytes:
-    """Plain data as canonical ASCII JSON."""
+    """Return plain data as canonical ASCII JSON."""
     return dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def key_of(token: str) -> bytes:
-    """The key that a job's token stands for."""
+    """Return the key that a job's token stands for."""
     return hashlib.sha256(b"elasticlib job token\0" + token.encode()).digest()
 
 
 def mac(data: bytes, key: bytes, place: str) -> str:
-    """The signature for a place of what plain data look like."""
+    """Return the signature of *data*, which are plain data as `write` gives them, for a place."""
     return hmac.new(key, place.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
 
 def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> None:
+    """Raise ValueError unless the signature that was *found* is that of *key* for *place*."""
     if key is None:
         if found is not None:
             raise ValueError("it is signed, and this node has no token")
-    elif not isinstance(found, str):
+        return
+    if not isinstance(found, str):
         raise ValueError("it is not signed, and this node has a token")
-    elif not hmac.compare_digest(found.encode("utf-8", "replace"), mac(write(body), key, place).encode()):
+    expected = mac(write(body), key, place).encode()
+    if not hmac.compare_digest(found.encode("utf-8", "replace"), expected):
         raise ValueError("its signature is of another token or another key")
 
 
 def _or_none(read: Reader) -> Reader:
-    return lambda value: None if value is None else read(value)
+    def read_or_none(value: Any) -> Any:
+        if value is None:
+            return None
+        return read(value)
+
+    return read_or_none
 
 
 def _many(read: Reader) -> Reader:

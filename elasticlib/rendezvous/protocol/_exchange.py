@@ -87,7 +87,10 @@ class Exchange(Protocol):
 
     def take(self, key: str, timeout: float) -> bytes | None:
         """As `wait` and then `read`, in fewer requests where the store can; None where the key does not come."""
-        return self.read((key,))[0] if self.wait(key, timeout) else None
+        if not self.wait(key, timeout):
+            return None
+        [data] = self.read((key,))
+        return data
 
     def wait(self, key: str, timeout: float | None) -> bool:
         """Block until the key is there, at most *timeout* seconds (None: for ever); whether it was."""
@@ -126,19 +129,24 @@ def report_place(run_id: str, nonce: str, node: str, seq: int) -> str:
 
 
 def key_place(run_id: str, nonce: str, key: str) -> str:
-    """What the signature of a *key*'s value covers besides its text; who reads `ANNOUNCEMENT` knows no nonce yet."""
-    return f"{run_id}/{'' if key == ANNOUNCEMENT else nonce}/{key}"
+    """Return the text that the signature of a *key*'s value covers besides the value."""
+    if key == ANNOUNCEMENT:
+        nonce = ""  # nobody knows it before this value is read
+    return f"{run_id}/{nonce}/{key}"
 
 
 def parts(values: Mapping[str, bytes], most: int, size: int) -> Iterator[list[tuple[str, bytes]]]:
-    """The values in parts of at most *most* and, unless one alone is larger, of *size* bytes."""
+    """Yield the values in parts of at most *most* and, unless one alone is larger, of *size* bytes."""
     part: list[tuple[str, bytes]] = []
     total = 0
     for key, data in values.items():
-        if part and (len(part) == most or total + len(key) + len(data) > size):
+        cost = len(key) + len(data)
+        is_full = len(part) == most or total + cost > size
+        if part and is_full:
             yield part
-            part, total = [], 0
+            part = []
+            total = 0
         part.append((key, data))
-        total += len(key) + len(data)
+        total += cost
     if part:
         yield part

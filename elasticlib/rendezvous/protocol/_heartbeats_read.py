@@ -28,15 +28,22 @@ class HeartbeatsRead:
 
     @classmethod
     def of(cls, round: int, counts: Iterable[int]) -> Self:
-        """What says that those were read; 0: none was."""
-        return cls(round, "".join(_digits(count) if count else _NONE for count in counts))
+        """Return the object that says that those *counts* were read; 0: none was."""
+        return cls(round, "".join(map(_digits, counts)))
 
     def count(self, group_rank: int, least: int) -> int:
-        """That of the group rank, which is not below *least*; -1: none was read."""
-        high, low = (_DIGITS.find(digit) for digit in (self.last[2 * group_rank : 2 * group_rank + 2] + _NONE)[:2])
-        return -1 if high < 0 or low < 0 else least + (high * len(_DIGITS) + low - least) % TOLD_MODULO
+        """Return the count of the group rank, which is not below *least*; -1: none was read."""
+        place = 2 * group_rank
+        digits = (self.last[place : place + 2] + _NONE)[:2]  # a peer's text may be too short
+        high, low = map(_DIGITS.find, digits)
+        if high < 0 or low < 0:
+            return -1
+        remainder = high * len(_DIGITS) + low
+        return least + (remainder - least) % TOLD_MODULO
 
 
 def _digits(count: int) -> str:
+    if not count:
+        return _NONE
     high, low = divmod(count % TOLD_MODULO, len(_DIGITS))
     return _DIGITS[high] + _DIGITS[low]

@@ -27,8 +27,10 @@ class Seen:
 
     def greeted(self, nonce: str, heard: CoordinatorHeartbeat | None) -> Self:
         """With the job that this is, and the coordinator's heartbeat that lay beside the greeting."""
+        if heard is None:
+            return evolve(self, nonce=nonce)
         # Not its epoch: that of a new coordinator is noticed where all follows that must.
-        return evolve(self, nonce=nonce, heard=self.heard if heard is None else max(self.heard, heard.count))
+        return evolve(self, nonce=nonce, heard=max(self.heard, heard.count))
 
     def felt(self, heard: CoordinatorHeartbeat) -> Self:
         """After a heartbeat of the coordinator."""
@@ -36,10 +38,12 @@ class Seen:
 
     def told(self, notice: Told) -> Self:
         """After a notice of the coordinator."""
-        return evolve(self, round=notice.round) if isinstance(notice, RankAssignment) else self
+        if isinstance(notice, RankAssignment):
+            return evolve(self, round=notice.round)
+        return self
 
     def beyond(self, epoch: int, round: int) -> str:
-        """What a coordinator that remembers no more than that has forgotten, for people; empty: nothing."""
+        """Return what a coordinator that remembers no more than that has forgotten, for people; empty: nothing."""
         if self.round > round:
             known = f"round {round} as the last" if round >= 0 else "none"
             return f"round {self.round}, but the saved state has {known}"

@@ -16,7 +16,7 @@ from elasticlib.rendezvous.protocol._shortening import line
 
 
 def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Announcement | None:
-    """The greeting of a coordinator of this job; None for anything else."""
+    """Return the greeting of a coordinator of this job; None for anything else."""
     try:
         announcement = decode(data or b"", key, key_place(run_id, "", ANNOUNCEMENT))
     except RendezvousStateError:
@@ -29,7 +29,7 @@ def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Announcem
 def heartbeat_of(
     data: bytes | None, run_id: str, nonce: str, key: bytes | None
 ) -> tuple[CoordinatorHeartbeat | None, str]:
-    """The heartbeat of the coordinator of that beginning; or None, and why what lies there cannot be believed."""
+    """Return the heartbeat of the coordinator of that beginning; or None, and why there is none that is valid."""
     if data is None:
         return None, "the store answers, but no heartbeat of the job's coordinator is there"
     try:
@@ -51,7 +51,10 @@ class LastHeartbeat:
     """-1: there was none."""
 
     def then(self, announcement: Announcement, data: bytes | None, key: bytes | None) -> tuple[Self, bool]:
-        """As it is now, of the coordinator that greets so; and whether it has gone on, for then that one lives."""
+        """Return it as it is now, of the coordinator that greets so; and whether it has grown: then that one lives."""
         heartbeat, _ = heartbeat_of(data, announcement.run_id, announcement.nonce, key)
-        now = type(self)(announcement.nonce, -1 if heartbeat is None else heartbeat.count)
-        return now, now.nonce == self.nonce and now.count > self.count >= 0
+        count = -1 if heartbeat is None else heartbeat.count
+        now = type(self)(announcement.nonce, count)
+        # Of one heartbeat alone nobody can say when it was written.
+        has_grown = now.nonce == self.nonce and now.count > self.count >= 0
+        return now, has_grown

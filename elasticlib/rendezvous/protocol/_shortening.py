@@ -36,13 +36,14 @@ _BEGINNING = 0.25
 
 
 def cost(text: str) -> int:
-    """Bytes of a text on the wire."""
+    """Return the bytes of a text on the wire."""
     return len(dumps(text)) - 2
 
 
 def cut(text: str, most: int, beginning: float = _BEGINNING) -> str:
-    """The text in at most so many bytes: its beginning, as large a share as that, a mark, and its end."""
-    if len(text) <= most and cost(text) <= most:
+    """Return the text in at most so many bytes: its beginning, as large a share as that, a mark, and its end."""
+    is_short = len(text) <= most and cost(text) <= most
+    if is_short:
         return text
     room = most - _MARK_COST
     if room <= 0:
@@ -53,95 +54,131 @@ def cut(text: str, most: int, beginning: float = _BEGINNING) -> str:
 
 
 def _first(text: str, most: int) -> str:
-    """As much of the beginning as costs so many bytes."""
-    text = text[:most]
+    """Return as much of the beginning as costs so many bytes."""
+    text = text[:most]  # a character costs a byte at least
     while text and (size := cost(text)) > most:
         text = text[: min(len(text) - 1, len(text) * most // size)]
     return text
 
 
 def line(text: str) -> str:
-    """A text that goes to every node."""
+    """Return a text for every node, cut if it is long."""
     return cut(text, LINE, 0.75)
 
 
 def place(note: FailureNote, age: float, node: str = "") -> tuple[bool, float, str, int]:
-    """Sorts failures by how likely each is the root cause: a lost connection never beats another kind of failure."""
+    """Return a sort key, the likeliest root cause first: a lost connection never beats another kind of failure."""
     return note.secondary, -age, node, note.rank
 
 
 def short(note: FailureNote) -> FailureNote:
-    """What is told of a failure that is not the root cause."""
+    """Return the short form of a failure that is not the root cause."""
     return _with_texts(note, SHORT, SHORT)
 
 
 def brief(final: Final) -> Final:
-    """The same end, with a few lines of its root cause, of which there is no more."""
-    return final if final.root is None else evolve(final, root=evolve(short(final.root), cut=False))
+    """Return the same end, with a few lines of its root cause, of which there is no more."""
+    if final.root is None:
+        return final
+    return evolve(final, root=evolve(short(final.root), cut=False))
 
 
 def refers(final: Final) -> Final:
-    """The same end, in whose stead each node can be told it where the whole root cause lies in one place for all."""
-    if final.root is None or final.root_node is None or _fits((final.root,), WHOLE):
+    """Return the same end, for each node's notice, where the whole root cause lies in one place for all."""
+    if final.root is None or final.root_node is None:
+        return final
+    if _fits((final.root,), WHOLE):
         return final
     return evolve(final, root=evolve(short(final.root), cut=True))
 
 
 def fitting(report: Report, most: int = ENVELOPE) -> Report:
-    """The report such that a message with it has at most so many bytes, as far as leaving texts out makes it so."""
+    """Return the report, without as much text as must be left out for a message of at most so many bytes."""
     match report:
         case Failed() | Stopped():
             return whole(report, most)
         case Leave() | Close():
-            return evolve(report, why=cut(report.why, min(LINE, max(most - _ENVELOPE, SHORT)), 0.75))
+            room = max(most - _ENVELOPE, SHORT)
+            return evolve(report, why=cut(report.why, min(LINE, room), 0.75))
     return report
 
 
 def whole(report: Failed | Stopped, most: int = ENVELOPE) -> Failed | Stopped:
-    """All that a message of at most so many bytes can say of failures."""
-    left = most - _ENVELOPE - len(encode(evolve(report, failures=())))
-    if len(report.failures) <= MOST_NOTES and _fits(report.failures, left):
+    """Return all that a message of at most so many bytes can say of failures."""
+    room = most - _ENVELOPE - len(encode(evolve(report, failures=())))
+    are_few = len(report.failures) <= MOST_NOTES
+    if are_few and _fits(report.failures, room):
         return report
-    first, *rest = sorted(report.failures, key=lambda note: (not note.fatal, *place(note, note.age)))
-    others: list[tuple[FailureNote, int]] = []
-    room = left // 2
-    for note in map(short, rest[: MOST_NOTES - 1]):
-        if (room := room - (size := _size(note))) < 0:
+    root, *others = sorted(report.failures, key=lambda note: (not note.fatal, *place(note, note.age)))
+    # First a few words on each; then the likely root cause, as whole as can be; then the others again, if room is left.
+    shortened = _shorten(others[: MOST_NOTES - 1], room // 2)
+    room -= sum(map(_size, shortened))
+    root = _bounded(root, room)
+    room -= _size(root)
+    return evolve(report, failures=(root, *_restore(others, shortened, room)))
+
+
+def _shorten(notes: Sequence[FailureNote], room: int) -> list[FailureNote]:
+    """Return as many of the first failures, each in short, as fit into *room* bytes."""
+    kept = []
+    for note in map(short, notes):
+        room -= _size(note)
+        if room < 0:
             break
-        others.append((note, size))
-    left -= sum(size for _, size in others)
-    root = _bounded(first, left)
-    left -= _size(root)
-    kept = [root]
-    for note, (told, size) in zip(rest, others, strict=False):
-        fits = _fits((note,), left + size)
-        kept.append(note if fits else told)
-        left -= _size(note) - size if fits else 0
-    return evolve(report, failures=tuple(kept))
+        kept.append(note)
+    return kept
+
+
+def _restore(notes: Sequence[FailureNote], shortened: Sequence[FailureNote], room: int) -> list[FailureNote]:
+    """Return the failures that were *shortened*, whole where *room* bytes more allow it."""
+    kept = []
+    for note, brief_note in zip(notes, shortened, strict=False):
+        saved = _size(brief_note)
+        if not _fits((note,), room + saved):
+            kept.append(brief_note)
+            continue
+        kept.append(note)
+        room -= _size(note) - saved
+    return kept
 
 
 def early(report: Failed | Stopped, before: Failed | Stopped | None) -> Failed | Stopped:
-    """What is said as long as nobody asks for more: without what was said *before* of the same round, and not much."""
-    told: set[FailureNote] = set()
+    """Return what is said while nobody asks for more: what was not said *before* of the same round, and not much."""
+    known: set[FailureNote] = set()
     if before is not None and before.round == report.round:
-        told = {evolve(note, age=0.0) for note in before.failures}
-    news = tuple(note for note in report.failures if evolve(note, age=0.0) not in told)
+        known = {_ageless(note) for note in before.failures}
+    news = tuple(note for note in report.failures if _ageless(note) not in known)
     report = evolve(report, failures=news)
     kept = whole(report, EARLY)
-    return evolve(kept, failures=tuple(note if note in news else evolve(note, cut=True) for note in kept.failures))
+    return evolve(kept, failures=tuple(_marked(note, news) for note in kept.failures))
+
+
+def _ageless(note: FailureNote) -> FailureNote:
+    return evolve(note, age=0.0)
+
+
+def _marked(note: FailureNote, wholes: Sequence[FailureNote]) -> FailureNote:
+    """Return the failure, marked as cut unless it is one of *wholes*."""
+    if note in wholes:
+        return note
+    return evolve(note, cut=True)
 
 
 def _fits(notes: Sequence[FailureNote], most: int) -> bool:
     # A text costs its length at least: most that are too long need not be looked at.
-    return sum(len(text) for note in notes for text in _texts(note)) <= most and sum(map(_size, notes)) <= most
+    least = sum(len(text) for note in notes for text in _texts(note))
+    if least > most:
+        return False
+    return sum(map(_size, notes)) <= most
 
 
 def _bounded(note: FailureNote, most: int) -> FailureNote:
-    """As much of the failure as costs so many bytes."""
+    """Return as much of the failure as costs so many bytes."""
     if _fits((note,), most):
         return note
     message, traceback = cost(note.message), cost(note.traceback)
     room = max(0, most - _size(_with_texts(note, 0, 0)))
+    # Half of the room is the traceback's, and what the message leaves of the other half.
     traceback = min(traceback, max(room // 2, room - message))
     return _with_texts(note, min(message, room - traceback), traceback)
 
