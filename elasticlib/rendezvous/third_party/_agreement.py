@@ -76,13 +76,15 @@ class Agreement:
     _assigned: bool = False
 
     def meet(self, join: Join, past: Past, max_restarts: int) -> RankAssignment | None:
-        """The ranks of the node that asks by *join*, once there is one; to be called until then."""
+        """Return the ranks of the node that asks by *join*, once there are any; call it until then."""
         if self.rank == 0:
             self._call_round(join, past)
             self._assigned = self._assigned or self._assign(max_restarts)
         else:
             self._follow(join, past)
-        assignment = self.read(RankAssignment, f"seat/{join.node}") if self.nonce else None
+        if not self.nonce:
+            return None  # rank 0 has not called the round yet
+        assignment = self.read(RankAssignment, f"seat/{join.node}")
         if assignment is None:
             return None
         if (assignment.group_rank, assignment.group_world_size) != (self.rank, self.size):
@@ -93,33 +95,40 @@ class Agreement:
         return assignment
 
     def _call_round(self, join: Join, past: Past) -> None:
-        if not self.nonce:
-            self.nonce = uuid.uuid4().hex
-            self._bring(join, past)
-            self._store(_CALL, self.nonce.encode())
+        if self.nonce:
+            return
+        self.nonce = uuid.uuid4().hex
+        self._describe_node(join, past)
+        self._store(_CALL, self.nonce.encode())
 
     def _follow(self, join: Join, past: Past) -> None:
         if not self._guarded(lambda: self.store.check([_CALL])):
             return
         nonce = bytes(self._guarded(lambda: self.store.get(_CALL))).decode(errors="replace")
-        if nonce not in (self.nonce, past.nonce):
+        if nonce not in (self.nonce, past.nonce):  # that of the last round may still be there
             self.nonce = nonce
-            self._bring(join, past)
+            self._describe_node(join, past)
 
-    def _bring(self, join: Join, past: Past) -> None:
+    def _describe_node(self, join: Join, past: Past) -> None:
         self._set(f"offer/{self.rank}", f"{past.round} {past.restarts} ".encode() + encode(join))
 
     def _assign(self, max_restarts: int) -> bool:
-        """Give all nodes their ranks, once all offers are there; whether they were."""
+        """Give all nodes their ranks, once all offers are there; return whether they were."""
         keys = [f"offer/{rank}" for rank in range(self.size)]
         if not self._there(keys):
             return False
-        offers = [_offer(self._get(key)) for key in keys]
-        number = max(past.round for past, _ in offers) + 1
-        restarts = max(past.restarts for past, _ in offers)
+        pasts, joins = [], []
+        for key in keys:
+            past, join = _offer(self._get(key))
+            pasts.append(past)
+            joins.append(join)
+        # A node may be new, or have missed rounds: the one that knows most is right.
+        number = max(past.round for past in pasts) + 1
+        restarts = max(past.restarts for past in pasts)
         why = f"all {self.size} nodes of the handler's round are there"
-        assignments = assign([join.descriptor for _, join in offers], number, restarts, max_restarts, why)
-        for (_, join), assignment in zip(offers, assignments, strict=True):
+        descriptors = [join.descriptor for join in joins]
+        assignments = assign(descriptors, number, restarts, max_restarts, why)
+        for join, assignment in zip(joins, assignments, strict=True):
             self._set(f"seat/{join.node}", encode(assignment))
         return True
 
@@ -214,19 +223,32 @@ class FailureCollection:
         self.table.report_failures(stopped)
 
     def outcome(self, now: float) -> Final | None:
-        """How the job ended, once that is settled."""
+        """Return how the job ended, once that is settled."""
         if self.judges:
-            for rank in set(range(self.table.size)) - self._heard:
-                if (stopped := self.table.read(Stopped, f"gone/{rank}")) is not None:
-                    self._hear(rank, stopped, now)
-            if len(self._heard) < self.table.size and now < self.began + TIMEOUT:
-                return None
-            final = self._final()
-            self.table.judge(final)
+            return self._judge(now)
+        final = self.table.read(Final, "final")
+        if final is not None:
             return final
-        if (word := self.table.read(Final, "final")) is not None:
-            return word
-        return self._final() if now >= self.began + TIMEOUT + _GRACE else None
+        is_late = now >= self.began + TIMEOUT + _GRACE
+        if is_late:
+            return self._final()  # as far as this node knows
+        return None
+
+    def _judge(self, now: float) -> Final | None:
+        """Return the outcome for all nodes, once all have reported or the time for that is over."""
+        self._hear_others(now)
+        is_late = now >= self.began + TIMEOUT
+        if len(self._heard) < self.table.size and not is_late:
+            return None
+        final = self._final()
+        self.table.judge(final)
+        return final
+
+    def _hear_others(self, now: float) -> None:
+        for rank in set(range(self.table.size)) - self._heard:
+            stopped = self.table.read(Stopped, f"gone/{rank}")
+            if stopped is not None:
+                self._hear(rank, stopped, now)
 
     def _hear(self, rank: int, stopped: Stopped, now: float) -> None:
         self._heard.add(rank)
@@ -235,13 +257,19 @@ class FailureCollection:
     def _final(self) -> Final:
         if not self._causes:
             return Final(False, self.why)
-        _, node, note = min(self._causes, key=lambda cause: (cause[2].secondary, cause[0], cause[1], cause[2].rank))
+        _, node, note = min(self._causes, key=_likelihood)
         why = "a restart would fail again" if note.fatal else "no restart is left"
         return Final(False, f"{describe(node, note)}; {why}", node, note)
 
 
+def _likelihood(cause: tuple[float, str, FailureNote]) -> tuple[bool, float, str, int]:
+    """Return a sort key, the likeliest root cause first: the earliest failure, but for a lost connection."""
+    at, node, note = cause
+    return note.secondary, at, node, note.rank
+
+
 def describe(node: str, note: FailureNote) -> str:
-    """A failure in one line."""
+    """Return a failure in one line."""
     if note.process:
         return f"{note.message} on node {node}"
     return f"rank {note.rank} of node {node} failed: {note.message}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
-from attrs import Factory, define
+from attrs import Factory, define, evolve
 
 from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from elasticlib.rendezvous._names import host_name
@@ -23,33 +23,38 @@ if TYPE_CHECKING:
     from elasticlib.rendezvous.handlers._base import RendezvousHandler
 
 METHODS = ("next_rendezvous", "is_closed", "set_closed", "num_nodes_waiting", "shutdown")
+_FINALS = {
+    "RendezvousGracefulExitError": Final(True, ""),
+    "RendezvousClosedError": Final(False, "", kind="closed"),
+    "RendezvousTimeoutError": Final(False, "", kind="timeout"),
+}
+"""Which exceptions end this node's part, by the names of their classes."""
+_ERRORS = (RendezvousConnectionError, RendezvousStateError)
+"""Which exceptions keep their class."""
 
 
 def checked_handler(handler: Any) -> RendezvousHandler:
-    """The same handler, of which no more than `METHODS` are called; raises `ConfigError` when it is none."""
-    if missing := [name for name in METHODS if not callable(getattr(handler, name, None))]:
+    """Return the same handler, of which no more than `METHODS` are called; raise `ConfigError` when it is none."""
+    missing = [name for name in METHODS if not callable(getattr(handler, name, None))]
+    if missing:
         raise ConfigError(f"rdzv_handler={handler!r} is no rendezvous handler: it has no {', '.join(missing)}")
     found: RendezvousHandler = handler
     return found
 
 
 def meaning(error: Exception, handler: object) -> Final | RendezvousError:
-    """What an exception of a handler, known by the names of its classes, means for this node."""
+    """Return what an exception of a handler, known by the names of its classes, means for this node."""
     names = {cls.__name__ for cls in type(error).__mro__}
     text = str(error) or type(error).__name__
-    if "RendezvousGracefulExitError" in names:
-        return Final(True, text)
-    if "RendezvousClosedError" in names:
-        return Final(False, text, kind="closed")
-    if "RendezvousTimeoutError" in names:
-        return Final(False, text, kind="timeout")
+    for name, final in _FINALS.items():
+        if name in names:
+            return evolve(final, why=text)
     if isinstance(error, RendezvousError):
         return error
-    kinds = (RendezvousConnectionError, RendezvousStateError)
-    kind = next((each for each in kinds if each.__name__ in names), RendezvousError)
-    told = kind(f"{type(handler).__name__} raised {type(error).__name__}: {text}")
-    told.__cause__ = error
-    return told
+    kind = next((each for each in _ERRORS if each.__name__ in names), RendezvousError)
+    raised = kind(f"{type(handler).__name__} raised {type(error).__name__}: {text}")
+    raised.__cause__ = error
+    return raised
 
 
 @define(eq=False)
@@ -62,28 +67,49 @@ class ThirdPartyNodeInfo:
     _bound: BoundNodeInfo | None = None
 
     def describe(self, info: Any, *, shares: bool, slots: int, role: str) -> Descriptor:
-        """For the round that the handler told by *info*; *shares*: workers may use the store of which it tells."""
+        """
+        Return the description of this node for the round of *info*, which the handler returned.
+
+        *shares*: workers may use the store that it names.
+        """
         self.drop()
         if info.rank != 0:
             return Descriptor(slots, role, (host_name(self.local_addr),), 0)
         shared = info.bootstrap_store_info
         if shares and shared is not None:
             place = (str(shared.master_addr), int(shared.master_port))
-            if place not in self._served:
-                self._served.add(place)
+            if self._is_fresh(place):
                 return Descriptor(slots, role, place[:1], place[1])
-        address = loopback() if info.world_size == 1 else self.local_addr
-        if address is None:
-            address = str(shared.master_addr) if shared is not None else socket.getfqdn()
+        address = self._address(info.world_size, shared)
         self._bound = BoundNodeInfo(lambda: address)
         return self._bound.describe(slots, role)
 
+    def _is_fresh(self, place: tuple[str, int]) -> bool:
+        """Return whether no workers used the store at *place*, and note that some do now."""
+        if place in self._served:
+            return False
+        self._served.add(place)
+        return True
+
+    def _address(self, world_size: int, shared: Any) -> str:
+        """Return the address at which peers reach a store of this node."""
+        if world_size == 1:
+            return loopback()
+        if self.local_addr is not None:
+            return self.local_addr
+        if shared is not None:
+            return str(shared.master_addr)  # rank 0 hosts the handler's own store, too
+        return socket.getfqdn()
+
     def listener(self) -> socket.socket | None:
-        """The socket that was bound for the last round, once; None where another store serves the workers."""
-        return self._bound.listener() if self._bound is not None else None
+        """Return the socket that was bound for the last round, once; None where another store serves the workers."""
+        if self._bound is None:
+            return None
+        return self._bound.listener()
 
     def drop(self) -> None:
         """Free what was bound and not taken."""
-        if (listener := self.listener()) is not None:
+        listener = self.listener()
+        if listener is not None:
             listener.close()
         self._bound = None

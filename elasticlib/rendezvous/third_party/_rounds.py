@@ -1,0 +1,350 @@
+"""
+The rounds of one node of a job for which somebody else's rendezvous handler finds peers.
+
+    IDLE --ranks--> RUNNING --our workers ended well--> BARRIER --all others', too--> OVER
+                       '--a node ends the round--> ENDED --ranks are asked for--> IDLE
+                                                     '--no restart is left--> JUDGED --outcome--> OVER
+
+Rules of this file: one thread makes every call to the handler and its store. What torch's contract leaves open (root
+cause, agreed end, restarts of the whole job) the nodes settle among themselves through the round's store, see
+`_agreement`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from attrs import define, evolve, field
+
+from elasticlib._clock import Clock
+from elasticlib.errors import RendezvousError, RendezvousTimeoutError
+from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.node._session_events import Close, Seek
+from elasticlib.rendezvous.protocol._messages import (
+    Failed,
+    FailureNote,
+    Final,
+    Join,
+    Leave,
+    RankAssignment,
+    RoundEnd,
+    Stopped,
+    Succeeded,
+    WorkerReport,
+)
+from elasticlib.rendezvous.third_party._agreement import Agreement, FailureCollection, Past, describe
+from elasticlib.rendezvous.third_party._contract import ThirdPartyNodeInfo, meaning
+
+if TYPE_CHECKING:
+    from elasticlib.rendezvous.handlers._base import RendezvousHandler
+
+_PEERS = 300.0
+"""Seconds for the nodes that the handler brought together to ask for ranks."""
+_LINGER = 3.0
+"""Seconds that a node waits for others to read what ends a round or the job."""
+_SHORTEST = 0.002
+"""Seconds between two looks at first; they double."""
+
+_log = logging.getLogger("elasticlib")
+
+Order: TypeAlias = Seek | WorkerReport | Close
+
+
+class _Phase(enum.Enum):
+    IDLE = "idle"
+    RUNNING = "running"
+    BARRIER = "barrier"
+    """Our workers ended well, others may still run."""
+    ENDED = "ended"
+    """The round is over, our workers may still run."""
+    JUDGED = "judged"
+    """The last round is over, our workers are gone; which failure came first is being settled."""
+    OVER = "over"
+
+
+_WITH_LOOKS = (_Phase.RUNNING, _Phase.BARRIER, _Phase.JUDGED)
+"""In which the others may end it: the handler and the store are looked at."""
+
+
+@define(eq=False, kw_only=True)
+class HandlerRounds:
+    """The thread's side of a `HandlerMember`: it obeys *orders*, and *tells* the agent what came of them."""
+
+    node: str
+    handler: RendezvousHandler
+    max_restarts: int
+    interval: float
+    """Seconds between two looks."""
+    barrier: float
+    """Seconds that a node whose workers ended well waits for the others."""
+    offer: ThirdPartyNodeInfo
+    orders: queue.SimpleQueue[Order]
+    closing: threading.Event
+    tell: Callable[[Word | RendezvousError], None]
+    clock: Clock
+
+    # For other threads to read.
+
+    seeking: bool = field(init=False, default=False)
+    """Whether the handler is in `next_rendezvous`, from which nobody can call it back."""
+    since: float | None = field(init=False, default=None)
+    """When a call began that must return soon; None where there is none."""
+
+    _phase: _Phase = field(init=False, default=_Phase.IDLE)
+    _past: Past = field(init=False, factory=Past)
+    _table: Agreement | None = field(init=False, default=None)
+    """Of the latest round."""
+    _failure_collection: FailureCollection | None = field(init=False, default=None)
+    _judges: bool = field(init=False, default=False)
+    """Whether this node ended the round, so that it says how the job ended."""
+    _deadline: float = field(init=False, default=0.0)
+    """Of the barrier."""
+    _is_decided: bool = field(init=False, default=False)
+    """Whether the job's end is known to this node, so that the handler is to be shut down."""
+    _last_end: RoundEnd | None = field(init=False, default=None)
+
+    def run(self) -> None:
+        """Obey until an order to close comes."""
+        while not isinstance(order := self._next_order(), Close):
+            if self._phase is _Phase.OVER:
+                continue
+            try:
+                self._obey(order)
+            except Exception as error:
+                self._finish(meaning(error, self.handler))
+        if self._is_decided:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        try:
+            self.handler.shutdown()
+        except Exception as error:
+            _log.warning("%s.shutdown failed: %s", type(self.handler).__name__, error)
+
+    def _next_order(self) -> Order | None:
+        """Return the next order; None where it is time for a look."""
+        timeout = self.interval if self._phase in _WITH_LOOKS else None
+        try:
+            return self.orders.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def _obey(self, order: Order | None) -> None:
+        match order:
+            case None:
+                self._look()
+            case Seek(slots, role):
+                self._seek(slots, role)
+            case Failed(round=number, failures=notes) if self._runs(number) or self._awaits_others(number):
+                self._end(self._end_by(number, notes), spent=1)
+            case Stopped(round=number, failures=notes):
+                if self._runs(number):
+                    self._end(self._end_by(number, notes), spent=bool(notes))
+                self._report_failures(order)
+            case Succeeded(round=number) if self._runs(number):
+                self._assigned.count_done(1)
+                self._phase = _Phase.BARRIER
+                self._deadline = self.clock() + self.barrier
+                self._look()
+            case Leave(why=why):
+                self._depart(why)
+                self._finish(Final(False, why, kind="left"))
+            case _:
+                pass  # about a round that is over already
+
+    @property
+    def _assigned(self) -> Agreement:
+        assert self._table is not None, "there is no round yet"
+        return self._table
+
+    def _runs(self, number: int) -> bool:
+        return self._phase is _Phase.RUNNING and number == self._past.round
+
+    def _awaits_others(self, number: int) -> bool:
+        """Return whether the workers here ended well: what fails then is the store that this node hosts for others."""
+        return self._phase is _Phase.BARRIER and number == self._past.round
+
+    # A new round.
+
+    def _seek(self, slots: int, role: str) -> None:
+        self._phase, self._last_end, self._judges = _Phase.IDLE, None, False
+        assignment = None
+        while assignment is None and not self.closing.is_set():
+            info = self._next_rendezvous()
+            if self.closing.is_set():
+                return
+            self._table = Agreement(info.store, int(info.rank), int(info.world_size), self._timed)
+            assignment = self._agree(info, self._table, slots, role)
+        if assignment is None:
+            return
+        self._past = Past(assignment.round, assignment.restart_count, self._assigned.nonce)
+        self._phase = _Phase.RUNNING
+        self.tell(assignment)
+
+    def _next_rendezvous(self) -> Any:
+        self.seeking = True
+        try:
+            return self.handler.next_rendezvous()
+        finally:
+            self.seeking = False
+
+    def _agree(self, info: Any, table: Agreement, slots: int, role: str) -> RankAssignment | None:
+        """Return this node's ranks; None when the handler calls for another round first."""
+        shares = bool(getattr(self.handler, "use_agent_store", False))
+        join = Join(self.node, self.offer.describe(info, shares=shares, slots=slots, role=role))
+        deadline, pause = self.clock() + _PEERS, _SHORTEST
+        while self.clock() < deadline:
+            assignment = table.meet(join, self._past, self.max_restarts)
+            if assignment is not None:
+                return assignment
+            if self.closing.wait(pause):
+                return None
+            pause = min(2 * pause, self.interval)
+            if self._nodes_waiting() > 0 or self._is_closed():
+                return None
+        raise RendezvousTimeoutError(
+            f"{table.size} nodes came together by {type(self.handler).__name__}, "
+            f"but not all of them asked for ranks within {_PEERS:g} s"
+        )
+
+    # Looks at what the others do.
+
+    def _look(self) -> None:
+        if self._phase is _Phase.JUDGED:
+            self._settle()
+            return
+        end = self._assigned.ended()
+        if end is not None:
+            self._hear(end)
+            return
+        goes_on = self._look_at_others() if self._phase is _Phase.BARRIER else self._look_for_arrivals()
+        if goes_on and self._is_closed() and self._assigned.ended() is None:
+            self._finish(Final(False, "the rendezvous was closed", kind="closed"))
+
+    def _look_at_others(self) -> bool:
+        """Finish if the workers of all nodes ended well, or the time for them is over; return whether it goes on."""
+        table = self._assigned
+        done = table.count_done()
+        if done >= table.size:
+            self._conclude(Final(True, f"all {done} nodes succeeded", round=self._past.round))
+            return False
+        if self.clock() < self._deadline:
+            return True
+        why = f"{done} of {table.size} nodes succeeded, and no other reported a failure for {self.barrier:g} s"
+        self._conclude(Final(True, why, round=self._past.round), linger=0.0)
+        return False
+
+    def _look_for_arrivals(self) -> bool:
+        """End the round if nodes wait to join; return whether it goes on."""
+        waiting = self._nodes_waiting()
+        # Work that a node has finished is not thrown away for an arrival.
+        if waiting <= 0 or self._assigned.count_done():
+            return True
+        self._end(RoundEnd(self._past.round, f"{waiting} nodes wait to join", True))
+        return False
+
+    def _nodes_waiting(self) -> Any:
+        return self._timed(self.handler.num_nodes_waiting)
+
+    def _is_closed(self) -> Any:
+        return self._timed(self.handler.is_closed)
+
+    # The end of a round.
+
+    def _end_by(self, number: int, notes: tuple[FailureNote, ...]) -> RoundEnd:
+        """Return how the round ends by these failures of ours."""
+        if not notes:
+            return RoundEnd(number, f"node {self.node} stopped its workers", True)
+        why = describe(self.node, min(notes, key=lambda note: (note.secondary, -note.age)))
+        if any(note.fatal for note in notes):
+            return RoundEnd(number, f"{why}; a restart would fail again", False)
+        if self._past.restarts >= self.max_restarts:
+            return RoundEnd(number, f"{why}; no restart is left", False)
+        return RoundEnd(number, f"{why}; restart {self._past.restarts + 1} of {self.max_restarts}", True)
+
+    def _end(self, end: RoundEnd, spent: int = 0) -> None:
+        """End the round by our word, which uses up *spent* restarts, or by that of a node which was faster."""
+        self._judges = self._assigned.end(end)
+        if not self._judges:
+            earlier = self._earlier_end()
+            if earlier is not None:
+                end, spent = earlier, 0
+        self._past = evolve(self._past, restarts=self._past.restarts + spent)
+        self._hear(end)
+
+    def _earlier_end(self) -> RoundEnd | None:
+        """Return how the node that was faster ended the round; None where it died before it said so."""
+        deadline = self.clock() + _LINGER
+        while (end := self._assigned.ended()) is None and self.clock() < deadline:
+            self.closing.wait(_SHORTEST)
+        return end
+
+    def _hear(self, end: RoundEnd) -> None:
+        self._phase, self._last_end = _Phase.ENDED, end
+        self.tell(end)
+
+    def _depart(self, why: str) -> None:
+        """Let nobody wait for this node."""
+        if self._phase in (_Phase.RUNNING, _Phase.BARRIER):
+            self._assigned.end(RoundEnd(self._past.round, f"node {self.node} left: {why}", True))
+            return
+        is_between_rounds = self._phase in (_Phase.ENDED, _Phase.JUDGED)
+        if is_between_rounds and self._last_end is not None:
+            if self._judges:
+                self._assigned.judge(Final(False, self._last_end.why))
+            self._assigned.report_failures(Stopped(self.node, self._past.round, ()))
+            self._assigned.count_heard(1)
+
+    # The end of the job.
+
+    def _report_failures(self, stopped: Stopped) -> None:
+        """Say what failed here after the last round, and wait for the outcome."""
+        end = self._last_end
+        if self._phase is not _Phase.ENDED or end is None:
+            return
+        if end.restart:
+            return
+        self._failure_collection = FailureCollection(self._assigned, self._judges, end.why, self.clock())
+        self._failure_collection.report_failures(stopped)
+        self._phase = _Phase.JUDGED
+        self._settle()
+
+    def _settle(self) -> None:
+        assert self._failure_collection is not None, "no failure was reported yet"
+        final = self._failure_collection.outcome(self.clock())
+        if final is not None:
+            self._conclude(final)
+
+    def _conclude(self, final: Final, linger: float = _LINGER) -> None:
+        """Finish once all others know it too: this node may be the one whose end takes the store away."""
+        self._is_decided = True
+        with contextlib.suppress(RendezvousError):
+            self._wait_for_readers(linger)
+        self._finish(final)
+
+    def _wait_for_readers(self, linger: float) -> None:
+        table, deadline, pause = self._assigned, self.clock() + linger, _SHORTEST
+        heard = table.count_heard(1)
+        while heard < table.size and self.clock() < deadline:
+            if self.closing.wait(pause):
+                return
+            pause = min(2 * pause, self.interval)
+            heard = table.count_heard()
+
+    def _finish(self, last: Final | RendezvousError) -> None:
+        self._phase = _Phase.OVER
+        self.tell(last)
+
+    def _timed(self, call: Callable[[], Any]) -> Any:
+        """Make a call that must return soon, so that the agent notices one that does not."""
+        self.since = self.clock()
+        try:
+            return call()
+        finally:
+            self.since = None
