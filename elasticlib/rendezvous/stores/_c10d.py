@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from attrs import Factory, define, field
+from typing_extensions import Self
 
 from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError, RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
@@ -90,42 +91,29 @@ class C10dBackend:
     _inner: Address | None = field(init=False, default=None)
     """Where this very process reaches its server."""
     _local: str | None = field(init=False, default=None)
-    _taken_since: float | None = field(init=False, default=None)
-    """When this node, which must host the store, first found somebody else in its place."""
     _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, default=Factory(dict))
     _claim: Claim = field(init=False)
-    _must_host: bool | None = field(init=False)
-    _setting: str = field(init=False)
-    """Name of the setting by which this node must host the store."""
-    _value: str = field(init=False)
-    _reason: str = field(init=False)
-    """That setting as the user put it."""
+    _role: _HostRole = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        static = self.job.backend == "static"
-        self._must_host = self.job.node_rank == 0 if static and self.job.is_host is None else self.job.is_host
-        self._setting, self._value = ("node_rank", "0") if static else ("is_host", "1")
-        self._reason = f"{self._setting}={self._value}"
-        own = [sign()] if self.job.store_type == "file" else []
-        word = b" ".join([*own, secrets.token_hex(16).encode()])
-        key = key_of(self.job.token) if self.job.token else None
-        self._claim = Claim(self.job.run_id, self.job.heartbeat, word, key)
-        if self.job.store_type == "file":
-            if not self.job.endpoint and self.job.max_nodes > 1:
-                why = "store_type='file' needs the path of a file that all nodes see"
-                raise ConfigError.of_setting("rdzv_endpoint", f"'' names no file: {why}")
-            if self.job.is_host is not None:
-                raise ConfigError(f"is_host={self.job.is_host} has no meaning with store_type='file': leave it out")
-            self._path = self.job.endpoint or None
-        elif self.job.store_type == "tcp":
-            self.host, self.port = parse_rendezvous_endpoint(self.job.endpoint, DEFAULT_PORT)
-        else:
-            raise ConfigError(f"store_type={self.job.store_type!r} is none of 'tcp' and 'file'")
+        job = self.job
+        self._role = _HostRole.of(job)
+        self._claim = _claim_of(job)
+        match job.store_type:
+            case "file":
+                _check_file_options(job)
+                self._path = job.endpoint or None
+            case "tcp":
+                self.host, self.port = parse_rendezvous_endpoint(job.endpoint, DEFAULT_PORT)
+            case other:
+                raise ConfigError(f"store_type={other!r} is none of 'tcp' and 'file'")
 
     @property
     def endpoint(self) -> str:
         """Where the store is, with the true port once it is bound."""
-        return self._path or "" if self.job.store_type == "file" else spell(self.host, self.port)
+        if self.job.store_type == "file":
+            return self._path or ""
+        return spell(self.host, self.port)
 
     def prepare(self) -> None:
         """
@@ -138,25 +126,25 @@ class C10dBackend:
 
     def serve(self, deadline: float) -> bool:
         """
-        Become the store's host if this machine is it; whether this process hosts it now.
+        Become the store's host if this machine is it; return whether this process hosts it now.
 
         Raises `RendezvousConnectionError` where a later try may succeed (the name is not known yet, the port is
         taken), `ConfigError` where none can. *deadline* is monotonic.
         """
         if self.server is not None:
             return True
-        if self.job.store_type == "file" or self._must_host is False:
+        if self.job.store_type == "file" or self._role.must_host is False:
             return False
         self.prepare()
         addresses = resolve(self.host, self.port, min(LOOK_UP, deadline - monotonic()))
-        if self.listening is not None:
+        if self.listening is not None:  # kept open since a process of this node hosted the store before
             self._start(self.listening.dup(), addresses)
             return True
         bound = bind_endpoint(self.host, self.port, addresses, alone=self.job.max_nodes == 1)
         if isinstance(bound, socket.socket):
             self._start(bound, addresses)
             return True
-        if not self._must_host:
+        if not self._role.must_host:
             return False
         if isinstance(bound, Elsewhere):
             # The endpoint may still lead here: a forwarded port, a service's address.
@@ -187,8 +175,10 @@ class C10dBackend:
         return self._talk(addresses, deadline - monotonic())
 
     def address(self) -> str | None:
-        """After a dial: address of this machine that peers should use; None where that is not known."""
-        if self._local and is_loopback(self._local) and self.job.store_type != "file" and not is_loopback(self.host):
+        """Return this machine's address for its peers, after a dial; None where that is not known."""
+        if not self._local or self.job.store_type == "file":
+            return self._local
+        if is_loopback(self._local) and not is_loopback(self.host):
             return outward_address()  # the host's own way to its store is shorter than that of its peers
         return self._local
 
@@ -208,19 +198,24 @@ class C10dBackend:
 
     def claim(self, exchange: Exchange) -> bool:
         """
-        Whether this node is to coordinate its job on a store that serves another one, or none: the first that asks.
+        Return whether this node is to coordinate its job on a store that serves another one, or none.
 
-        So is the next one when that node was silent for two heartbeats; raises `RendezvousConnectionError` until
-        that is known. Raises `RendezvousClosedError` for a file in which a job has ended.
+        The first node that asks is; so is the next one when that node was silent for two heartbeats. Raises
+        `RendezvousConnectionError` until that is known, `RendezvousClosedError` for a file in which a job has ended.
         """
         assert isinstance(exchange, StoreExchange)
-        if not isinstance(exchange.store, PolledFileStore):
-            return self._claim.take(exchange) or self._claim.take_over(exchange)
+        if isinstance(exchange.store, PolledFileStore):
+            return self._claim_file(exchange)
+        return self._claim.take(exchange) or self._claim.take_over(exchange)
+
+    def _claim_file(self, exchange: StoreExchange) -> bool:
         claimant = exchange.replace(CLAIMANT, b"", self._claim.word)
-        if claimant != self._claim.word and is_stale(claimant):
+        if claimant == self._claim.word:
+            return True
+        if is_stale(claimant):
             why = f"the process that coordinated the job in {self._path} is gone: remove that file, or name another one"
             raise RendezvousClosedError(why)
-        return claimant == self._claim.word
+        return False
 
     def coordinating(self, exchange: Exchange) -> Exchange:
         """A new connection for the coordinator of a job that this node has claimed, or hosts the store of."""
@@ -263,38 +258,26 @@ class C10dBackend:
             Path(self._path).unlink(missing_ok=True)
 
     def _taken(self, bound: Taken, addresses: list[Address]) -> RendezvousConnectionError | ConfigError:
-        """The error for a node that must host and cannot: final once a predecessor of this node would be gone."""
         now = monotonic()
-        self._taken_since = now if self._taken_since is None else self._taken_since
-        other = self._present_host(addresses)
-        if other is None:
-            why = f"another node of the job was given {self._reason} too, or another program uses the port"
-            return RendezvousConnectionError(f"{self._reason}, but {bound.why}: {why}")
-        why = f" was given twice: node {other} hosts job {self.job.run_id!r} there already, and "
-        why += f"node {self.job.node} is to host it as well"
-        if now >= self._taken_since + PREDECESSOR:
-            return self._refusal(why)
-        return RendezvousConnectionError(f"{self._reason}{why}")
-
-    def _refusal(self, complaint: str) -> ConfigError:
-        """Return the error of the setting by which this node must host the store."""
-        return ConfigError.of_setting(self._setting, f"{self._value}{complaint}")
+        return self._role.taken(bound, self._present_host(addresses), now)
 
     def _present_host(self, addresses: list[Address]) -> str | None:
-        """Name of the node that hosts this very job at the endpoint; None where that cannot be found out."""
+        """Return the node that hosts this very job at the endpoint; None where that cannot be found out."""
         with suppress(RendezvousConnectionError, RendezvousStateError):
             with closing(self._talk(addresses, GREETING)) as exchange:
                 [data] = exchange.read([ANNOUNCEMENT])
             announcement = greeting_of(data, self.job.run_id, self._claim.key)
-            return announcement.host if announcement is not None else None
+            if announcement is not None:
+                return announcement.host
         return None
 
     def _serve_behind(self, elsewhere: Elsewhere, addresses: list[Address], deadline: float) -> None:
+        """Host the store behind an endpoint that is elsewhere, if connections to it arrive here."""
         bound = listen(ANYWHERE, self.port)
         if isinstance(bound, Taken):
             raise self._taken(bound, addresses)
         if isinstance(bound, Elsewhere) or self.port == 0:
-            raise self._refusal(f", but {elsewhere.why}")
+            raise self._role.refusal(f", but {elsewhere.why}")
         self._start(bound, [])
         with suppress(RendezvousConnectionError):
             with closing(self._talk(addresses, min(3.0, deadline - monotonic()))) as exchange:
@@ -302,32 +285,19 @@ class C10dBackend:
             if word == self._word.encode():
                 return
         self.close()
-        raise self._refusal(
+        raise self._role.refusal(
             f", but {elsewhere.why}, nor does a connection to it arrive here: "
-            f"give {self._reason} to the node at {spell(self.host, self.port)} alone, or correct the endpoint"
+            f"give {self._role.reason} to the node at {spell(self.host, self.port)} alone, or correct the endpoint"
         )
 
     def _start(self, listener: socket.socket, addresses: list[Address]) -> None:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, DESCRIPTORS)
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        """Start the server on *listener*, which it owns from then on."""
+        _raise_descriptor_limit()
         self.listening = self.listening or listener.dup()
-        here, self.port = listener.getsockname()[:2]
-        inner = Address(listener.family, here)
-        if here in ("::", "0.0.0.0"):
-            known = [each for each in addresses if not is_loopback(each.host) and is_here(each)]
-            inner = known[0] if known else resolve(loopback(), self.port, LOOK_UP)[0]
-        word, run_id = self._word, self.job.run_id
-
-        def start() -> Any:
-            with listener:
-                server = _server(inner.host, self.port, listener)
-            server.set(SERVER, word)
-            server.set(SERVES, run_id)
-            server.check([SERVES])
-            return server
-
+        self.port = listener.getsockname()[1]
+        inner = _way_to(listener, addresses)
+        facts = {SERVER: self._word, SERVES: self.job.run_id}
+        start = partial(_start_server, inner.host, self.port, listener, facts)
         why = f"a name server of this machine is silent, and RES_OPTIONS={QUIET_LOOKUPS} is not set"
         silence = f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"
         self.server = Limited[Any]().run(start, START, silence)
@@ -356,8 +326,104 @@ class C10dBackend:
         return exchange
 
 
+@define(eq=False)
+class _HostRole:
+    """Whether this node must host the store of *job*, and by which setting: errors name that one."""
+
+    job: Job
+    must_host: bool | None
+    """None: whichever node can bind the endpoint hosts the store."""
+    setting: str
+    value: str
+    _taken_since: float | None = None
+    """When this node, which must host the store, first found somebody else in its place."""
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Return the role that the job's settings give."""
+        if job.backend != "static":
+            return cls(job, job.is_host, "is_host", "1")
+        must_host = job.is_host
+        if must_host is None:
+            must_host = job.node_rank == 0
+        return cls(job, must_host, "node_rank", "0")
+
+    @property
+    def reason(self) -> str:
+        """The setting as the user put it."""
+        return f"{self.setting}={self.value}"
+
+    def refusal(self, complaint: str) -> ConfigError:
+        """Return the error of the setting by which this node must host the store."""
+        return ConfigError.of_setting(self.setting, f"{self.value}{complaint}")
+
+    def taken(self, bound: Taken, other: str | None, now: float) -> RendezvousConnectionError | ConfigError:
+        """
+        Return the error for a node that must host, and finds its place taken by the node *other*, if that is known.
+
+        It is final once a predecessor of this node would be gone.
+        """
+        if self._taken_since is None:
+            self._taken_since = now
+        if other is None:
+            why = f"another node of the job was given {self.reason} too, or another program uses the port"
+            return RendezvousConnectionError(f"{self.reason}, but {bound.why}: {why}")
+        why = f" was given twice: node {other} hosts job {self.job.run_id!r} there already, and "
+        why += f"node {self.job.node} is to host it as well"
+        if now >= self._taken_since + PREDECESSOR:
+            return self.refusal(why)
+        return RendezvousConnectionError(f"{self.reason}{why}")
+
+
+def _claim_of(job: Job) -> Claim:
+    word = secrets.token_hex(16).encode()
+    if job.store_type == "file":
+        word = b" ".join([sign(), word])  # tells others whether this process still runs
+    key = key_of(job.token) if job.token else None
+    return Claim(job.run_id, job.heartbeat, word, key)
+
+
+def _check_file_options(job: Job) -> None:
+    if not job.endpoint and job.max_nodes > 1:
+        why = "store_type='file' needs the path of a file that all nodes see"
+        raise ConfigError.of_setting("rdzv_endpoint", f"'' names no file: {why}")
+    if job.is_host is not None:
+        raise ConfigError(f"is_host={job.is_host} has no meaning with store_type='file': leave it out")
+
+
+def _raise_descriptor_limit() -> None:
+    """Let the server have a descriptor for each node and worker, as far as the limit may be raised."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = min(hard_limit, DESCRIPTORS)
+    if hard_limit == resource.RLIM_INFINITY:
+        limit = DESCRIPTORS
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard_limit))
+
+
+def _way_to(listener: socket.socket, addresses: list[Address]) -> Address:
+    """Return the address by which this process reaches its own server; *addresses* are the endpoint's."""
+    here, port = listener.getsockname()[:2]
+    if here not in ("::", "0.0.0.0"):
+        return Address(listener.family, here)
+    for each in addresses:
+        if not is_loopback(each.host) and is_here(each):
+            return each
+    return resolve(loopback(), port, LOOK_UP)[0]
+
+
+def _start_server(host: str, port: int, listener: socket.socket, facts: dict[str, str]) -> Any:
+    """Return a TCPStore that serves on *listener*, and in which the *facts* stand."""
+    with listener:
+        server = _server(host, port, listener)
+    for key, value in facts.items():
+        server.set(key, value)
+    server.check(list(facts))  # answered after all of them were set
+    return server
+
+
 def _server(host: str, port: int, listener: socket.socket) -> Any:
-    """A TCPStore that serves on *listener* and owns it from then on."""
+    """Return a TCPStore that serves on *listener* and owns it from then on."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     limit, handle = timedelta(seconds=10), os.dup(listener.fileno())

@@ -2,9 +2,9 @@
 One node's part in the election of its job's coordinator. Pure.
 
     connect --> look --taken--> await a change --> look ...
-                 '--free--> seize --ours--> in office: renew, rest, renew, rest ... --over--> look ...
+                 '--free--> seize --ours--> lead: renew, rest, renew, rest ... --over--> look ...
 
-A term of office ends for its holder no later than for everybody else, since the holder counts from when it *sent* its
+A term ends for its holder no later than for everybody else, since the holder counts from when it *sent* its
 last renewal. Whatever ended a term, its holder stands again, as it may be the only one.
 
 Rules of this file: `Candidacy.step` is a function of the candidacy, an event and the time: it returns the next one and
@@ -36,7 +36,7 @@ _RENEWALS = 3
 
 @frozen
 class Done:
-    """There is a connection, or the pause is over, or who has the office may have changed."""
+    """There is a connection, or the pause is over, or another node may lead now."""
 
 
 @frozen
@@ -48,7 +48,7 @@ class Broke:
 
 @frozen
 class Found:
-    """Whether somebody has the office, as of that version."""
+    """Whether somebody leads, as of that version."""
 
     version: int
     held: bool
@@ -56,7 +56,7 @@ class Found:
 
 @frozen
 class Acquired:
-    """The office is ours if there is a hold."""
+    """This node holds the lease if there is a hold."""
 
     hold: Hold | None
 
@@ -102,7 +102,7 @@ class Connect:
 
 @frozen
 class Look:
-    """See whether somebody has the office. Answer: `Found`; as to all that follow, or `Broke`."""
+    """See whether somebody leads. Answer: `Found`; as to all that follow, or `Broke`."""
 
 
 @frozen
@@ -115,13 +115,13 @@ class Await:
 
 @frozen
 class Acquire:
-    """Take the office if nobody has it, for so many seconds without a renewal. Answer: `Acquired`."""
+    """Take the lease if nobody has it, for so many seconds without a renewal. Answer: `Acquired`."""
 
     ttl: float
 
 
 @frozen
-class Elect:
+class Lead:
     """Begin to coordinate. Answer: `Elected` or `Declined`."""
 
     hold: Hold
@@ -147,21 +147,23 @@ class Rest:
 
 
 @frozen
-class VoteOut:
-    """From now on this node coordinates no more; *told*: it is news to the node. No answer."""
+class StepDown:
+    """Coordinate no more, from now on; *is_news*: the node does not know it yet. No answer."""
 
     why: str
-    told: bool
+    is_news: bool
 
 
 @frozen
 class Release:
-    """Leave the office to others, if that can be said. No answer."""
+    """Give the lease up, if the store can be reached. No answer."""
 
     hold: Hold
 
 
-Action: TypeAlias = Connect | Look | Await | Acquire | Elect | Renew | Keep | Rest | VoteOut | Release | Log
+Connected: TypeAlias = Look | Await | Acquire | Lead | Renew | Keep | Release
+"""Those that need a connection."""
+Action: TypeAlias = Connect | Rest | StepDown | Log | Connected
 
 
 @define(eq=False, repr=False)
@@ -175,9 +177,9 @@ class Candidacy:
     stopped: bool = False
     """This node stands no more."""
     hold: Hold | None = None
-    """The office is ours."""
-    _in_office: bool = False
-    """Elected, and not voted out."""
+    """Our lease."""
+    _is_leader: bool = False
+    """Elected, and has not stepped down."""
     _connected: bool = False
     """There is a connection, or one was asked for."""
     _closing: bool = False
@@ -186,38 +188,33 @@ class Candidacy:
     _kept: float | None = None
 
     def close(self) -> Self:
-        """The one that stands no more, and resigns if in office; what is under way is to be cut short."""
+        """Return the one that stands no more, and resigns if it leads; its action under way is to be cut short."""
         return evolve(self, closing=True)
 
     def step(self, event: Event, now: float) -> tuple[Self, tuple[Action, ...]]:
-        """The candidacy after *event*, and what is to be done; *now* never goes back."""
+        """Return the candidacy after *event*, and what is to be done; *now* never goes back."""
         after, out = copy.copy(self), list[Action]()
         if not self.stopped:
-            after._go_on(now, out, after._hear(event, now, out))
+            wanted = after._hear(event, now, out)
+            after._go_on(now, out, wanted)
         return after, tuple(out)
 
     def _hear(self, event: Event, now: float, out: list[Action]) -> Action | None:
-        """What it is to do next; None: what there is to do."""
+        """Return the action that *event* asks for next; None: the one that is due anyway."""
         match event:
             case Broke(why):
-                out.append(Log("info", f"the election waits for the store: {why}"))
-                self._connected = False
-                return Rest(PAUSE if self.hold is None else min(PAUSE, self.hold.ttl / 10))
+                return self._wait_for_store(why, out)
             case Found(version, True):
                 return Await(version, SLICE)
             case Found():
                 self._sent = now
                 return Acquire(self.ttl)
             case Acquired(Hold() as hold):
-                self.hold, self.until = hold, self._sent + hold.ttl
-                return Elect(hold)
+                self.hold = hold
+                self.until = self._sent + hold.ttl
+                return Lead(hold)
             case Elected() | Renewed(True) if self.hold is not None:
-                self.until = self._sent + self.hold.ttl
-                if self._in_office and now < self.until and (self._kept is None or now - self._kept > KEEP / 3):
-                    self._kept = now
-                    out.append(Keep())
-                self._in_office = True
-                return Rest(self.hold.ttl / _RENEWALS)
+                return self._extend_term(self.hold, now, out)
             case Declined(why):
                 out.append(Log("info", f"the election begins again: {why}"))
                 self._leave(why, out)
@@ -229,32 +226,67 @@ class Candidacy:
                 self._leave(why, out)
         return None
 
-    def _go_on(self, now: float, out: list[Action], then: Action | None) -> None:
-        """Do that next, or what there is to do; unless the term is over."""
-        if self.hold is not None and (self._closing or now >= self.until):
-            lapsed = f"the lease was not renewed for {self.hold.ttl:.3g} s"
-            self._leave("it resigned" if self._closing else lapsed, out)
-            then = None
+    def _wait_for_store(self, why: str, out: list[Action]) -> Action:
+        out.append(Log("info", f"the election waits for the store: {why}"))
+        self._connected = False
+        if self.hold is None:
+            return Rest(PAUSE)
+        return Rest(min(PAUSE, self.hold.ttl / 10))  # the lease runs out meanwhile
+
+    def _extend_term(self, hold: Hold, now: float, out: list[Action]) -> Action:
+        self.until = self._sent + hold.ttl
+        if self._is_leader and now < self.until:
+            self._keep_keys(now, out)
+        self._is_leader = True
+        return Rest(hold.ttl / _RENEWALS)
+
+    def _keep_keys(self, now: float, out: list[Action]) -> None:
+        """Have the job's keys live on, long before they would go."""
+        is_due = self._kept is None or now - self._kept > KEEP / 3
+        if is_due:
+            self._kept = now
+            out.append(Keep())
+
+    def _go_on(self, now: float, out: list[Action], wanted: Action | None) -> None:
+        """Do the action that is *wanted*, or the one that is due; neither once the term is over."""
+        if self._end_if_over(now, out):
+            wanted = None
         if self._closing:
             self.stopped = True
-        elif isinstance(then, Rest):
-            out.append(then)
-        elif not self._connected:
+            return
+        if isinstance(wanted, Rest):
+            out.append(wanted)  # the only one that needs no connection
+            return
+        if not self._connected:
             self._connected = True
-            out.append(Connect(self.ttl if self.hold is None else max(self.until - now, PAUSE)))
-        elif then is not None:
-            out.append(then)
-        elif self.hold is not None:
-            self._sent = now
-            out.append(Renew(self.hold))
-        else:
-            out.append(Look())
+            limit = self.ttl if self.hold is None else max(self.until - now, PAUSE)
+            out.append(Connect(limit))
+            return
+        out.append(self._due(now) if wanted is None else wanted)
+
+    def _end_if_over(self, now: float, out: list[Action]) -> bool:
+        if self.hold is None:
+            return False
+        if self._closing:
+            self._leave("it resigned", out)
+            return True
+        if now >= self.until:
+            self._leave(f"the lease was not renewed for {self.hold.ttl:.3g} s", out)
+            return True
+        return False
+
+    def _due(self, now: float) -> Action:
+        if self.hold is None:
+            return Look()
+        self._sent = now
+        return Renew(self.hold)
 
     def _leave(self, why: str, out: list[Action]) -> None:
-        """The term is over."""
+        """End the term."""
         hold, self.hold = self.hold, None
-        if self._in_office:
-            self._in_office = False
-            out.append(VoteOut(why, not self._closing))
+        if self._is_leader:
+            self._is_leader = False
+            # A node that closes knows it already.
+            out.append(StepDown(why, not self._closing))
         if hold is not None and self._connected:
             out.append(Release(hold))

@@ -11,6 +11,7 @@ Rules of this file: a long wait is many short ones, so that a server that is gon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from attrs import define, evolve, field
@@ -65,18 +66,22 @@ class CompareAndSetExchange(Exchange):
             self._keys.write({key_path(self._root, key): data for key, data in values.items()}, self._hold)
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        paths, found = [key_path(self._root, key) for key in keys], self._found
-        self._found = None
-        if found is not None and [found[0]] == paths:  # who waits for a key reads it next: one request for both
+        paths = [key_path(self._root, key) for key in keys]
+        found, self._found = self._found, None
+        # Who waits for a key reads it next: one request for both.
+        if found is not None and paths == [found[0]]:
             return [found[1]]
         items, _ = self._keys.read(paths)
         return [None if item is None else item.data for item in items]
 
     def wait(self, key: str, timeout: float | None) -> bool:
-        path, self._found = key_path(self._root, key), None
+        path = key_path(self._root, key)
+        self._found = None
         found = self._await(lambda: self._keys.read([path]), path, timeout, folder=False)
-        self._found = (path, found[0].data) if found else None
-        return bool(found)
+        if not found:
+            return False
+        self._found = (path, found[0].data)
+        return True
 
     def delete(self, keys: Sequence[str]) -> None:
         self._check()
@@ -96,11 +101,11 @@ class CompareAndSetExchange(Exchange):
     def _await(
         self, look: Callable[[], tuple[Sequence[Item | None], int]], path: str, timeout: float | None, folder: bool
     ) -> list[Item]:
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = math.inf if timeout is None else monotonic() + timeout
         while True:
             items, version = look()
             found = [item for item in items if item is not None]
-            left = SLICE if deadline is None else min(SLICE, deadline - monotonic())
+            left = min(SLICE, deadline - monotonic())
             if found or left <= 0:
                 return found
             self._keys.changed(path, version, left, folder)

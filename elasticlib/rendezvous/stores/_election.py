@@ -42,7 +42,7 @@ class LeadershipLost(RendezvousError):  # noqa: N818 - an event of the cluster r
 
 @define(eq=False)
 class Term:
-    """One holder's time in office, as the holder itself sees it; for all of its threads."""
+    """One holder's term as the coordinator, as the holder itself sees it; for all of its threads."""
 
     hold: Hold
     until: float
@@ -55,20 +55,24 @@ class Term:
     _over: threading.Event = Factory(threading.Event)
 
     def end(self, why: str) -> None:
-        """It is over; the first reason counts."""
+        """End it; the first reason counts."""
         if not self._over.is_set():
             self.why = why
             self._over.set()
 
     def wait(self, timeout: float) -> bool:
-        """Whether it is over, after *timeout* seconds at most."""
+        """Return whether it is over, after *timeout* seconds at most."""
         return self._over.wait(timeout)
 
     def left(self) -> float:
-        """Seconds until it is over, unless renewed."""
-        if not self._over.is_set() and self._clock() >= self.until:
-            self.end(f"the lease was not renewed for {self.hold.ttl:.3g} s")
-        return 0.0 if self._over.is_set() else self.until - self._clock()
+        """Return the seconds until it is over, unless renewed."""
+        if self._over.is_set():
+            return 0.0
+        left = self.until - self._clock()
+        if left > 0:
+            return left
+        self.end(f"the lease was not renewed for {self.hold.ttl:.3g} s")
+        return 0.0
 
     def check(self) -> None:
         """Raise `LeadershipLost` if it is over."""
@@ -78,7 +82,7 @@ class Term:
 
 @define(eq=False)
 class StateLog:
-    """The coordinator's memory in the store, for one term of office. For one thread."""
+    """The coordinator's memory in the store, for one term. For one thread."""
 
     _connect: Callable[[float], Keys]
     _keys: Keys
@@ -89,21 +93,28 @@ class StateLog:
 
     def load(self) -> bytes | None:
         """
-        What the last coordinator saved, None if there was none. To be called first: it is written anew, so that an
-        earlier holder, whose version is out of date, can save nothing more. Raises `LeadershipLost`, and
-        `RendezvousStateError` if strangers destroyed what was there (`save` works all the same).
+        Return what the last coordinator saved, None if there was none. Call it first.
+
+        The state is written again, so that an earlier holder, whose version is out of date, can save nothing more.
+        Raises `LeadershipLost`, and `RendezvousStateError` if strangers destroyed what was there (`save` works all
+        the same).
         """
         while True:
             self._term.check()
             (item, announcement), _ = self._keys.read([self._state, key_path(self._root, ANNOUNCEMENT)])
             data = b"" if item is None else item.data
-            version = self._keys.swap(self._state, data, 0 if item is None else item.version, self._term.hold)
+            found_version = 0 if item is None else item.version
+            version = self._keys.swap(self._state, data, found_version, self._term.hold)
             if version is not None:
-                self._version = version
-                if not data and announcement is not None:
-                    raise RendezvousStateError("the coordinator's state was deleted from the store by another writer")
-                return _unpack(data) if data else None
-            self._check_hold()
+                break
+            self._check_hold()  # else an earlier holder saved in between: look again
+        self._version = version
+        if data:
+            return _unpack(data)
+        # A coordinator saves before it greets.
+        if announcement is not None:
+            raise RendezvousStateError("the coordinator's state was deleted from the store by another writer")
+        return None
 
     def save(self, data: bytes) -> None:
         """
@@ -137,11 +148,11 @@ class StateLog:
         self._term.end("the job's keys were deleted")
 
     def lose(self, why: str) -> None:
-        """Whoever coordinates by it was turned down: the term of office is over, if it was not known to be."""
+        """End the term, if it is not over: a write of its coordinator was refused."""
         self._term.end(why)
 
     def close(self) -> None:
-        """Give the connection up; may come twice. The term of office goes on."""
+        """Give the connection up; may come twice. The term goes on."""
         self._keys.close()
 
     def _reconnect(self, limit: float) -> None:
@@ -150,24 +161,29 @@ class StateLog:
         self._keys = keys
 
     def _settle(self, packed: bytes, error: RendezvousConnectionError) -> int | None:
-        """Nobody knows whether the last write arrived: look, and write again, while the term lasts."""
+        """Look whether the last write arrived, which nobody knows, and write again, while the term lasts."""
         while (left := self._term.left()) > 0:
             try:
                 self._reconnect(left)
-                (item,), _ = self._keys.read([self._state])
-                # In this order: a successor has the key before it touches the state.
-                if not self._keys.holds(self._term.hold):
-                    return None
-                if item is not None and item.version != self._version:
-                    return item.version if item.data == packed else None
-                return self._keys.swap(self._state, packed, self._version, self._term.hold)
+                return self._write_again(packed)
             except RendezvousConnectionError as again:
                 error = again
             self._term.wait(events.PAUSE)
         raise LeadershipLost(f"this node no longer coordinates: {error}") from error
 
+    def _write_again(self, packed: bytes) -> int | None:
+        """Return the version of the state once it is *packed*; None if another writer changed it."""
+        (item,), _ = self._keys.read([self._state])
+        # In this order: a successor has the key before it touches the state.
+        if not self._keys.holds(self._term.hold):
+            return None
+        if item is None or item.version == self._version:
+            return self._keys.swap(self._state, packed, self._version, self._term.hold)
+        has_arrived = item.data == packed
+        return item.version if has_arrived else None
+
     def _blame(self) -> None:
-        """The state is not as we left it: a successor wrote it, or a stranger, after whom we can still write."""
+        """Raise the error for a state that is not as we left it: a successor wrote it, or a stranger."""
         (item,), _ = self._keys.read([self._state])
         self._check_hold()
         self._version = 0 if item is None else item.version
@@ -214,7 +230,7 @@ class Candidate:
         start_thread(self._thread)
 
     def close(self, timeout: float = 2.0) -> None:
-        """Stand no more; resign at once if in office. Returns when that is done, after *timeout* seconds at most."""
+        """Stand no more; resign at once if it leads. Return when that is done, after *timeout* seconds at most."""
         with self._lock:
             self._candidacy = self._candidacy.close()
             self._closing.set()
@@ -232,16 +248,20 @@ class Candidate:
                 actions = self._step(self._perform(actions))
         except Exception as error:
             _log.exception("the election failed")
-            self._end_term(f"the election failed: {error!r}")
-            if self._keys is not None and self._candidacy.hold is not None:
-                with contextlib.suppress(RendezvousError):
-                    self._keys.release(self._candidacy.hold)
-            self._on_lost(f"the election failed: {error!r}")
+            self._fail(f"the election failed: {error!r}")
         finally:
             with self._lock:
                 keys, self._keys = self._keys, None
             if keys is not None:
                 keys.close()
+
+    def _fail(self, why: str) -> None:
+        self._end_term(why)
+        hold = self._candidacy.hold
+        if self._keys is not None and hold is not None:
+            with contextlib.suppress(RendezvousError):
+                self._keys.release(hold)
+        self._on_lost(why)
 
     def _step(self, event: events.Event) -> tuple[events.Action, ...]:
         with self._lock:
@@ -251,7 +271,7 @@ class Candidate:
             return actions
 
     def _perform(self, actions: tuple[events.Action, ...]) -> events.Event:
-        """Do it; what came of the last."""
+        """Do them in their order; return what came of the last."""
         came: events.Event = events.Done()
         try:
             for action in actions:
@@ -261,18 +281,24 @@ class Candidate:
         return came
 
     def _do(self, action: events.Action) -> events.Event | None:
-        keys, leader = cast(Keys, self._keys), f"{self._root}/leader"  # what needs a connection comes after `Connect`
+        """Perform one action; return what came of it, if anything did."""
         match action:
-            case events.Rest(seconds):
-                return self._rest(seconds)
-            case events.VoteOut(why, told):
-                why = self._end_term(why)
-                if told:
-                    self._on_lost(why)
-            case Log(level, text):
-                _log.log(logging.getLevelName(level.upper()), text)
             case events.Connect(limit):
                 self._reach(limit)
+            case events.Rest(seconds):
+                return self._rest(seconds)
+            case events.StepDown(why, is_news):
+                self._step_down(why, is_news)
+            case Log(level, text):
+                _log.log(logging.getLevelName(level.upper()), text)
+            case _:
+                # All others come after `Connect`.
+                return self._do_connected(action, cast(Keys, self._keys))
+        return None
+
+    def _do_connected(self, action: events.Connected, keys: Keys) -> events.Event | None:
+        leader = f"{self._root}/leader"
+        match action:
             case events.Look():
                 (held,), version = keys.read([leader])
                 return events.Found(version, held is not None)
@@ -280,8 +306,8 @@ class Candidate:
                 keys.changed(leader, version, seconds)
             case events.Acquire(ttl):
                 return events.Acquired(keys.seize(leader, self._name, ttl))
-            case events.Elect(hold):
-                return self._elect(keys, hold)
+            case events.Lead(hold):
+                return self._lead(keys, hold)
             case events.Renew(hold):
                 return events.Renewed(keys.renew(hold))
             case events.Keep():
@@ -293,6 +319,11 @@ class Candidate:
                 assert_never(action)
         return None
 
+    def _step_down(self, why: str, is_news: bool) -> None:
+        why = self._end_term(why)
+        if is_news:
+            self._on_lost(why)
+
     def _reach(self, limit: float) -> None:
         keys = self._connect(limit)
         with self._lock:
@@ -302,7 +333,7 @@ class Candidate:
         if old is not None:
             old.close()
 
-    def _elect(self, keys: Keys, hold: Hold) -> events.Event:
+    def _lead(self, keys: Keys, hold: Hold) -> events.Event:
         with self._lock:
             term = self._term = Term(hold, self._candidacy.until, self._clock)
             if self._closing.is_set():
@@ -324,7 +355,7 @@ class Candidate:
         return None
 
     def _end_term(self, why: str) -> str:
-        """End it if there is one; why it ended, which may have come before."""
+        """End the term if there is one; return why it ended, which may have come before."""
         with self._lock:
             term, self._term = self._term, None
         if term is None:
@@ -375,7 +406,11 @@ class KeysBackend(abc.ABC):
 
 
 def _pack(data: bytes) -> bytes:
-    return _PACKED + zlib.compress(data, 1) if len(data) > _PACK_FROM or data.startswith(_PACKED) else data
+    # A state that looks packed by chance is packed, so that it is unpacked to itself.
+    needs_packing = len(data) > _PACK_FROM or data.startswith(_PACKED)
+    if not needs_packing:
+        return data
+    return _PACKED + zlib.compress(data, 1)
 
 
 def _unpack(data: bytes) -> bytes:

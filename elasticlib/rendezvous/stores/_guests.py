@@ -63,34 +63,49 @@ class LeaderExchange(StoreExchange):
             self._look_for_rival()
         self._hold_claim()
         if announcement is not None:
-            with self._speaking() as store:
-                for key, data in self.again.items():
-                    store.set(key, data)  # what is written next is acknowledged after it
+            self._write_again()
         super().write(values)
         self._greeted = announcement or self._greeted
 
+    def _write_again(self) -> None:
+        with self._speaking() as store:
+            for key, data in self.again.items():
+                store.set(key, data)  # what is written next is acknowledged after it
+
     def _hold_claim(self) -> None:
-        [claimant], word = self.read([CLAIMANT]), self.claim.word
+        """Raise `LeadershipLost` unless the claim is ours, written again where a stranger wrote over it."""
+        [claimant] = self.read([CLAIMANT])
+        word = self.claim.word
         if claimant == word:
             return
-        if not self._may_claim(claimant) or self.replace(CLAIMANT, claimant or b"", word) != word:
-            raise LeadershipLost(f"job {self._run_id!r} was counted as dead, and started anew by another node")
+        may_claim = self._may_claim(claimant)
+        if may_claim and self.replace(CLAIMANT, claimant or b"", word) == word:
+            return
+        raise LeadershipLost(f"job {self._run_id!r} was counted as dead, and started anew by another node")
 
     def _may_claim(self, claimant: bytes | None) -> bool:
-        """Whether the claim is not there because of a stranger: a node that begins the job anew greets at once."""
+        """Return whether a stranger took the claim away: a node that starts the job again greets at once."""
         if self._greeted is None:
             return claimant is None
         [announcement] = self.read([ANNOUNCEMENT])
+        if announcement == self._greeted:
+            return True
         # Nobody can have begun and ended the job without the node that hosts the store.
-        return announcement == self._greeted or (announcement is None and SERVES in self.again)
+        hosts_store = SERVES in self.again
+        return announcement is None and hosts_store
 
     def _look_for_rival(self) -> None:
         """
+        Raise `LeadershipLost` if another node coordinates the job, too.
+
         An older greeting may be written again by anybody, and the one of a dead coordinator stands there: whoever
         coordinates goes on with its heartbeat. Of two the one that sees that first stops, before it writes again.
         """
         [data] = self.read([ANNOUNCEMENT])
-        if data == self._greeted or (announcement := greeting_of(data, self._run_id, self.claim.key)) is None:
+        if data == self._greeted:
+            return
+        announcement = greeting_of(data, self._run_id, self.claim.key)
+        if announcement is None:
             return
         [heartbeat] = self.read([COORDINATOR_HEARTBEAT])
         self._rival, lives = self._rival.then(announcement, heartbeat, self.claim.key)
@@ -118,34 +133,27 @@ class Claim:
     """Of the coordinator that greeted when it was looked for last."""
 
     def take(self, exchange: StoreExchange) -> bool:
-        """Whether this node is the first one to claim the job."""
+        """Claim the job; return whether this node is the first one to do so."""
         [announcement] = exchange.read([ANNOUNCEMENT])
-        if announcement is not None or exchange.replace(CLAIMANT, b"", self.word) != self.word:
+        if announcement is not None:
+            return False
+        if exchange.replace(CLAIMANT, b"", self.word) != self.word:
             return False
         self._announce(exchange)
         return True
 
     def take_over(self, exchange: StoreExchange) -> bool:
         """
-        Whether the claimant was silent for two heartbeats, and this node has its place now; False while it lives.
+        Take the place of a claimant that was silent for two heartbeats; return False while it lives.
 
         Raises `RendezvousConnectionError` while that is not known: try again.
         """
         if self._lives(exchange):
             self._silent = None
             return False
-        [claimant] = exchange.read([CLAIMANT])
-        now = self.clock()
-        if self._silent is None or self._silent[0] != (claimant or b""):
-            self._silent = (claimant or b"", now)
-        left = self._silent[1] + SILENT * self.heartbeat - now
-        if left > 0:
-            why = "the node that coordinated it sends no heartbeat, as when it was killed or suspended"
-            raise RendezvousConnectionError(
-                f"job {self.run_id!r} exists, but {why}; it can be started anew in {left:.1f} s"
-            )
+        claimant = self._silent_claimant(exchange)
         first = exchange.count("inbox") + 1  # what was posted until now was for the one that is dead
-        if exchange.replace(CLAIMANT, self._silent[0], self.word) != self.word:
+        if exchange.replace(CLAIMANT, claimant, self.word) != self.word:
             self._silent = None
             raise RendezvousConnectionError(f"another node has just started job {self.run_id!r} anew")
         self._first = first
@@ -154,8 +162,24 @@ class Claim:
         self._announce(exchange)
         return True
 
+    def _silent_claimant(self, exchange: StoreExchange) -> bytes:
+        """Return the claimant, once it is the same and silent for long enough."""
+        [found] = exchange.read([CLAIMANT])
+        claimant = found or b""
+        now = self.clock()
+        if self._silent is None or self._silent[0] != claimant:
+            self._silent = (claimant, now)
+        _, since = self._silent
+        left = since + SILENT * self.heartbeat - now
+        if left > 0:
+            why = "the node that coordinated it sends no heartbeat, as when it was killed or suspended"
+            raise RendezvousConnectionError(
+                f"job {self.run_id!r} exists, but {why}; it can be started anew in {left:.1f} s"
+            )
+        return claimant
+
     def coordinating(self, exchange: StoreExchange, *, hosts: bool = False) -> LeaderExchange:
-        """A new connection for the coordinator, which can write as long as the job is this node's."""
+        """Return a new connection for the coordinator, which can write as long as the job is this node's."""
         made = exchange.clone()
         facts = made.store, made._open, made._run_id, made.where, made.served_run
         again = {SERVES: self.run_id.encode()} if hosts else {}
@@ -164,22 +188,26 @@ class Claim:
         return LeaderExchange(*facts, claim=self, again=again, first=self._first)
 
     def give_up(self, exchange: StoreExchange) -> None:
-        """The job is over, and its id is free for the next one."""
+        """Free the job's id for the next one: the job is over."""
         if self._number is not None:
             exchange.of(_NOBODY).delete([f"{_FOLDER}/{self._number}"])
-        if exchange.read([CLAIMANT]) == [self.word]:  # else another node has begun it anew
+        is_still_ours = exchange.read([CLAIMANT]) == [self.word]  # else another node has started it again
+        if is_still_ours:
             forget(exchange)
 
     def _lives(self, exchange: StoreExchange) -> bool:
         """
-        Whether somebody coordinates the job. A greeting is written before the inbox is emptied, and anybody can do
-        that: whoever finds one that is not for this node joins, and ends with the reason.
+        Return whether a node coordinates the job.
+
+        A greeting is written before the inbox is emptied, and anybody can do that: whoever finds one that is not for
+        this node joins, and ends with the reason.
         """
         answers = exchange.answers(_ANSWER)
         data, heartbeat = exchange.read([ANNOUNCEMENT, COORDINATOR_HEARTBEAT])
         if answers and data is not None:
             return True
-        if (announcement := greeting_of(data, self.run_id, self.key)) is None:
+        announcement = greeting_of(data, self.run_id, self.key)
+        if announcement is None:
             return False
         self._heartbeat, lives = self._heartbeat.then(announcement, heartbeat, self.key)
         return lives
@@ -209,7 +237,11 @@ class _Guest:
 
 @define(eq=False)
 class Guests:
-    """The other jobs in the store behind *exchange*, as its host sees them."""
+    """
+    The other jobs in the store behind *exchange*, as its host sees them.
+
+    Of each job that is known the store has its announcement, or had it: a job that ends takes that away.
+    """
 
     _exchange: StoreExchange
     _clock: Clock = monotonic
@@ -218,44 +250,63 @@ class Guests:
 
     def living(self) -> list[str]:
         """
-        The ids of those that live, or may: call it again and again, as a heartbeat that stands still tells the dead.
+        Return the ids of those that live, or may.
 
-        Raises `RendezvousConnectionError` once the store itself is gone.
+        Call it again and again, as a heartbeat that stands still tells the dead. Raises `RendezvousConnectionError`
+        once the store itself is gone.
         """
         while True:
-            announced, more = self._look()
-            living = set()
-            for number, guest in sorted(self._known.items()):
-                if self._lives(guest, number in announced):
-                    living.add(guest.run_id)
-                else:
-                    del self._known[number]
-                    if number in announced:  # if it only stood still, it announces itself again
-                        self._remove(number)
-            if living or not more:
+            announced, has_more = self._look()
+            living = self._without_dead(announced)
+            if living or not has_more:
                 return sorted(living)
 
+    def _without_dead(self, announced: set[int]) -> set[str]:
+        """Forget the jobs that are dead; return the ids of the others."""
+        living = set()
+        for number, guest in sorted(self._known.items()):
+            if self._lives(guest, number in announced):
+                living.add(guest.run_id)
+                continue
+            del self._known[number]
+            if number in announced:  # if it only stood still, it announces itself again
+                self._remove(number)
+        return living
+
     def _look(self) -> tuple[set[int], bool]:
-        """Learn of new guests; which of those that are known are announced, and whether there was no room for more."""
+        """
+        Learn of new guests.
+
+        Return those of the known ones that are announced, and whether there was no room for more.
+        """
         numbers = self._ask(_NOBODY, _numbers)
         if numbers is None:
             return set(self._known), False
-        known = self._entries([number for number in numbers if number in self._known])
+        announced = set(self._entries([number for number in numbers if number in self._known]))
         new = [number for number in numbers if number not in self._known]
         for start in range(0, len(new), MOST):
             for number, data in self._entries(new[start : start + MOST]).items():
-                guest = _read(data, self._clock())
-                if guest is None or not self._exchange.of(guest.run_id).takes(COORDINATOR_HEARTBEAT):
+                guest = self._read_guest(data)
+                if guest is None:
                     self._remove(number)
-                elif len(self._known) == MOST:
-                    return set(known), True
-                else:
-                    self._known[number] = guest
-                    known[number] = data
-        return set(known), False
+                    continue
+                if len(self._known) == MOST:
+                    return announced, True
+                self._known[number] = guest
+                announced.add(number)
+        return announced, False
+
+    def _read_guest(self, data: bytes) -> _Guest | None:
+        """Return the guest of an announcement; None for what is none, or names a job that the store cannot hold."""
+        guest = _read(data, self._clock())
+        if guest is None:
+            return None
+        if not self._exchange.of(guest.run_id).takes(COORDINATOR_HEARTBEAT):
+            return None
+        return guest
 
     def _entries(self, numbers: list[int]) -> dict[int, bytes]:
-        """The announcements that are there."""
+        """Return the announcements that are there."""
         keys = [f"{_FOLDER}/{number}" for number in numbers]
         found = self._ask(_NOBODY, lambda store: store.read(keys))
         if found is None:  # not known: whoever was there is
@@ -268,16 +319,19 @@ class Guests:
     def _lives(self, guest: _Guest, announced: bool) -> bool:
         found = self._ask(guest.run_id, lambda store: store.read([COORDINATOR_HEARTBEAT]))
         if found is not None:
-            if found == [None] and not announced:
-                return False  # it has ended, and said so
-            if found != [guest.last]:
-                [guest.last], guest.since = found, self._clock()
+            [heartbeat] = found
+            has_ended = heartbeat is None and not announced
+            if has_ended:
+                return False
+            if heartbeat != guest.last:
+                guest.last = heartbeat
+                guest.since = self._clock()
         return self._clock() < guest.since + SILENT * guest.heartbeat
 
-    def _ask(self, run_id: str, what: Callable[[StoreExchange], _Answer]) -> _Answer | None:
-        """What the store says to a question of that job; None where it ends the connection for it."""
+    def _ask(self, run_id: str, question: Callable[[StoreExchange], _Answer]) -> _Answer | None:
+        """Return the store's answer to a question of that job; None where it ends the connection for it."""
         try:
-            return what(self._exchange.of(run_id))
+            return question(self._exchange.of(run_id))
         except RendezvousConnectionError:
             self._exchange = self._exchange.clone()
             return None
@@ -287,31 +341,39 @@ def wait_for_guests(
     guests: Guests, limit: float, tell: Callable[[list[str]], None], gone: threading.Event, clock: Clock = monotonic
 ) -> None:
     """Wait until no guest lives, at most *limit* s; who they are is told before, if there is any; *gone* ends it."""
-    deadline, told = clock() + limit, False
-    while (living := guests.living()) and clock() < deadline and not gone.wait(_LOOK * told):
-        if not told:
+    deadline = clock() + limit
+    pause = 0.0
+    while (living := guests.living()) and clock() < deadline:
+        if gone.wait(pause):
+            return
+        if not pause:
             tell(living)
-        told = True
+        pause = _LOOK
 
 
 def _numbers(store: StoreExchange) -> list[int]:
-    """Of the announcements in the store."""
+    """Return those of the announcements in the store."""
     try:
         return store.numbers(_FOLDER)
     except RendezvousStateError:  # it does not tell its keys
-        last = 0
-        with suppress(RendezvousStateError):
-            last = store.count(_FOLDER)
-        return [*range(1, MOST + 1), *range(max(MOST, last - MOST) + 1, last + 1)]
+        pass
+    last = 0
+    with suppress(RendezvousStateError):
+        last = store.count(_FOLDER)
+    # The first ones and the last ones: a stranger can write any number to the counter.
+    first_of_last = max(MOST, last - MOST) + 1
+    return [*range(1, MOST + 1), *range(first_of_last, last + 1)]
 
 
 def _read(data: bytes, now: float) -> _Guest | None:
-    """The guest that announced itself so; None for what is no announcement."""
+    """Return the guest that announced itself so; None for what is no announcement."""
     try:
         body = _untrusted.parse(data)
         run_id = _untrusted.exactly(body["run_id"], str)
         run_id.encode()  # no id of a job holds half of a character, and no key could
-        guest = _Guest(run_id, _untrusted.seconds(body["heartbeat"], 0.0, _LONGEST), now)
+        heartbeat = _untrusted.seconds(body["heartbeat"], 0.0, _LONGEST)
     except (ValueError, KeyError, TypeError):
         return None
-    return guest if guest.run_id and guest.heartbeat else None
+    if not run_id or not heartbeat:
+        return None
+    return _Guest(run_id, heartbeat, now)

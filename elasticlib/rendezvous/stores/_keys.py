@@ -103,5 +103,9 @@ class Keys(Protocol):
 def component(name: str) -> str:
     """Return any text as one part of a path."""
     quoted = quote(name, safe="", errors="surrogatepass")
+    if not quoted:
+        return "%"
     # No part is hidden or a way to another folder where keys are shown as files.
-    return f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted[:1] in ("_", ".") else quoted or "%"
+    if quoted.startswith(("_", ".")):
+        return f"%{ord(quoted[0]):02X}{quoted[1:]}"
+    return quoted

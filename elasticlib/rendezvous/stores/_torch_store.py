@@ -71,6 +71,53 @@ class Store(Protocol):
     def wait(self, keys: list[str], timeout: timedelta) -> None: ...
 
 
+@define
+class _Arrivals:
+    """
+    The entries of the inbox that one connection has received, by number.
+
+    Every number below the next one was received, is missing (its poster is on its way, paused or dead), or was missing
+    for so long that nobody looks for it any more.
+    """
+
+    next: int
+    _missing: dict[int, float] = Factory(dict)
+    """Numbers whose entries were not there, and since when."""
+
+    def numbers(self, count: int) -> list[int]:
+        """Return the numbers to look for, now that the counter is at *count*; raise an error if it cannot be that."""
+        is_possible = self.next - 1 <= count < self.next + MOST
+        if not is_possible or len(self._missing) > MOST:
+            raise RendezvousStateError(f"the inbox counter was overwritten: it holds {count} after {self.next - 1}")
+        numbers = [*self._missing, *range(self.next, count + 1)]
+        self.next = count + 1
+        return numbers
+
+    def received(self, number: int) -> None:
+        """Note that the entry was there."""
+        self._missing.pop(number, None)
+
+    def missed(self, number: int, now: float) -> None:
+        """Note that the entry was not there."""
+        if now - self._missing.setdefault(number, now) > LATE:
+            del self._missing[number]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no entry is missing."""
+        return not self._missing
+
+    def pause(self, left: float | None, now: float) -> float | None:
+        """Return the time until the next look, *left* s at most: the longer an entry is missing, the longer it is."""
+        if not self._missing:
+            return left
+        age = now - max(self._missing.values())
+        pause = min(max(age, SHORTEST), LONGEST)
+        if left is None:
+            return pause
+        return min(pause, left)
+
+
 @define(eq=False)
 class StoreExchange(Exchange):
     """One connection, for the keys of one job."""
@@ -89,9 +136,7 @@ class StoreExchange(Exchange):
     """Number of the first inbox entry that is received: earlier ones were for somebody else."""
     _prefix: str = field(init=False, default=Factory(lambda self: _prefix_of(self._run_id), takes_self=True))
     """Of the keys of this job."""
-    _next: int = field(init=False, default=Factory(lambda self: self.first, takes_self=True))
-    _missing: dict[int, float] = field(init=False, factory=dict)
-    """Numbers below `_next` whose entries were not there, and since when."""
+    _arrivals: _Arrivals = field(init=False, default=Factory(lambda self: _Arrivals(self.first), takes_self=True))
     _limit: float | None = field(init=False, default=None)
     """Seconds that `take` had the connection wait last; None for what it was made with."""
     _nothing: bytes = field(init=False, factory=lambda: secrets.token_bytes(16))
@@ -111,37 +156,32 @@ class StoreExchange(Exchange):
         return poll(lambda: self.read([f"inbox/{number}"]) == [None], limit, self._clock)
 
     def receive(self, timeout: float | None) -> Sequence[Posted]:
-        deadline = None if timeout is None else self._clock() + timeout
+        deadline = math.inf if timeout is None else self._clock() + timeout
         while True:
             entries = self._gather()
-            left = None if deadline is None else deadline - self._clock()
-            if entries or (left is not None and left <= 0):
+            left = deadline - self._clock()
+            if entries or left <= 0:
                 return entries
-            if not self.wait(f"inbox/{self._next}", self._pause(left)) and not self._missing:
+            limit = None if timeout is None else left
+            pause = self._arrivals.pause(limit, self._clock())
+            has_news = self.wait(f"inbox/{self._arrivals.next}", pause)
+            # An entry that is missing may have come meanwhile.
+            if self._arrivals.is_complete and not has_news:
                 return ()
 
     def _gather(self) -> list[Posted]:
-        count = self.count("inbox")
-        if not self._next - 1 <= count < self._next + MOST or len(self._missing) > MOST:
-            raise RendezvousStateError(f"the inbox counter was overwritten: it holds {count} after {self._next - 1}")
-        numbers = [*self._missing, *range(self._next, count + 1)]
-        self._next = count + 1
+        """Return the entries that are there and were not returned yet."""
+        numbers = self._arrivals.numbers(self.count("inbox"))
         now = self._clock()
         entries = []
-        for number, data in zip(numbers, self.read([f"inbox/{number}" for number in numbers]), strict=True):
-            if data is not None:
-                self._missing.pop(number, None)
-                entries.append(Posted(number, data))
-            elif now - self._missing.setdefault(number, now) > LATE:
-                del self._missing[number]
+        found = self.read([f"inbox/{number}" for number in numbers])
+        for number, data in zip(numbers, found, strict=True):
+            if data is None:
+                self._arrivals.missed(number, now)
+                continue
+            self._arrivals.received(number)
+            entries.append(Posted(number, data))
         return entries
-
-    def _pause(self, left: float | None) -> float | None:
-        if not self._missing:
-            return left
-        age = self._clock() - max(self._missing.values())
-        pause = min(max(age, SHORTEST), LONGEST)
-        return pause if left is None else min(pause, left)
 
     def discard(self, entries: Sequence[Posted]) -> None:
         self.delete([f"inbox/{entry.number}" for entry in entries])
@@ -262,16 +302,20 @@ class StoreExchange(Exchange):
         self.store = None
 
     def root(self, key: str, timeout: float) -> bytes | None:
-        """The value of a key that belongs to no job, once it is there; None if that takes longer than *timeout* s."""
+        """Return a key that belongs to no job, once it is there; None if that takes longer than *timeout* s."""
         with self._speaking() as store:
-            return self._read_one(store, key) if self._wait(store, key, timeout) else None
+            if not self._wait(store, key, timeout):
+                return None
+            return self._read_one(store, key)
 
     def _check(self, values: Mapping[str, bytes]) -> None:
         for key, data in values.items():
-            if len(data) > _LONGEST_VALUE or not self.takes(key):
-                asked = f"{len(data):,} bytes at {key:.80}"
-                most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
-                raise RequestRefusedError(f"the store at {self.where} takes no {asked}: {most} are its limit", True)
+            fits = len(data) <= _LONGEST_VALUE and self.takes(key)
+            if fits:
+                continue
+            asked = f"{len(data):,} bytes at {key:.80}"
+            most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
+            raise RequestRefusedError(f"the store at {self.where} takes no {asked}: {most} are its limit", True)
 
     def _list(self, store: Store) -> list[str]:
         try:
@@ -296,23 +340,34 @@ class StoreExchange(Exchange):
             raise RendezvousConnectionError(f"lost the store at {self.where}: {what}") from error
 
     def _read(self, store: Store, keys: list[str]) -> list[bytes | None]:
-        """Most keys that are asked for are there: then two round trips do for all."""
-        from torch.distributed import DistStoreError
-
+        """Return the values. Most keys that are asked for are there: then two round trips do for all."""
         if len(keys) > 2 and store.check(keys):
-            # A key that is deleted meanwhile reads as empty, which no message is, or lets multi_get run into its limit.
-            with suppress(DistStoreError):
-                values = store.multi_get(keys)
-                return [value or self._read_one(store, key) for key, value in zip(keys, values, strict=True)]
+            values = self._read_present(store, keys)
+            if values is not None:
+                return values
         if len(keys) < 4:
             return [self._read_one(store, key) for key in keys]
+        # Some are absent, most often few: one half of the keys, or a quarter, is there as a whole.
         middle = len(keys) // 2
         return [*self._read(store, keys[:middle]), *self._read(store, keys[middle:])]
+
+    def _read_present(self, store: Store, keys: list[str]) -> list[bytes | None] | None:
+        """Return the values of keys that were all there just now; None where that is not so any more."""
+        from torch.distributed import DistStoreError
+
+        # A key that is deleted meanwhile reads as empty, which no message is, or lets multi_get run into its limit.
+        try:
+            values = store.multi_get(keys)
+            return [value or self._read_one(store, key) for key, value in zip(keys, values, strict=True)]
+        except DistStoreError:
+            return None
 
     def _read_one(self, store: Store, key: str) -> bytes | None:
         # Writes nothing: an absent key does not equal a text that is not empty. A plain get would block.
         value = store.compare_set(key, self._nothing, self._nothing)
-        return None if value == self._nothing else value
+        if value == self._nothing:
+            return None
+        return value
 
     def _wait(self, store: Store, key: str, timeout: float) -> bool:
         from torch.distributed import DistStoreError

@@ -79,14 +79,14 @@ class Candidate:
                     self._connect(limit)
                 case events.Rest(seconds):
                     self._rest(seconds)
-                case events.VoteOut(why):
+                case events.StepDown(why):
                     if self.host is not None:
                         self.host.stop(why)
                     self._over = None
                 case events.Release(hold):
                     if self._connection is not None:
                         self._connection.call("release", hold.born, then=lambda _: None)
-                case events.Elect(hold):
+                case events.Lead(hold):
                     self._elect(hold)
                 case events.Keep() | Log():
                     pass

@@ -106,30 +106,43 @@ class EtcdBackend(KeysBackend):
 
 
 def _tls(options: Any) -> ssl.SSLContext | None:
-    named = {name: options.get(name, options.get(other)) for name, other in _TLS_FILES.items()}
-    files = {name: path for name, path in named.items() if path is not None}
-    for name, path in files.items():
-        if not os.path.isfile(path):
-            raise ConfigError(f"{name}={path!r}: there is no such file")
+    """Return what encrypts the connections, None where nothing does; raise `ConfigError` for what is not usable."""
+    files = _tls_files(options)
     protocol = options.get("protocol", "http")
     if protocol not in ("http", "https"):
         raise ConfigError(f"protocol={protocol!r} must be http or https")
-    if protocol == "http":
-        if files:
-            raise ConfigError(f"{next(iter(files))} is given, but protocol is http: add protocol=https")
-        return None
-    cert, key, ca = map(files.get, _TLS_FILES)
+    if protocol == "https":
+        return _context(*map(files.get, _TLS_FILES))
+    if files:
+        raise ConfigError(f"{next(iter(files))} is given, but protocol is http: add protocol=https")
+    return None
+
+
+def _tls_files(options: Any) -> dict[str, str]:
+    files = {}
+    for name, other in _TLS_FILES.items():
+        path = options.get(name, options.get(other))
+        if path is not None:
+            files[name] = path
+    for name, path in files.items():
+        if not os.path.isfile(path):
+            raise ConfigError(f"{name}={path!r}: there is no such file")
+    return files
+
+
+def _context(cert: str | None, key: str | None, ca: str | None) -> ssl.SSLContext:
     if key and not cert:
         raise ConfigError(f"ssl_cert_key={key!r} is given without ssl_cert")
     try:
         context = ssl.create_default_context(cafile=ca)
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(f"ca_cert={ca!r} holds no certificate: {error}") from error
-    if cert:
-        try:
-            # Without a password's prompt: nobody is there to answer it.
-            context.load_cert_chain(cert, key, password="")
-        except (ssl.SSLError, OSError) as error:
-            why = f"ssl_cert={cert!r} and ssl_cert_key={key!r} are no certificate and key of it: {error}"
-            raise ConfigError(why) from error
+    if not cert:
+        return context
+    try:
+        # Without a password's prompt: nobody is there to answer it.
+        context.load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, OSError) as error:
+        why = f"ssl_cert={cert!r} and ssl_cert_key={key!r} are no certificate and key of it: {error}"
+        raise ConfigError(why) from error
     return context

@@ -192,22 +192,36 @@ def _send(connection: http.client.HTTPConnection, method: str, path: str, body: 
 
 
 def _explain(site: Site, error: Exception, limit: float) -> str:
-    where = site.url if site.address == site.host else f"{site.url} (at {site.address})"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"{where} shows a certificate that is not trusted ({error.verify_message}): see ca_cert"
-    if isinstance(error, ssl.SSLError):
-        why = (error.reason or str(error)).lower().replace("_", " ")
-        files = "alert" in why or "certificate" in why
-        fix = "ssl_cert, ssl_cert_key and ca_cert" if files else "protocol=http, if it speaks no TLS"
-        return f"{where} and this node do not agree on TLS ({why}): see {fix}"
-    if isinstance(error, TimeoutError):
-        return f"{where} did not answer within {limit:.3g} s: it is down or frozen, or packets are filtered on the way"
-    if isinstance(error, ConnectionRefusedError):
-        return f"{where} refused the connection: no etcd listens there"
-    if isinstance(error, OSError) and error.errno in _NO_ROUTE:
-        return f"{where} cannot be reached: no route to it"
-    if isinstance(error, http.client.RemoteDisconnected) and site.tls is None:
-        return f"the connection to {where} broke: closed without an answer; if TLS is spoken there, see protocol=https"
-    if isinstance(error, http.client.BadStatusLine) and not isinstance(error, ConnectionError):
-        return f"{where} answers, but is no etcd ({str(error).strip()[:80]!r}): check host, port and protocol"
-    return f"the connection to {where} broke: {str(error) or type(error).__name__}"
+    """Return what happened to a connection, and the setting to look at where one may be wrong."""
+    where = site.url
+    if site.address != site.host:
+        where = f"{site.url} (at {site.address})"
+    text = str(error)
+    # The order matters: each class before those that it is derived from.
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"{where} shows a certificate that is not trusted ({error.verify_message}): see ca_cert"
+        case ssl.SSLError():
+            return _explain_tls(where, error)
+        case TimeoutError():
+            why = "it is down or frozen, or packets are filtered on the way"
+            return f"{where} did not answer within {limit:.3g} s: {why}"
+        case ConnectionRefusedError():
+            return f"{where} refused the connection: no etcd listens there"
+        case OSError(errno=number) if number in _NO_ROUTE:
+            return f"{where} cannot be reached: no route to it"
+        case http.client.RemoteDisconnected() if site.tls is None:
+            why = "closed without an answer; if TLS is spoken there, see protocol=https"
+            return f"the connection to {where} broke: {why}"
+        case http.client.RemoteDisconnected():
+            pass
+        case http.client.BadStatusLine():
+            return f"{where} answers, but is no etcd ({text.strip()[:80]!r}): check host, port and protocol"
+    return f"the connection to {where} broke: {text or type(error).__name__}"
+
+
+def _explain_tls(where: str, error: ssl.SSLError) -> str:
+    why = (error.reason or str(error)).lower().replace("_", " ")
+    is_about_files = "alert" in why or "certificate" in why
+    fix = "ssl_cert, ssl_cert_key and ca_cert" if is_about_files else "protocol=http, if it speaks no TLS"
+    return f"{where} and this node do not agree on TLS ({why}): see {fix}"

@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from json import dumps, loads
-from typing import Any
+from typing import Any, NoReturn
 
 from attrs import Factory, define, evolve
 
@@ -67,18 +67,15 @@ class V3Keys(Keys):
     def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
         if len(paths) == 1:  # most often, and cheaper for both than a transaction
             reply = self._call("/kv/range", {"key": _b64(paths[0])})
-            one = [_item(kv) for kv in reply.get("kvs", ())]
-            return [one[0] if one else None], _version(reply)
+            return [_only_item(reply)], _version(reply)
         items: list[Item | None] = []
         versions = []
         for start in range(0, len(paths), _OPERATIONS):
             ranges = [{"request_range": {"key": _b64(path)}} for path in paths[start : start + _OPERATIONS]]
             reply = self._call("/kv/txn", {"success": ranges})
             versions.append(_version(reply))
-            for response in reply.get("responses", ()):
-                found = [_item(kv) for kv in response["response_range"].get("kvs", ())]
-                items.append(found[0] if found else None)
-        return items, min(versions, default=0)
+            items += [_only_item(response["response_range"]) for response in reply.get("responses", ())]
+        return items, min(versions, default=0)  # of the oldest, since which nothing is missed
 
     def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
         lease = self._lease()
@@ -97,10 +94,12 @@ class V3Keys(Keys):
         unchanged = {"key": _b64(path), "target": "MOD", "result": "EQUAL", "mod_revision": str(version)}
         put = _put(path, data, self._lease())
         reply = self._call("/kv/txn", {"compare": [unchanged, *_still(hold)], "success": [put]})
-        return _version(reply) if reply.get("succeeded") else None
+        if not reply.get("succeeded"):
+            return None
+        return _version(reply)
 
     def delete(self, paths: Sequence[str], hold: Hold | None = None) -> None:
-        if len(paths) == 1 and hold is None:
+        if hold is None and len(paths) == 1:
             self._call("/kv/deleterange", {"key": _b64(paths[0])})
             return
         for start in range(0, len(paths), _OPERATIONS):
@@ -155,13 +154,18 @@ class V3Keys(Keys):
         self._line.close()
 
     def _lease(self) -> int:
+        """Return the lease to write under, renewed if a third of its time has passed."""
         keeper = self._keeper
         with keeper.lock:
             now = monotonic()
-            if not keeper.lease or now - keeper.renewed > keeper.seconds / 3:
-                if not keeper.lease or not self._renew(keeper.lease):
-                    keeper.lease = int(self._call("/lease/grant", {"TTL": str(math.ceil(keeper.seconds))})["ID"])
-                keeper.renewed = now
+            is_fresh = keeper.lease != 0 and now - keeper.renewed <= keeper.seconds / 3
+            if is_fresh:
+                return keeper.lease
+            is_alive = keeper.lease != 0 and self._renew(keeper.lease)
+            if not is_alive:
+                granted = self._call("/lease/grant", {"TTL": str(math.ceil(keeper.seconds))})
+                keeper.lease = int(granted["ID"])
+            keeper.renewed = now
             return keeper.lease
 
     def _renew(self, lease: int) -> bool:
@@ -183,19 +187,29 @@ class V3Keys(Keys):
         answer = self._line.call("POST", self._root + verb, dumps(body))
         return answer.status, answer.json()
 
-    def _refuse(self, verb: str, reply: dict[str, Any]) -> None:
-        if reply.get("code") == _NOT_FOUND:
+    def _refuse(self, verb: str, reply: dict[str, Any]) -> NoReturn:
+        code = reply.get("code")
+        if code == _NOT_FOUND:
             self._keeper.lease = 0  # nothing else is looked for by its number: the next write gets a new one
         why = str(reply.get("message") or reply.get("error") or reply)
-        said = f"etcd at {self._line.site.url} refused {verb}: {why}"
-        if reply.get("code") in _REFUSALS and _PASSING not in why:
-            too_large = any(each in why for each in _TOO_LARGE)
-            raise RequestRefusedError(f"{said}; {RAISE}" if too_large else said, too_large)
-        raise RendezvousConnectionError(said)
+        text = f"etcd at {self._line.site.url} refused {verb}: {why}"
+        if not _is_final(code, why):
+            raise RendezvousConnectionError(text)
+        if any(each in why for each in _TOO_LARGE):
+            raise RequestRefusedError(f"{text}; {RAISE}", too_large=True)
+        raise RequestRefusedError(text)
+
+
+def _is_final(code: object, why: str) -> bool:
+    """Return whether the same request would be refused again."""
+    # A server that is busy has the code of one that has no room left.
+    return code in _REFUSALS and _PASSING not in why
 
 
 def _b64(data: bytes | str) -> str:
-    return base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
+    if isinstance(data, str):
+        data = data.encode()
+    return base64.b64encode(data).decode()
 
 
 def _bell(folder: str) -> str:
@@ -208,7 +222,10 @@ def _folder(folder: str) -> dict[str, str]:
 
 
 def _still(hold: Hold | None) -> list[dict[str, str]]:
-    return [] if hold is None else [_born(hold.path, hold.born)]
+    """Return the conditions under which *hold* is ours."""
+    if hold is None:
+        return []
+    return [_born(hold.path, hold.born)]
 
 
 def _born(path: str, version: int) -> dict[str, str]:
@@ -223,8 +240,17 @@ def _version(reply: dict[str, Any]) -> int:
     return int(reply["header"]["revision"])
 
 
+def _only_item(reply: dict[str, Any]) -> Item | None:
+    """Return the key that was asked for by its whole name; None if it is not there."""
+    found = reply.get("kvs", ())
+    if not found:
+        return None
+    return _item(found[0])
+
+
 def _item(kv: dict[str, Any]) -> Item:
-    path, data = (base64.b64decode(kv.get(name, "")) for name in ("key", "value"))
+    path = base64.b64decode(kv.get("key", ""))
+    data = base64.b64decode(kv.get("value", ""))
     return Item(path.decode("utf-8", "replace"), data, int(kv["mod_revision"]), int(kv["create_revision"]))
 
 
@@ -232,6 +258,8 @@ def _is_event(line: bytes) -> bool:
     try:
         message = loads(line)
     except ValueError:
-        return True
+        return True  # no answer of etcd's: whoever waits shall see it
     result = message.get("result") or {}
-    return bool("error" in message or result.get("events") or result.get("canceled"))
+    if "error" in message:
+        return True
+    return bool(result.get("events") or result.get("canceled"))

@@ -21,18 +21,18 @@ from elasticlib.rendezvous.stores._candidacy import (
     Connect,
     Declined,
     Done,
-    Elect,
     Elected,
     Event,
     Found,
     Keep,
+    Lead,
     Look,
     Over,
     Release,
     Renew,
     Renewed,
     Rest,
-    VoteOut,
+    StepDown,
 )
 from elasticlib.rendezvous.stores._keys import Hold
 
@@ -59,9 +59,9 @@ class Shell:
     def close(self) -> None:
         self.candidacy = self.candidacy.close()
 
-    def in_office(self) -> Shell:
+    def leading(self) -> Shell:
         assert [Acquire(TTL)] == self.hear(Done(), Found(1, False))
-        assert [Elect(HOLD)] == self.hear(Acquired(HOLD))
+        assert [Lead(HOLD)] == self.hear(Acquired(HOLD))
         assert [Rest(TTL / 3)] == self.hear(Elected())
         return self
 
@@ -83,7 +83,7 @@ def test_who_was_forestalled_looks_again() -> None:
 
 
 def test_a_holder_renews_three_times_in_its_time_to_live() -> None:
-    shell = Shell().in_office()
+    shell = Shell().leading()
 
     assert [Renew(HOLD)] == shell.hear(Done(), after=TTL / 3)
     assert [Keep(), Rest(TTL / 3)] == shell.hear(Renewed(True))
@@ -92,7 +92,7 @@ def test_a_holder_renews_three_times_in_its_time_to_live() -> None:
 
 
 def test_a_term_counts_from_when_the_renewal_was_sent() -> None:
-    shell = Shell().in_office()
+    shell = Shell().leading()
     shell.hear(Done(), after=2.0)
     shell.hear(Renewed(True), after=3.0)
 
@@ -107,32 +107,32 @@ def test_a_seizure_that_took_longer_than_the_term_is_none() -> None:
 
 
 def test_a_term_that_could_not_be_renewed_in_time_is_over_and_its_holder_stands_again() -> None:
-    shell = Shell().in_office()
+    shell = Shell().leading()
     shell.hear(Done(), after=TTL / 3)
 
-    told = VoteOut("the lease was not renewed for 6 s", True)
+    told = StepDown("the lease was not renewed for 6 s", True)
     assert [told, Release(HOLD), Look()] == shell.hear(Renewed(True), after=TTL)
 
 
 def test_a_hold_that_is_gone_ends_the_term_and_its_holder_stands_again() -> None:
-    shell = Shell().in_office()
+    shell = Shell().leading()
     shell.hear(Done(), after=TTL / 3)
 
-    told = VoteOut("the store says that the lease is over", True)
+    told = StepDown("the store says that the lease is over", True)
     assert [told, Release(HOLD), Look()] == shell.hear(Renewed(False))
     assert [Acquire(TTL)] == shell.hear(Found(9, False))
 
 
 def test_a_coordinator_that_was_turned_down_ends_the_term_and_its_node_stands_again() -> None:
-    shell = Shell().in_office()
+    shell = Shell().leading()
 
-    assert [VoteOut("turned down", True), Release(HOLD), Look()] == shell.hear(Over("turned down"), after=0.5)
+    assert [StepDown("turned down", True), Release(HOLD), Look()] == shell.hear(Over("turned down"), after=0.5)
 
 
 def test_nobody_stands_again_when_the_job_is_over() -> None:
-    shell = Shell().in_office()
+    shell = Shell().leading()
 
-    assert [VoteOut("purged", False), Release(HOLD)] == shell.hear(Over("purged", last=True))
+    assert [StepDown("purged", False), Release(HOLD)] == shell.hear(Over("purged", last=True))
     assert shell.candidacy.stopped
     assert [] == shell.hear(Done())
 
@@ -146,7 +146,7 @@ def test_who_cannot_coordinate_leaves_the_office_to_others_and_rests() -> None:
 
 
 def test_a_broken_connection_is_made_anew_within_what_is_left_of_the_term() -> None:
-    shell = Shell().in_office()
+    shell = Shell().leading()
     shell.hear(Done(), after=2.0)
 
     assert [Rest(PAUSE)] == shell.hear(Broke("reset"))
@@ -156,22 +156,22 @@ def test_a_broken_connection_is_made_anew_within_what_is_left_of_the_term() -> N
 
 
 def test_without_a_connection_nothing_is_released_when_the_term_ends() -> None:
-    shell = Shell().in_office()
+    shell = Shell().leading()
     shell.hear(Done(), after=2.0)
     shell.hear(Broke("reset"))
 
-    told = VoteOut("the lease was not renewed for 6 s", True)
+    told = StepDown("the lease was not renewed for 6 s", True)
     assert [told, Connect(TTL)] == shell.hear(Done(), after=TTL)
 
 
 @pytest.mark.parametrize("last", [Done(), Over("it resigned")])
-def test_who_closes_in_office_resigns(last: Event) -> None:
-    shell = Shell().in_office()
+def test_node_that_closes_while_it_leads_resigns(last: Event) -> None:
+    shell = Shell().leading()
 
     shell.close()
     end = shell.hear(last)
 
-    assert [False] == [action.told for action in end if isinstance(action, VoteOut)]
+    assert [False] == [action.is_news for action in end if isinstance(action, StepDown)]
     assert [Release(HOLD)] == end[1:]
     assert shell.candidacy.stopped
 
@@ -195,7 +195,7 @@ def test_who_closes_while_it_waits_goes() -> None:
 
 
 @given(st.data())
-def test_no_course_of_events_leaves_it_without_something_to_do_or_in_office_past_its_term(data: Any) -> None:
+def test_no_course_of_events_leaves_it_without_something_to_do_or_leading_past_its_term(data: Any) -> None:
     """Whatever the store answers and whenever: one thing is under way, and a term is that of a hold in its time."""
     shell = Shell()
     asked: Action = Connect(TTL)
@@ -208,9 +208,9 @@ def test_no_course_of_events_leaves_it_without_something_to_do_or_in_office_past
         out = shell.hear(event, after=data.draw(st.sampled_from((0.0, 0.1, 2.0, 7.0))))
         elected = elected or isinstance(event, Elected)
         for action in out:
-            if isinstance(action, Elect):
+            if isinstance(action, Lead):
                 assert shell.now < shell.candidacy.until
-            elected = elected and not isinstance(action, VoteOut)
+            elected = elected and not isinstance(action, StepDown)
         if elected:
             assert shell.candidacy.hold is not None
             assert shell.now < shell.candidacy.until
@@ -228,7 +228,7 @@ ANSWERS: dict[type, tuple[Event, ...]] = {
     Look: (Found(1, True), Found(2, False), Broke("reset")),
     Await: (Done(), Broke("reset")),
     Acquire: (Acquired(HOLD), Acquired(None), Broke("reset")),
-    Elect: (Elected(), Declined("no")),
+    Lead: (Elected(), Declined("no")),
     Renew: (Renewed(True), Renewed(False), Broke("reset")),
     Rest: (Done(), Over("turned down"), Over("purged", last=True)),
 }
