@@ -153,8 +153,6 @@ def _endpoint(config: LaunchConfig) -> tuple[str, _Warnings]:
     return local, (f"rdzv_endpoint='' means {local}: only nodes on this machine can join",)
 
 
-
-
 def _plug_in(config: LaunchConfig, fresh_id: str, token: str | None) -> tuple[PlugIn, _Warnings]:
     if token is not None:
         raise ConfigError(

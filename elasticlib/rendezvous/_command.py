@@ -36,15 +36,22 @@ def command_line(work: str, args: Sequence[str]) -> str:
 
 def _without_secrets(args: Sequence[str]) -> list[str]:
     shown = []
-    is_value_of_secret = False
+    before = ""
     for arg in args:
-        hidden = _hide_value(arg)
-        is_option = arg.startswith("-")
-        if is_value_of_secret and not is_option:
-            hidden = _HIDDEN
-        shown.append(_LOGIN.sub(_HIDDEN, hidden))
-        is_value_of_secret = is_option and _names_secret(arg)
+        text = _hide_value(arg)
+        if _is_secret_of(before, arg):
+            text = _HIDDEN
+        shown.append(_LOGIN.sub(_HIDDEN, text))
+        before = arg
     return shown
+
+
+def _is_secret_of(option: str, arg: str) -> bool:
+    """Return whether *arg* is the value of the *option* before it, and a secret, as in ``--token abc``."""
+    if not option.startswith("-") or arg.startswith("-"):
+        return False
+    has_value_already = _ASSIGNMENT.fullmatch(option) is not None
+    return not has_value_already and _SECRET.search(option) is not None
 
 
 def _hide_value(arg: str) -> str:
@@ -53,26 +60,6 @@ def _hide_value(arg: str) -> str:
     if assigned is None or not _SECRET.search(assigned[1]):
         return arg
     return f"{assigned[1]}={_HIDDEN}"
-
-
-def _names_secret(option: str) -> bool:
-    """Return whether the value of *option* is a secret, and is the next argument."""
-    has_value = _ASSIGNMENT.fullmatch(option) is not None
-    return not has_value and _SECRET.search(option) is not None
-
-
-def _without_secrets(args: Sequence[str]) -> list[str]:
-    shown = []
-    hides_next = False
-    for arg in args:
-        assigned = _ASSIGNMENT.fullmatch(arg)
-        if hides_next and not arg.startswith("-"):
-            arg = _HIDDEN
-        elif assigned and _SECRET.search(assigned[1]):
-            arg = f"{assigned[1]}={_HIDDEN}"
-        hides_next = arg.startswith("-") and not assigned and bool(_SECRET.search(arg))
-        shown.append(_LOGIN.sub(_HIDDEN, arg))
-    return shown
 
 
 def _digest(args: Sequence[str]) -> str:

@@ -70,7 +70,7 @@ def _find_local_etcd(job: Job) -> None:
 
 @contextlib.contextmanager
 def opened_rendezvous(choice: Choice, config: LaunchConfig, requests: Requests) -> Iterator[object]:
-    """Open the rendezvous by which the agent meets the other nodes, for the length of the block; see `open_remote` for *requests*."""
+    """Open the rendezvous of *choice* for the length of the block; see `open_remote` for *requests*."""
     # Imported only now, while the fork server is at its own imports.
     from elasticlib.rendezvous import Rules, open_local, open_remote
 

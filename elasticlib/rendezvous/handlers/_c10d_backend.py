@@ -55,20 +55,30 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """The state and its token; None when there is none yet."""
-        return _read(self._swap(_ABSENT, _ABSENT))
+        return _read(self._look())
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write *state* over that of *token*, or the first state; what is there then, and whether that is this one."""
+        """Write *state* over that of *token*, or as the first; return what is there then, and whether it is *state*."""
         value = base64.b64encode(state) + b"." + uuid.uuid4().hex.encode()
         if len(value) > _LONGEST:
             why = f"a state of {len(state):,} bytes is more than a store of torch takes: {_LONGEST:,} bytes as base64"
             raise RequestRefusedError(why, True)
         expected = b"" if token is None else token
-        found = self._swap(expected, value) if isinstance(expected, bytes) else self._swap(_ABSENT, _ABSENT)
-        if found == expected and token is not None and self._swap(_ABSENT, _ABSENT) == _ABSENT:
-            return None  # the state of the token was deleted
+        if isinstance(expected, bytes):
+            found = self._swap(expected, value)
+        else:
+            found = self._look()  # a token of another back end: nothing is written
+        # The store answers with the expected state, too, where there is none.
+        if token is not None and found == expected and self._look() == _ABSENT:
+            return None
         current = _read(found)
-        return None if current is None else (*current, found == value)
+        if current is None:
+            return None
+        return (*current, found == value)
+
+    def _look(self) -> bytes:
+        """Return the text that is there; `_ABSENT` where there is none."""
+        return self._swap(_ABSENT, _ABSENT)
 
     def _swap(self, expected: bytes, value: bytes) -> bytes:
         try:

@@ -226,6 +226,7 @@ def _limit(params: RendezvousParameters, name: str) -> timedelta | None:
 
 
 def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
+    """Raise `ConfigError` for a setting, or a back end, that no handler can go by."""
     if not isinstance(settings.run_id, str) or not settings.run_id:
         raise ConfigError.of_setting(
             "run_id", f"{settings.run_id!r}: nodes find each other by the job's id: give the same one to all"
@@ -233,15 +234,25 @@ def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
     check_nodes(settings.min_nodes, settings.max_nodes)
     if not isinstance(settings.timeout, RendezvousTimeout):
         raise ConfigError(f"timeout={settings.timeout!r} must be a RendezvousTimeout, or None for its defaults")
-    interval, attempts = settings.keep_alive_interval, settings.keep_alive_max_attempt
-    if not isinstance(interval, timedelta) or interval <= timedelta(0):
-        spelled = str(interval) if isinstance(interval, timedelta) else repr(interval)
-        raise ConfigError(f"keep_alive_interval={spelled} must be above 0 seconds, as a timedelta")
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-        raise ConfigError(f"keep_alive_max_attempt={attempts!r} must be a whole number of at least 1")
+    _check_keep_alive(settings.keep_alive_interval, settings.keep_alive_max_attempt)
     if _backoff(settings.cas_backoff_max_seconds):
         _log.warning("cas_backoff_max_seconds=%s has no effect: no write is retried", settings.cas_backoff_max_seconds)
-    if missing := [name for name in ("name", "get_state", "set_state") if not hasattr(backend, name)]:
+    _check_backend(backend)
+
+
+def _check_keep_alive(interval: object, attempts: Any) -> None:
+    if not isinstance(interval, timedelta):
+        raise ConfigError(f"keep_alive_interval={interval!r} must be above 0 seconds, as a timedelta")
+    if interval <= timedelta(0):
+        raise ConfigError(f"keep_alive_interval={interval} must be above 0 seconds, as a timedelta")
+    is_whole = isinstance(attempts, int) and not isinstance(attempts, bool)
+    if not is_whole or attempts < 1:
+        raise ConfigError(f"keep_alive_max_attempt={attempts!r} must be a whole number of at least 1")
+
+
+def _check_backend(backend: RendezvousBackend) -> None:
+    missing = [name for name in ("name", "get_state", "set_state") if not hasattr(backend, name)]
+    if missing:
         raise ConfigError(f"backend={backend!r} is no RendezvousBackend: it has no {', '.join(missing)}")
     if backend.name == "static":
         raise ConfigError("a back end called 'static' would mean nodes with given ranks: let its name be another one")

@@ -34,7 +34,8 @@ class EtcdStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write the value."""
-        self.client.write({self._path(key): value.encode() if isinstance(value, str) else bytes(value)})
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self.client.write({self._path(key): data})
 
     def get(self, key: str) -> bytes:
         """The value, once it is there; raises LookupError after the store's timeout."""
@@ -42,12 +43,15 @@ class EtcdStore(Store):
         return item.data
 
     def add(self, key: str, num: int) -> int:
-        """Add to a number that starts at 0; returns the sum."""
+        """Add to a number that starts at 0; return the sum."""
         path = self._path(key)
         while True:
             (item,), _ = self.client.read([path])
-            total = int(item.data) + int(num) if item is not None else int(num)
-            if self.client.swap(path, str(total).encode(), 0 if item is None else item.version) is not None:
+            version, total = 0, int(num)
+            if item is not None:
+                version, total = item.version, total + int(item.data)
+            has_written = self.client.swap(path, str(total).encode(), version) is not None
+            if has_written:  # else another node added to it in between
                 return total
 
     def wait(self, keys: Sequence[str], override_timeout: datetime.timedelta | None = None) -> None:
@@ -63,13 +67,15 @@ class EtcdStore(Store):
         return f"{self.prefix}/{component(key)}"
 
     def _await(self, keys: Sequence[str], limit: datetime.timedelta) -> list[Item]:
+        """Return all keys once they are there."""
         paths = [self._path(key) for key in keys]
         deadline = monotonic() + limit.total_seconds()
         while True:
             items, version = self.client.read(paths)
+            found = [item for item in items if item is not None]
+            if len(found) == len(items):
+                return found
             missing = [index for index, item in enumerate(items) if item is None]
-            if not missing:
-                return [item for item in items if item is not None]
             left = deadline - monotonic()
             if left <= 0:
                 names = ", ".join(repr(keys[index]) for index in missing[:5])

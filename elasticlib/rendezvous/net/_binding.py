@@ -77,13 +77,14 @@ def _bind_outer_name(
     host: str, port: int, outer: Sequence[Address], addresses: Sequence[Address], alone: bool
 ) -> socket.socket | Elsewhere | Taken:
     """Bind a name that leads to the *outer* addresses, some of which may be of this machine."""
-    spelled = _spell_all(addresses)
     here = [address for address in outer if is_here(address)]
     if not here:
-        return Elsewhere(f"{host} ({spelled}) is no address of this machine, {socket.gethostname()}")
+        return Elsewhere(f"{host} ({_spell_all(addresses)}) is no address of this machine, {socket.gethostname()}")
     # One name for many machines: each finds itself under it, so all agree on the lowest address.
-    if min(outer, key=_order) not in here:
-        return Elsewhere(f"{host} ({spelled}) names several machines, and the lowest address is another one's")
+    lowest = min(outer, key=_order)
+    if lowest not in here:
+        why = "names several machines, and the lowest address is another one's"
+        return Elsewhere(f"{host} ({_spell_all(addresses)}) {why}")
     if alone or len(here) == 1:
         return listen(here, port)
     return listen(ANYWHERE, port)

@@ -58,16 +58,17 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
     Raises `RendezvousConnectionError` when there is none, or when that is not known after *timeout* seconds.
     """
     address = address_of(host)
-    if address is not None and address.version == 6:
-        return [Address(socket.AF_INET6, host)]  # as it was written, with its zone
     if address is not None:
-        return [Address(socket.AF_INET, str(address))]
+        is_ipv6 = address.version == 6
+        # One of IPv6 as it was written, with its zone.
+        return [Address(socket.AF_INET6, host) if is_ipv6 else Address(socket.AF_INET, str(address))]
     if host.lower() == "localhost":  # the same on every machine, hence the same for all who meet there
         return [Address(socket.AF_INET, "127.0.0.1"), Address(socket.AF_INET6, "::1")]
     answer = _look_up(host, port, timeout)
     if isinstance(answer, str):
         raise RendezvousConnectionError(f"name not found: {host!r}: {answer}")
-    return list(dict.fromkeys(_address(*place) for place in answer))
+    found = [_address(*place) for place in answer]
+    return list(dict.fromkeys(found))  # each once
 
 
 def _look_up(host: str, port: int, timeout: float) -> Any:

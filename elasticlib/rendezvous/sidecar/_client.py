@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 
-from attrs import evolve
+from attrs import define, evolve
 
 from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
@@ -61,6 +61,7 @@ from elasticlib.rendezvous.protocol._messages import (
 )
 from elasticlib.rendezvous.protocol._shortening import fitting
 from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
+from elasticlib.rendezvous.sidecar._contact import ContactLimits, SidecarContact
 from elasticlib.rendezvous.sidecar._kept import Kept
 from elasticlib.rendezvous.sidecar._sender import Sender, channel
 from elasticlib.spec import TOKEN_VARIABLE
@@ -75,9 +76,6 @@ _MOST_LOST = 3
 """Processes that one node may lose."""
 _BIRTH = 600.0
 """Seconds for the first word of the process, where the job names no join time."""
-_TELL_EVERY = 5.0
-"""Seconds after which a process that has not begun is spoken of for the first time; then twice as long, and so on."""
-
 _IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was asked yet"
 
 _PROGRAM = BEGIN_CODE + "from elasticlib.rendezvous.sidecar._bridge import main; main()"
@@ -109,17 +107,10 @@ class SidecarClient:
         """How this node's part in the job ended, once `drain` has told it."""
         self._clock = clock
         self._owner = os.getpid()
-        self._birth_limit = job.join_timeout or _BIRTH
-        self._answer_limit = (DEAF + (stall or 0.0)) * job.heartbeat
-        """Seconds within which the process answers, though this program stood still meanwhile."""
+        self._limits = _limits_of(job, stall or 0.0)
         self._waiting = 0
-        self._generation = 0
-        """How often ranks were asked for: an answer to an earlier request is none any more."""
-        self._listener: socket.socket | None = None
+        self._notices = _Notices()
         self._error: ElasticError | None = None
-        self._mute = False
-        """Whether the process was found to be silent, and the agent was told."""
-        self._mute_since = 0.0
         self._gone = False
         self._closed = False
         self._stays = False
@@ -133,23 +124,24 @@ class SidecarClient:
 
     def _start(self) -> None:
         ours, theirs = channel()
-        self._tell_after = _TELL_EVERY
-        self._begun = self._gone = False
+        self._gone = False
         with contextlib.ExitStack() as undo:
             link = Link(ours)
             undo.callback(link.close)
             with contextlib.closing(theirs):
                 child = self._begin(self._program, theirs)
             undo.callback(child.wait, 0.0)
-            self._heard = self._born = self._clock()
+            now = self._clock()
+            contact = SidecarContact(self._limits, born=now, heard=now)
             lease = Lease()
             undo.callback(lease.close)
             first = encoded_message({"op": "job", "job": self._job.plain(), "stillness": self._stall})
-            interval = min(1.0, ALIVE * self._job.heartbeat) if self._job.heartbeat else None
+            has_heartbeats = self._job.heartbeat > 0
+            interval = min(1.0, ALIVE * self._job.heartbeat) if has_heartbeats else None
             given = (lease.fileno(), *self._kept.descriptors())
             self._sender = Sender(link, interval, (first, tuple(map(os.dup, given))))
             undo.pop_all()
-        self._link, self._child = link, child
+        self._link, self._child, self._contact = link, child, contact
         self._leases.append(lease)
 
     def _begin(self, program: str, theirs: Channel) -> Process:
@@ -159,8 +151,8 @@ class SidecarClient:
 
     def join(self, slots: int, role: str) -> None:
         """Ask for ranks in the next round, for *slots* workers. No worker of this node may run any more."""
-        self._generation += 1
-        self._say({"op": "join", "slots": slots, "role": role, "generation": self._generation})
+        self._notices.generation += 1
+        self._say({"op": "join", "slots": slots, "role": role, "generation": self._notices.generation})
 
     def post(self, report: WorkerReport | Close) -> None:
         """Say how the workers are, that this node goes, or that the job ends for everybody; see `NodeClient.post`."""
@@ -182,35 +174,43 @@ class SidecarClient:
     # What comes.
 
     def listener(self) -> socket.socket | None:
-        """The bound socket for the worker store of a round in which this node has group rank 0."""
-        found, self._listener = self._listener, None
-        return found
+        """Return the bound socket for the worker store of a round in which this node has group rank 0."""
+        return self._notices.listener()
 
     def waiting(self) -> int:
-        """How many nodes wait for ranks while a round runs, as of the last heartbeat."""
+        """Return how many nodes wait for ranks while a round runs, as of the last heartbeat."""
         return self._waiting
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `drain` has something; -1 once closed."""
+        """Return a descriptor that is readable when `drain` has something; -1 once closed."""
         return self._link.fileno()
 
     def poll_timeout(self) -> float | None:
-        """Seconds until `drain` wants to be called though nothing is readable."""
+        """Return the seconds until `drain` wants to be called though nothing is readable."""
         if self._error is not None:
             return 0.0
-        deadline = self._deadline()
-        if deadline is not None and not self._begun and not self._mute:
-            deadline = min(deadline, self._born + self._tell_after)
-        return None if deadline is None else max(0.0, deadline - self._clock())
+        wake_at = None if self._gone else self._contact.wake_at()
+        if wake_at is None:
+            return None
+        return max(0.0, wake_at - self._clock())
 
     def drain(self) -> list[Word]:
         """
-        What came, oldest first; never blocks.
+        Return what came, oldest first; never block.
 
         Raises what ended this node's part over there; `RendezvousConnectionError` when the process ended.
         """
         if self._closed:
             return []
+        words = self._receive_all()
+        if self._is_overdue():
+            words += self._note_silence()
+        self._report_birth()
+        if self._error is not None and not words:
+            raise self._error
+        return words
+
+    def _receive_all(self) -> list[Word]:
         words: list[Word] = []
         while not self._gone and wait_readable([self._link], 0):
             try:
@@ -220,48 +220,42 @@ class SidecarClient:
                 break
             if received is None:
                 self._lose_process(words)
-            else:
-                self._heard, self._mute = self._clock(), False
-                self._begun = self._begun or received[0]["op"] != "born"
-                words += self._hear(*received)
-        if (deadline := self._deadline()) is not None and self._clock() >= deadline:
-            words += self._note_silence()
-        self._tell_of_birth()
-        if self._error is not None and not words:
-            raise self._error
+                continue
+            message, descriptors = received
+            # One that was forked says so before it knows its job.
+            self._contact.hear(self._clock(), begins=message["op"] != "born")
+            words += self._hear(message, descriptors)
         return words
 
-    def _deadline(self) -> float | None:
-        """When the process should have said something."""
+    def _is_overdue(self) -> bool:
+        """Return whether the process should have answered by now."""
         if self._gone or self._error is not None:
-            return None
-        if self._mute:
-            return self._mute_since + self._job.reconnect_timeout
-        if not self._begun:
-            return self._heard + self._birth_limit
-        return self._heard + self._answer_limit if self._job.heartbeat else None
+            return False
+        deadline = self._contact.deadline()
+        return deadline is not None and self._clock() >= deadline
 
     def _note_silence(self) -> list[Word]:
-        if self._mute:
+        if self._contact.is_silent:
             why = f"its sidecar has not answered for {self._job.reconnect_timeout:g} s more"
             self._error = RendezvousConnectionError(f"node {self.node}: contact with the job was lost, and {why}")
             return []
-        self._mute, self._mute_since = True, self._clock()
+        self._contact.find_silent(self._clock())
         self._child.send(signal.SIGCONT)  # it may have been stopped, alone
-        if self._begun:
+        if self._contact.begun:
             return [self._cut_off("the sidecar of this node does not answer")]
-        why = f"its sidecar did not start within {self._birth_limit:g} s: {_IMPORTING}"
+        why = f"its sidecar did not start within {self._limits.birth:g} s: {_IMPORTING}"
         self._error = RendezvousTimeoutError(f"node {self.node}: {why}")
         return []
 
-    def _tell_of_birth(self) -> None:
-        waited = self._clock() - self._born
-        if self._begun or self._gone or self._error is not None or waited < self._tell_after:
+    def _report_birth(self) -> None:
+        if self._gone or self._error is not None:
             return
-        self._tell_after = 2 * waited
+        waited = self._contact.report_of_birth(self._clock())
+        if waited is None:
+            return
         self._child.send(signal.SIGCONT)  # it may have been stopped, alone
         what = f"node {self.node} has waited {waited:.0f} s for job {self._job.run_id!r}"
-        _log.warning("%s: %s; %.0f s left", what, _IMPORTING, self._birth_limit - waited)
+        _log.warning("%s: %s; %.0f s left", what, _IMPORTING, self._limits.birth - waited)
 
     def _cut_off(self, why: str) -> ContactLost:
         return ContactLost(f"contact with the job is lost: {why}", GRACE * self._job.heartbeat)
@@ -270,27 +264,33 @@ class SidecarClient:
         self._gone = True
         self._child.wait(1.0)
         if self._error is not None:
-            return
-        why = f"the sidecar{self._named()} of this node ended unexpectedly{FROM_OUTSIDE}"
+            return  # the process has said why
+        pid = f" (pid {self._child.pid})" if self._child.pid > 0 else ""
+        why = f"the sidecar{pid} of this node ended unexpectedly{FROM_OUTSIDE}"
         words.append(self._cut_off(why))
-        if self._hosts or self._is_shared or self.final is not None or self._job.sidecars == _MOST_LOST:
-            self._error = RendezvousConnectionError(f"node {self.node}: {why}")
-            self._kept.forget_endpoint()
-            if self._hosts or self._job.max_nodes == 1:
-                words.append(StoreGone(why))  # nobody coordinates the job any more
-        else:
+        if self._may_be_replaced():
             _log.warning("node %s: %s: another one takes its place, and this node asks for ranks again", self.node, why)
             self._replace_process(why)
+            return
+        self._error = RendezvousConnectionError(f"node {self.node}: {why}")
+        self._kept.forget_endpoint()
+        is_job_over = self._hosts or self._job.max_nodes == 1
+        if is_job_over:
+            words.append(StoreGone(why))  # nobody coordinates the job any more
 
-    def _named(self) -> str:
-        return f" (pid {self._child.pid})" if self._child.pid > 0 else ""
+    def _may_be_replaced(self) -> bool:
+        if self._hosts:
+            return False  # with the store that the job has
+        if self._is_shared or self.final is not None:
+            return False
+        return self._job.sidecars != _MOST_LOST
 
     def _replace_process(self, why: str) -> None:
         """Have another process take part for this node, under its name: that of a node which asks for ranks again."""
         self._sender.close()
         self._link.close()
-        self._mute, self._waiting = False, 0
-        self._drop_listener()
+        self._waiting = 0
+        self._notices.drop_listener()
         self._job = evolve(self._job, sidecars=self._job.sidecars + 1, after=why)
         try:
             self._start()
@@ -298,19 +298,10 @@ class SidecarClient:
             self._error = error
 
     def _hear(self, message: Message, descriptors: list[int]) -> list[Word]:
+        """Return the words of one message for the agent; note what it says to this client."""
         match message["op"]:
             case "notice":
-                notice = from_plain(message["notice"])
-                assert isinstance(notice, (RankAssignment, RoundEnd, Final))
-                if descriptors:
-                    self._drop_listener()
-                    self._listener = closed_in_forks(socket.socket(fileno=descriptors[0]))
-                if message["generation"] != self._generation and not isinstance(notice, Final):
-                    self._drop_listener()
-                    return []
-                if isinstance(notice, Final):
-                    self.final = notice
-                return [notice]
+                return self._hear_notice(message, descriptors)
             case "hosts":
                 self._hosts = not self._kept.keep(descriptors)
             case "waiting":
@@ -327,9 +318,13 @@ class SidecarClient:
                 _log.log(message["level"], "%s", message["text"])
         return []
 
-    def _drop_listener(self) -> None:
-        if (listener := self.listener()) is not None:
-            listener.close()
+    def _hear_notice(self, message: Message, descriptors: list[int]) -> list[Word]:
+        notice = self._notices.receive(message, descriptors)
+        if notice is None:
+            return []
+        if isinstance(notice, Final):
+            self.final = notice
+        return [notice]
 
     def close(self) -> None:
         """
@@ -341,18 +336,20 @@ class SidecarClient:
         """
         if self._closed or os.getpid() != self._owner:
             return
-        self._drop_listener()
-        # A process that does not hear us, or has given its error, has nothing to part from.
-        parts = self._sender.is_alive() and not self._mute and self._error is None
+        self._notices.drop_listener()
+        # A process that does not hear us, or has given its error, has no goodbye to say.
+        says_goodbye = self._sender.is_alive() and not self._contact.is_silent and self._error is None
+        limit = _ENDING + (self._job.close_timeout if says_goodbye else 0.0)
         self._closed = True
         self._kept.forget_endpoint()
         self._sender.close(encoded_message({"op": "close"}))
         try:
             if not self._gone:
-                self._see_it_end(self._job.close_timeout + _ENDING if parts else _ENDING)
+                self._see_it_end(limit)
         except BaseException as error:  # the operator does not want to wait
             self._child.wait(0.0)
-            if not (self._stays and isinstance(error, KeyboardInterrupt)):
+            ends_last_wait = self._stays and isinstance(error, KeyboardInterrupt)
+            if not ends_last_wait:
                 raise
         finally:
             self._gone = True
@@ -365,36 +362,101 @@ class SidecarClient:
     def _see_it_end(self, limit: float) -> None:
         """Reap the process, killed if it has not ended after *limit* s, or when the time is over that it stays."""
         self._child.send(signal.SIGCONT)
-        deadline, hears = monotonic() + limit, True
-        while hears or not self._child.ends(0.0):
-            sources: list[int | Waitable] = [self._link] if hears else []
-            sources += [self._child] if self._child.fileno() >= 0 else []
-            requests = self.requests if self._stays else None
-            sources += [requests.hurry()] if requests is not None else []
-            ready = wait_readable(sources, max(0.0, deadline - monotonic()))
+        self._end_by = monotonic() + limit
+        # It speaks until it closes its channel, and then it exits.
+        is_speaking = True
+        while is_speaking or not self._child.ends(0.0):
+            sources = self._sources_of_end(is_speaking)
+            ready = wait_readable(sources, max(0.0, self._end_by - monotonic()))
             if not ready:
                 break
-            if requests is not None and requests.hurry() in ready:
-                requests.drain()  # heeded: the program has nothing to do for them afterwards
+            if self._takes_request(ready):
                 break
-            if hears and self._link.fileno() in ready:
-                received = self._link.receive()
-                hears = received is not None
-                if received is not None:
-                    if stays := received[0].get(STAYS):  # before people read of it, and press Ctrl-C
-                        self._stays, deadline = True, monotonic() + stays + _ENDING
-                    self._hear(*received)
+            if is_speaking and self._link.fileno() in ready:
+                is_speaking = self._hear_to_the_end()
             elif self._child.fileno() in ready:
                 break
-        self._drop_listener()
+        self._notices.drop_listener()
         self._child.wait(0.0)
+
+    def _sources_of_end(self, is_speaking: bool) -> list[int | Waitable]:
+        sources: list[int | Waitable] = []
+        if is_speaking:
+            sources.append(self._link)
+        if self._child.fileno() >= 0:
+            sources.append(self._child)
+        if self._stays and self.requests is not None:
+            sources.append(self.requests.hurry())
+        return sources
+
+    def _takes_request(self, ready: set[int]) -> bool:
+        """Return whether a request to end has come while the process stays for other jobs."""
+        requests = self.requests if self._stays else None
+        if requests is None or requests.hurry() not in ready:
+            return False
+        requests.drain()  # heeded: the program has nothing to do for them afterwards
+        return True
+
+    def _hear_to_the_end(self) -> bool:
+        """Take one message; return False where none will follow."""
+        received = self._link.receive()
+        if received is None:
+            return False
+        message, descriptors = received
+        stays = message.get(STAYS)
+        if stays:  # before people read of it, and press Ctrl-C
+            self._stays = True
+            self._end_by = monotonic() + stays + _ENDING
+        self._hear(message, descriptors)
+        return True
+
+
+@define(eq=False)
+class _Notices:
+    """What the coordinator says by the process; of the latest request for ranks alone, as earlier ones are void."""
+
+    generation: int = 0
+    """How often ranks were asked for."""
+    _listener: socket.socket | None = None
+    """Of a round in which this node has group rank 0."""
+
+    def receive(self, message: Message, descriptors: list[int]) -> RankAssignment | RoundEnd | Final | None:
+        """Return the notice of a message; None where it answers an earlier request."""
+        notice = from_plain(message["notice"])
+        assert isinstance(notice, (RankAssignment, RoundEnd, Final))
+        if descriptors:
+            self.drop_listener()
+            self._listener = closed_in_forks(socket.socket(fileno=descriptors[0]))
+        is_current = message["generation"] == self.generation
+        if is_current or isinstance(notice, Final):
+            return notice
+        self.drop_listener()
+        return None
+
+    def listener(self) -> socket.socket | None:
+        """Return the socket that came with the last notice, once."""
+        found, self._listener = self._listener, None
+        return found
+
+    def drop_listener(self) -> None:
+        """Close the socket that nobody has taken."""
+        listener = self.listener()
+        if listener is not None:
+            listener.close()
+
+
+def _limits_of(job: Job, stall: float) -> ContactLimits:
+    """Return the limits of a sidecar for *job*, of a program that may stand still for *stall* of the heartbeat time."""
+    answer = (DEAF + stall) * job.heartbeat if job.heartbeat else None
+    return ContactLimits(job.join_timeout or _BIRTH, answer, job.reconnect_timeout)
 
 
 def environment() -> dict[str, str]:
-    """What the process is started with."""
-    # A store's server looks up the name of every peer, for its log only: that must cost no time.
+    """Return the variables that the process is started with."""
+    inherited = dict(os.environ)
     # The job's token goes through the channel, and to no program that is started from there.
-    inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    inherited.pop(TOKEN_VARIABLE, None)
+    # A store's server looks up the name of every peer, for its log only: that must cost no time.
     return {**inherited, "RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 

@@ -30,27 +30,34 @@ class Kept:
     @classmethod
     def of(cls, job: Job) -> Self:
         """For *job*, before there is a sidecar. Its other nodes need heartbeats to notice what a new store forgot."""
-        is_ours = not job.backend.startswith("etcd") and (job.max_nodes == 1 or job.heartbeat > 0)
-        return cls(KeptDocument() if is_ours else None)
+        if job.backend.startswith("etcd"):
+            return cls()  # another node takes over
+        is_noticed = job.max_nodes == 1 or job.heartbeat > 0
+        if not is_noticed:
+            return cls()
+        return cls(KeptDocument())
 
     @classmethod
     def received(cls, descriptors: Sequence[int]) -> Self:
         """In a sidecar, by the `descriptors` that its launcher sent."""
         if not descriptors:
             return cls()
-        document, *endpoint = descriptors
-        return cls(KeptDocument(document), socket.socket(fileno=endpoint[0]) if endpoint else None)
+        document, *rest = descriptors
+        endpoint = socket.socket(fileno=rest[0]) if rest else None
+        return cls(KeptDocument(document), endpoint)
 
     def descriptors(self) -> tuple[int, ...]:
         """For a message to a sidecar."""
-        return tuple(each.fileno() for each in (self.document, self.endpoint) if each is not None)
+        given = [each.fileno() for each in (self.document, self.endpoint) if each is not None]
+        return tuple(given)
 
     def keep(self, descriptors: Sequence[int]) -> bool:
-        """Keep the endpoint's socket that a sidecar sent; whether it sent one."""
-        if descriptors:
-            self.forget_endpoint()
-            self.endpoint = closed_in_forks(socket.socket(fileno=descriptors[0]))
-        return bool(descriptors)
+        """Keep the endpoint's socket that a sidecar sent; return whether it sent one."""
+        if not descriptors:
+            return False
+        self.forget_endpoint()
+        self.endpoint = closed_in_forks(socket.socket(fileno=descriptors[0]))
+        return True
 
     def forget_endpoint(self) -> None:
         """No sidecar of this node will be replaced any more: whoever looks for the store is refused."""

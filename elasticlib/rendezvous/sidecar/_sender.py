@@ -40,11 +40,12 @@ class Sender:
     def say(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:
         """Send it after all that was said before; *descriptors* are this object's from now on."""
         with self._turned:
-            if self._sending or self._outgoing or len(body) > _SHORT or not takes_more(self._link):
-                self._outgoing.append((body, descriptors))
-                self._turned.notify()
-            else:
+            has_turn = not self._sending and not self._outgoing
+            if has_turn and len(body) <= _SHORT and takes_more(self._link):
                 self._send(body, descriptors)  # at once: this launcher may be stopped before its thread runs again
+                return
+            self._outgoing.append((body, descriptors))
+            self._turned.notify()
 
     def close(self, last: bytes | None = None) -> None:
         """End with the *last* word, where there is one."""
@@ -55,7 +56,7 @@ class Sender:
             self._turned.notify()
 
     def is_alive(self) -> bool:
-        """Whether anything can still be sent."""
+        """Return whether anything can still be sent."""
         return self._thread.is_alive()
 
     def join(self) -> None:
@@ -64,19 +65,29 @@ class Sender:
 
     def _send_all(self) -> None:
         while True:
-            with self._turned:
-                self._sending = False
-                if not self._outgoing and not self._closed:
-                    self._turned.wait(self._interval)
-                body, descriptors = self._outgoing.popleft() if self._outgoing else (None, ())
-                if body is None and self._closed:
-                    return
-                self._sending = True
+            frame = self._next_frame()
+            if frame is None:
+                return
             try:
-                if not self._send(body or _ALIVE, descriptors):
-                    return
+                is_open = self._send(*frame)
             except OSError:
                 return  # stopped for so long that nothing goes in any more: its silence says so
+            if not is_open:
+                return
+
+    def _next_frame(self) -> tuple[bytes, tuple[int, ...]] | None:
+        """Return the next frame, after an interval without one a sign of life; None after the last word."""
+        with self._turned:
+            self._sending = False
+            if not self._outgoing and not self._closed:
+                self._turned.wait(self._interval)
+            frame: tuple[bytes, tuple[int, ...]] = (_ALIVE, ())
+            if self._outgoing:
+                frame = self._outgoing.popleft()
+            elif self._closed:
+                return None
+            self._sending = True
+            return frame
 
     def _send(self, body: bytes, descriptors: tuple[int, ...]) -> bool:
         try:

@@ -48,10 +48,11 @@ class SidecarWatch:
         return evolve(self, heard=now)
 
     def answer(self, now: float) -> tuple[Self, bool]:
-        """The launcher says that it lives: whether it is time to say the same."""
-        if self.heartbeat and now >= self.answered + _ANSWER * self.heartbeat:
-            return evolve(self, answered=now), True
-        return self, False
+        """Note that the launcher says that it lives; return whether it is time to say the same."""
+        is_due = self.heartbeat > 0 and now >= self.answered + _ANSWER * self.heartbeat
+        if not is_due:
+            return self, False
+        return evolve(self, answered=now), True
 
     def joins(self, generation: int) -> Self:
         """The launcher asks for ranks: no worker runs."""
@@ -67,17 +68,30 @@ class SidecarWatch:
 
     def judge(self, now: float, kill_at: float | None) -> Self:
         """Time has passed; *kill_at* is when workers that still run must be dead, if that can be foreseen."""
-        held = bool(self.heartbeat) and now >= self.heard + self.stall * self.heartbeat
-        late = self.running and kill_at is not None and now >= kill_at
-        return evolve(self, held=held, due=self.due or late)
+        has_heartbeats = self.heartbeat > 0
+        is_silent = has_heartbeats and now >= self._silent_at
+        is_late = self.running and kill_at is not None and now >= kill_at
+        return evolve(self, held=is_silent, due=self.due or is_late)
+
+    @property
+    def _silent_at(self) -> float:
+        """When a launcher that says nothing more stands still."""
+        return self.heard + self.stall * self.heartbeat
 
     def lease_end(self, kill_at: float | None) -> float | None:
-        """Until when workers may run (infinite: nothing limits it); None once they should be dead: as it was."""
+        """Return until when workers may run (infinite: nothing limits it); None once they should be dead: as it was."""
         if self.due:
             return None
-        return kill_at if self.running and kill_at is not None else math.inf
+        if not self.running or kill_at is None:
+            return math.inf
+        return kill_at
 
     def wake_at(self, kill_at: float | None) -> float | None:
-        """When `judge` is wanted, if nothing happens before."""
-        silent = self.heard + self.stall * self.heartbeat if self.heartbeat and not self.held else None
-        return soonest(silent, kill_at if self.running and not self.due else None)
+        """Return when `judge` is wanted, if nothing happens before."""
+        silent_at = None
+        if self.heartbeat and not self.held:
+            silent_at = self._silent_at
+        may_be_late = self.running and not self.due
+        if not may_be_late:
+            kill_at = None
+        return soonest(silent_at, kill_at)

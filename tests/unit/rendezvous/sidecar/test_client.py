@@ -242,7 +242,7 @@ def test_a_socket_that_nobody_fetched_is_closed_when_the_next_one_comes(
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         process.tell(SEAT, first.fileno())
         taken(member)
-        before = member._listener
+        before = member._notices._listener
         process.tell(SEAT, second.fileno())
         taken(member)
 
@@ -540,7 +540,7 @@ def test_a_socket_that_nobody_fetched_is_closed_at_the_end(member: SidecarClient
     with socket.create_server(("127.0.0.1", 0)) as bound:
         process.tell(SEAT, bound.fileno())
         taken(member)
-    held = member._listener
+    held = member._notices._listener
     process.end()
     member.close()
 

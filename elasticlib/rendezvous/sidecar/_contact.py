@@ -1,0 +1,84 @@
+"""
+Whether a launcher's sidecar answers, and by when it must. Pure.
+
+    starting --first answer--> answering --no answer in time--> silent --answer--> answering
+
+Rules of this file: times are this machine's monotonic seconds. A sidecar that starts may take the whole join time, as
+importing torch from a cold disk does; one that has begun answers within a share of the heartbeat time. One that is
+silent has the job's reconnect time to answer again.
+"""
+
+from __future__ import annotations
+
+from attrs import define, frozen
+
+FIRST_REPORT = 5.0
+"""Seconds after which a process that has not begun is reported for the first time; then twice as long, and so on."""
+
+
+@frozen
+class ContactLimits:
+    """Seconds that a sidecar may take."""
+
+    birth: float
+    """To begin."""
+    answer: float | None
+    """Between two answers; None where none is expected."""
+    reconnect: float
+    """To answer again, once it was found to be silent."""
+
+
+@define
+class SidecarContact:
+    """What was heard of one sidecar."""
+
+    limits: ContactLimits
+    born: float
+    """When it was started."""
+    heard: float
+    """When it answered last."""
+    begun: bool = False
+    """Whether it has imported all that it needs."""
+    silent_since: float | None = None
+    """When it was found to be silent, and the agent was told."""
+    _report_after: float = FIRST_REPORT
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it was found to be silent, and has not answered since."""
+        return self.silent_since is not None
+
+    def hear(self, now: float, *, begins: bool) -> None:
+        """Note an answer; *begins*: it shows that the sidecar has begun."""
+        self.heard = now
+        self.silent_since = None
+        self.begun = self.begun or begins
+
+    def find_silent(self, now: float) -> None:
+        """Note that no answer came in time."""
+        self.silent_since = now
+
+    def deadline(self) -> float | None:
+        """Return when it should have answered; None where no answer is expected."""
+        if self.silent_since is not None:
+            return self.silent_since + self.limits.reconnect
+        if not self.begun:
+            return self.heard + self.limits.birth
+        if self.limits.answer is None:
+            return None
+        return self.heard + self.limits.answer
+
+    def wake_at(self) -> float | None:
+        """Return when there is something to do, if nothing is heard before."""
+        deadline = self.deadline()
+        if deadline is None or self.begun or self.is_silent:
+            return deadline
+        return min(deadline, self.born + self._report_after)
+
+    def report_of_birth(self, now: float) -> float | None:
+        """Return the seconds for which it has been starting, if it is time to report them again."""
+        waited = now - self.born
+        if self.begun or waited < self._report_after:
+            return None
+        self._report_after = 2 * waited
+        return waited
