@@ -1,14 +1,15 @@
 """
-What the text of an entry point says of its imports, before it has run: which modules, and what it sets before them.
+Facts that the text of an entry point gives before it runs: its imports, and what it sets before.
 
-Rules of this file: nothing is run, and no more files are read than a few of the project's own; in doubt a module could
-be imported, and a variable that is spoken of is set.
+Rules of this file: nothing is run, and no more files are read than a few of the project's own; in
+doubt a module could be imported, and a variable that the text names is set.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 import os
 import sys
@@ -24,13 +25,15 @@ _MOST_FILES = 100
 _MOST_BYTES = 1 << 20
 _BY_NAME = frozenset({"importlib", "runpy", "pkgutil", "imp"})
 """Modules that import by names that no statement has."""
+_SETTERS_OF_OS = frozenset({"putenv", "unsetenv"})
+_SETTERS_OF_MAPPINGS = frozenset({"setdefault", "pop", "__setitem__"})
 _UNKNOWN = "*"
 _LITERAL = THREADS_VARIABLE + "="
 
 
 @define
 class Text:
-    """What the files of an entry point say."""
+    """Facts in the files of an entry point."""
 
     imports: set[str] = Factory(set)
     """Top-level names of modules that are no files of the project's."""
@@ -68,41 +71,79 @@ def read(path: str, folder: str, function: str | None = None, source: bytes | No
     """
     Read the file *path* and those in *folder* that it imports.
 
-    Where the text of *path* is known already it is *source*. With the name of a *function* of it, only what that may
-    call counts: what a file sets outside of functions was set in this very program, when it imported the file.
+    Where the text of *path* is known already it is *source*. With the name of a *function* of it,
+    only the code that it may call counts: what a file sets outside of functions was set in this
+    very program, when it imported the file.
     """
-    text, parts = Text(), list[_Part]()
-    left, seen = [path], {path}
-    while left:
-        here = left.pop()
-        file = _read(here) if source is None or here != path else _parsed(source)
-        text.is_whole &= file.is_read
-        parts += file.parts
-        for name, is_module in file.names:
-            own = _files(name, folder, os.path.dirname(here))
-            top = name.partition(".")[0]
-            if is_module and not own and top:
-                text.imports.add(top)
-            left += [each for each in own if each not in seen]
-            seen.update(own)
-        if len(seen) > _MOST_FILES:
-            text.is_whole = False
-            break
-    text.is_whole &= not text.imports & _BY_NAME
-    for part in parts if function is None else _reached(function, parts):
+    reading = _Reading(folder)
+    reading.add_file(path, _read(path) if source is None else _parsed(source))
+    reading.follow_imports()
+
+    text = reading.text
+    uses_import_by_name = not text.imports.isdisjoint(_BY_NAME)
+    text.is_whole = text.is_whole and not uses_import_by_name
+    parts = reading.parts if function is None else _reached(function, reading.parts)
+    for part in parts:
         _add(text, part)
     return text
 
 
+@define
+class _Reading:
+    """
+    The files that the imports of an entry point lead to.
+
+    Each of them is pending, or was read; all are among the seen ones.
+    """
+
+    folder: str
+    text: Text = Factory(Text)
+    parts: list[_Part] = Factory(list)
+    _pending: list[str] = Factory(list)
+    _seen: set[str] = Factory(set)
+
+    def follow_imports(self) -> None:
+        """Read the files that are imported, and those that they import; give up at a hundred."""
+        while self._pending:
+            if len(self._seen) > _MOST_FILES:
+                self.text.is_whole = False
+                return
+            path = self._pending.pop()
+            self.add_file(path, _read(path))
+
+    def add_file(self, path: str, file: _File) -> None:
+        """Take in the content of a *file*, which is at *path*."""
+        self._seen.add(path)
+        self.text.is_whole &= file.is_read
+        self.parts += file.parts
+        for name, is_module in file.names:
+            self._add_import(name, is_module, os.path.dirname(path))
+
+    def _add_import(self, name: str, is_module: bool, importer: str) -> None:
+        own = _files(name, self.folder, importer)
+        self._pending += [each for each in own if each not in self._seen]
+        self._seen.update(own)
+        top = name.partition(".")[0]  # empty for a relative import
+        if is_module and not own and top:
+            self.text.imports.add(top)
+
+
 def _reached(function: str, parts: Sequence[_Part]) -> list[_Part]:
-    """The functions and classes that *function* may use: those whose names it mentions, and so on."""
-    found, words = list[_Part](), {function}
+    """Return the functions and classes that *function* may use: those that it names, and so on."""
+    found = list[_Part]()
+    words = {function}
     left = [part for part in parts if part.name is not None]
-    while new := [part for part in left if part.name in words]:
+    new = _named_in(words, left)
+    while new:
         found += new
         left = [part for part in left if part not in new]
         words = words.union(*(part.words for part in new))
+        new = _named_in(words, left)
     return found
+
+
+def _named_in(words: set[str], parts: Sequence[_Part]) -> list[_Part]:
+    return [part for part in parts if part.name in words]
 
 
 def _add(text: Text, part: _Part) -> None:
@@ -118,31 +159,49 @@ def _read(path: str) -> _File:
     try:
         facts = os.stat(path)
     except OSError:
-        lines = linecache.getlines(path)  # a cell's
-        return _parsed("".join(lines).encode()) if lines else _File(is_read=False)
+        return _read_cell(path)
     return _read_once(path, facts.st_mtime_ns, facts.st_size)
+
+
+def _read_cell(name: str) -> _File:
+    """Read a cell of a notebook, whose lines `linecache` has."""
+    lines = linecache.getlines(name)
+    if not lines:
+        return _File(is_read=False)
+    return _parsed("".join(lines).encode())
 
 
 @functools.lru_cache(maxsize=256)
 def _read_once(path: str, *_: int) -> _File:
     source = source_of(path, _MOST_BYTES)
-    return _File(is_read=False) if source is None else _parsed(source)
+    if source is None:
+        return _File(is_read=False)
+    return _parsed(source)
 
 
 def _parsed(source: bytes) -> _File:
     tree = tree_of(source)
     if tree is None:
         return _File(is_read=False)
-    early = _before_torch(tree.body)
-    names, parts = list[tuple[str, bool]](), list[_Part]()
-    for statement in tree.body:
+    early = len(_before_torch(tree.body))
+    names = list[tuple[str, bool]]()
+    parts = list[_Part]()
+    for number, statement in enumerate(tree.body):
         nodes = list(ast.walk(statement))
-        names += [each for node in nodes for each in _names(node)]
-        words = frozenset(word for node in nodes for word in _words(node))
-        sets = frozenset(_variables(statement, nodes)) if statement in early else frozenset[str]()
-        defines = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        parts.append(_Part(statement.name if isinstance(statement, defines) else None, words, sets))
+        for node in nodes:
+            names += _names(node)
+        parts.append(_part(statement, nodes, is_early=number < early))
     return _File(tuple(names), tuple(parts))
+
+
+def _part(statement: ast.stmt, nodes: Sequence[ast.AST], *, is_early: bool) -> _Part:
+    """Return the facts on *statement*; what it sets counts only before torch is imported."""
+    name = None
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        name = statement.name
+    words = frozenset(itertools.chain.from_iterable(map(_words, nodes)))
+    sets = frozenset(_variables(statement, nodes)) if is_early else frozenset[str]()
+    return _Part(name, words, sets)
 
 
 # Imports.
@@ -150,43 +209,59 @@ def _parsed(source: bytes) -> _File:
 
 def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
     """
-    What is imported anywhere, in functions too, and whether it must be a module: ``from a import b`` may mean another.
+    Yield the imports of *node*, and for each whether it must be a module.
 
-    Dots come first where it is relative.
+    What functions import counts too. Dots come first where an import is relative.
     """
     match node:
-        case ast.Import():
-            yield from ((each.name, True) for each in node.names)
+        case ast.Import(names=names):
+            for each in names:
+                yield each.name, True
         case ast.ImportFrom():
-            base = "." * node.level + (node.module or "")
-            yield base, not base.endswith(".")
-            yield from ((f"{base}{'' if base.endswith('.') else '.'}{each.name}", False) for each in node.names)
+            yield from _names_from(node)
         case ast.Name(id="__import__" | "exec" | "eval"):
             yield "importlib", True
+
+
+def _names_from(node: ast.ImportFrom) -> Iterator[tuple[str, bool]]:
+    """Yield the imports of ``from a import b``, where ``b`` may be another thing than a module."""
+    base = "." * node.level + (node.module or "")
+    if node.module:
+        yield base, True
+        base += "."
+    else:  # from . import b
+        yield base, False
+    for each in node.names:
+        yield base + each.name, False
 
 
 def _words(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Attribute(value=ast.Name(id="re")):
-            return
+            return  # its ``compile`` is not torch's
         case ast.Attribute(attr=word) | ast.Name(id=word):
             yield word
-        case ast.alias(name=name):
-            yield from name.split(".")
-        case ast.ImportFrom(module=str(name)):
+        case ast.alias(name=name) | ast.ImportFrom(module=str(name)):
             yield from name.split(".")
 
 
-def _files(name: str, folder: str, here: str) -> list[str]:
-    """The project's own files that an import of *name* runs, from a file in the folder *here*."""
+def _files(name: str, folder: str, importer: str) -> list[str]:
+    """Return the project's files that an import of *name* runs, from a file in *importer*."""
     level = len(name) - len(name.lstrip("."))
-    for _ in range(level - 1):
-        here = os.path.dirname(here)
-    base, found = here if level else folder, []
+    if not level:
+        base = folder
+    else:
+        base = importer
+        for _ in range(level - 1):
+            base = os.path.dirname(base)
+    found = []
     for part in name[level:].split("."):
         base = os.path.join(base, part)
-        candidates = (os.path.join(base, "__init__.py"), f"{base}.py")
-        found += [each for each in candidates if os.path.isfile(each)][:1]
+        # As in Python, the package counts where there is a module of its name, too.
+        for candidate in (os.path.join(base, "__init__.py"), f"{base}.py"):
+            if os.path.isfile(candidate):
+                found.append(candidate)
+                break
     return found
 
 
@@ -195,17 +270,21 @@ def _files(name: str, folder: str, here: str) -> list[str]:
 
 def _variables(statement: ast.stmt, nodes: Sequence[ast.AST]) -> Iterator[str]:
     """
-    Variables that *statement* may set, with all its *nodes*, of those that are lost once torch is imported.
+    Yield the variables that *statement*, with all its *nodes*, may set before torch is imported.
 
-    A number that OMP_NUM_THREADS gets in any case comes as ``OMP_NUM_THREADS=number``.
+    Only those count that are lost later. A number that OMP_NUM_THREADS gets in any case is yielded
+    as ``OMP_NUM_THREADS=number``.
     """
     literal = _literal_threads(statement)
     if literal:
         yield f"{_LITERAL}{literal}"
         return
-    only_read = {id(each) for node in nodes for each in _read_only(node)}
+    only_read = set[int]()
+    for node in nodes:
+        only_read.update(map(id, _read_only(node)))
     for node in nodes:
         if id(node) not in only_read:
+            # In doubt, a variable whose name stands in the text is set.
             yield from filter(is_lost_after_import, _constants(node))
         if _sets_any(node):
             yield _UNKNOWN
@@ -214,13 +293,15 @@ def _variables(statement: ast.stmt, nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def _before_torch(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements of a module up to its import of torch."""
-    for number, statement in enumerate(body):
-        inner = statement.body if isinstance(statement, ast.Try) else [statement]
-        names = (name for each in inner for name, _ in _names(each))
-        if any(name.partition(".")[0] == "torch" for name in names):
-            return body[:number]
-    return body
+    """Return the statements of a module up to its import of torch."""
+    return list(itertools.takewhile(lambda statement: not _imports_torch(statement), body))
+
+
+def _imports_torch(statement: ast.stmt) -> bool:
+    """True for an import of torch that a module makes at once, or tries to make."""
+    inner = statement.body if isinstance(statement, ast.Try) else [statement]
+    names = itertools.chain.from_iterable(map(_names, inner))
+    return any(name.partition(".")[0] == "torch" for name, _ in names)
 
 
 def _constants(node: ast.AST) -> Iterator[str]:
@@ -230,11 +311,13 @@ def _constants(node: ast.AST) -> Iterator[str]:
 
 
 def _read_only(node: ast.AST) -> Iterator[ast.AST]:
-    """The names of variables that the code looks up, and does not set."""
+    """Yield the name of a variable that *node* looks up, and does not set."""
     match node:
-        case ast.Call(func=ast.Attribute(attr="get" | "getenv"), args=[name, *_]):
-            yield name
-        case ast.Subscript(ctx=ast.Load(), slice=name) | ast.Compare(left=name, ops=[ast.In() | ast.NotIn()]):
+        case (
+            ast.Call(func=ast.Attribute(attr="get" | "getenv"), args=[name, *_])
+            | ast.Subscript(ctx=ast.Load(), slice=name)
+            | ast.Compare(left=name, ops=[ast.In() | ast.NotIn()])
+        ):
             yield name
 
 
@@ -246,40 +329,73 @@ def _is_environment(node: ast.AST) -> bool:
 
 
 def _sets_any(node: ast.AST) -> bool:
-    """True for what sets a variable whose name is not in the text."""
+    """True for code that sets a variable whose name is not in the text."""
     match node:
         case ast.Subscript(ctx=ast.Store() | ast.Del(), value=where, slice=key):
             return _is_environment(where) and not isinstance(key, ast.Constant)
-        case ast.Call(func=ast.Attribute(attr="putenv" | "unsetenv"), args=[key, *_]):
-            return not isinstance(key, ast.Constant)
-        case ast.Call(func=ast.Attribute(attr="setdefault" | "pop" | "__setitem__", value=where), args=[key, *_]):
-            return _is_environment(where) and not isinstance(key, ast.Constant)
-        case ast.Call(func=ast.Attribute(attr="update", value=where), args=args, keywords=keywords):
-            is_plain = all(isinstance(each, ast.Dict) and None not in each.keys for each in args)
-            return _is_environment(where) and not (is_plain and all(each.arg for each in keywords))
+        case ast.Call(func=ast.Attribute() as method):
+            return _call_sets_any(node, method)
         case ast.AugAssign(target=target, value=value):
-            return _is_environment(target) and not (isinstance(value, ast.Dict) and None not in value.keys)
+            return _is_environment(target) and not _shows_its_keys(value)
     return False
+
+
+def _call_sets_any(call: ast.Call, method: ast.Attribute) -> bool:
+    """Tell the same of a *call* of a *method*."""
+    if method.attr in _SETTERS_OF_OS:
+        return _hides_its_key(call)
+    if not _is_environment(method.value):
+        return False
+    if method.attr in _SETTERS_OF_MAPPINGS:
+        return _hides_its_key(call)
+    return method.attr == "update" and _update_hides_keys(call)
+
+
+def _hides_its_key(call: ast.Call) -> bool:
+    """True if the first argument is no literal."""
+    return bool(call.args) and not isinstance(call.args[0], ast.Constant)
+
+
+def _update_hides_keys(call: ast.Call) -> bool:
+    """True if an ``update`` takes a dictionary that is not written out in its call."""
+    takes_another = not all(map(_shows_its_keys, call.args))
+    unpacks_another = not all(keyword.arg for keyword in call.keywords)
+    return takes_another or unpacks_another
+
+
+def _shows_its_keys(value: ast.expr) -> bool:
+    """True for a dictionary that is written out, and takes nothing from another one (``**``)."""
+    return isinstance(value, ast.Dict) and None not in value.keys
 
 
 def _sets_threads(node: ast.AST) -> bool:
+    """True for code that sets or removes OMP_NUM_THREADS, to any number."""
     match node:
-        case ast.Subscript(ctx=ast.Store() | ast.Del(), slice=ast.Constant(value=name)) | ast.keyword(arg=name):
-            return bool(name == THREADS_VARIABLE)
+        case (
+            ast.Subscript(ctx=ast.Store() | ast.Del(), slice=name)
+            | ast.Call(func=ast.Attribute(attr="putenv" | "pop"), args=[name, *_])
+        ):
+            return _is_threads_variable(name)
+        case ast.keyword(arg=str(text)):
+            return text == THREADS_VARIABLE
         case ast.Dict(keys=keys):
-            return any(isinstance(each, ast.Constant) and each.value == THREADS_VARIABLE for each in keys)
-        case ast.Call(func=ast.Attribute(attr="putenv" | "pop"), args=[ast.Constant(value=name), *_]):
-            return bool(name == THREADS_VARIABLE)
+            return any(map(_is_threads_variable, keys))
     return False
 
 
+def _is_threads_variable(name: ast.expr | None) -> bool:
+    return isinstance(name, ast.Constant) and name.value == THREADS_VARIABLE
+
+
 def _literal_threads(statement: ast.stmt) -> int | None:
+    """Return the number in ``os.environ["OMP_NUM_THREADS"] = "number"``; None for other code."""
     match statement:
         case ast.Assign(
-            targets=[ast.Subscript(value=where, slice=ast.Constant(value=name))], value=ast.Constant(value=str(number))
-        ):
-            is_number = number.isdecimal() and int(number) > 0
-            return int(number) if _is_environment(where) and name == THREADS_VARIABLE and is_number else None
+            targets=[ast.Subscript(value=where, slice=name)],
+            value=ast.Constant(value=str(number)),
+        ) if _is_environment(where) and _is_threads_variable(name):
+            is_count = number.isdecimal() and int(number) > 0
+            return int(number) if is_count else None
     return None
 
 

@@ -26,6 +26,7 @@ from elasticlib.workers.child.program import _main
 
 _LARGE = 1 << 20
 """Bytes of a buffer from which on it goes apart: a copy less for each worker."""
+_DEFINITIONS = (types.FunctionType, type, CACHED)
 
 
 class Counter:
@@ -70,66 +71,100 @@ class CallPickler(_by_value.Pickler):
             super().dump(obj)
 
     def _storage(self, obj: Any) -> Any:
-        """How a storage of torch's travels; views of one memory stay views of one."""
+        """Reduce a storage of torch's; views of one memory stay views of one."""
         memory = obj._untyped_storage
         if memory.device.type != "cpu":
             return NotImplemented
         # Empty ones are all at address 0.
-        place = (memory.data_ptr() if memory.nbytes() else memory._cdata), memory.nbytes()
+        address = memory.data_ptr() if memory.nbytes() else memory._cdata
+        place = address, memory.nbytes()
         found = self._storages.setdefault(place, _Storage(memory))
         return _buffers.typed, (found, obj.dtype)
 
     def _memory_of(self, storage: _Storage) -> Any:
         memory = storage.memory
-        if memory.is_shared() and memory.nbytes():
+        size = memory.nbytes()
+        if size and memory.is_shared():
             with contextlib.suppress(OSError):  # such as a file that may only be read: its content goes
                 make, shared = _shared(memory)
                 self.shared.append(shared)
-                return make, (len(self.shared) - 1, memory.nbytes())
-        view = (ctypes.c_char * memory.nbytes()).from_address(memory.data_ptr()) if memory.nbytes() else bytearray()
-        if memory.nbytes():
-            view.owner = memory  # type: ignore[union-attr]
+                return make, (len(self.shared) - 1, size)
+        view: Any = bytearray()
+        if size:
+            view = (ctypes.c_char * size).from_address(memory.data_ptr())
+            view.owner = memory
         return _buffers.storage_of, (pickle.PickleBuffer(view),)
 
     def reducer_override(self, obj: Any) -> Any:
-        if self._apart and type(obj).__name__ == "TypedStorage" and type(obj).__module__ == "torch.storage":
+        if self._apart and _is_typed_storage(type(obj)):
             return self._storage(obj)
         if isinstance(obj, _Storage):
             return self._memory_of(obj)
         if isinstance(obj, _Variables):
             return _main.namespace, ()
-        if self._main is not None and isinstance(obj, (types.FunctionType, type, CACHED)) and self._main.is_own(obj):
+        if isinstance(obj, _DEFINITIONS):
+            return self._reduced_definition(obj)
+        return self._reduced(obj)
+
+    def _reduced_definition(self, obj: Any) -> Any:
+        """Reduce a function or class, or what ``functools.lru_cache`` has made of a function."""
+        if self._main is not None and self._main.is_own(obj):
             return self._of_imported_main(obj, self._main)
-        if type(obj) is CACHED and getattr(obj, "__module__", None) == "__main__":  # which would travel by its name
+        if isinstance(obj, CACHED):
+            return self._reduced_cached(obj)
+        if _is_of_main(obj):
+            self._note_definition(obj)
+        reduced = self._reduced(obj)
+        # All others go by their name.
+        if isinstance(reduced, tuple):
+            self.by_value.append(obj)
+        return reduced
+
+    def _reduced_cached(self, obj: Any) -> Any:
+        # By its own rule it would travel by its name, which workers do not have.
+        if type(obj) is CACHED and _is_of_main(obj):
             return _sent_cached(obj)
-        if isinstance(obj, (types.FunctionType, type)) and getattr(obj, "__module__", None) == "__main__":
-            name = obj.__qualname__
-            if name.isidentifier() and getattr(sys.modules.get("__main__"), name, None) is obj:
-                self.definitions[name] = obj
+        return self._reduced(obj)
+
+    def _note_definition(self, obj: Any) -> None:
+        """Note a function or class that ``__main__`` has under its own name."""
+        name = obj.__qualname__
+        if name.isidentifier() and getattr(sys.modules.get("__main__"), name, None) is obj:
+            self.definitions[name] = obj
+
+    def _reduced(self, obj: Any) -> Any:
+        """Reduce *obj* as multiprocessing shares it, else by value if it cannot be imported."""
         if isinstance(obj, types.CodeType):
             self.files.add(obj.co_filename)
         shared = _sharing.reduced(obj)
         if shared is not NotImplemented:
             return shared
-        reduced = super().reducer_override(obj)
-        if isinstance(obj, (types.FunctionType, type)) and isinstance(reduced, tuple):
-            self.by_value.append(obj)
-        return reduced
+        return super().reducer_override(obj)
 
     def _of_imported_main(self, obj: Any, main: ImportableMain) -> Any:
-        """How a function or class of the script travels: by its name, or with the variables of the worker's import."""
+        """Reduce a function or class of the script to its name, or to the variables of the worker's import."""
         self.of_main.append(obj)
         if main.defines(obj):
             return _main.of_main, (obj.__qualname__,)
         if isinstance(obj, CACHED):
             return _sent_cached(obj)
         reduced = super().reducer_override(obj)
-        if not isinstance(obj, types.FunctionType) or obj.__globals__ is not main.module.__dict__:
+        uses_script = isinstance(obj, types.FunctionType) and obj.__globals__ is main.module.__dict__
+        if not uses_script:
             return reduced
         self.files.add(obj.__code__.co_filename)
         self.by_value.append(obj)
         make, (code, _, *parts), state, *rest = reduced
-        return make, (code, self._variables, *parts), (state[0], {**state[1], "__globals__": {}}), *rest
+        without_globals = state[0], {**state[1], "__globals__": {}}
+        return make, (code, self._variables, *parts), without_globals, *rest
+
+
+def _is_typed_storage(kind: type) -> bool:
+    return kind.__name__ == "TypedStorage" and kind.__module__ == "torch.storage"
+
+
+def _is_of_main(obj: Any) -> bool:
+    return getattr(obj, "__module__", None) == "__main__"
 
 
 class _Variables:

@@ -1,8 +1,8 @@
 """
-Whether workers can import the caller's script, as those of multiprocessing do, and what that import would define.
+Facts on the caller's script: can workers import it, as those of multiprocessing do, and what does that define?
 
-Rules of this file: nothing is run: the script's text, and the line at which its program stands, tell all; in doubt a
-function goes by value, as from a notebook.
+Rules of this file: nothing is run: the script's text, and the line at which its program stands, tell
+all; in doubt a function goes by value, as from a notebook.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import define, frozen
@@ -29,6 +29,8 @@ from elasticlib.workers.child.program import _main
 _RUN_BY_OTHERS = frozenset({"ipython", "ipython3", "pytest", "py.test"})
 """Commands that run what users wrote: an import of them defines nothing for it."""
 _BINDS_ANY_NAME = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr"})
+_ANY = "*"
+"""Stands among names for those that no statement tells."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef)
 CACHED: Any = type(functools.lru_cache(len))
@@ -38,7 +40,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 @define
 class ScriptText:
-    """What the text of a script says of its import."""
+    """Facts on an import of a script, from its text."""
 
     guards: list[range]
     """The lines behind ``if __name__ == "__main__":``, which an import leaves out."""
@@ -54,20 +56,21 @@ class ScriptText:
     """False where the import may define more names than those."""
 
     def is_guarded(self, line: int) -> bool:
-        """Whether an import leaves *line* out."""
+        """True if an import leaves *line* out."""
         return any(line in lines for lines in self.guards)
 
     def may_change(self, name: str) -> bool:
-        """Whether what *name* holds may be another thing after the import."""
+        """True if *name* may hold another object after the import."""
         return name in self.redefined or name in self.set_in_functions
 
     def may_change_in_place(self, name: str) -> bool:
-        """Whether the object that *name* holds may have another content after the import."""
+        """True if the object that *name* holds may have another content after the import."""
         return name in self.handed_on
 
     def surely_lacks(self, name: str) -> bool:
-        """Whether the import does not define *name*."""
-        return self.is_whole and name not in self.defined | self.set_in_functions
+        """True if the import does not define *name*."""
+        known = self.defined | self.set_in_functions
+        return self.is_whole and name not in known
 
 
 @frozen
@@ -79,7 +82,11 @@ class ImportableMain:
     module: types.ModuleType
 
     def defines(self, obj: Any) -> bool:
-        """Whether *obj* is a function or class that the import defines under its own name, which can travel then."""
+        """
+        True for a function or class that the import defines under its own name.
+
+        It can travel by that name.
+        """
         if not isinstance(obj, (types.FunctionType, type, CACHED)):
             return False
         name = obj.__qualname__
@@ -89,68 +96,98 @@ class ImportableMain:
         return _main.attribute(self.module, name) is obj
 
     def is_own(self, obj: Any) -> bool:
-        """Whether the function or class *obj* says that it is of this module."""
+        """True if the function or class *obj* says that it is of this module."""
         return getattr(obj, "__module__", None) in _main.NAMES
 
 
 def importable(choice: str | None) -> ImportableMain | None:
     """
-    The ``__main__`` that workers import for a call that is made now; None where functions of it go by value.
+    Return the ``__main__`` that workers import for a call that is made now.
 
-    *choice* is `LaunchConfig.main`. Raises `ConfigError` for ``import`` where there is no script.
+    None where functions of it go by value. *choice* is `LaunchConfig.main`. Raise `ConfigError` for
+    ``import`` where there is no script.
     """
     module = sys.modules.get("__main__")
     if choice == "value" or module is None:
         return None
-    origin = _origin_of(module)
-    text = None if origin is None else _text_of(module, origin.file)
-    if origin is None or text is None:
-        if choice == "import":
+    script = _script_of(module)
+    if choice == "import":
+        if script is None:
             raise ConfigError(
-                "main='import': this program has no script that workers could import (it is a notebook, a package's "
-                "__main__, or comes from stdin): leave it out"
+                "main='import': this program has no script that workers could import (it is a "
+                "notebook, a package's __main__, or comes from stdin): leave it out"
             )
+        return script
+    if script is None:
         return None
-    if choice == "import" or _main.is_imported(module) or _stands_behind_guard(module, text):
-        return ImportableMain(origin, text, module)
+    if _main.is_imported(module):
+        return script
+    # An import of an unguarded script would start its launch once more.
+    if _stands_behind_guard(module, script.text):
+        return script
     return None
 
 
+def _script_of(module: types.ModuleType) -> ImportableMain | None:
+    """Return the script that the program *module* was made of; None where there is none to read."""
+    origin = _origin_of(module)
+    if origin is None:
+        return None
+    text = _text_of(module, origin.file)
+    return None if text is None else ImportableMain(origin, text, module)
+
+
 def has_script() -> bool:
-    """Whether workers could import the program's script, if its launches stood behind a guard."""
+    """True if workers could import the program's script, if its launches stood behind a guard."""
     module = sys.modules.get("__main__")
-    origin = None if module is None else _origin_of(module)
-    return module is not None and origin is not None and _text_of(module, origin.file) is not None
+    return module is not None and _script_of(module) is not None
 
 
 def _origin_of(module: types.ModuleType) -> _main.Origin | None:
-    """Where the program *module* can be imported from, by the rules of multiprocessing; None where it cannot be."""
+    """
+    Return the place from which the program *module* can be imported; None where it cannot be.
+
+    The rules are those of multiprocessing.
+    """
     if _main.is_imported(module):
         return _main.imported_origin()
-    name = getattr(getattr(module, "__spec__", None), "name", None)
     file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or os.path.basename(file) in _RUN_BY_OTHERS:
+    if not isinstance(file, str):
         return None
-    if name is not None and name.rpartition(".")[2] == "__main__":  # a package's, which multiprocessing leaves out too
+    if os.path.basename(file) in _RUN_BY_OTHERS:
+        return None
+    name = getattr(getattr(module, "__spec__", None), "name", None)
+    if name is None:
+        return _main.Origin(None, absolute_path(file))
+    if name.rpartition(".")[2] == "__main__":  # a package's, which multiprocessing leaves out, too
         return None
     return _main.Origin(name, absolute_path(file))
 
 
 def _stands_behind_guard(module: types.ModuleType, text: ScriptText) -> bool:
-    """Whether the program is within the guarded part of its script now, in this thread or in its first one."""
+    """True if the guarded part of the script runs now, in this thread or in the program's first."""
     frames = sys._current_frames()
-    threads = (threading.get_ident(), threading.main_thread().ident)
     try:
-        for frame in itertools.chain.from_iterable(_outward(frames.get(ident or 0)) for ident in threads):
-            if frame.f_globals is module.__dict__ and _is_of_script(frame.f_code):
-                return text.is_guarded(frame.f_lineno)
+        line = _running_line(module, frames)
     finally:
-        frames.clear()  # it holds this very frame, and so the variables of all callers until the next collection
-    return bool(text.guards)  # it has come to its end, and a thread goes on
+        # It holds this very frame, and so the variables of all callers until the next collection.
+        frames.clear()
+    if line is None:  # the script has come to its end, and a thread goes on
+        return bool(text.guards)
+    return text.is_guarded(line)
+
+
+def _running_line(module: types.ModuleType, frames: Mapping[int, types.FrameType]) -> int | None:
+    """Return the line of the script *module* at which its program stands; None after its end."""
+    for ident in (threading.get_ident(), threading.main_thread().ident):
+        for frame in _outward(frames.get(ident or 0)):
+            if frame.f_globals is module.__dict__ and _is_of_script(frame.f_code):
+                return frame.f_lineno
+    return None
 
 
 def _is_of_script(code: types.CodeType) -> bool:
-    """Whether *code* is a script's own, and no text that it has handed to ``exec``."""
+    """True for the code of a script, False for text that it has handed to ``exec``."""
     return code.co_name == "<module>" and not code.co_filename.startswith("<")
 
 
@@ -168,12 +205,20 @@ _texts: weakref.WeakKeyDictionary[types.ModuleType, ScriptText | None] = weakref
 
 
 def _text_of(module: types.ModuleType, path: str) -> ScriptText | None:
-    """What the script *module* at *path* says of its import; None where it cannot be read again, or is no Python."""
+    """Return the facts on the script *module* at *path*; None where its text cannot be read or parsed."""
     if module not in _texts:
-        source = source_of(path)
-        tree = None if source is None else tree_of(source)
-        _texts[module] = None if tree is None else facts_of(tree)
+        _texts[module] = _read(path)
     return _texts[module]
+
+
+def _read(path: str) -> ScriptText | None:
+    source = source_of(path)
+    if source is None:
+        return None
+    tree = tree_of(source)
+    if tree is None:
+        return None
+    return facts_of(tree)
 
 
 def facts_of(tree: ast.Module) -> ScriptText:
@@ -188,15 +233,20 @@ def facts_of(tree: ast.Module) -> ScriptText:
         else:
             imported.append(statement)
     defined = set(_bound_by(imported))
-    in_functions = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    set_in_functions = set[str]()
+    run_later: list[ast.AST] = [*guarded]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            set_in_functions.update(node.names)
+        elif isinstance(node, _FUNCTIONS):
+            run_later.append(node)
     return ScriptText(
         guards=[_lines_of(guard.body) for guard in guards],
-        defined=defined - {"*"},
+        defined=defined - {_ANY},
         redefined=set(_bound_by(guarded)),
-        set_in_functions=in_functions,
-        handed_on={name for part in (*guarded, *functions) for name in _handed_on(part)},
-        is_whole="*" not in defined,
+        set_in_functions=set_in_functions,
+        handed_on=set(itertools.chain.from_iterable(map(_handed_on, run_later))),
+        is_whole=_ANY not in defined,
     )
 
 
@@ -217,16 +267,19 @@ def _is_main_test(name: ast.expr, text: ast.expr) -> bool:
 
 
 def _lines_of(body: Sequence[ast.stmt]) -> range:
-    return range(body[0].lineno, (body[-1].end_lineno or body[-1].lineno) + 1)
+    last = body[-1]
+    end = last.end_lineno or last.lineno
+    return range(body[0].lineno, end + 1)
 
 
 def _bound_by(statements: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names that *statements* bind in their own scope; ``*`` where there may be more."""
+    """Yield the names that *statements* bind in their own scope; ``*`` where there may be more."""
     left: list[ast.AST] = list(statements)
     while left:
         node = left.pop()
         yield from _bound_by_node(node)
-        if not isinstance(node, (*_SCOPES, *_COMPREHENSIONS)) and not _only_annotates(node):
+        has_own_scope = isinstance(node, (*_SCOPES, *_COMPREHENSIONS))
+        if not has_own_scope and not _only_annotates(node):
             left += ast.iter_child_nodes(node)
 
 
@@ -236,34 +289,60 @@ def _only_annotates(node: ast.AST) -> bool:
 
 def _bound_by_node(node: ast.AST) -> Iterator[str]:
     match node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+        case (
+            ast.FunctionDef(name=name)
+            | ast.AsyncFunctionDef(name=name)
+            | ast.ClassDef(name=name)
+            | ast.Name(id=name, ctx=ast.Store())
+            | ast.MatchAs(name=str(name))
+            | ast.MatchStar(name=str(name))
+        ):
             yield name
-        case ast.Name(id=name, ctx=ast.Store()) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-            yield name
-        case ast.Import(names=names):
-            yield from (each.asname or each.name.partition(".")[0] for each in names)
-        case ast.ImportFrom(names=names):
-            yield from (each.asname or each.name for each in names)  # of a star, the star
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            yield from map(_bound_by_import, names)
         case ast.Call(func=ast.Name(id=name)) if name in _BINDS_ANY_NAME:
-            yield "*"
+            yield _ANY
+
+
+def _bound_by_import(alias: ast.alias) -> str:
+    """Return the name that an import binds: of ``import a.b`` it is ``a``, of a star the star."""
+    if alias.asname is not None:
+        return alias.asname
+    return alias.name.partition(".")[0]
 
 
 def _handed_on(part: ast.AST) -> Iterator[str]:
-    """Names of *part* whose objects it may change: all but those of which it reads items and attributes alone."""
+    """
+    Yield the names of *part* whose objects it may change.
+
+    These are all but those of which it reads items and attributes alone.
+    """
     left = [part]
     while left:
         node = left.pop()
-        match node:
-            case ast.Name(id=name):
-                yield name
-            case ast.Call(func=ast.Attribute() as method) if name := _root(method):
-                yield name
-            case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
-                yield _root(node)
-        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.value, ast.Name):
-            left += [node.slice] if isinstance(node, ast.Subscript) else []
-        else:
-            left += ast.iter_child_nodes(node)
+        yield from _changed_by_node(node)
+        left += _parts_that_may_change(node)
+
+
+def _changed_by_node(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Name(id=name):
+            yield name
+        case ast.Call(func=ast.Attribute() as method) if name := _root(method):
+            yield name
+        case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
+            yield _root(node)
+
+
+def _parts_that_may_change(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of *node*, but for a name of which it takes an item or attribute."""
+    match node:
+        case ast.Subscript(value=ast.Name(), slice=key):
+            yield key
+        case ast.Attribute(value=ast.Name()):
+            return
+        case _:
+            yield from ast.iter_child_nodes(node)
 
 
 def _root(node: ast.AST) -> str:
@@ -278,44 +357,72 @@ def _root(node: ast.AST) -> str:
 
 def reached_globals(functions: Sequence[Any], namespace: Mapping[str, Any]) -> dict[str, Any]:
     """
-    The variables of *namespace* that *functions*, and the functions and classes that they use of it, speak of.
+    Return the variables of *namespace* that *functions* use, by themselves or by others of it.
 
-    Those that hold a module or what Python itself has put there are left out.
+    The others are the functions and classes of *namespace* that they use. Variables that hold a
+    module, and those that Python itself has put there, are left out.
     """
     found: dict[str, Any] = {}
-    left, seen = list(functions), set[int]()
+    left = list(functions)
+    seen = set[int]()
     while left:
         each = left.pop()
         if id(each) in seen:
             continue
         seen.add(id(each))
         left += _parts_of(each)
-        if isinstance(each, types.FunctionType) and each.__globals__ is namespace:
-            for name in _names_in(each.__code__):
-                if name in namespace and not (name.startswith("__") and name.endswith("__")) and name not in found:
-                    found[name] = namespace[name]
-                    left.append(namespace[name])
+        for name in _globals_of(each, namespace):
+            if name not in found:
+                found[name] = namespace[name]
+                left.append(namespace[name])
     return {name: value for name, value in found.items() if not isinstance(value, types.ModuleType)}
 
 
+def _globals_of(value: Any, namespace: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the variables of *namespace* that *value* names, if that is a function there."""
+    if not isinstance(value, types.FunctionType):
+        return
+    if value.__globals__ is not namespace:
+        return
+    for name in _names_in(value.__code__):
+        if name in namespace and not _is_of_python(name):
+            yield name
+
+
+def _is_of_python(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
 def _parts_of(value: Any) -> list[Any]:
-    """What runs when *value* is used, as far as it may be functions and classes of the same script."""
-    if isinstance(value, types.FunctionType):
-        cells = (each for each in value.__closure__ or ())
-        return [vars(value).get("__wrapped__"), *(_content(each) for each in cells)]
-    if isinstance(value, types.MethodType):
-        return [value.__func__, type(value.__self__)]
-    if isinstance(value, functools.partial):
-        return [value.func]
-    if isinstance(value, (staticmethod, classmethod)):
-        return [value.__func__]
-    if isinstance(value, property):
-        return [value.fget, value.fset, value.fdel]
-    if isinstance(value, type):
-        return [*vars(value).values(), *value.__bases__] if value.__module__ in _main.NAMES else []
-    # The user's own ``__getattr__`` is asked for nothing.
+    """Return the objects that run when *value* is used, and may be of the same script."""
+    for kinds, parts in _PARTS:
+        if isinstance(value, kinds):
+            return parts(value)
+    # An object that is used by its class. The user's own ``__getattr__`` is not called.
     wrapped = inspect.getattr_static(value, "__wrapped__", None) if callable(value) else None
     return [wrapped, type(value)]
+
+
+def _parts_of_function(function: types.FunctionType) -> list[Any]:
+    captured = map(_content, function.__closure__ or ())
+    return [vars(function).get("__wrapped__"), *captured]
+
+
+def _parts_of_class(kind: type) -> list[Any]:
+    if kind.__module__ not in _main.NAMES:
+        return []
+    return [*vars(kind).values(), *kind.__bases__]
+
+
+_PARTS: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
+    (types.FunctionType, _parts_of_function),
+    (types.MethodType, lambda method: [method.__func__, type(method.__self__)]),
+    (functools.partial, lambda partial: [partial.func]),
+    ((staticmethod, classmethod), lambda method: [method.__func__]),
+    (property, lambda each: [each.fget, each.fset, each.fdel]),
+    (type, _parts_of_class),
+)
+"""By kind, the parts of a value; the first kind that fits counts."""
 
 
 def _content(cell: types.CellType) -> Any:

@@ -26,9 +26,9 @@ _DEPTH = 20
 
 def of(script: ImportableMain, functions: Sequence[Any], try_to_send: TryToSend) -> dict[str, Any]:
     """
-    The variables that *functions* of *script* reach and that a worker's import may lack, or have otherwise, by name.
+    Return the variables that *functions* of *script* use and that a worker's import may not have so.
 
-    Raises `PicklingError` for one that it lacks and that cannot be sent.
+    They are by name. Raise `PicklingError` for one that the import lacks and that cannot be sent.
     """
     found: dict[str, Any] = {}
     text = script.text
@@ -43,37 +43,55 @@ def of(script: ImportableMain, functions: Sequence[Any], try_to_send: TryToSend)
         except Exception as error:
             if text.surely_lacks(name):
                 raise PicklingError(_refusal(name, value, functions, error)) from error
-            found[name] = Incomplete(
-                CHANGED if name in text.redefined else _without_unsent(value, script, try_to_send),
-                f"a {type(value).__qualname__}, it cannot be sent ({str(error) or type(error).__name__})",
-            )
+            found[name] = _incomplete(name, value, script, try_to_send, error)
         else:
             found[name] = value if may_have_changed else IfAbsent(value)
     return found
 
 
+def _incomplete(name: str, value: Any, script: ImportableMain, try_to_send: TryToSend, error: Exception) -> Incomplete:
+    """Return the stand-in for a variable that cannot be sent, and that the import may define."""
+    if name in script.text.redefined:
+        rest = CHANGED
+    else:
+        rest = _without_unsent(value, script, try_to_send)
+    return Incomplete(rest, f"a {type(value).__qualname__}, it cannot be sent ({_reason(error)})")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
 def contents(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of *variables* that `of` has found, by name."""
-    return {
-        name: value.value if isinstance(value, (IfAbsent, Incomplete)) else value for name, value in variables.items()
-    }
+    """Return the values of *variables* that `of` has found, by name."""
+    return {name: _content(value) for name, value in variables.items()}
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, (IfAbsent, Incomplete)):
+        return value.value
+    return value
 
 
 def _may_have_changed(name: str, value: Any, text: ScriptText) -> bool:
-    """Whether what *name* holds may be another one, or have another content, than the import has given it."""
-    return text.may_change(name) or (text.may_change_in_place(name) and is_plain(value) and not _is_constant(value))
+    """True if *name* may hold another object, or another content, than the import has given it."""
+    if text.may_change(name):
+        return True
+    return text.may_change_in_place(name) and is_plain(value) and not _is_constant(value)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether *value* is data that can be compared with another one: it is equal to more than itself."""
+    """True if *value* is data that can be compared with another one: it is equal to more than itself."""
     if isinstance(value, (type, types.ModuleType)) or callable(value):
         return False
+    if value is None or isinstance(value, enum.Enum):
+        return True
     equals: Any = type(value).__eq__
-    return value is None or isinstance(value, enum.Enum) or equals is not object.__eq__
+    return equals is not object.__eq__
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether *value* never changes, or is a tensor, which a worker's own optimizers and views may refer to."""
+    """True if *value* never changes, or is a tensor, to which a worker's optimizers may refer."""
     try:
         hash(value)
     except Exception:
@@ -82,29 +100,42 @@ def _is_constant(value: Any) -> bool:
 
 
 def _without_unsent(value: Any, script: ImportableMain, try_to_send: TryToSend, depth: int = _DEPTH) -> Any:
-    """*value* with `Withheld` in the place of its parts that cannot be sent."""
+    """Return *value* with `Withheld` in the place of its parts that cannot be sent."""
     try:
         try_to_send(value, script)
     except Exception:
-        kind = type(value)
-        if depth and is_namespace(value):
-            parts = {name: _without_unsent(each, script, try_to_send, depth - 1) for name, each in vars(value).items()}
-            made: Any = object.__new__(kind)
-            vars(made).update(parts)
-            return made
-        if depth and kind is dict:
-            return {key: _without_unsent(each, script, try_to_send, depth - 1) for key, each in value.items()}
-        if depth and kind in (list, tuple):
-            return kind(_without_unsent(each, script, try_to_send, depth - 1) for each in value)
+        pass
+    else:
+        return value
+    kind = type(value)
+    if not depth:
         return Withheld(kind.__qualname__)
-    return value
+
+    def inner(part: Any) -> Any:
+        return _without_unsent(part, script, try_to_send, depth - 1)
+
+    if is_namespace(value):
+        copy: Any = object.__new__(kind)
+        vars(copy).update({name: inner(part) for name, part in vars(value).items()})
+        return copy
+    if kind is dict:
+        return {key: inner(part) for key, part in value.items()}
+    if kind in (list, tuple):
+        return kind(map(inner, value))
+    return Withheld(kind.__qualname__)
 
 
 def _refusal(name: str, value: Any, functions: Sequence[Any], error: Exception) -> str:
-    user = next((each for each in functions if name in getattr(getattr(each, "__code__", None), "co_names", ())), None)
-    by = named(user or functions[0])
+    users = [each for each in functions if _mentions(each, name)]
+    user = named(users[0] if users else functions[0])
+    kind = type(value).__qualname__
     return (
-        f"global variable {name!r} that {by} uses, a {type(value).__qualname__}, is made behind the script's guard and "
-        f"cannot be sent to the workers: {str(error) or type(error).__name__}; make it before the guard, where workers "
-        "import it, or inside the function instead"
+        f"global variable {name!r} that {user} uses, a {kind}, is made behind the script's guard and "
+        f"cannot be sent to the workers: {_reason(error)}; make it before the "
+        "guard, where workers import it, or inside the function instead"
     )
+
+
+def _mentions(function: Any, name: str) -> bool:
+    code = getattr(function, "__code__", None)
+    return name in getattr(code, "co_names", ())

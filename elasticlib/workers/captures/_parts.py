@@ -1,8 +1,8 @@
 """
-The parts of a call that travel with it, and what to call each: arguments, variables, defaults, attributes.
+The parts of a call that travel with it, and their names: arguments, variables, defaults, attributes.
 
-Rules of this file: what a function or class takes along is what the pickler says that it sends of it, no second
-opinion; a name says what it is, of which function, and in which cell.
+Rules of this file: the pickler says what it sends of a function or class, and nothing else counts as
+a part of it; a name says what the part is, of which function, and in which cell.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,9 @@ from elasticlib._in_notebooks import label
 from elasticlib.spec import entrypoint_name
 
 Reduces = Callable[[Any], Any]
-"""What a pickler sends of an object (``reducer_override``)."""
+"""Returns what a pickler sends of an object (``reducer_override``)."""
+_CALLED_BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType, functools.partial)
+"""Kinds of callables whose attributes have nothing to do with their call."""
 
 
 @frozen(eq=False)
@@ -41,7 +44,7 @@ class Call:
         self.sent = function, tuple(args), dict(kwargs)
 
     def arguments(self) -> Iterator[Part]:
-        """Those of this call."""
+        """Yield the arguments of this call."""
         name = named(self.function)
         _, args, kwargs = self.sent
         for index, value in enumerate(args):
@@ -50,101 +53,145 @@ class Call:
             yield Part(f"argument {key}= of {name}", value)
 
     def attributes(self) -> Iterator[Part]:
-        """Those of the object that is called, or whose method is."""
-        function, name = self.function, named(self.function)
+        """Yield the attributes of the object that is called, or whose method is."""
+        function = self.function
+        name = named(function)
         owner = getattr(function, "__self__", None)
-        if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+        is_method = owner is not None and not isinstance(owner, (type, types.ModuleType))
+        if is_method:
+            kind = type(owner).__qualname__
             for key, value in attributes(owner).items():
-                yield Part(f"attribute {key!r} of the {type(owner).__qualname__} that {name} is of", value)
-        elif not isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType, functools.partial)):
+                yield Part(f"attribute {key!r} of the {kind} that {name} is of", value)
+        elif not isinstance(function, _CALLED_BY_NAME):
             for key, value in attributes(function).items():
                 yield Part(f"attribute {key!r} of the {name} that is called", value)
 
 
 def is_owner(value: object) -> bool:
-    """Whether *value* takes along what has a name of its own."""
+    """True if *value* takes parts along that have names of their own."""
     return isinstance(value, (Call, types.FunctionType, functools.partial, type))
 
 
 def parts_of(owner: Any, reduces: Reduces) -> Iterator[Part]:
-    """What *owner* takes along."""
+    """Return the parts that *owner* takes along; it is one for which `is_owner` is true."""
     if isinstance(owner, Call):
-        yield from owner.arguments()
-        yield from owner.attributes()
-    elif isinstance(owner, functools.partial):
-        name = named(owner.func)
-        yield from (Part(f"bound argument {index} of {name}", value) for index, value in enumerate(owner.args))
-        yield from (Part(f"bound argument {key}= of {name}", value) for key, value in owner.keywords.items())
-    elif isinstance(owner, type):
-        if _sent(owner, reduces) is not None:
-            name = named(owner)
-            yield from (Part(f"attribute {key!r} of the class {name}", value) for key, value in vars(owner).items())
-    else:
-        yield from _parts_of_function(owner, reduces)
+        return itertools.chain(owner.arguments(), owner.attributes())
+    if isinstance(owner, functools.partial):
+        return _parts_of_partial(owner)
+    if isinstance(owner, type):
+        return _parts_of_class(owner, reduces)
+    return _parts_of_function(owner, reduces)
+
+
+def _parts_of_partial(partial: functools.partial[Any]) -> Iterator[Part]:
+    name = named(partial.func)
+    for index, value in enumerate(partial.args):
+        yield Part(f"bound argument {index} of {name}", value)
+    for key, value in partial.keywords.items():
+        yield Part(f"bound argument {key}= of {name}", value)
+
+
+def _parts_of_class(kind: type, reduces: Reduces) -> Iterator[Part]:
+    if _sent(kind, reduces) is None:
+        return
+    name = named(kind)
+    for key, value in vars(kind).items():
+        yield Part(f"attribute {key!r} of the class {name}", value)
 
 
 def _sent(owner: Any, reduces: Reduces) -> Any:
-    """The state that is sent of a function or class; None where its name is all."""
+    """Return the state that is sent of a function or class; None where its name is all."""
     reduced = reduces(owner)
-    return reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 else None
+    goes_by_value = isinstance(reduced, tuple) and len(reduced) > 2
+    return reduced[2] if goes_by_value else None
 
 
 def _parts_of_function(function: types.FunctionType, reduces: Reduces) -> Iterator[Part]:
     state = _sent(function, reduces)
     if state is None:
         return
-    name, code = _named_function(function), function.__code__
+    name = _named_function(function)
     for variable, value in state[1]["__globals__"].items():
         yield Part(f"global variable {variable!r} that {name} uses", value, is_global=True)
-    for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not bound yet
-            yield Part(f"variable {variable!r} that {name} captures", cell.cell_contents)
-    defaults = function.__defaults__ or ()
-    positional = code.co_varnames[: code.co_argcount]
-    for variable, value in zip(positional[len(positional) - len(defaults) :], defaults, strict=True):
-        yield Part(f"default of argument {variable!r} of {name}", value)
-    for variable, value in (function.__kwdefaults__ or {}).items():
+    yield from _captured_by(function, name)
+    for variable, value in _defaults_of(function):
         yield Part(f"default of argument {variable!r} of {name}", value)
     for key, value in vars(function).items():
         yield Part(f"attribute {key!r} of {name}", value)
 
 
+def _captured_by(function: types.FunctionType, name: str) -> Iterator[Part]:
+    cells = function.__closure__ or ()
+    for variable, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        with contextlib.suppress(ValueError):  # not bound yet
+            yield Part(f"variable {variable!r} that {name} captures", cell.cell_contents)
+
+
+def _defaults_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount]
+    last = positional[len(positional) - len(defaults) :]
+    yield from zip(last, defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
 def attributes(owner: object) -> dict[str, Any]:
-    """What *owner* has in its dictionary and its slots."""
+    """Return the attributes of *owner*, in its dictionary and its slots."""
     found: dict[str, Any] = {}
     for kind in type(owner).__mro__:
         slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        if isinstance(slots, str):
+            slots = (slots,)
+        for name in slots:
             with contextlib.suppress(AttributeError):  # not set yet
                 found[name] = object.__getattribute__(owner, name)
     return {**found, **getattr(owner, "__dict__", {})}
 
 
 def named(value: Any) -> str:
-    """What to call the function or class *value*, with its cell where it is a notebook's."""
+    """Return the name of the function or class *value*, with its cell where it is a notebook's."""
     if isinstance(value, functools.partial):
         return named(value.func)
     return _with_cell(entrypoint_name(value), _code_of(value))
 
 
 def _code_of(value: Any) -> types.CodeType | None:
-    """Code that stands where *value* was defined."""
-    code: Any = getattr(inspect.unwrap(value) if callable(value) else value, "__code__", None)
-    if code is not None:
-        return code if isinstance(code, types.CodeType) else None
-    kind = value if isinstance(value, type) else type(value)
-    codes = (getattr(getattr(each, "__func__", each), "__code__", None) for each in vars(kind).values())
-    return next((code for code in codes if isinstance(code, types.CodeType)), None)
+    """Return code that stands where *value* was defined; of a class, that of its first method."""
+    unwrapped = inspect.unwrap(value) if callable(value) else value
+    code: Any = getattr(unwrapped, "__code__", None)
+    if code is None:
+        kind = value if isinstance(value, type) else type(value)
+        return _code_in(kind)
+    return code if isinstance(code, types.CodeType) else None
+
+
+def _code_in(kind: type) -> types.CodeType | None:
+    for each in vars(kind).values():
+        function = getattr(each, "__func__", each)  # of a static method or class method
+        code = getattr(function, "__code__", None)
+        if isinstance(code, types.CodeType):
+            return code
+    return None
 
 
 def _named_function(function: types.FunctionType) -> str:
-    """As `named`, of *function* itself, which may be what a decorator made: that has another one's name."""
+    """
+    Return the name of *function* itself.
+
+    It may be a wrapper that a decorator made, and that has the name of the wrapped one.
+    """
     code = function.__code__
-    if hasattr(function, "__wrapped__") and code.co_name != function.__qualname__.rpartition(".")[2]:
-        return f"{_with_cell(code.co_name, code)}, which a decorator put around {entrypoint_name(function)},"
+    own_name = function.__qualname__.rpartition(".")[2]
+    is_wrapper = hasattr(function, "__wrapped__") and code.co_name != own_name
+    if is_wrapper:
+        wrapper = _with_cell(code.co_name, code)
+        return f"{wrapper}, which a decorator put around {entrypoint_name(function)},"
     return _with_cell(entrypoint_name(function), code)
 
 
 def _with_cell(name: str, code: types.CodeType | None) -> str:
-    cell = label(code.co_filename) if code is not None else ""
+    if code is None:
+        return name
+    cell = label(code.co_filename)
     return f"{name} ({cell})" if cell else name

@@ -1,12 +1,13 @@
 """
-What of a call cannot be pickled: the way on which a pickler comes to it, told by names.
+The part of a call that cannot be pickled: the way on which a pickler reaches it, by names.
 
-Rules of this file: it looks only after pickling has failed, and copies nothing that is large; where it does not find
-the part, it says so rather than name another.
+Rules of this file: it looks only after pickling has failed, and copies nothing that is large; where it
+does not find the part, it says so rather than name another.
 """
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import textwrap
 from collections.abc import Callable, Sequence
@@ -50,45 +51,62 @@ def refusal(
     call: Call, error: Exception, pickler: Any, dumps: Callable[[Any], object], *, is_of_script: bool = False
 ) -> str:
     """
-    Why *call* cannot be sent, which *error* says without a name.
+    Say why *call* cannot be sent, of which *error* does not name the part.
 
-    *pickler* is a fresh one of the kind that raised it, *dumps* tries another one of that kind. *is_of_script*: workers
-    could import the program's script, if it had a guard.
+    *pickler* is a fresh one of the kind that raised it, *dumps* tries another one of that kind.
+    *is_of_script*: workers could import the program's script, if it had a guard.
     """
     name = named(call.function)
     links, cause = _way_to_failure(call, pickler)
-    if cause is None or isinstance(cause, RecursionError):  # Python's own pickler goes less deep than the other one
+    # Python's own pickler goes less deep than the other one.
+    if cause is None or isinstance(cause, RecursionError):
         cause = error
-        found_part = _deep(call, links, pickler.reducer_override, dumps)
+        found = _deep(call, links, pickler.reducer_override, dumps)
     else:
-        found_part = _blamed(call, links, pickler.reducer_override)
-    if found_part is None:
+        found = _blamed(call, links, pickler.reducer_override)
+    if found is None:
         return f"{name} cannot be sent to the workers: {_text(error, with_kind=True)}"
-    part, place = found_part.part, found_part.place
-    between = [each for each in dict.fromkeys(map(named, found_part.owners)) if each != name]
-    beside = f" with {name}" if between else ""
-    if between[:-1]:
-        beside += f" (by way of {', '.join(between[:-1])})"
-    at = f"at {place}, " if place else ""
-    instead = "make it inside the function instead"
-    if is_of_script and part.is_global:
-        instead = f"put the launch behind `if __name__ == '__main__':`, so that workers import the script, or {instead}"
+    part = found.part
     kind = type(part.value).__qualname__
+    beside = _beside(name, found.owners)
+    at = f"at {found.place}, " if found.place else ""
+    instead = _way_out(part, is_of_script=is_of_script)
     return f"{part.name}, a {kind}, cannot be sent to the workers{beside}: {at}{_text(cause)}; {instead}"
 
 
+def _beside(name: str, owners: Sequence[Any]) -> str:
+    """Say with which call a part is sent, where its own name does not, and by way of which *owners*."""
+    names = dict.fromkeys(map(named, owners))
+    between = [each for each in names if each != name]
+    if not between:
+        return ""
+    on_the_way = between[:-1]  # the last one stands in the name of the part
+    if not on_the_way:
+        return f" with {name}"
+    return f" with {name} (by way of {', '.join(on_the_way)})"
+
+
+def _way_out(part: Part, *, is_of_script: bool) -> str:
+    inside = "make it inside the function instead"
+    if is_of_script and part.is_global:
+        return f"put the launch behind `if __name__ == '__main__':`, so that workers import the script, or {inside}"
+    return inside
+
+
 def _way_to_failure(call: Call, pickler: Any) -> tuple[list[Any], Exception | None]:
-    """On which way pickling fails, and why; without its traceback, which would keep all that was pickled."""
+    """Return the way on which pickling fails, and the reason."""
     way = _Way(pickler)
     try:
         way.dump(call.sent)
     except Exception as error:
+        # Its traceback would keep all that was pickled.
         return way.links, error.with_traceback(None)
     return [], None
 
 
 def _text(error: Exception, *, with_kind: bool = False) -> str:
-    text = f"{type(error).__name__}: {error}" if with_kind else str(error) or type(error).__name__
+    kind = type(error).__name__
+    text = f"{kind}: {error}" if with_kind else str(error) or kind
     return textwrap.shorten(text, _LONGEST, placeholder=" ...")
 
 
@@ -104,47 +122,80 @@ class _Found:
 
 
 def _blamed(call: Call, links: Sequence[Any], reduces: Reduces) -> _Found | None:
-    """The last of *links* that has a name."""
+    """Return the part that fails: the last of *links* that has a name."""
     way = [call, *links[1:]]
     owners = [index for index, link in enumerate(way) if is_owner(link)]
     while owners:
-        first = owners[-1]
-        behind = way[first + 1 :]
-        parts = {id(part.value): part for part in parts_of(way[first], reduces)}
-        for index, link in enumerate(behind):
-            if id(link) in parts:
-                return _Found(parts[id(link)], _place(behind[index:]), [way[each] for each in owners[1:]])
+        owner = owners[-1]
+        behind = way[owner + 1 :]
+        index, part = _first_part(behind, way[owner], reduces)
+        if part is not None:
+            passed = [way[each] for each in owners[1:]]
+            return _Found(part, _place(behind[index:]), passed)
         owners.pop()
     return None
 
 
+def _first_part(links: Sequence[Any], owner: Any, reduces: Reduces) -> tuple[int, Part | None]:
+    """Return the first of *links* that is a part of *owner*, with its index."""
+    parts = {id(part.value): part for part in parts_of(owner, reduces)}
+    for index, link in enumerate(links):
+        if id(link) in parts:
+            return index, parts[id(link)]
+    return -1, None
+
+
 def _deep(call: Call, links: Sequence[Any], reduces: Reduces, dumps: Callable[[Any], object]) -> _Found | None:
-    """The part on the way to *links* or among the arguments that is not pickled by itself either."""
-    found = _blamed(call, links, reduces) if links else None
-    candidates = [found.part] if found is not None else []
-    for part in (*candidates, *call.arguments(), *call.attributes()):
-        try:
-            dumps(part.value)
-        except Exception:
-            is_on_the_way = found is not None and part.value is found.part.value
-            return _Found(part, owners=found.owners if found is not None and is_on_the_way else ())
+    """Return the part that *dumps* cannot send alone: the one on the way, or an argument."""
+    on_the_way = _blamed(call, links, reduces) if links else None
+    if on_the_way is not None and not _can_be_sent(on_the_way.part, dumps):
+        return _Found(on_the_way.part, owners=on_the_way.owners)
+    for part in (*call.arguments(), *call.attributes()):
+        if not _can_be_sent(part, dumps):
+            return _Found(part)
     return None
 
 
+def _can_be_sent(part: Part, dumps: Callable[[Any], object]) -> bool:
+    try:
+        dumps(part.value)
+    except Exception:
+        return False
+    return True
+
+
 def _place(links: Sequence[Any]) -> str:
-    """Where the last of *links* is in the first one, as Python would write it; empty where that says nothing."""
-    text, owner, before = "", None, links[0]
-    for link in links[1:]:
+    """
+    Return the place of the last of *links* in the first one, as Python would write it.
+
+    Empty where that says nothing.
+    """
+    text = ""
+    # An object whose attributes follow: what is pickled between them is its state, no place of its own.
+    owner = None
+    for before, link in itertools.pairwise(links):
         if isinstance(before, dict):
-            key = next((key for key, value in before.items() if value is link), None)
-            if owner is not None and isinstance(key, str) and attributes(owner).get(key) is link:
-                text += f".{key}"
-            elif key is not None and owner is None:
-                text += f"[{key!r}]"
+            text += _place_in_dict(before, link, owner)
             owner = None
-        elif isinstance(before, (list, tuple)) and owner is None:
-            text += f"[{next((index for index, value in enumerate(before) if value is link), '')}]"
-        elif owner is None:
+        elif owner is not None:
+            continue
+        elif isinstance(before, (list, tuple)):
+            text += f"[{_index_of(link, before)}]"
+        else:
             owner = before
-        before = link
     return text if len(text) <= _LONGEST_PLACE else f"{text[:_LONGEST_PLACE]}..."
+
+
+def _place_in_dict(items: dict[Any, Any], link: Any, owner: object) -> str:
+    """Return the place of *link* in *items*, which may be the attributes of *owner*."""
+    key = next((key for key, value in items.items() if value is link), None)
+    if key is None:  # it is a key of the dictionary
+        return ""
+    if owner is None:
+        return f"[{key!r}]"
+    is_attribute = isinstance(key, str) and attributes(owner).get(key) is link
+    return f".{key}" if is_attribute else ""
+
+
+def _index_of(link: Any, items: Sequence[Any]) -> int | str:
+    return next((index for index, value in enumerate(items) if value is link), "")

@@ -86,18 +86,28 @@ def _is_for_forked_processes(obj: Any) -> bool:
 
 
 def _takes_numbers_along(obj: Any) -> bool:
-    """Whether *obj* would travel with the numbers of its descriptors: its class does not know how it travels."""
-    kind = type(obj)
-    selectors: Any = sys.modules.get("selectors")
-    if selectors is not None and isinstance(obj, selectors.BaseSelector):
+    """True if *obj* would travel with the numbers of its descriptors, which are others' in a worker."""
+    if _is_selector(obj):
         return True
-    if not hasattr(kind, "fileno") or isinstance(obj, (*_COPIED, type)) or _says_how_it_travels(kind):
+    kind = type(obj)
+    if not hasattr(kind, "fileno"):
         return False
+    if isinstance(obj, (*_COPIED, type)) or _says_how_it_travels(kind):
+        return False
+    return _has_descriptor(obj)
+
+
+def _has_descriptor(obj: Any) -> bool:
     try:
         number = obj.fileno()
     except Exception:  # it is closed, or has none
         return False
     return isinstance(number, int) and number >= 0
+
+
+def _is_selector(obj: Any) -> bool:
+    selectors: Any = sys.modules.get("selectors")
+    return selectors is not None and isinstance(obj, selectors.BaseSelector)
 
 
 def _says_how_it_travels(kind: type) -> bool:
