@@ -51,6 +51,7 @@ _READERS_LOOK = 2
 _MAIN = ("__main__", "__mp_main__")
 _LEFT_ALONE = frozenset({"torch", "functorch", "torchgen", "numpy", "triton"})
 """Packages whose modules are not cleared, wherever they were imported: their objects hold nothing that gets lost."""
+_NO_LAYER = -1
 _exit = os._exit
 _inherited: dict[str, int] = {}
 """The modules that were there before the program, by their names and identities."""
@@ -62,14 +63,20 @@ _from_caller = False
 
 
 def inherit(named: Iterable[str] = ()) -> None:
-    """In the fork server, or in a fresh worker before its program: note the modules that stay: all but the *named*."""
+    """
+    Note the modules that stay: all but the *named*.
+
+    This is called in the fork server, or in a fresh worker before its program.
+    """
     _named.update(named)
-    # Not in forked workers: who looks at an object changes its count, and so copies its page.
-    _inherited.update((name, id(module)) for name, module in sys.modules.items() if name not in _named)
+    # Not in forked workers: a look at an object changes its count, and so copies its page.
+    for name, module in sys.modules.items():
+        if name not in _named:
+            _inherited[name] = id(module)
 
 
 def begin_from_caller() -> None:
-    """In a process that was forked from the caller: note that all that is there is the caller's."""
+    """Note, in a process that was forked from the caller, that all objects are the caller's."""
     global _from_caller
     _from_caller = True
     gc.freeze()  # what is made from here on can be told apart, and pages stay shared
@@ -104,53 +111,60 @@ def finish(status: int, announce: Callable[[Outcome, int], object]) -> NoReturn:
 
 
 def _guarded(step: Callable[[], object], by: object = None) -> None:
-    """Take a *step* of the end; what goes wrong in it is shown and keeps none of the others from being taken."""
+    """Take a *step* of the end; its failure is shown, and keeps none of the others from being taken."""
     try:
         step()
     except BaseException as error:
-        _told(error, by or step)
+        _show_ignored(error, by or step)
 
 
 def _join_threads() -> None:
     try:
         threading._shutdown()  # type: ignore[attr-defined]
-    except AssertionError:  # forked by a thread that `threading` did not make: it has no main thread to end
+    except AssertionError:
+        # Forked by a thread that `threading` did not make: it has no main thread to end.
         for thread in threading.enumerate():
             if not thread.daemon and thread is not threading.current_thread():
                 thread.join()
     except BaseException as error:
-        _told(error, threading)
+        _show_ignored(error, threading)
 
 
-def _told(error: BaseException, by: object) -> None:
-    """Say of *error*, as the interpreter does, that nobody was left to handle it."""
+def _show_ignored(error: BaseException, by: object) -> None:
+    """Show *error*, as the interpreter shows one that nobody is left to handle."""
     with contextlib.suppress(BaseException):  # nobody is left to show it to
         print(f"Exception ignored in: {by!r}", file=sys.stderr)
         traceback.print_exception(error)
 
 
 def _let_go_of_signals() -> None:
-    """Have signals do what they do by themselves: a handler that raises now would cut the end short."""
+    """Reset signals that have handlers: one that raises now would cut the end short."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
 
 
 def _flush_streams(status: int) -> int:
+    """Flush stdout and stderr; return the exit status, which becomes 120 if output is lost."""
     for name in ("stdout", "stderr"):
         stream = vars(sys).get(name)
         try:
-            if stream is not None and not getattr(stream, "closed", False):
-                stream.flush()
+            _flush(stream)
         except BaseException as error:
-            status = status or 120  # as the interpreter does when its output is lost
+            status = status or 120  # as in the interpreter
             if name == "stdout":
-                _told(error, stream)
+                _show_ignored(error, stream)
     return status
 
 
+def _flush(stream: Any) -> None:
+    if stream is None or getattr(stream, "closed", False):
+        return
+    stream.flush()
+
+
 def _flush_native_streams() -> None:
-    """What ``exit`` does to C's streams; but it takes their locks, and a thread may hold one for ever."""
+    """Flush C's streams, as ``exit`` does; it takes their locks, and a thread may hold one for ever."""
     flush = threading.Thread(target=ctypes.CDLL(None).fflush, args=(None,), daemon=True)
     if len(os.listdir("/proc/self/task")) == 1:
         flush.run()
@@ -161,9 +175,10 @@ def _flush_native_streams() -> None:
 
 def _end_daemon_threads() -> None:
     """
-    Have each thread that comes back to Python end there, without a word: what it needs is about to be cleared.
+    End each thread as soon as it comes back to Python, without a message.
 
-    What it does about that is no end of the process: the interpreter would have stopped it before.
+    The objects that it needs are about to be cleared. An ``os._exit`` that it calls about that does
+    not end the process: the interpreter would have stopped the thread before.
     """
     mine = threading.get_ident()
     threading.excepthook = lambda _: None
@@ -181,7 +196,7 @@ def _end_daemon_threads() -> None:
 
 
 def _clear_modules() -> None:
-    """What ``Py_FinalizeEx`` does to all modules, done to those that came after the fork."""
+    """Clear the modules that came after the fork, as ``Py_FinalizeEx`` clears all."""
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             setattr(sys, name, None)
@@ -191,6 +206,7 @@ def _clear_modules() -> None:
     for name in own:
         sys.modules[name] = None  # type: ignore[assignment]
     gc.collect()
+    # Only modules that something still refers to are left: the last ones to come are cleared first.
     for reference in reversed(found):
         module = reference()
         if module is not None:
@@ -200,55 +216,76 @@ def _clear_modules() -> None:
 
 
 def _own_modules() -> list[str]:
-    """Names of the modules that the program loaded, in their order; the last ones to come are the first to be met."""
-    found, met = list[str](), 0
+    """Return the names of the modules that the program loaded, in their order."""
+    found = list[str]()
+    met = 0
+    # The last ones to come are the first to be met.
     for name in reversed(sys.modules):
         if type(name) is not str:
             continue
         if _inherited.get(name) == id(sys.modules[name]):
             met += 1
+            # Named modules may stand anywhere among those of the fork server.
             if met == _MOST_MOVED and not _named:
                 break
-        elif name not in _MAIN and name.partition(".")[0] not in _LEFT_ALONE:
+        elif _is_cleared(name):
             found.append(name)
-    return [*(name for name in _MAIN if name in sys.modules), *reversed(found)]
+    main = [name for name in _MAIN if name in sys.modules]
+    return [*main, *reversed(found)]
+
+
+def _is_cleared(name: str) -> bool:
+    """True for a module of the program that is cleared in its turn; ``__main__`` comes first."""
+    package = name.partition(".")[0]
+    return name not in _MAIN and package not in _LEFT_ALONE
 
 
 def _clear(names: dict[str, Any]) -> None:
+    """Set the variables of a module to None: those with one underscore first, as the interpreter does."""
     for private in (True, False):
-        for name in [each for each in names if type(each) is str]:
+        for name in list(names):
+            if type(name) is not str or name == "__builtins__":
+                continue
             is_private = name[:1] == "_" and name[1:2] != "_"
-            if is_private == private and name != "__builtins__":
+            if is_private == private:
                 names[name] = None
 
 
 def _own_files(kinds: Callable[[type], bool]) -> Iterator[Any]:
     """
-    Files of these *kinds* that were opened since the program began.
+    Yield the files of these *kinds* that were opened since the program began.
 
-    Text first, then what wraps others, then the buffers below.
+    Text first, then files that wrap others, then the buffers below.
     """
     kept = {id(stream) for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__)}
-    layers: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    layers: list[list[Any]] = [[], [], []]
+    for layer, file in _objects(kinds):
+        if id(file) not in kept and _takes_data(file):
+            layers[layer].append(file)
+    for files in layers:
+        yield from files
+
+
+def _objects(kinds: Callable[[type], bool]) -> Iterator[tuple[int, Any]]:
+    """Yield the objects of these *kinds* that may have something in a buffer, with their `_layer`."""
     known: dict[int, int] = {}
     for each in gc.get_objects():
         kind = type(each)
         layer = known.get(id(kind))  # a class may be one that cannot be hashed
         if layer is None:
-            layer = known[id(kind)] = _layer(kind) if kinds(kind) else -1
-        if layer >= 0 and id(each) not in kept and _takes_data(each):
-            layers[layer].append(each)
-    for layer in sorted(layers):
-        yield from layers[layer]
+            layer = known[id(kind)] = _layer(kind) if kinds(kind) else _NO_LAYER
+        if layer != _NO_LAYER:
+            yield layer, each
 
 
 def _layer(kind: type) -> int:
-    """The order in which files of a *kind* are written; -1 for what has nothing in a buffer."""
+    """Return the place in which files of a *kind* are written; `_NO_LAYER` for those without a buffer."""
     if kind is io.FileIO or kind is io.BufferedReader:
-        return -1
+        return _NO_LAYER
     if kind is io.TextIOWrapper:
         return 0
-    return 2 if _is_buffer(kind) or kind is io.BufferedRWPair else 1
+    is_lowest = _is_buffer(kind) or kind is io.BufferedRWPair
+    return 2 if is_lowest else 1
 
 
 def _is_file(kind: type) -> bool:
@@ -266,7 +303,7 @@ def _is_buffer(kind: type) -> bool:
 
 def _takes_data(file: Any) -> bool:
     try:
-        return bool(file.writable())  # not of one whose lock a thread may hold that sits in its read
+        return bool(file.writable())  # takes no lock: a thread may hold it that sits in its read
     except BaseException:
         return False  # closed, or half made
 
@@ -276,15 +313,17 @@ def _flush_files() -> None:
 
 
 def _close_files() -> None:
+    """Close all files but for stdout and stderr, which are flushed."""
     kept = {id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)}
-    kept |= {id(getattr(each, "buffer", None)) for each in (sys.__stdin__, sys.__stdout__, sys.__stderr__)}
+    for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
+        kept.add(id(getattr(stream, "buffer", None)))
     files = list(_own_files(_is_file))
     _write([each for each in files if id(each) in kept], "flush")
     _write([each for each in files if id(each) not in kept], "close")
 
 
 def _write(files: Iterable[Any], method: str) -> None:
-    """Call this *method* of all, which flushes or closes; past one whose lock another thread holds."""
+    """Call this *method*, which flushes or closes, of all; pass one whose lock another thread holds."""
     left = collections.deque(files)
 
     def work() -> None:
@@ -297,12 +336,12 @@ def _write(files: Iterable[Any], method: str) -> None:
     while left:
         worker = threading.Thread(target=work, daemon=True)
         worker.start()
-        stuck = False
-        while worker.is_alive() and not stuck:
+        is_stuck = False
+        while worker.is_alive() and not is_stuck:
             count = len(left)
             worker.join(_LOCK_LIMIT)
-            # It keeps what it is at, so that no finalizer will wait for the same.
-            stuck = len(left) == count and _waits_for_a_lock(worker)
+            # It keeps the file that it is at, so that no finalizer will wait for the same.
+            is_stuck = len(left) == count and _waits_for_a_lock(worker)
 
 
 def _waits_for_a_lock(thread: threading.Thread) -> bool:
@@ -325,33 +364,44 @@ def _let_readers_finish() -> None:
     if len(sys._current_frames()) < 2:
         return
     pipes = [number for number in (1, 2) if _read_here(number)]
+    if not pipes:
+        return
     deadline = monotonic() + _READERS_LIMIT
     before: object = None
-    while pipes and monotonic() < deadline:
+    while monotonic() < deadline:
         now = _idle_threads()
-        if now is not None and now == before and not any(map(_unread, pipes)):
+        # A thread may have had its line, and not yet have begun to wait: two looks must agree.
+        is_settled = now is not None and now == before
+        if is_settled and not any(map(_unread, pipes)):
             return
         before = now
         select.poll().poll(_READERS_LOOK)
 
 
 def _read_here(number: int) -> bool:
-    """Whether descriptor *number* is a pipe whose other end this process holds too."""
+    """True if descriptor *number* is a pipe whose other end this process holds, too."""
     try:
         facts = os.fstat(number)
         if not stat.S_ISFIFO(facts.st_mode):
             return False
         for other in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):
-                same = os.path.samestat(facts, os.fstat(other))
-                if same and fcntl.fcntl(other, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            with contextlib.suppress(OSError):  # the listing's own
+                if _is_reading_end(other, facts):
                     return True
     except OSError:
         pass
     return False
 
 
+def _is_reading_end(descriptor: int, pipe: os.stat_result) -> bool:
+    if not os.path.samestat(pipe, os.fstat(descriptor)):
+        return False
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    return flags & os.O_ACCMODE == os.O_RDONLY
+
+
 def _unread(number: int) -> int:
+    """Return the bytes that wait in the pipe behind descriptor *number*."""
     count = array.array("i", [0])
     with contextlib.suppress(OSError):
         fcntl.ioctl(number, termios.FIONREAD, count)
@@ -359,15 +409,20 @@ def _unread(number: int) -> int:
 
 
 def _idle_threads() -> object:
-    """How often each other thread has waited so far, if all of them wait now; None while one runs."""
+    """Return how often each other thread has waited so far; None while one of them runs."""
     found = {}
     mine = str(threading.get_native_id())
     for thread in os.listdir("/proc/self/task"):
         if thread == mine:
             continue
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/status", encoding="ascii") as file:
-            facts = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+        with contextlib.suppress(OSError):  # it has ended
+            facts = _status_of(thread)
             if facts["State"].startswith("R"):
                 return None
             found[thread] = facts["voluntary_ctxt_switches"]
     return found
+
+
+def _status_of(thread: str) -> dict[str, str]:
+    with open(f"/proc/self/task/{thread}/status", encoding="ascii") as file:
+        return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)

@@ -1,5 +1,5 @@
 """
-A worker between its program's outcome and its process' end: how long that may take, what follows.
+A worker between its program's outcome and its process' end: the time that has, and the steps after.
 
 A program that raised, returned or ended is known by then; its process may live on: other threads work, exit handlers
 run, finalizers or native calls do not come back. From the outcome on, which the worker announces, it has its *exit
@@ -28,7 +28,6 @@ Rules of this file: time is an argument; PURE: nothing is sent or read here.
 from __future__ import annotations
 
 import enum
-import math
 import signal
 from dataclasses import dataclass
 
@@ -53,7 +52,7 @@ _MAIN_PARTS = (Outcome.RETURNED, Outcome.ENDED)
 
 
 class Stage(enum.Enum):
-    """Where a worker's process is on its way to its end."""
+    """The place of a worker's process on its way to its end."""
 
     RUNS = enum.auto()
     LAST_RUNS = enum.auto()
@@ -75,7 +74,7 @@ _STOPPED = (Stage.ASKED, Stage.GROUP, Stage.KILLED)
 
 
 class Act(enum.Enum):
-    """What is to be done about a worker now."""
+    """An act that is due about a worker."""
 
     DUMP = enum.auto()
     """Ask for the stacks of its threads."""
@@ -102,9 +101,9 @@ class Course:
     exit_timeout: float = DEFAULT_EXIT_TIMEOUT
     """Seconds from the outcome of its program to the end of its process."""
     was_chosen: bool = False
-    """Whether the user set that time: it then holds for programs that ended well, too."""
+    """True if the user set that time: it then holds for programs that ended well, too."""
     for_group: bool = False
-    """Whether stop signals go to its whole group at once."""
+    """True if stop signals go to its whole group at once."""
     grace: float = KILL_SECONDS
     """Seconds from the stop signal to SIGKILL."""
     stage: Stage = Stage.RUNS
@@ -113,14 +112,14 @@ class Course:
     """Exit status of its program, where that is known; ``-n`` for signal ``n``."""
     deadline: float | None = None
     overdue: bool = False
-    """Whether it was stopped because its process did not end in time."""
+    """True if it was stopped because its process did not end in time."""
     is_final: bool = False
-    """Whether nothing that its process does from here on changes the status."""
+    """True if nothing that its process does from here on changes the status."""
     was_waiting: bool = False
-    """Whether it waited for other local ranks when the stop began: released, it leaves by itself."""
+    """True if it waited for other local ranks when the stop began: released, it leaves by itself."""
     _others_finished: float = 0.0
     _had_returned: bool = False
-    """Whether its function had returned at the last look, though that is not announced."""
+    """True if its function had returned at the last look, though that is not announced."""
     _told_last_runs: bool = False
     _dump_until: float = 0.0
     _kill_at: float = 0.0
@@ -128,156 +127,216 @@ class Course:
     _patience: float = 0.0
     """Until when those of its group are waited for that ignore the signal: they may end for other reasons."""
     _others_wait: bool = False
-    """Whether a restart, or the nodes of a failed job, wait for the end of all."""
+    """True if a restart, or the nodes of a failed job, wait for the end of all."""
 
     def failed(self) -> bool:
-        """Whether its program is known to have failed."""
+        """True if the program is known to have failed."""
         return self.outcome is not None and self.status != 0
 
     def ended_well(self) -> bool:
-        """Whether its program is known to have ended well."""
+        """True if the program is known to have ended well."""
         return self.outcome is not None and self.status == 0
 
     def _main_part_ended_well(self) -> bool:
-        """Whether its function or script is over, and well, while its threads and exit handlers may still work."""
+        """True if the function or script ended well; its threads and exit handlers may still work."""
         return self.outcome in _MAIN_PARTS and self.status == 0
 
     def heard(self, outcome: Outcome, status: int, now: float) -> bool:
-        """Take in an announcement; whether it is news that the program failed."""
+        """Take in an announcement; True if the launcher learns from it that the program failed."""
         if outcome is Outcome.FINAL:
+            # A failure of its last moments is reported with its end, which is near.
             self.is_final, self.status = True, status
-            return False  # what failed in its last moments its end, which is near, will tell
-        is_first = self.outcome is None
-        if not is_first and not (self._main_part_ended_well() and outcome is Outcome.CLOSING):
+            return False
+        if not self._counts(outcome):
             return False
         self.outcome, self.status = outcome, status
         if self.stage in _STOPPED:
-            return False  # its end, which is near, will tell
+            return False  # its end is near, and reports the failure
         if outcome is Outcome.RETURNED and status == 0:
             self.stage, self.deadline = Stage.WAITS, None
         else:
             self._exit(now)
         return status != 0
 
+    def _counts(self, outcome: Outcome) -> bool:
+        """True for the first announcement, and for a later failure of exit handlers or threads."""
+        if self.outcome is None:
+            return True
+        return outcome is Outcome.CLOSING and self._main_part_ended_well()
+
     def _exit(self, now: float) -> None:
-        self.stage, self.deadline = Stage.EXITS, now + self.exit_timeout
+        self.stage = Stage.EXITS
+        self.deadline = now + self.exit_timeout
 
     def waits(self) -> bool:
-        """Whether it waits for other local ranks."""
+        """True if it waits for other local ranks."""
         return self.stage is Stage.WAITS
 
     def release(self, now: float) -> None:
-        """It waits for nobody any more."""
+        """Note that it waits for nobody any more."""
         if self.waits():
             self._exit(now)
 
     def note_others_finished(self, now: float, is_function: bool) -> None:
-        """All others have finished well. A function may have returned, too: that is seen before people are told."""
-        if self.stage is Stage.RUNS:
-            self.stage, self._others_finished = Stage.LAST_RUNS, now
-            looks_early = is_function and self.was_chosen
-            self.deadline = now + min(_TELL_LAST_RUNS_AFTER, self.exit_timeout if looks_early else math.inf)
+        """Note that all others have finished well."""
+        if self.stage is not Stage.RUNS:
+            return
+        self.stage, self._others_finished = Stage.LAST_RUNS, now
+        wait = _TELL_LAST_RUNS_AFTER
+        # A function may have returned, too: that is seen before people are told.
+        if is_function and self.was_chosen:
+            wait = min(wait, self.exit_timeout)
+        self.deadline = now + wait
 
     def time_of_last_runs(self, now: float) -> tuple[float, float | None]:
-        """Seconds since all others have finished, and those that it has left; None: any."""
-        return now - self._others_finished, self.exit_timeout if self._had_returned else None
+        """Return the seconds since all others have finished, and those that it has left; None: any."""
+        left = self.exit_timeout if self._had_returned else None
+        return now - self._others_finished, left
 
     def stop(self, grace: float, now: float, spare_failed: bool) -> bool:
         """
-        The round is being stopped; whether the worker is to be signalled.
+        Stop the worker with its round; True if it must be signalled.
 
         With *spare_failed* one whose program failed keeps the time for its exit handlers.
         """
         if self.stage is Stage.KILLED:
             return False  # nothing is stronger; the deadline is that of the kill
         if self.stage is Stage.GROUP:
-            self._kill_at, self.deadline = min(self._kill_at, now + grace), now
+            self._kill_at = min(self._kill_at, now + grace)
+            self.deadline = now
             return False
         self.grace, self._others_wait = grace, spare_failed
-        self.was_waiting = self.was_waiting or self.waits()
-        if spare_failed and self.failed() and self.stage in (Stage.EXITS, Stage.DUMPS):
+        self.was_waiting |= self.waits()
+        if spare_failed and self._exits_after_failure():
             return False
         self._ask(now)
         return True
 
+    def _exits_after_failure(self) -> bool:
+        return self.failed() and self.stage in (Stage.EXITS, Stage.DUMPS)
+
     def _ask(self, now: float) -> None:
-        self.stage, self._kill_at = Stage.ASKED, now + self.grace
+        self.stage = Stage.ASKED
+        self._kill_at = now + self.grace
+        # Its group has the signal at once, or when half of the grace is over.
         self.deadline = self._kill_at if self.for_group else now + self.grace / 2
 
     def postpone_group(self, now: float) -> None:
-        """Its children are needed for what it does: they get the signal later."""
+        """Send the signal later to its children: they are needed for the work that it does."""
         self.deadline = min(self._kill_at, now + _GROUP_LATER)
 
     def leaves_time_to_group(self, now: float) -> bool:
-        """Its process has ended, with others left in its group; whether these have time, after the signal."""
+        """
+        Note that its process has ended, with others left in its group.
+
+        True if these have time, after the signal.
+        """
         if self.stage is not Stage.ASKED or now >= self._kill_at:
             return False
-        self.stage, self.deadline, self._patience = Stage.GROUP, now + _GROUP_LOOK, now + _GROUP_PATIENCE
+        self.stage = Stage.GROUP
+        self.deadline = now + _GROUP_LOOK
+        self._patience = now + _GROUP_PATIENCE
         if self._others_wait:
             self._kill_at = min(self._kill_at, self._patience)
         return True
 
     def patience_is_over(self, now: float) -> bool:
-        """Whether those of its group that ignore the signal had their time."""
+        """True if those of its group that ignore the signal had their time."""
         return now >= self._patience
 
     def due(self, now: float, dumped: bool, returned: bool = False) -> list[Act]:
         """
-        What is to be done when the deadline is over.
+        Return the acts that are due once the deadline is over.
 
-        *dumped* says that the stacks are written to their end, and *returned* that they show a function to be over.
+        *dumped* says that the stacks are written to their end, and *returned* that they show a
+        function to be over.
         """
         if self.deadline is None or now < self.deadline:
             return []
         match self.stage:
             case Stage.EXITS | Stage.LAST_RUNS:
-                self.stage, self.deadline, self._dump_until = Stage.DUMPS, now + _DUMP_LOOK, now + _DUMP_LIMIT
-                return [Act.DUMP]
-            case Stage.DUMPS if not dumped and now < self._dump_until:
-                self.deadline = now + _DUMP_LOOK
-                return []
-            case Stage.DUMPS if self.outcome is None and not (returned and self._had_returned):
-                return self._run_on(now, returned and self.was_chosen)
-            case Stage.DUMPS if self._main_part_ended_well() and not self.was_chosen:
-                # Its threads and exit handlers are part of the program, as those of any Python program.
-                self.stage, self.deadline = Stage.LINGERS, None
-                return [Act.TELL]
+                return self._begin_dump(now)
             case Stage.DUMPS:
-                self.overdue = True
-                self._ask(now)
-                return [Act.TELL, Act.TERM]
-            case Stage.ASKED if now < self._kill_at:
-                self.deadline = self._kill_at
-                return [Act.ASK_GROUP]
-            case Stage.GROUP if now < self._kill_at:
-                self.deadline = min(self._kill_at, now + _GROUP_LOOK)
-                return [Act.LOOK_AT_GROUP]
-            case Stage.GROUP:
-                self.deadline = None
-                return [Act.END_GROUP]
+                return self._after_dump(now, dumped, returned)
             case Stage.ASKED:
-                self.stage, self.deadline = Stage.KILLED, now + KILL_SECONDS
-                return [Act.KILL]
+                return self._after_signal(now)
+            case Stage.GROUP:
+                return self._after_group_look(now)
             case Stage.KILLED:
                 self.deadline = None
                 return [Act.GIVE_UP]
         return []
 
+    def _begin_dump(self, now: float) -> list[Act]:
+        self.stage = Stage.DUMPS
+        self.deadline = now + _DUMP_LOOK
+        self._dump_until = now + _DUMP_LIMIT
+        return [Act.DUMP]
+
+    def _after_dump(self, now: float, dumped: bool, returned: bool) -> list[Act]:
+        waits_for_stacks = not dumped and now < self._dump_until
+        if waits_for_stacks:
+            self.deadline = now + _DUMP_LOOK
+            return []
+        if self.outcome is None:
+            return self._after_look_at_last(now, returned)
+        if self._main_part_ended_well() and not self.was_chosen:
+            # Its threads and exit handlers are part of the program, as those of any Python program.
+            self.stage, self.deadline = Stage.LINGERS, None
+            return [Act.TELL]
+        return self._end_overdue(now)
+
+    def _after_look_at_last(self, now: float, returned: bool) -> list[Act]:
+        # Stacks may show by chance a function that is about to end: only two in a row count.
+        hangs_at_end = returned and self._had_returned
+        if hangs_at_end:
+            return self._end_overdue(now)
+        return self._run_on(now, had_returned=returned and self.was_chosen)
+
+    def _end_overdue(self, now: float) -> list[Act]:
+        self.overdue = True
+        self._ask(now)
+        return [Act.TELL, Act.TERM]
+
+    def _after_signal(self, now: float) -> list[Act]:
+        if now < self._kill_at:
+            self.deadline = self._kill_at
+            return [Act.ASK_GROUP]
+        self.stage = Stage.KILLED
+        self.deadline = now + KILL_SECONDS
+        return [Act.KILL]
+
+    def _after_group_look(self, now: float) -> list[Act]:
+        if now < self._kill_at:
+            self.deadline = min(self._kill_at, now + _GROUP_LOOK)
+            return [Act.LOOK_AT_GROUP]
+        self.deadline = None
+        return [Act.END_GROUP]
+
     def _run_on(self, now: float, had_returned: bool) -> list[Act]:
-        """The last one that runs was looked at: whether people are told now, and when it is looked at once more."""
+        """Let the last worker run on after a look at it: choose the time of the next one."""
         tell_at = self._others_finished + _TELL_LAST_RUNS_AFTER
+        is_early = now < tell_at
         self.stage, self._had_returned = Stage.LAST_RUNS, had_returned
         if had_returned:
             self.deadline = now + self.exit_timeout
+        elif is_early:
+            self.deadline = tell_at
         else:
-            self.deadline = tell_at if now < tell_at else None
-        if self._told_last_runs or (now < tell_at and not had_returned):
+            self.deadline = None
+        # One that has returned is reported at once: it is about to be stopped.
+        if is_early and not had_returned:
+            return []
+        return self._report_last_runs_once()
+
+    def _report_last_runs_once(self) -> list[Act]:
+        if self._told_last_runs:
             return []
         self._told_last_runs = True
         return [Act.TELL_LAST_RUNS]
 
     def facts_of_end(self, code: int) -> dict[str, object]:
-        """What the launcher is to know of the end of the worker's process, which ended with *code*."""
+        """Return the facts for the launcher on the end of the process, which ended with *code*."""
         return {
             "exitcode": self.exitcode(code),
             "overdue": self.exit_timeout if self.overdue else None,
@@ -286,20 +345,27 @@ class Course:
 
     def exitcode(self, code: int) -> int:
         """
-        The worker's exit code, where its process ended with *code*.
+        Return the worker's exit code, where its process ended with *code*.
 
-        That of its program, if its status was final, or the process ended otherwise only because we ended it.
+        It is that of its program, if its status was final, or if the process ended otherwise only
+        because we ended it.
         """
         if self.is_final:
             return self.status
         if self.outcome is None:
             return code
-        if self.overdue and self._main_part_ended_well():
-            return code or -signal.SIGTERM  # its own threads or exit handlers were cut off: that is no success
-        if self.overdue or (code < 0 and self.stage in _STOPPED):
-            return self.status
-        return code
+        if self.overdue:
+            return self._exitcode_of_overdue(code)
+        was_killed_by_us = code < 0 and self.stage in _STOPPED
+        return self.status if was_killed_by_us else code
+
+    def _exitcode_of_overdue(self, code: int) -> int:
+        if self._main_part_ended_well():
+            # Its own threads or exit handlers were cut off: that is no success.
+            return code or -signal.SIGTERM
+        return self.status
 
     def crashed_late(self, code: int) -> bool:
-        """Whether a process that ended with *code* did so by itself, after its status was final."""
-        return self.is_final and code != self.status and self.stage not in (Stage.ASKED, Stage.KILLED)
+        """True if a process that ended with *code* crashed by itself, after its status was final."""
+        was_stopped = self.stage in (Stage.ASKED, Stage.KILLED)
+        return self.is_final and code != self.status and not was_stopped

@@ -1,5 +1,5 @@
 """
-The frames of an exception, with their local variables as text, for whoever looks at it in another process.
+The frames of an exception, with their local variables as text, for a debugger in another process.
 
 Rules of this file: no code of the user's runs, and nothing is computed or copied from a device: of objects that are not
 Python's own there is the class, of tensors the shape. Of a large value only what is shown is looked at. A frame more or
@@ -11,10 +11,10 @@ from __future__ import annotations
 import reprlib
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from json import dumps
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from elasticlib._clock import monotonic
@@ -37,18 +37,22 @@ class _Text(reprlib.Repr):
 
     def repr1(self, x: Any, level: int) -> str:
         kind = type(x)
-        if kind.__module__ == "builtins":
-            if kind in _PLAIN:
-                return repr(x)
-            if hasattr(self, f"repr_{kind.__name__}"):
-                return str(getattr(self, f"repr_{kind.__name__}")(x, level))
+        describe = self._rule_of(kind)
+        if describe is not None:
+            return describe(x, level)
         if kind.__module__ == "torch" or kind.__module__.startswith("torch.nn.parameter"):
             return _tensor(x)
         if kind.__module__ == "numpy" and hasattr(x, "shape"):
             return f"<numpy.{kind.__name__} of shape {tuple(x.shape)}, {x.dtype}>"
-        if issubclass(kind, type):  # no isinstance: that asks the object, too
-            return f"<class {x.__module__}.{x.__qualname__}>"
-        return f"<{kind.__module__}.{kind.__qualname__}>"
+        return _class_of(x)
+
+    def _rule_of(self, kind: type) -> Callable[[Any, int], str] | None:
+        """Return the function that makes text of Python's own *kind*; None for others."""
+        if kind.__module__ != "builtins":
+            return None
+        if kind in _PLAIN:
+            return lambda x, _: repr(x)
+        return getattr(self, f"repr_{kind.__name__}", None)
 
     # reprlib's own sort all that there is, by the user's comparisons, and look for it by the user's hashes.
 
@@ -59,23 +63,37 @@ class _Text(reprlib.Repr):
 
     def repr_set(self, x: Iterable[Any], level: int) -> str:
         every: Any = x
+        if not len(every):
+            return "set()"
         shown = islice(x, self.maxset) if level > 0 else ()
         parts = [self.repr1(each, level - 1) for each in [*shown]]
-        return self._in_braces(parts, len(every)) if len(every) else "set()"
+        return self._in_braces(parts, len(every))
 
     def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
         return f"frozenset({self.repr_set(x, level) if x else ''})"
 
     @staticmethod
     def _in_braces(parts: list[str], count: int) -> str:
-        return f"{{{', '.join([*parts, '...'] if len(parts) < count else parts)}}}"
+        if len(parts) < count:
+            parts = [*parts, "..."]
+        return f"{{{', '.join(parts)}}}"
 
     def repr_int(self, x: int, level: int) -> str:
-        return super().repr_int(x, level) if x.bit_length() <= _MOST_BITS else f"<int of {x.bit_length()} bits>"
+        bits = x.bit_length()
+        if bits > _MOST_BITS:
+            return f"<int of {bits} bits>"
+        return super().repr_int(x, level)
 
     def repr_range(self, x: range, level: int) -> str:
         parts = [x.start, x.stop] if x.step == 1 else [x.start, x.stop, x.step]
         return f"range({', '.join(self.repr_int(part, level) for part in parts)})"
+
+
+def _class_of(value: Any) -> str:
+    kind = type(value)
+    if issubclass(kind, type):  # no isinstance: that asks the object, too
+        return f"<class {value.__module__}.{value.__qualname__}>"
+    return f"<{kind.__module__}.{kind.__qualname__}>"
 
 
 def _tensor(value: Any) -> str:
@@ -86,16 +104,27 @@ def _tensor(value: Any) -> str:
 
 
 def of(trace: TracebackType | None) -> str:
-    """JSON of ``[[file, line, function, {variable: text}], ...]``, the innermost frame last."""
-    text, until = _Text(), monotonic() + _TIME
+    """Return JSON of ``[[file, line, function, {variable: text}], ...]``, the innermost frame last."""
+    text = _Text()
+    until = monotonic() + _TIME
     found: list[Any] = []
     for frame, line in [*traceback.walk_tb(trace)][-_MOST_FRAMES:]:
-        variables: dict[str, str] = {}
-        for name, value in [*islice(frame.f_locals.items(), _MOST_LOCALS)]:
-            if monotonic() < until and not (name.startswith("__") and frame.f_locals is frame.f_globals):
-                try:
-                    variables[name] = text.repr(value)
-                except Exception as error:
-                    variables[name] = f"<its text cannot be had: {type(error).__name__}>"
+        variables = _variables_of(frame, text, until)
         found.append([frame.f_code.co_filename, line, frame.f_code.co_name, variables])
     return dumps(found)
+
+
+def _variables_of(frame: FrameType, text: _Text, until: float) -> dict[str, str]:
+    """Return the variables of *frame* as text, as far as there is time *until* then."""
+    variables: dict[str, str] = {}
+    for name, value in [*islice(frame.f_locals.items(), _MOST_LOCALS)]:
+        if monotonic() >= until:
+            break
+        is_of_module = name.startswith("__") and frame.f_locals is frame.f_globals
+        if is_of_module:
+            continue
+        try:
+            variables[name] = text.repr(value)
+        except Exception as error:
+            variables[name] = f"<its text cannot be had: {type(error).__name__}>"
+    return variables

@@ -50,10 +50,19 @@ def noted() -> Iterator[None]:
     if _was_seeded(before):
         state = random.getstate()
         _chosen.append(lambda: random.setstate(state))
-    seed = _torch_seed()
-    if seed is not None and (seed in _torch_came_with or (not _torch_came_with and seed >= _LEAST_SEED)):
+    if _torch_was_seeded_by_chance():
         _chance.append(_seed_torch)
     _chance.extend(_numpy_generators())
+
+
+def _torch_was_seeded_by_chance() -> bool:
+    """True if nobody chose the seed that torch's generator has."""
+    seed = _torch_seed()
+    if seed is None:
+        return False
+    if _torch_came_with:
+        return seed in _torch_came_with
+    return seed >= _LEAST_SEED  # it was imported unseen
 
 
 def note_torch() -> None:
@@ -78,16 +87,25 @@ def _seed_torch() -> None:
 
 
 def _numpy_generators() -> list[Callable[[], object]]:
-    """Seeds numpy's global generator, and those that modules made for themselves, where nobody chose a seed."""
+    """
+    Return functions that seed numpy's generators anew, where nobody chose a seed.
+
+    These are its global generator, and those that modules made for themselves.
+    """
     library: Any = sys.modules.get("numpy.random")
     if library is None:
         return []
-    mine = getattr(library.mtrand._rand, "_bit_generator", None)
-    was_seeded = mine is not None and getattr(mine, "seed_seq", None) is None  # which np.random.seed takes away
-    found = [] if was_seeded else [library.seed]
+    found = list[Callable[[], object]]()
+    bits_of_global = getattr(library.mtrand._rand, "_bit_generator", None)
+    # np.random.seed takes the sequence away.
+    was_seeded = bits_of_global is not None and getattr(bits_of_global, "seed_seq", None) is None
+    if not was_seeded:
+        found.append(library.seed)
     for each in gc.get_objects():
         # Of the type, since asking an object for its class may run code of its own.
-        if issubclass(type(each), library.BitGenerator) and each is not mine and _by_chance(each):
+        if not issubclass(type(each), library.BitGenerator):
+            continue
+        if each is not bits_of_global and _by_chance(each):
             found.append(functools.partial(_start_anew, each))
     return found
 

@@ -1,8 +1,9 @@
 """
-How a worker's return value or exception travels back: classes that both sides have keep their identity.
+The way of a worker's return value or exception back: classes that both sides have keep their identity.
 
-Rules of this file: an exception is for its launcher the very one where that can be, else what comes nearest to it;
-what cannot be packed or rebuilt is left out, never raised; only what `pack_exception` wrote in a worker is unpacked.
+Rules of this file: the launcher gets the very exception where that can be, else the nearest to it; parts
+that cannot be packed or rebuilt are left out, and raise nothing; only bytes that `pack_exception` wrote in
+a worker are unpacked.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ _MOST_TWICE = 1 << 20
 """Bytes of a pickled exception whose parts are pickled too."""
 _MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OF_NOBODY = "obj"
-"""What an `AttributeError` was looked for in may be anything, however large: Python does not pickle it either."""
+"""The object that an `AttributeError` is about, of any kind and size: Python does not pickle it either."""
 
 
 def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
-    """Pickle what a worker sends back; *shared* names what the launcher has in its ``__main__`` too (None: all)."""
+    """
+    Pickle the return value of a worker.
+
+    *shared* names the definitions that the launcher has in its ``__main__`` too (None: all).
+    """
     buffer = io.BytesIO()
     if _own_modules.has_own("cloudpickle"):
-        pickle.dump(value, buffer)  # what only this program has cannot travel then
+        pickle.dump(value, buffer)  # definitions of this program alone cannot travel then
     else:
         from elasticlib.workers.child import _by_value  # only here: a script that sends nothing does without it
 
@@ -39,7 +44,7 @@ def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
 
 
 def can_be_pickled(value: Any) -> bool:
-    """Whether *value* can be pickled, and be rebuilt from that."""
+    """True if *value* can be pickled, and be rebuilt from that."""
     try:
         pickle.loads(pack_result(value, None))
     except Exception:
@@ -49,37 +54,67 @@ def can_be_pickled(value: Any) -> bool:
 
 def pack_exception(error: BaseException, shared: Collection[str] | None) -> bytes:
     """
-    Pickle an exception such that `unpack_exception` finds as much of it as can travel, whatever it holds.
+    Pickle an exception such that `unpack_exception` finds as much of it as can travel.
 
-    What cannot be pickled by itself, or not be rebuilt from that, is left out: a field, an argument for which its text
-    goes, the class for which the nearest one above it goes.
+    Parts that cannot be pickled alone, or not be rebuilt from that, are left out: a field, an
+    argument for which its text goes, the class for which the nearest one above it goes.
     """
     text = text_of_exception(error)
-    whole = _packed(error, shared) or b""
-    there: dict[str, Any] = {}
-    try:
-        if whole:
-            again = pickle.loads(whole)
-            there = exception_members(again)
-            if text_of_exception(again) != text:
-                whole = b""  # its class makes something else of its arguments, as an ``__init__`` of its own may
-    except Exception:
-        whole = b""
+    whole, members_of_whole = _packed_whole(error, text, shared)
     parts: dict[str, Any] = {"name": qualified_name(type(error)), "text": text, "whole": whole}
     if len(whole) <= _MOST_TWICE:  # its class may be missing over there
-        fields = {name: _packed(value, shared) for name, value in vars(error).items()}
-        parts["fields"] = {name: value for name, value in fields.items() if value is not None}
-        held = {name: value for name, value in exception_members(error).items() if name not in there or not whole}
-        more = {name: _packed(value, shared) for name, value in held.items() if name != _OF_NOBODY}
-        parts["members"] = {name: value for name, value in more.items() if value is not None}
-        parts["args"] = [_packed(value, shared) or _packed(ArgumentText(_shown(value)), shared) for value in error.args]
-        kinds = [_packed(kind, shared) for kind in type(error).__mro__ if issubclass(kind, BaseException)]
-        parts["kinds"] = [kind for kind in kinds if kind is not None]
+        members = {name: value for name, value in exception_members(error).items() if name not in members_of_whole}
+        members.pop(_OF_NOBODY, None)
+        parts["fields"] = _all_packed(vars(error), shared)
+        parts["members"] = _all_packed(members, shared)
+        parts["args"] = [_packed_argument(value, shared) for value in error.args]
+        parts["kinds"] = _packed_kinds(type(error), shared)
     return pickle.dumps(parts)
 
 
+def _packed_whole(error: BaseException, text: str, shared: Collection[str] | None) -> tuple[bytes, Collection[str]]:
+    """Pickle *error* itself, and return the names of the members that are in it; empty if it cannot travel."""
+    whole = _packed(error, shared)
+    if whole is None:
+        return b"", ()
+    try:
+        again = pickle.loads(whole)
+        members = exception_members(again)
+        has_same_text = text_of_exception(again) == text
+    except Exception:
+        return b"", ()
+    if not has_same_text:
+        # Its class makes something else of its arguments, as an ``__init__`` of its own may.
+        return b"", ()
+    return whole, members.keys()
+
+
+def _packed_kinds(kind: type[BaseException], shared: Collection[str] | None) -> list[bytes]:
+    """Pickle the class of an exception and those above it, as far as these can travel."""
+    found = []
+    for each in kind.__mro__:
+        packed = _packed(each, shared) if issubclass(each, BaseException) else None
+        if packed is not None:
+            found.append(packed)
+    return found
+
+
+def _packed_argument(value: Any, shared: Collection[str] | None) -> bytes | None:
+    return _packed(value, shared) or _packed(ArgumentText(_shown(value)), shared)
+
+
+def _all_packed(values: Mapping[str, Any], shared: Collection[str] | None) -> dict[str, bytes]:
+    """Pickle each of *values*; leave out those that cannot travel."""
+    found = {}
+    for name, value in values.items():
+        packed = _packed(value, shared)
+        if packed is not None:
+            found[name] = packed
+    return found
+
+
 def _packed(value: Any, shared: Collection[str] | None) -> bytes | None:
-    """*value* pickled; None where it cannot be rebuilt even here."""
+    """Pickle *value*; return None where it cannot be rebuilt even here."""
     try:
         packed = pack_result(value, shared)
         pickle.loads(packed)
@@ -96,30 +131,43 @@ def _shown(value: object) -> str:
 
 
 def unpack_exception(payload: bytes) -> BaseException | None:
-    """What `pack_exception` packed, or what comes nearest to it and has its text; None for other bytes."""
+    """
+    Return the exception that `pack_exception` packed, or the nearest one with its text.
+
+    None for other bytes.
+    """
     parts = _loaded(payload)
     if not isinstance(parts, dict) or "whole" not in parts:
         return None
     whole = _loaded(parts["whole"])
-    more = {name: _loaded(value) for name, value in parts.get("members", {}).items()}
+    members = _all_loaded(parts.get("members", {}))
     if isinstance(whole, BaseException):
-        set_exception_members(whole, more)
+        set_exception_members(whole, members)
         return whole
-    args = tuple(_loaded(value) for value in parts.get("args", ()))
-    found = {name: _loaded(value) for name, value in parts.get("fields", {}).items()}
-    fields = {name: value for name, value in found.items() if value is not _MISSING}
+    args = tuple(map(_loaded, parts.get("args", ())))
+    fields = _all_loaded(parts.get("fields", {}))
     for kind in map(_loaded, parts.get("kinds", ())):
         if isinstance(kind, type) and issubclass(kind, BaseException):
+            # A class that cannot be made of these arguments: the next one above it may.
             with contextlib.suppress(Exception):
-                return _rebuilt(kind, args, fields, parts["name"], parts["text"], more)
+                return _rebuilt(kind, args, fields, parts["name"], parts["text"], members)
     return stand_in(parts["name"], parts["text"])
 
 
+def _all_loaded(packed: Mapping[str, Any]) -> dict[str, Any]:
+    """Rebuild each value; leave out those that cannot be rebuilt here."""
+    loaded = {name: _loaded(value) for name, value in packed.items()}
+    return {name: value for name, value in loaded.items() if value is not _MISSING}
+
+
 def stand_in(name: str, text: str) -> BaseException:
-    """An exception that looks like one of class *name* with this *text*, of which nothing else is known."""
-    kind = getattr(builtins, name, None)
-    known = isinstance(kind, type) and issubclass(kind, Exception) and not hasattr(kind, "exceptions")
-    return _rebuilt(kind if known else Exception, (text,), {}, name, text)  # type: ignore[arg-type]
+    """Return an exception that looks like one of class *name* with this *text*, and has nothing else."""
+    found: Any = getattr(builtins, name, None)
+    is_exception = isinstance(found, type) and issubclass(found, Exception)
+    # A group cannot be made without the exceptions in it.
+    is_usable = is_exception and not hasattr(found, "exceptions")
+    kind = found if is_usable else Exception
+    return _rebuilt(kind, (text,), {}, name, text)
 
 
 def _rebuilt(
@@ -130,7 +178,11 @@ def _rebuilt(
     text: str,
     more: Mapping[str, Any] = MappingProxyType({}),
 ) -> BaseException:
-    """An exception of *kind* without a call of its ``__init__``; of a class below it where *name* or *text* differ."""
+    """
+    Return an exception of *kind* without a call of its ``__init__``.
+
+    It is of a class below *kind* where *name* or *text* differ.
+    """
     if qualified_name(kind) == name:
         error = _filled(kind, args, fields, more)
         if text_of_exception(error) == text:
@@ -151,7 +203,11 @@ def _filled(
 
 
 def exception_members(error: BaseException) -> dict[str, Any]:
-    """What *error* holds outside its ``__dict__``, such as `ImportError.name` and slots; not what all of them have."""
+    """
+    Return the values that *error* holds outside its ``__dict__``, such as `ImportError.name` and slots.
+
+    Those that all exceptions have are left out.
+    """
     found = {}
     for name, member in _members_of(type(error)).items():
         with contextlib.suppress(Exception):  # it was not set
@@ -162,21 +218,24 @@ def exception_members(error: BaseException) -> dict[str, Any]:
 
 
 def set_exception_members(error: BaseException, values: Mapping[str, Any]) -> None:
-    """Have *error* hold what `exception_members` has told of another one, as far as its class has a place for it."""
+    """Set the *values* that `exception_members` found in another exception, if the class has them."""
     places = _members_of(type(error))
     for name, value in values.items():
-        if name in places and value is not _MISSING:
-            with contextlib.suppress(Exception):  # it can only be read
-                places[name].__set__(error, value)
+        if name not in places or value is _MISSING:
+            continue
+        with contextlib.suppress(Exception):  # it can only be read
+            places[name].__set__(error, value)
 
 
 def _members_of(kind: type) -> dict[str, Any]:
+    """Return the descriptors of *kind* and the classes above it, up to `BaseException`, by name."""
     found: dict[str, Any] = {}
     for each in kind.__mro__:
-        if each not in BaseException.__mro__:
-            for name, value in vars(each).items():
-                if isinstance(value, _MEMBERS) and not name.startswith("__"):
-                    found.setdefault(name, value)
+        if each in BaseException.__mro__:
+            continue
+        for name, value in vars(each).items():
+            if isinstance(value, _MEMBERS) and not name.startswith("__"):
+                found.setdefault(name, value)
     return found
 
 
@@ -198,7 +257,7 @@ _MISSING = _Missing()
 
 
 def _loaded(packed: Any) -> Any:
-    """What was pickled, as far as that can be rebuilt here."""
+    """Return the value that was pickled; a stand-in where it cannot be rebuilt here."""
     try:
         return pickle.loads(packed)
     except Exception:

@@ -1,5 +1,5 @@
 """
-What the kernel says about a worker and what it started, read from ``/proc``.
+Facts of the kernel about a worker and the processes that it started, read from ``/proc``.
 
 Rules of this file: nothing is signalled; a process that is gone, or that may not be looked at, has no facts; no file
 system but ``/proc`` is asked, since a dead server would hold up whoever looks.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from elasticlib.processes import descendants, is_memory_cleaner, process_facts
 
@@ -28,12 +28,22 @@ def ignores(pid: int, signum: int) -> bool:
 
 
 def _has_signal(pid: int, mask: bytes, signum: int) -> bool:
+    """True if *signum* is in this *mask* of the program."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
-            value = next((line.split()[1] for line in file if line.startswith(mask)), b"0")
+            value = _value_of(mask, file)
     except OSError:
         return False
-    return bool(int(value, 16) >> (signum - 1) & 1)
+    signals = int(value or b"0", 16)
+    return bool(signals >> (signum - 1) & 1)
+
+
+def _value_of(field: bytes, lines: Iterable[bytes]) -> bytes | None:
+    """Return the value in the line that begins with *field*; None without one."""
+    for line in lines:
+        if line.startswith(field):
+            return line.split()[1]
+    return None
 
 
 def only_main_thread_runs(pid: int) -> bool:
@@ -42,8 +52,9 @@ def only_main_thread_runs(pid: int) -> bool:
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-                if file.read().rpartition(b")")[2].split()[0] == b"R":
-                    running.append(int(thread))
+                state = file.read().rpartition(b")")[2].split()[0]
+            if state == b"R":
+                running.append(int(thread))
     except OSError:
         return False  # a thread has ended meanwhile, or nobody may look
     return running == [pid]
@@ -66,11 +77,13 @@ def group(root: int, leader: int) -> list[int]:
 
 def _group_of(pid: int) -> int:
     facts = process_facts(pid)
-    return -1 if facts is None else int(facts[2])
+    if facts is None:
+        return -1
+    return int(facts[2])
 
 
 def children(parent: int) -> list[int]:
-    """The processes that *parent* has started or, as a sub-reaper, adopted; zombies are among them."""
+    """Return the processes that *parent* has started or, as a sub-reaper, adopted; also zombies."""
     try:
         found: list[int] = []
         for thread in os.listdir(f"/proc/{parent}/task"):
@@ -82,15 +95,25 @@ def children(parent: int) -> list[int]:
 
 
 def detached(parent: int, sessions: Collection[int]) -> list[int]:
-    """The living children of *parent* that are in none of the *sessions*, nor in its own; not torch's manager."""
+    """
+    Return the living children of *parent* that are in none of the *sessions*, nor in its own.
+
+    Torch's manager of shared memory is none of them.
+    """
     others = {*sessions, os.getsid(parent)}
-    found = [(pid, process_facts(pid)) for pid in children(parent)]
-    apart = [pid for pid, facts in found if facts is not None and facts[0] != b"Z" and int(facts[3]) not in others]
+    apart = [pid for pid in children(parent) if _lives_apart(pid, others)]
     return [pid for pid in apart if not is_memory_cleaner(pid)]
 
 
+def _lives_apart(pid: int, sessions: Collection[int]) -> bool:
+    facts = process_facts(pid)
+    if facts is None or facts[0] == b"Z":
+        return False
+    return int(facts[3]) not in sessions
+
+
 def command(pid: int) -> str:
-    """Its command line, or the beginning of that."""
+    """Return the command line of the process, or the beginning of that."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(_LONGEST_COMMAND).rstrip(b"\0").split(b"\0")
@@ -100,7 +123,7 @@ def command(pid: int) -> str:
 
 
 def written_bytes(pid: int) -> int:
-    """How much it has written so far, to whatever."""
+    """Return the bytes that the process has written so far, wherever to."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
             facts = dict(line.split(b": ") for line in file)
@@ -111,19 +134,22 @@ def written_bytes(pid: int) -> int:
 
 def has_own_file(pid: int) -> bool:
     """
-    True if it has a file open for writing that is its own.
+    True if the process has a file open for writing that is its own.
 
-    That is no stdout or stderr, no file that it only appends to, which is a log, none that this process has open as
-    well, from which both have it, and no memory that looks like a file.
+    That is no stdout or stderr, no file that it only appends to, which is a log, none that this
+    process has open as well, from which both have it, and no memory that looks like a file.
     """
     others = {_path(pid, "1"), _path(pid, "2"), *_paths("self").values()}
-    return any(
-        path not in others and _is_on_disk(path) and _is_written(pid, name) for name, path in _paths(pid).items()
-    )
+    for descriptor, path in _paths(pid).items():
+        if path in others or not _is_on_disk(path):
+            continue
+        if _is_written(pid, descriptor):
+            return True
+    return False
 
 
 def _paths(pid: int | str) -> dict[str, str]:
-    """What each descriptor is open for."""
+    """Return the path of the file behind each descriptor."""
     try:
         return {name: _path(pid, name) for name in os.listdir(f"/proc/{pid}/fd")}
     except OSError:
@@ -138,13 +164,19 @@ def _path(pid: int | str, descriptor: str) -> str:
 
 
 def _is_on_disk(path: str) -> bool:
-    return path.startswith("/") and not path.startswith(_NOT_ON_DISK) and not path.endswith(" (deleted)")
+    if not path.startswith("/"):  # a pipe, a socket
+        return False
+    was_removed = path.endswith(" (deleted)")
+    return not path.startswith(_NOT_ON_DISK) and not was_removed
 
 
 def _is_written(pid: int, descriptor: str) -> bool:
     try:
         with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
-            flags = next((int(line.split()[1], 8) for line in file if line.startswith(b"flags:")), 0)
+            value = _value_of(b"flags:", file)
     except OSError:
         return False
-    return flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND and not flags & os.O_PATH
+    flags = int(value or b"0", 8)
+    if flags & os.O_ACCMODE == os.O_RDONLY:
+        return False
+    return not flags & (os.O_APPEND | os.O_PATH)

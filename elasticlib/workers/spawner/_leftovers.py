@@ -20,7 +20,11 @@ _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/d
 
 
 def why_refused(module: str) -> str | None:
-    """Import *module* and return what it left behind that a forked worker could not do with, None if nothing."""
+    """
+    Import *module*; return why a forked worker could not do with what that leaves behind.
+
+    None where nothing is in its way.
+    """
     threads, tasks = threading.active_count(), _tasks()
     with _absences() as sought:
         importlib.import_module(module)
@@ -28,11 +32,8 @@ def why_refused(module: str) -> str | None:
     if threading.active_count() > threads:
         names = ", ".join(thread.name for thread in threading.enumerate()[threads:])
         return f"its import starts a Python thread ({names}), which would be missing in the workers"
-    if _tasks() > tasks:
-        # OpenBLAS keeps a pool and a fork handler of its own that ends and restarts it.
-        _threads.blas_libraries.cache_clear()
-        if _tasks() - tasks > sum(getter() - 1 for getter, _ in _threads.blas_libraries()):
-            return "its import starts native threads, which would be missing in the workers"
+    if _has_new_native_threads(tasks):
+        return "its import starts native threads, which would be missing in the workers"
     devices = {path for path, _ in open_files() if path.startswith(_DEVICE_FILES)}
     if devices:
         return f"its import opens an accelerator ({', '.join(sorted(devices))}), which cannot be used after a fork"
@@ -41,8 +42,19 @@ def why_refused(module: str) -> str | None:
     return None
 
 
+def _has_new_native_threads(before: int) -> bool:
+    """True if there are more threads than *before*, but for those of OpenBLAS."""
+    new = _tasks() - before
+    if new <= 0:
+        return False
+    # OpenBLAS keeps a pool and a fork handler of its own that ends and restarts it.
+    _threads.blas_libraries.cache_clear()
+    of_openblas = sum(getter() - 1 for getter, _ in _threads.blas_libraries())
+    return bool(_tasks() - before > of_openblas)
+
+
 def hooks_run() -> bool:
-    """Return whether the interpreter's start has left what a forked worker could not do with: threads, sockets."""
+    """True if the interpreter's start left threads or sockets, with which no worker can be forked."""
     own = {FORK_SERVER_FD, KEPT_FD}
     sockets = [path for path, number in open_files() if path.startswith("socket:") and number not in own]
     return _tasks() > 1 or len(sockets) > 0
@@ -84,7 +96,7 @@ def _tasks() -> int:
 
 
 def open_files() -> list[tuple[str, int]]:
-    """Return what this process has open, with the numbers of the descriptors."""
+    """Return the paths of the files that this process has open, with their descriptors."""
     found = []
     for number in os.listdir("/proc/self/fd"):
         try:

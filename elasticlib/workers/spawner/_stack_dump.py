@@ -36,10 +36,10 @@ class _Worker:
     pid: int
     handle: processes.Handle
     faults: int
-    """Where its fault handler writes."""
+    """The memory to which its fault handler writes."""
     until: float
     """When it must have answered."""
-    asked: bool = False
+    was_signalled: bool = False
     size: int = 0
     """Bytes at the last look."""
     text: str | None = None
@@ -73,7 +73,11 @@ class StackDump:
             self._workers[rank].text = f"({_STATES[b'Z']})"
 
     def look(self, now: float) -> dict[int, str] | None:
-        """The stacks by local rank, or in brackets why there are none; None while some may still come."""
+        """
+        Return the stacks by local rank, or in brackets the reason for none.
+
+        None while some may still come.
+        """
         for worker in self._workers.values():
             if worker.text is None:
                 self._look_at(worker, is_over=now >= worker.until)
@@ -85,26 +89,43 @@ class StackDump:
         return found
 
     def _look_at(self, worker: _Worker, is_over: bool) -> None:
-        is_held = _is_held(worker.pid)
-        if not worker.asked and not is_held:  # else it would answer when it goes on, and nobody asks any more
-            worker.asked = _kernel_facts.catches(worker.pid, self._signum)
-            if worker.asked:
-                clear(worker.faults)
-                signal_process(worker.handle, self._signum)
-        elif worker.asked:
-            size, former = os.fstat(worker.faults).st_size, worker.size
-            worker.size = size
-            if 0 < size == former:  # the handler writes in one go
-                worker.text = _report.read_text(worker.faults)
-                clear(worker.faults)
-        if worker.text is None and (is_over or is_held):
-            facts = process_facts(worker.pid)
-            why = "it runs no Python that could tell, or is just being started" if not worker.asked else "no answer"
-            worker.text = f"({_STATES.get(b'Z' if facts is None else facts[0], why)})"
+        is_paused = _is_paused(worker.pid)
+        if worker.was_signalled:
+            _take_answer(worker)
+        elif not is_paused:  # else it would answer when it goes on, and nobody waits any more
+            self._signal(worker)
+        if worker.text is None and (is_over or is_paused):
+            worker.text = f"({_reason_for_none(worker)})"
+
+    def _signal(self, worker: _Worker) -> None:
+        if not _kernel_facts.catches(worker.pid, self._signum):
+            return  # it would die of the signal
+        worker.was_signalled = True
+        clear(worker.faults)
+        signal_process(worker.handle, self._signum)
 
 
-def _is_held(pid: int) -> bool:
-    """Whether the process is stopped: it answers no sooner than it goes on."""
+def _take_answer(worker: _Worker) -> None:
+    """Read the stacks once two looks have found the same size: the handler writes in one go."""
+    former = worker.size
+    worker.size = os.fstat(worker.faults).st_size
+    if 0 < worker.size == former:
+        worker.text = _report.read_text(worker.faults)
+        clear(worker.faults)
+
+
+def _reason_for_none(worker: _Worker) -> str:
+    facts = process_facts(worker.pid)
+    state = b"Z" if facts is None else facts[0]
+    if state in _STATES:
+        return _STATES[state]
+    if worker.was_signalled:
+        return "no answer"
+    return "it runs no Python that could tell, or is just being started"
+
+
+def _is_paused(pid: int) -> bool:
+    """True if the process is stopped: it answers no sooner than it goes on."""
     facts = process_facts(pid)
     return facts is not None and facts[0] in (b"T", b"t")
 

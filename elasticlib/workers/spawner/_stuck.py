@@ -1,5 +1,5 @@
 """
-Which workers will not return to Python: told from those that are at work on the signal which stops them.
+Workers that will not return to Python, as opposed to those at work on the signal that stops them.
 
 CPython only notes a signal when it comes, in a table of the interpreter (``tripped``); the program's handler, or
 `KeyboardInterrupt`, follows when the main thread is back from native code. A rank that waits for its peers in a
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # its handlers are those of the table, not made nicer
 import ctypes
+import enum
 import functools
 import math
 import os
@@ -85,50 +86,107 @@ class Stop:
 
     def stuck(self, looks: Mapping[int, Look | None], now: float) -> int | None:
         """
-        The local rank that must be killed now for the others' sake, given a look at all that live: None for one that
-        is not deaf. It is the last one, for the first often has something to save.
+        Return the local rank that must be killed now for the others' sake.
+
+        *looks* holds a look at each worker that lives, None for one that is not deaf. Return the
+        last rank, for the first often has something to save.
         """
         self.next_look = now + INTERVAL
+        deaf: dict[int, Look] = {}
         for rank, seen in looks.items():
             if seen is None:
-                self._idle.clear()
-                self._since = now  # nobody has waited in vain as long as one may free the others
+                self._note_one_at_work(now)
                 return None
-            grows = self._grows(rank, seen.written, now)
-            begin, used = self._idle.get(rank, (self._since, seen.cpu))
-            works = not seen.sleeps or seen.cpu - used > 2 * _TICK + _IDLE * (now - begin)
-            # Who writes may free the others when it is done; a restart that waits does not wait for that.
-            if works or (grows and not self.restart_waits):
-                begin, used = now, seen.cpu
-            self._idle[rank] = begin, used
-        if not looks or (self._ended is not None and now - self._ended < _PAUSE):
+            deaf[rank] = seen
+            self._note_deaf(rank, seen, now)
+        if not deaf or self._has_just_ended_one(now):
             return None
-        handles = any(seen is not None and seen.own_handler for seen in looks.values())
-        if now - max(self._idle[rank][0] for rank in looks) < (STUCK_WITH_HANDLERS if handles else STUCK):
+        if not self._all_had_their_time(deaf, now):
             return None
-        waiting = [rank for rank, seen in looks.items() if seen is not None and not self._writes(rank, seen, now)]
-        if len(waiting) < (1 if self.restart_waits else 2):
-            return None  # its end would free nobody: the others write, and wait for no peer
+        waiting = [rank for rank, seen in deaf.items() if not self._writes(rank, seen, now)]
+        # The end of a single one would free nobody: the others write, and wait for no peer.
+        least = 1 if self.restart_waits else 2
+        if len(waiting) < least:
+            return None
         self._ended = now
         return max(waiting)
 
+    def _note_one_at_work(self, now: float) -> None:
+        """Begin anew: nobody has waited in vain as long as one may free the others."""
+        self._idle.clear()
+        self._since = now
+
+    def _note_deaf(self, rank: int, seen: Look, now: float) -> None:
+        """Note since when a deaf worker is idle."""
+        grows = self._grows(rank, seen.written, now)
+        begin, used = self._idle.get(rank, (self._since, seen.cpu))
+        allowed = 2 * _TICK + _IDLE * (now - begin)
+        works = not seen.sleeps or seen.cpu - used > allowed
+        # A writer may free the others when it is done; a restart that waits does not wait for that.
+        saves = grows and not self.restart_waits
+        if works or saves:
+            begin, used = now, seen.cpu
+        self._idle[rank] = begin, used
+
+    def _has_just_ended_one(self, now: float) -> bool:
+        return self._ended is not None and now - self._ended < _PAUSE
+
+    def _all_had_their_time(self, deaf: Mapping[int, Look], now: float) -> bool:
+        has_handlers = any(seen.own_handler for seen in deaf.values())
+        limit = STUCK_WITH_HANDLERS if has_handlers else STUCK
+        last_idle_since = max(self._idle[rank][0] for rank in deaf)
+        return now - last_idle_since >= limit
+
     def _grows(self, rank: int, written: int, now: float) -> bool:
+        """True if the worker has written more bytes than at the last look."""
         last = self._wrote.get(rank)
-        if last is None or last[1] != written:
-            self._wrote[rank] = (-math.inf if last is None else now), written
-        return last is not None and last[1] != written
+        if last is None:
+            self._wrote[rank] = -math.inf, written
+            return False
+        if last[1] == written:
+            return False
+        self._wrote[rank] = now, written
+        return True
 
     def _writes(self, rank: int, seen: Look, now: float) -> bool:
-        return seen.own_file or now - self._wrote[rank][0] < STUCK
+        grew_at, _ = self._wrote[rank]
+        return seen.own_file or now - grew_at < STUCK
 
 
 def look(pid: int, signum: int) -> Look | None:
-    """What *pid* does about *signum*; None where it has begun to handle it, or that cannot be seen."""
-    facts, layout = process_facts(pid), _layout()
+    """Look at *pid*, which was sent *signum*; None where it has begun to handle it, or cannot be seen."""
+    facts = process_facts(pid)
+    layout = _layout()
     if facts is None or layout is None:
         return None
+    handler = _handler_that_waits(pid, signum, layout)
+    if handler is None:
+        return None
+    cpu = (int(facts[11]) + int(facts[12])) * _TICK
+    # A checkpoint may be written by a child while the worker waits for its peers.
+    family = [pid, *_kernel_facts.children(pid)]
+    return Look(
+        cpu=cpu,
+        sleeps=facts[0] == b"S",
+        own_handler=handler is _Handler.OWN,
+        written=_kernel_facts.written_bytes(pid),
+        own_file=any(map(_kernel_facts.has_own_file, family)),
+    )
+
+
+class _Handler(enum.Enum):
+    """What handles a signal in Python."""
+
+    RAISES = enum.auto()
+    """Python's own: it raises `KeyboardInterrupt`."""
+    OWN = enum.auto()
+    """The program's."""
+
+
+def _handler_that_waits(pid: int, signum: int, layout: _Layout) -> _Handler | None:
+    """Read in *pid* which handler waits for its main thread; None where none does."""
     try:
-        begin = next(begin for file, begin, _, _ in _memory(pid) if file == layout.file)
+        begin = next(part.begin for part in _memory(pid) if part.file == layout.file)
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError, StopIteration):
         return None  # not this interpreter, another user's, or a kernel that hides it
@@ -138,15 +196,13 @@ def look(pid: int, signum: int) -> Look | None:
         if waits != 1:
             return None
         code = os.pread(memory, _POINTER.size, handler + object.__basicsize__)
-        raises = signum == signal.SIGINT and code == _POINTER.pack(begin + layout.interrupt)
+        interrupt = _POINTER.pack(begin + layout.interrupt)
     except (OSError, struct.error, OverflowError):
         return None
     finally:
         os.close(memory)
-    cpu = (int(facts[11]) + int(facts[12])) * _TICK
-    # A checkpoint may be written by a child while the worker waits for its peers.
-    own_file = any(map(_kernel_facts.has_own_file, [pid, *_kernel_facts.children(pid)]))
-    return Look(cpu, facts[0] == b"S", not raises, _kernel_facts.written_bytes(pid), own_file)
+    is_pythons = signum == signal.SIGINT and code == interrupt
+    return _Handler.RAISES if is_pythons else _Handler.OWN
 
 
 @dataclass(frozen=True)
@@ -161,38 +217,84 @@ class _Layout:
 
 @functools.cache
 def _layout() -> _Layout | None:
-    """Of this process' interpreter; None where it is not built as expected."""
-    handlers = {number: _signal.getsignal(number) for number in map(int, signal.valid_signals())}
-    known = {number: _POINTER.pack(id(handler)) for number, handler in handlers.items() if handler is not None}
-    if sys.implementation.name != "cpython" or signal.SIGINT not in known:
+    """Return the layout of this process' interpreter; None where it is not built as expected."""
+    handlers = _handlers()
+    if sys.implementation.name != "cpython" or signal.SIGINT not in handlers:
         return None
-    code = ctypes.string_at(id(_signal.default_int_handler) + object.__basicsize__, _POINTER.size)
+    interrupt = id(_signal.default_int_handler) + object.__basicsize__
+    code = _POINTER.unpack(ctypes.string_at(interrupt, _POINTER.size))[0]
     found = []
-    for file, begin, start, end in _memory(os.getpid()):
-        data, place = ctypes.string_at(start, end - start), -1
-        while (place := data.find(known[signal.SIGINT], place + 1)) >= 0:
-            table = place - _HANDLER - _ENTRY.size * signal.SIGINT
-            if table >= 0 and all(
-                data.startswith(handler, table + _ENTRY.size * number + _HANDLER) for number, handler in known.items()
-            ):
-                found.append(_Layout(file, start + table - begin, _POINTER.unpack(code)[0] - begin))
+    for part in _memory(os.getpid()):
+        data = ctypes.string_at(part.start, part.end - part.start)
+        for table in _tables_in(data, handlers):
+            found.append(_Layout(part.file, part.start + table - part.begin, code - part.begin))
+    # Where two places look like the table, nobody knows which of them it is.
     return found[0] if len(found) == 1 else None
 
 
-def _memory(pid: int) -> Iterator[tuple[str, int, int, int]]:
-    """What a process may write to of its interpreter's files: the file, its beginning in memory, start and end."""
+def _handlers() -> dict[int, bytes]:
+    """Return the pointers to the handlers of this process, by signal."""
+    found = {}
+    for number in map(int, signal.valid_signals()):
+        handler = _signal.getsignal(number)
+        if handler is not None:
+            found[number] = _POINTER.pack(id(handler))
+    return found
+
+
+def _tables_in(data: bytes, handlers: Mapping[int, bytes]) -> Iterator[int]:
+    """Yield the places in *data* that may be the beginning of a table with these *handlers*."""
+    place = data.find(handlers[signal.SIGINT])
+    while place >= 0:
+        table = place - _HANDLER - _ENTRY.size * signal.SIGINT
+        if table >= 0 and _has_handlers(data, table, handlers):
+            yield table
+        place = data.find(handlers[signal.SIGINT], place + 1)
+
+
+def _has_handlers(data: bytes, table: int, handlers: Mapping[int, bytes]) -> bool:
+    for number, handler in handlers.items():
+        if not data.startswith(handler, table + _ENTRY.size * number + _HANDLER):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a process' memory that is of its interpreter's files, and may be written to."""
+
+    file: str
+    begin: int
+    """Where this file begins in memory."""
+    start: int
+    end: int
+
+
+def _memory(pid: int) -> Iterator[_Part]:
     program = os.path.realpath(f"/proc/{pid}/exe")
     begins: dict[str, int] = {}
-    former = ("", 0)
+    former_file, former_end = "", 0
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
-            span, access, _, _, _, *names = line.split(maxsplit=5)
-            start, end = (int(text, 16) for text in span.split("-"))
-            file = names[0].rstrip("\n") if names else ""
-            if not file and former[1] == start:
-                file = former[0]  # variables without a first value follow those with one
-            if file and (file == program or os.path.basename(file).startswith("libpython")):
-                begin = begins.setdefault(file, start)
-                former = file, end
-                if access.startswith("rw"):
-                    yield file, begin, start, end
+            start, end, access, file = _parsed_mapping(line)
+            if not file and former_end == start:
+                file = former_file  # variables without a first value follow those with one
+            if not _is_of_interpreter(file, program):
+                continue
+            begin = begins.setdefault(file, start)
+            former_file, former_end = file, end
+            if access.startswith("rw"):
+                yield _Part(file, begin, start, end)
+
+
+def _parsed_mapping(line: str) -> tuple[int, int, str, str]:
+    """Return start, end, access and file of a *line* of ``/proc/pid/maps``; no file where it has no name."""
+    span, access, _, _, _, *names = line.split(maxsplit=5)
+    start, end = (int(text, 16) for text in span.split("-"))
+    file = names[0].rstrip("\n") if names else ""
+    return start, end, access, file
+
+
+def _is_of_interpreter(file: str, program: str) -> bool:
+    is_library = os.path.basename(file).startswith("libpython")
+    return bool(file) and (file == program or is_library)

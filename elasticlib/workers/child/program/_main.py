@@ -74,22 +74,22 @@ _state = _State()
 
 
 def is_imported(module: types.ModuleType) -> bool:
-    """Whether *module*, this process' ``__main__``, was imported and not run."""
+    """True if *module*, this process' ``__main__``, was imported and not run."""
     return module is _state.module
 
 
 def imported_origin() -> Origin | None:
-    """Where this process' ``__main__`` was imported from."""
+    """Return the place from which this process' ``__main__`` was imported."""
     return _state.origin
 
 
 def is_importing() -> bool:
-    """Whether the script is being imported."""
+    """True while the script is being imported."""
     return _state.is_importing
 
 
 def attribute(module: types.ModuleType, name: str) -> Any:
-    """What *name*, with dots for what is in classes, is in *module*; None where there is nothing."""
+    """Return the object *name* of *module*, with dots for those in classes; None where there is none."""
     try:
         return operator.attrgetter(name)(module)
     except (AttributeError, TypeError):
@@ -97,12 +97,20 @@ def attribute(module: types.ModuleType, name: str) -> Any:
 
 
 def of_main(name: str) -> Any:
-    """What pickles call for a function or class of ``__main__``, by whichever name either side has imported it."""
+    """
+    Return a function or class of ``__main__``, by whichever name either side has imported that.
+
+    Pickles call this.
+    """
     return operator.attrgetter(name)(sys.modules["__main__"])
 
 
 def namespace() -> dict[str, Any]:
-    """What pickles call for the variables of ``__main__``, which functions behind its guard share with the others."""
+    """
+    Return the variables of ``__main__``, which functions behind its guard share with the others.
+
+    Pickles call this.
+    """
     return sys.modules["__main__"].__dict__
 
 
@@ -165,22 +173,17 @@ def _code_of(variables: dict[str, Any], origin: Origin) -> types.CodeType:
 
 def lay_over(variables: dict[str, Any], sent: Mapping[str, Any]) -> list[str]:
     """
-    Have in *variables*, a script's own, what its program has changed of them: all of *sent* that differs.
+    Set in *variables*, a script's own, those that its program has changed: all of *sent* that differ.
 
-    So a call finds what its caller has, and not what the call before has made of it.
+    So a call finds the values of its caller, and not those that the call before has left.
 
-    Returns a warning for each that differs, and could not be sent.
+    Return a warning for each that differs, and could not be sent.
     """
     warnings = []
     for name, value in sent.items():
         own = variables.get(name, _ABSENT)
         if isinstance(value, Incomplete):
-            if own is _ABSENT:
-                raise NameError(
-                    f"the global variable {name!r} is missing in the workers, which import the script: {value.reason}; "
-                    "make it before the guard, or in the function",
-                    name=name,
-                )
+            _check_is_there(name, own, value)
             if not same(own, value.value):
                 warnings.append(
                     f"the global variable {name!r} was changed after the script's import, and differs in the workers: "
@@ -191,6 +194,15 @@ def lay_over(variables: dict[str, Any], sent: Mapping[str, Any]) -> list[str]:
         else:
             variables[name] = _updated(own, value)
     return warnings
+
+
+def _check_is_there(name: str, own: Any, value: Incomplete) -> None:
+    if own is _ABSENT:
+        raise NameError(
+            f"the global variable {name!r} is missing in the workers, which import the script: {value.reason}; "
+            "make it before the guard, or in the function",
+            name=name,
+        )
 
 
 def _updated(own: Any, other: Any) -> Any:
@@ -222,9 +234,9 @@ _ABSENT = object()
 
 def same(own: Any, other: Any) -> bool:
     """
-    Whether both are equal in value and type, throughout; what cannot be compared is not.
+    True if both are equal in value and type, throughout; False for values that cannot be compared.
 
-    Nor is a tensor that the caller shares: its memory counts, too.
+    A tensor that the caller shares is equal to no other: its memory counts, too.
     """
     try:
         return _same(own, other)
@@ -235,28 +247,53 @@ def same(own: Any, other: Any) -> bool:
 def _same(own: Any, other: Any) -> bool:
     if own is other:
         return True
+    kind = type(own)
     if isinstance(other, Withheld):
-        return type(own).__qualname__ == other.kind
-    if type(own) is not type(other):
+        return kind.__qualname__ == other.kind
+    if kind is not type(other):
         return False
     if isinstance(own, float):
-        return own == other or (math.isnan(own) and math.isnan(other))
-    equals: Any = type(own).__eq__
+        return _same_floats(own, other)
+    equals: Any = kind.__eq__
     if equals is object.__eq__:
         return True  # two of a kind, such as models and sentinels: nothing tells them apart
     if isinstance(own, dict):
-        is_equal = list(own) == list(other) and all(_same(own[key], other[key]) for key in own)
-        return is_equal and _same_attributes(own, other)
+        return _same_dicts(own, other)
     if isinstance(own, (list, tuple)):
-        return len(own) == len(other) and all(map(_same, own, other)) and _same_attributes(own, other)
+        return _same_sequences(own, other)
     if is_namespace(own):
         return _same_attributes(own, other)
+    return _same_by_own_rule(own, other)
+
+
+def _same_floats(own: float, other: float) -> bool:
+    return own == other or (math.isnan(own) and math.isnan(other))
+
+
+def _same_dicts(own: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    # Programs see the order, too.
+    if list(own) != list(other):
+        return False
+    is_equal = all(_same(own[key], other[key]) for key in own)
+    return is_equal and _same_attributes(own, other)
+
+
+def _same_sequences(own: Any, other: Any) -> bool:
+    if len(own) != len(other):
+        return False
+    return all(map(_same, own, other)) and _same_attributes(own, other)
+
+
+def _same_by_own_rule(own: Any, other: Any) -> bool:
     equal = own == other
-    if hasattr(equal, "all"):  # of arrays or tensors
-        if hasattr(other, "is_shared") and other.is_shared():
-            return False
-        return own.shape == other.shape and own.dtype == other.dtype and bool(equal.all())
-    return bool(equal)
+    if not hasattr(equal, "all"):
+        return bool(equal)
+    # Of arrays or tensors.
+    if hasattr(other, "is_shared") and other.is_shared():
+        return False
+    if own.shape != other.shape or own.dtype != other.dtype:
+        return False
+    return bool(equal.all())
 
 
 def _same_attributes(own: Any, other: Any) -> bool:
@@ -264,11 +301,19 @@ def _same_attributes(own: Any, other: Any) -> bool:
 
 
 def is_namespace(value: Any) -> bool:
-    """Whether *value* is equal to another one where their attributes are: ``argparse``'s, and most dataclasses."""
+    """True if *value* is equal to another one of its kind where their attributes are."""
     kind = type(value)
-    is_data = getattr(kind, "__dataclass_params__", None) is not None and kind.__dataclass_params__.eq
-    return (
-        kind is types.SimpleNamespace
-        or (kind.__module__, kind.__qualname__) == ("argparse", "Namespace")
-        or (is_data and hasattr(value, "__dict__") and "__eq__" in vars(kind))
-    )
+    if kind is types.SimpleNamespace:
+        return True
+    if (kind.__module__, kind.__qualname__) == ("argparse", "Namespace"):
+        return True
+    return _is_dataclass_of_attributes(value)
+
+
+def _is_dataclass_of_attributes(value: Any) -> bool:
+    """True for most dataclasses: not for one with slots, or with the ``__eq__`` of another class."""
+    kind = type(value)
+    parameters = getattr(kind, "__dataclass_params__", None)
+    if parameters is None or not parameters.eq:
+        return False
+    return hasattr(value, "__dict__") and "__eq__" in vars(kind)
