@@ -1,8 +1,8 @@
 """
-One round's destinations made real: its files are there, and its tee'd ones are followed.
+The log files of one round: made before its workers start, and followed where they are tee'd.
 
-Rules of this file: it is the one way from a `LogsDest`, whoever made it, to the tee; what cannot work is refused
-before a worker of the round is started; a path that several streams share is followed once.
+Rules of this file: every `LogsDest` reaches the tee through it. Destinations that cannot work are
+refused before a worker of the round is started. A path that several streams share is followed once.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ class Duplicates:
     _warned: set[Std] = field(factory=set, init=False)
 
     def words(self, std: Std) -> Sequence[str]:
-        """What a line of *std* must hold one of; empty when nothing is asked for."""
-        return (self.stdout if std == Std.OUT else self.stderr) or ()
+        """Return the words of which a line of *std* must hold one; empty when no lines are duplicated."""
+        words = self.stdout if std == Std.OUT else self.stderr
+        return words or ()
 
     def check(self, dest: LogsDest) -> None:
         """Raise `ConfigError` when lines are asked for and *dest* has no file for them."""
         for std, path in ((Std.OUT, dest.filtered_stdout), (Std.ERR, dest.filtered_stderr)):
-            if self.words(std) and not path:
+            has_no_file = self.words(std) and not path
+            if has_no_file:
                 raise ConfigError(
                     f"duplicate_{_NAMES[std]}_filters={list(self.words(std))!r} needs a log folder, and logs_specs "
                     f"gives no path filtered_{_NAMES[std]}: give a log_dir that is not {os.devnull}, "
@@ -52,23 +54,36 @@ class Duplicates:
                 )
 
     def open(self, std: Std, dest: LogsDest) -> LineFilter | None:
-        """What takes the lines of *std* in the round of *dest*; None when none are asked for."""
-        words, files = self.words(std), dest.tee_stdouts if std == Std.OUT else dest.tee_stderrs
+        """Return the filter for the lines of *std* in the round of *dest*; None when none is needed."""
+        words = self.words(std)
         if not words:
             return None
-        if not files and std not in self._warned:
-            self._warned.add(std)
-            logger.warning(
-                "duplicate_%s_filters copies lines of tee'd streams, and %s of no shown worker is tee'd: "
-                "give tee=Std.%s (--tee %d, or 3 for both), or leave the filters out",
-                *(_NAMES[std], _NAMES[std], std.name, std),
-            )
-        return LineFilter(dest.filtered_stdout if std == Std.OUT else dest.filtered_stderr, words)
+        if std == Std.OUT:
+            files, path = dest.tee_stdouts, dest.filtered_stdout
+        else:
+            files, path = dest.tee_stderrs, dest.filtered_stderr
+        if not files:
+            self._warn_once(std)
+        return LineFilter(path, words)
+
+    def _warn_once(self, std: Std) -> None:
+        """Warn that no line will ever be copied, in the first round alone."""
+        if std in self._warned:
+            return
+        self._warned.add(std)
+        logger.warning(
+            "duplicate_%s_filters copies lines of tee'd streams, and %s of no shown worker is tee'd: "
+            "give tee=Std.%s (--tee %d, or 3 for both), or leave the filters out",
+            *(_NAMES[std], _NAMES[std], std.name, std),
+        )
 
 
 def make_run_folder(specs: LogsSpecs, run_id: str) -> None:
     """Have *specs* make the folder of the run, where it is of our own kind; raises `LogDirError`."""
-    if isinstance(specs, DefaultLogsSpecs) and type(specs).reify is DefaultLogsSpecs.reify:
+    if not isinstance(specs, DefaultLogsSpecs):
+        return
+    makes_own_folder = type(specs).reify is not DefaultLogsSpecs.reify
+    if not makes_own_folder:
         specs.make_ready(run_id)
 
 
@@ -81,13 +96,15 @@ class LogRounds:
 
     def reify(self, envs: Mapping[int, dict[str, str]]) -> LogsDest:
         """
-        The destinations of a round; what `specs` writes into *envs*, {local rank: environment}, is for the workers.
+        Return the destinations of a round.
 
-        Each worker's ``TORCHELASTIC_ERROR_FILE`` is there afterwards, empty when it has none.
+        *envs*, {local rank: environment}, get the variables that `specs` has for the workers. Each
+        worker's ``TORCHELASTIC_ERROR_FILE`` is there afterwards, empty when it has none.
         """
-        former = self._made()
+        former = self._temporary_folder()
         dest = destinations_of(self.specs.reify(envs))
-        if (folder := self._made()) != former:
+        folder = self._temporary_folder()
+        if folder != former:
             self._folders.append(folder)
         for rank, env in envs.items():
             env[ERROR_FILE] = env.get(ERROR_FILE) or dest.error_files.get(rank, "")
@@ -102,17 +119,23 @@ class LogRounds:
         if isinstance(self.specs, DefaultLogsSpecs):
             self.specs.forget_unused()
 
-    def _made(self) -> str:
-        return self.specs.temporary_round() if isinstance(self.specs, DefaultLogsSpecs) else ""
+    def _temporary_folder(self) -> str:
+        """Return the temporary folder of the latest round; empty where there is none."""
+        if isinstance(self.specs, DefaultLogsSpecs):
+            return self.specs.temporary_round()
+        return ""
 
     def put_away(self) -> None:
         """Delete the logs of these rounds after success, unless they are temporary ones that stay."""
-        if not (isinstance(self.specs, DefaultLogsSpecs) and self.specs.kept_temporary_folder()):
+        is_kept = isinstance(self.specs, DefaultLogsSpecs) and self.specs.kept_temporary_folder()
+        if not is_kept:
             self.remove_if_temporary()
 
     def remove_if_temporary(self) -> None:
         """Delete the logs of these rounds, and of no other run that the specification serves."""
-        while self._folders and isinstance(self.specs, DefaultLogsSpecs):
+        if not isinstance(self.specs, DefaultLogsSpecs):
+            return
+        while self._folders:
             self.specs.remove_round(self._folders.pop())
 
 
@@ -123,29 +146,51 @@ def prepare_streams(dest: LogsDest) -> None:
     Our own specification gives each round new files; others may not. Devices and pipes are left as they are.
     Raises `LogDirError`.
     """
-    for path in {*dest.stdouts.values(), *dest.stderrs.values()}:
+    for path in _stream_files(dest):
         try:
-            if os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+            if _is_device_or_pipe(path):
                 continue
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
         except OSError as error:
             raise LogDirError(f"{path} cannot take a worker's output: {error}; give another log_dir") from error
 
 
+def _stream_files(dest: LogsDest) -> set[str]:
+    """Return the files of all workers' streams, each once: several streams may share one."""
+    return {*dest.stdouts.values(), *dest.stderrs.values()}
+
+
+def _is_device_or_pipe(path: str) -> bool:
+    """Return True for a *path* that cannot be emptied. Raise OSError for a link to nothing."""
+    return os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode)
+
+
 def full_folders(dest: LogsDest) -> list[str]:
-    """Of each file system without room where *dest* has stream files, one folder: lines may be missing there."""
-    folders = {os.path.dirname(path) or "." for path in {*dest.stdouts.values(), *dest.stderrs.values()}}
-    full: dict[int, str] = {}
-    for folder in sorted(folders, reverse=True):
+    """Return a folder of each full file system with stream files, where lines may be missing."""
+    folders = {os.path.dirname(path) or "." for path in _stream_files(dest)}
+    by_device: dict[int, str] = {}
+    for folder in sorted(folders, reverse=True):  # the first folder of each file system is kept
         with contextlib.suppress(OSError):  # the folder was taken away
-            facts = os.statvfs(folder)
-            if facts.f_blocks > 0 and (facts.f_bfree if os.geteuid() == 0 else facts.f_bavail) == 0:
-                full[os.stat(folder).st_dev] = folder
-    return sorted(full.values())
+            if _is_full(folder):
+                by_device[os.stat(folder).st_dev] = folder
+    return sorted(by_device.values())
+
+
+def _is_full(folder: str) -> bool:
+    """Return True where this user has no room left in the file system of *folder*."""
+    facts = os.statvfs(folder)
+    has_blocks = facts.f_blocks > 0  # some virtual file systems count none
+    is_root = os.geteuid() == 0
+    free = facts.f_bfree if is_root else facts.f_bavail
+    return has_blocks and free == 0
 
 
 def follow_streams(
-    tee: Tee, dest: LogsDest, prefixes: Mapping[int, bytes], duplicates: Duplicates, console: Console | None = None
+    tee: Tee,
+    dest: LogsDest,
+    prefixes: Mapping[int, bytes],
+    duplicates: Duplicates,
+    console: Console | None = None,
 ) -> None:
     """
     Copy the tee'd files of *dest* to the console, each line after its rank's prefix, and to the filtered files.
@@ -156,36 +201,50 @@ def follow_streams(
     followed is none.
     """
     duplicates.check(dest)
-    seen: set[str] = set()
     followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
     if console is not None and followed:
         console.begin(tee.catch_up, tee.wake)
-    verbatim = console is not None and len(followed) == 1 and not any(prefixes[rank] for rank in dest.tee_stdouts)
+    is_alone = len(followed) == 1 and not _has_prefix(dest, prefixes)
+    seen: set[str] = set()
     for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
         copy = duplicates.open(std, dest)
+        verbatim, bar = False, None
+        if console is not None and copy is None:  # a filter must get all of them as whole lines
+            verbatim, bar = is_alone, console.bar
         for rank, path in files.items():
-            if path in seen:
-                continue
-            if not os.path.isfile(path):
-                raise ConfigError(f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream")
-            seen.add(path)
-            bar = None if console is None or copy is not None else console.bar
-            tee.follow(path, prefixes[rank], std, copy=copy, verbatim=verbatim and copy is None, bar=bar)
+            if path not in seen:
+                seen.add(path)
+                _check_stream_file(std, rank, path)
+                tee.follow(path, prefixes[rank], std, copy=copy, verbatim=verbatim, bar=bar)
+
+
+def _has_prefix(dest: LogsDest, prefixes: Mapping[int, bytes]) -> bool:
+    return any(prefixes.get(rank) for rank in dest.tee_stdouts)
+
+
+def _check_stream_file(std: Std, rank: int, path: str) -> None:
+    """Raise `ConfigError` for a *path* that cannot be followed."""
+    if not os.path.isfile(path):
+        raise ConfigError(f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream")
 
 
 def warn_of_strange_ranks(logs: LogsSpecs, workers: int) -> None:
-    """Say which local ranks *logs* names and this node does not have; another node of the job may have them."""
+    """Log which local ranks *logs* names that this node does not have; another node of the job may have them."""
     for name in ("local_ranks_filter", "redirects", "tee"):
         named = getattr(logs, f"_{name}", None)  # where torch's own specifications keep it too
-        if not isinstance(named, (Mapping, Set)):
-            continue
-        strange = sorted(rank for rank in named if rank not in range(workers))
-        if strange:
-            hidden = name == "local_ranks_filter" and len(strange) == len(named)
-            logger.warning(
-                "%s names %s, but this node has %s only: %s",
-                name,
-                ranks_text(strange, "local rank"),
-                number_ranges(range(workers)),
-                "no worker of this node is shown on the console" if hidden else "that has no effect here",
-            )
+        if isinstance(named, (Mapping, Set)):
+            _warn_of_strange_ranks_in(name, named, workers)
+
+
+def _warn_of_strange_ranks_in(name: str, named: Mapping[int, Std] | Set[int], workers: int) -> None:
+    strange = sorted(rank for rank in named if rank not in range(workers))
+    if not strange:
+        return
+    shows_no_worker = name == "local_ranks_filter" and len(strange) == len(named)
+    logger.warning(
+        "%s names %s, but this node has %s only: %s",
+        name,
+        ranks_text(strange, "local rank"),
+        number_ranges(range(workers)),
+        "no worker of this node is shown on the console" if shows_no_worker else "that has no effect here",
+    )

@@ -1,10 +1,11 @@
 """
-What the workers of a round left behind: from an end to a `ProcessFailure` that says whose fault it is and what the
-signal means, or to a result; and what is said of workers that live or are being stopped.
+Failures and results of a round's workers: from each end to a `ProcessFailure` that names the fault,
+or to a return value; and the records of workers that live or are being stopped.
 
-Rules of this file: a report that the worker wrote beats its error file, which beats the exit status; of a failure
-what cannot be read is left out, never raised. Who was stopped by us has failed only where it says so itself. Ranks are
-local ones but where *rank_base* is added; nothing is waited for.
+Rules of this file: a report that the worker wrote beats its error file, which beats the exit status.
+Facts of a failure that cannot be read are left out, never raised. A worker that was stopped by us has
+failed only where it reported a failure itself, or crashed. Ranks are local ones unless *rank_base* is
+added; nothing is waited for.
 """
 
 from __future__ import annotations
@@ -24,116 +25,188 @@ from elasticlib.spec import LogsDest
 from elasticlib.stacks import frame_of, is_heading, is_launcher, place_of
 from elasticlib.workers._launch_events import Event, Exit, LastRuns, Lingers, Stacks, Stopped, StoreGone, Stuck
 from elasticlib.workers.child import _results
+from elasticlib.workers.child._report import Report
 
 STORE, SPAWNER = "worker store", "spawner"
 """Processes of ours, whose end is reported by these names."""
 _TAIL_BYTES = 8192
 _MOST_LINES = 1_000_000
 _STAMP_IS_BEHIND = 2.0
-"""Seconds: an error file's own time is in whole ones, so the file's tells who came first."""
+"""Seconds: the time in an error file is in whole ones, so the file's own shows which came first."""
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+_ASKED_TO_END = "the worker was asked to end from outside, not by this launcher"
+_CRASHED = "native code crashed: the stack shows the Python line that called it"
+_NO_PROGRAM = "a shell's status for a program that was not found or may not be executed"
+_SIGNALS_MEAN: dict[int, str] = {
+    **dict.fromkeys(_CRASHES, _CRASHED),
+    signal.SIGABRT: "native code aborted: its last lines are on the worker's stderr",
+    signal.SIGTERM: _ASKED_TO_END,
+    signal.SIGINT: _ASKED_TO_END,
+    signal.SIGHUP: _ASKED_TO_END,
+}
+"""The most likely meaning of a signal that ended a worker, but for SIGKILL."""
+_STATUSES_MEAN = {
+    120: "output that was still in a buffer could not be written: a full disk, or a reader that has closed",
+    126: _NO_PROGRAM,
+    127: _NO_PROGRAM,
+}
+"""The most likely meaning of an exit status: Python's own 120, and those of shells."""
 _CRASH = "Fatal Python error"
-"""With this the fault handler begins what it writes of a crash."""
+"""Begins the fault handler's text of a crash."""
+_OVERDUE = "it did not end within {:g} s (exit_timeout) after that and was stopped"
 _STILL_AT_WORK = "the program ended well, but its threads, exit handlers or finalizers were still at work"
 
 
 def has_failed(end: Exit, error_file: str) -> bool:
-    """Whether a worker failed by itself, and was not just stopped by us."""
+    """Return True where a worker failed by itself, and was not just stopped by us."""
     if end.exitcode == 0:
         return False
-    raised = end.report is not None and end.report.kind == "error"
-    return not end.told or raised or -end.exitcode in _CRASHES or _written(error_file) is not None
+    if not end.told:
+        return True
+    has_crashed = -end.exitcode in _CRASHES
+    return has_crashed or _error_of(end) is not None or _written(error_file) is not None
+
+
+def _error_of(end: Exit) -> Report | None:
+    """Return the worker's report of an exception; None where it wrote none."""
+    report = end.report
+    if report is None or report.kind != "error":
+        return None
+    return report
 
 
 def failures_of(
     ends: Mapping[int, Exit], dest: LogsDest, kills: int, noticed: Mapping[int, float], rank_base: int
 ) -> dict[int, ProcessFailure]:
-    """The failures of the workers that failed by themselves, by global rank."""
+    """Return the failures of the workers that failed by themselves, by global rank."""
     found = {}
     for local, end in sorted(ends.items()):
         error_file, rank = dest.error_files.get(local, ""), rank_base + local
         if has_failed(end, error_file):
-            failure = failure_of(end, rank, error_file, dest.stderrs.get(local), kills, noticed[local])
-            files = (dest.stdouts.get(local), dest.stderrs.get(local))
-            failure.log_files = tuple(dict.fromkeys(path for path in files if path and path != os.devnull))
-            goes_on = local in dest.tee_stderrs or local not in dest.stderrs
-            failure.is_on_console = goes_on and end.report is not None and end.report.is_shown
+            stderr = dest.stderrs.get(local)
+            failure = failure_of(end, rank, error_file, stderr, kills, noticed[local])
+            failure.log_files = _log_files(dest, local)
+            failure.is_on_console = _is_on_console(end, dest)
             found[rank] = failure
     return found
+
+
+def _log_files(dest: LogsDest, local_rank: int) -> tuple[str, ...]:
+    """Return the log files of a worker, without its second stream's where both go into one file."""
+    files = (dest.stdouts.get(local_rank), dest.stderrs.get(local_rank))
+    return tuple(dict.fromkeys(path for path in files if path and path != os.devnull))
+
+
+def _is_on_console(end: Exit, dest: LogsDest) -> bool:
+    """Return True where the traceback that a worker wrote to its stderr has reached the console."""
+    is_tee_or_direct = end.local_rank in dest.tee_stderrs or end.local_rank not in dest.stderrs
+    return is_tee_or_direct and end.report is not None and end.report.is_shown
 
 
 def failure_of(
     end: Exit, rank: int, error_file: str, stderr: str | None, memory_kills: int, noticed: float
 ) -> ProcessFailure:
     """
-    All that is known about a worker that failed.
+    Return all that is known about a worker that failed.
 
     *stderr* is its log file, if it has one; *memory_kills* counts the out-of-memory kills in our cgroup
-    while it ran; *noticed* is the Unix time of its end, used where it did not say itself.
+    while it ran; *noticed* is the Unix time of its end, used where it did not report a time itself.
     """
-    report = end.report if end.report is not None and end.report.kind == "error" else None
-    written = _written(error_file) if report is None else None
-    failure = ProcessFailure(
+    error = _error_of(end)
+    tail = last_lines(_end_of(stderr) if stderr else end.tail)
+    if error is not None:
+        failure = _reported(end, rank, error_file, error)
+        has_left_error = True
+    else:
+        written = _written(error_file)
+        failure = _unreported(end, rank, error_file, written, noticed)
+        has_left_error = written is not None
+    raised = failure.traceback
+    stacks = _stacks_of(end)
+    failure.traceback = raised or stacks
+    known_lines = set(failure.traceback.splitlines())
+    failure.log_tail = tuple(line for line in tail if line not in known_lines)
+    if end.overdue is not None:
+        are_shown = stacks and not raised
+        failure.hint = _OVERDUE.format(end.overdue) + ("" if are_shown else _threads_then(stacks))
+    elif not (end.told and has_left_error):
+        failure.hint = explain_exit(end.exitcode, memory_kills)
+    # Else we stopped it after it had raised: the signal explains nothing.
+    return failure
+
+
+def _reported(end: Exit, rank: int, error_file: str, error: Report) -> ProcessFailure:
+    """Return the failure that the *error* of a worker describes; it beats the error file."""
+    return ProcessFailure(
         local_rank=end.local_rank,
         pid=end.pid,
         exitcode=end.exitcode,
         error_file=error_file,
         rank=rank,
-        message=report.message if report else "",
-        timestamp=report.timestamp if report else 0.0,
-        exception_type=report.exception_type if report else "",
-        traceback=report.traceback if report else "",
-        secondary=report.secondary if report else end.told and written is None,
-        external=report.external if report else False,
-        frames=_frames(report.frames) if report else (),
-        log_tail=last_lines(_end_of(stderr) if stderr else end.tail),
+        message=error.message,
+        timestamp=error.timestamp,
+        exception_type=error.exception_type,
+        traceback=error.traceback,
+        secondary=error.secondary,
+        external=error.external,
+        frames=_frames(error.frames),
     )
-    if report is None and failure.error_file_data.get("message") == "<NONE>":
-        failure.happened(noticed)
-    elif written is not None and 0 <= written - failure.when() < _STAMP_IS_BEHIND:
-        failure.happened(written)
-    stacks = _stacks_of(end)
-    raised = failure.traceback
-    failure.traceback = raised or stacks
-    if end.overdue is not None:
-        if report is None and end.exitcode < 0:
-            failure.message = _STILL_AT_WORK
-        failure.hint = f"it did not end within {end.overdue:g} s (exit_timeout) after that and was stopped"
-        if raised or not stacks:
-            failure.hint += f"; its threads then:\n{stacks or '(could not be seen)'}"
-    told = set(failure.traceback.splitlines())
-    failure.log_tail = tuple(line for line in failure.log_tail if line not in told)
-    if not failure.hint and not (
-        end.told and (report or written is not None)
-    ):  # stopped by us after it had raised: the signal explains nothing
-        failure.hint = explain_exit(end.exitcode, memory_kills)
+
+
+def _unreported(end: Exit, rank: int, error_file: str, written: float | None, noticed: float) -> ProcessFailure:
+    """
+    Return the failure of a worker without a report of an exception.
+
+    *written* is when its error file was written, *noticed* when its process was seen to end.
+    """
+    failure = ProcessFailure(end.local_rank, end.pid, end.exitcode, error_file, rank=rank)
+    # A worker that we stopped, and that wrote nothing, failed because another one had failed.
+    failure.secondary = end.told and written is None
+    _set_time(failure, written, noticed)
+    if end.overdue is not None and end.exitcode < 0:
+        failure.message = _STILL_AT_WORK  # by the signal alone it would look like a crash
     return failure
 
 
+def _set_time(failure: ProcessFailure, written: float | None, noticed: float) -> None:
+    if failure.error_file_data.get("message") == "<NONE>":
+        failure.happened(noticed)
+    elif written is not None and 0 <= written - failure.when() < _STAMP_IS_BEHIND:
+        failure.happened(written)
+
+
+def _threads_then(stacks: str) -> str:
+    return f"; its threads then:\n{stacks or '(could not be seen)'}"
+
+
 def _stacks_of(end: Exit) -> str:
-    """The stacks that explain an *end*: of a crash, or where it was overdue; others that were asked for do not."""
+    """Return the stacks that explain an *end*: those of a crash, or of an overdue worker."""
     if end.overdue is not None:
         return stacks_of_user(end.faults)
+    if -end.exitcode not in _CRASHES:
+        return ""
     crash = end.faults.rfind(_CRASH)
-    return stacks_of_user(end.faults[crash:]) if crash >= 0 and -end.exitcode in _CRASHES else ""
+    if crash < 0:
+        return ""
+    return stacks_of_user(end.faults[crash:])
 
 
 def lost_all(count: int, rank_base: int, pids: Mapping[int, int], why: str) -> dict[int, ProcessFailure]:
-    """The failures of *count* workers that ended with their spawner, by local rank plus *rank_base*."""
+    """Return the failures of *count* workers that ended with their spawner, by global rank."""
     return {rank_base + rank: _lost(rank, rank_base, pids, why) for rank in range(count)}
 
 
 def _lost(rank: int, rank_base: int, pids: Mapping[int, int], why: str) -> ProcessFailure:
-    """The failure of a worker that ended with the process which started it; the first one stands for that process."""
+    """Return the failure of a worker that ended with its spawner, for which rank 0 stands."""
     if rank == 0:
         return ProcessFailure(0, 0, -signal.SIGKILL, "", message=why, rank=rank_base, process=SPAWNER)
-    with_it = f"the worker was killed with all others: {why}"
+    message = f"the worker was killed with all others: {why}"
     pid = pids.get(rank, 0)
-    return ProcessFailure(rank, pid, -signal.SIGKILL, "", message=with_it, rank=rank_base + rank, secondary=True)
+    return ProcessFailure(rank, pid, -signal.SIGKILL, "", message=message, rank=rank_base + rank, secondary=True)
 
 
 def _frames(text: str) -> tuple[Frame, ...]:
-    """The frames that a worker wrote; none where it wrote over them."""
+    """Return the frames that a worker wrote; none where it wrote over them."""
     try:
         return tuple(_frame(*each) for each in parse(text.encode()))
     except (TypeError, ValueError):
@@ -147,20 +220,21 @@ def _frame(file: object, line: object, function: object, variables: object) -> F
 
 
 def _written(error_file: str) -> float | None:
-    """The Unix time at which a worker wrote what failed into its error file; None when there is no word of it."""
+    """Return the Unix time at which a worker wrote its error file; None where it wrote none."""
     try:
         data = read_error_file(error_file)
-        return os.stat(error_file).st_mtime if isinstance(data, dict) and data.get("message") else None
+        has_message = isinstance(data, dict) and data.get("message")
+        return os.stat(error_file).st_mtime if has_message else None
     except (OSError, ValueError):
         return None
 
 
 def record_of(event: Event, rank_base: int, are_all: bool, signum: int) -> records.Record | None:
     """
-    The record of *event*; None for one that says nothing to people by itself.
+    Return the record of *event*; None for one that is not shown to people by itself.
 
-    The ranks of this node begin at *rank_base*, and *are_all* that the job has or not; *signum* is what its workers are
-    being stopped with.
+    *rank_base* is the first global rank of this node. *are_all*: the job has no workers elsewhere.
+    *signum* is the signal with which the workers are being stopped.
     """
     match event:
         case Exit(rank, pid, exitcode, late=int(late)):
@@ -169,17 +243,32 @@ def record_of(event: Event, rank_base: int, are_all: bool, signum: int) -> recor
             stacks = stacks_of_user(event.stacks)
             return records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks)
         case LastRuns(rank, pid, seconds, left, stacks):
-            text = stacks_of_user(stacks)
-            place = f"at {place}" if (place := place_of(text)) else _NATIVE if text else ""
+            place = _place_in(stacks_of_user(stacks))
             return records.LastRuns(rank_base + rank, pid, seconds, left, place, are_all)
         case Stacks(texts):
-            return records.StacksTold({rank: stacks_of_user(text) for rank, text in texts.items()})
+            by_rank = {rank: stacks_of_user(text) for rank, text in texts.items()}
+            return records.StacksTold(by_rank)
         case Stuck(rank, pid, waited):
             return records.WorkerStuck(rank_base + rank, pid, signum, waited)
-        case Stopped(survivors) if survivors:
-            return records.WorkersSurvived(tuple(survivors))
-        case Stopped(ended=ended) if ended:
-            return records.DetachedEnded(ended)
+        case Stopped(survivors, ended):
+            return _record_of_stop(survivors, ended)
+    return None
+
+
+def _place_in(stacks: str) -> str:
+    """Return where the user's code is, as a phrase; empty where that is not known."""
+    if not stacks:
+        return ""
+    place = place_of(stacks)
+    return f"at {place}" if place else _NATIVE
+
+
+def _record_of_stop(survivors: list[int], ended: dict[int, str]) -> records.Record | None:
+    """Return the record of a stop; None where no process was left and none was detached."""
+    if survivors:
+        return records.WorkersSurvived(tuple(survivors))
+    if ended:
+        return records.DetachedEnded(ended)
     return None
 
 
@@ -200,57 +289,75 @@ _AT_ITS_END = {
 
 
 def stacks_of_user(faults: str) -> str:
-    """The fault handler's stacks without the frames below the user's first one; what we do where there is no other."""
-    found: list[str] = []
-    own: str | None = None
-    is_below = False
+    """Return the fault handler's stacks without the frames below the user's first one."""
+    stacks = _UserStacks()
     for line in [*faults.splitlines(), ""]:
-        if line.startswith("Extension modules:"):  # the fault handler's last line of a crash
-            continue
+        is_footer = line.startswith("Extension modules:")  # the fault handler's last line of a crash
+        if not is_footer:
+            stacks.take(line)
+    return "\n".join(stacks.lines).strip()
+
+
+class _UserStacks:
+    """
+    The lines of the fault handler's stacks that are the user's.
+
+    Each line is a frame, the heading of a stack, or between two stacks. A stack that has frames of
+    elasticlib alone gets one line that says what elasticlib does there.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._action: str | None = None
+        """What elasticlib does in this stack."""
+        self._is_below_call = False
+        """True below the frame that calls the user's function: these frames are the launcher's, or its caller's."""
+
+    def take(self, line: str) -> None:
+        """Add *line*, unless it is not the user's."""
         frame = frame_of(line)
-        if frame is not None and is_launcher(frame.file):
-            own = own or _AT_ITS_END.get(frame.function)
-            is_below = is_below or frame.function == _CALL
-            continue
-        is_below = is_below and frame is not None
-        if is_below:
-            continue
-        if not line.strip() and found and is_heading(found[-1]) and own is not None:
-            found.append(f"  (elasticlib {own})")
+        if frame is None:
+            self._take_border(line)
+        elif is_launcher(frame.file):
+            self._action = self._action or _AT_ITS_END.get(frame.function)
+            self._is_below_call = self._is_below_call or frame.function == _CALL
+        elif not self._is_below_call:
+            self.lines.append(line)
+
+    def _take_border(self, line: str) -> None:
+        """Add a *line* that is no frame: a stack ends, or begins, here."""
+        self._is_below_call = False
+        has_no_frames = bool(self.lines) and is_heading(self.lines[-1])
+        if not line.strip() and has_no_frames and self._action is not None:
+            self.lines.append(f"  (elasticlib {self._action})")
         if is_heading(line):
-            own = None
-        found.append(line)
-    return "\n".join(found).strip()
+            self._action = None
+        self.lines.append(line)
 
 
 def explain_exit(exitcode: int, memory_kills: int) -> str:
-    """What a signal or an exit status most likely means; empty where there is nothing to add."""
+    """Return the most likely meaning of a signal or an exit status; empty where there is nothing to add."""
+    # A shell, or a program that passes on its child's end, exits with 128 and the signal's number.
     number = -exitcode if exitcode < 0 else exitcode - 128
     if number == signal.SIGKILL:
-        if memory_kills > 0:
-            return (
-                f"the kernel's out-of-memory killer ended {memory_kills} process(es) of this cgroup meanwhile: "
-                "most likely the worker needed more memory than the limit"
-            )
+        return _explain_kill(memory_kills)
+    return _SIGNALS_MEAN.get(number, "") or _STATUSES_MEAN.get(exitcode, "")
+
+
+def _explain_kill(memory_kills: int) -> str:
+    if memory_kills > 0:
         return (
-            "the cgroup's out-of-memory counter did not move: killed from outside "
-            "(kill -9, a scheduler, or the whole machine was out of memory)"
+            f"the kernel's out-of-memory killer ended {memory_kills} process(es) of this cgroup meanwhile: "
+            "most likely the worker needed more memory than the limit"
         )
-    if number == signal.SIGABRT:
-        return "native code aborted: its last lines are on the worker's stderr"
-    if number in _CRASHES:
-        return "native code crashed: the stack shows the Python line that called it"
-    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        return "the worker was asked to end from outside, not by this launcher"
-    if exitcode == 120:
-        return "output that was still in a buffer could not be written: a full disk, or a reader that has closed"
-    if exitcode in (126, 127):
-        return "a shell's status for a program that was not found or may not be executed"
-    return ""
+    return (
+        "the cgroup's out-of-memory counter did not move: killed from outside "
+        "(kill -9, a scheduler, or the whole machine was out of memory)"
+    )
 
 
 def _end_of(path: str) -> str:
-    """The end of a log file; empty when it cannot be read."""
+    """Return the end of a log file; empty when it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -261,16 +368,15 @@ def _end_of(path: str) -> str:
 
 
 def last_lines(text: str, most: int = 10) -> tuple[str, ...]:
-    """The last lines of *text*; of a line that was rewritten by carriage returns, its last state."""
-    return tuple(
-        line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").rstrip("\n").split("\n")[-most:] if line
-    )
+    """Return the last lines of *text*; of a line that was rewritten by carriage returns, its last state."""
+    lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
+    return tuple(line.rpartition("\r")[2] for line in lines[-most:] if line)
 
 
 def original_exception(end: Exit) -> BaseException | None:
-    """The worker's own exception, or what comes nearest to it here; None when it raised none."""
-    report = end.report
-    if report is None or report.kind != "error":
+    """Return the worker's own exception, or a stand-in where it cannot be rebuilt; None when it raised none."""
+    report = _error_of(end)
+    if report is None:
         return None
     error = _results.unpack_exception(report.payload)
     if error is None and report.exception_type:
@@ -279,11 +385,15 @@ def original_exception(end: Exit) -> BaseException | None:
     if error is not None:
         note = f"from the worker of local rank {end.local_rank}:\n{report.traceback}"
         with contextlib.suppress(Exception):  # a class may forbid it
-            if hasattr(error, "add_note"):
-                error.add_note(note)
-            else:
-                error.__cause__ = _WorkersTraceback(note)
+            _add_note(error, note)
     return error
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10
+        error.__cause__ = _WorkersTraceback(note)
 
 
 class _WorkersTraceback(Exception):  # noqa: N818 - it is shown as the cause, where Python has no notes
@@ -291,16 +401,19 @@ class _WorkersTraceback(Exception):  # noqa: N818 - it is shown as the cause, wh
 
 
 def blamed(ends: Mapping[int, Exit], count: int) -> int | None:
-    """Of *count* workers the rank that stands for a lost store: the first that did not fail by another cause."""
+    """Return the rank, of *count* workers, that stands for a lost store: the first without another cause."""
     for rank in range(count):
         end = ends.get(rank)
-        if end is None or not has_failed(end, "") or (end.report is not None and end.report.secondary):
+        if end is None or not has_failed(end, ""):
+            return rank
+        has_lost_connection = end.report is not None and end.report.secondary
+        if has_lost_connection:
             return rank
     return None
 
 
 def lost_store(gone: StoreGone, rank: int, rank_base: int, kills: int, at: float) -> ProcessFailure:
-    """The failure of the store that went away at the Unix time *at*, in the name of *rank*."""
+    """Return the failure of the store that went away at the Unix time *at*, in the name of *rank*."""
     hint = explain_exit(gone.exitcode, kills) if gone.pid else ""
     failure = ProcessFailure(
         rank, gone.pid, gone.exitcode, "", message=gone.why, rank=rank_base + rank, hint=hint, process=STORE
@@ -310,7 +423,7 @@ def lost_store(gone: StoreGone, rank: int, rank_base: int, kills: int, at: float
 
 
 def cut_short(exits: Mapping[int, Exit], pids: Mapping[int, int], count: int) -> dict[int, ProcessFailure]:
-    """The workers that a stop ended before they were done, or that were not seen to end."""
+    """Return the failures of workers that a stop ended before they were done, or that were not seen to end."""
     found = {}
     for rank in range(count):
         end, pid = exits.get(rank), pids.get(rank, 0)
@@ -324,22 +437,21 @@ def cut_short(exits: Mapping[int, Exit], pids: Mapping[int, int], count: int) ->
 
 
 def return_values(exits: Mapping[int, Exit], count: int, rank_base: int) -> dict[int, Any]:
-    """What the workers returned, by global rank; None from programs. Raises `PicklingError`."""
-    values: dict[int, Any] = {}
-    for rank in range(count):
-        report = exits[rank].report
-        if exits[rank].unread:
-            raise PicklingError(
-                f"the return value of rank {rank_base + rank} could not be received: this program has as many files "
-                f"open as it may: {FEW_DESCRIPTORS.removeprefix('; ')}"
-            )
-        values[rank_base + rank] = None
-        if report is not None and report.kind == "result":
-            try:
-                values[rank_base + rank] = pickle.loads(report.payload)
-            except Exception as error:
-                raise PicklingError(
-                    f"the return value of rank {rank_base + rank} cannot be rebuilt here: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-    return values
+    """Return what the workers returned, by global rank; None from programs. Raise `PicklingError`."""
+    return {rank_base + rank: _return_value(exits[rank], rank_base + rank) for rank in range(count)}
+
+
+def _return_value(end: Exit, rank: int) -> Any:
+    if end.unread:
+        raise PicklingError(
+            f"the return value of rank {rank} could not be received: this program has as many files "
+            f"open as it may: {FEW_DESCRIPTORS.removeprefix('; ')}"
+        )
+    if end.report is None or end.report.kind != "result":
+        return None
+    try:
+        return pickle.loads(end.report.payload)
+    except Exception as error:
+        raise PicklingError(
+            f"the return value of rank {rank} cannot be rebuilt here: {type(error).__name__}: {error}"
+        ) from error
