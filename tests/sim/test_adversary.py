@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator import _coordinator, _liveness
+from elasticlib.rendezvous.coordinator import _departures, _liveness
 from elasticlib.rendezvous.coordinator._incoming import Incoming
 from elasticlib.rendezvous.coordinator._state import Sighting
 from elasticlib.rendezvous.node import _session_liveness
@@ -483,7 +483,7 @@ def takes_any_other_count_for_life(patch: pytest.MonkeyPatch) -> None:
 
 def takes_what_is_stored_for_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_session_liveness, "_alive_at", lambda contact: contact.acknowledged)
-    patch.setattr(_coordinator, "_tell_given_up", lambda entries, why: ())
+    patch.setattr(_departures, "_tell_given_up", lambda entries, why: ())
 
 
 def never_says_again_that_it_waits(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from elasticlib.agent import _policy
-from elasticlib.rendezvous.coordinator import _coordinator, _liveness
+from elasticlib.rendezvous.coordinator import _departures, _liveness
 from elasticlib.rendezvous.coordinator._state import Round
 from elasticlib.rendezvous.node import _session_liveness
 from elasticlib.rendezvous.node._session_liveness import SessionLiveness
@@ -86,7 +86,7 @@ def does_not_see_that_it_slept(patch: pytest.MonkeyPatch) -> None:
 
 def tells_nobody_that_he_was_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_liveness, "heard_again", lambda state, counts: (state, ()))
-    patch.setattr(_coordinator, "_tell_given_up", lambda entries, why: ())
+    patch.setattr(_departures, "_tell_given_up", lambda entries, why: ())
 
 
 def takes_what_is_stored_for_read(patch: pytest.MonkeyPatch) -> None:

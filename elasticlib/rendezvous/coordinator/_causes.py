@@ -16,46 +16,87 @@ from collections.abc import Collection, Mapping
 
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator._ending import (
-    describe,
-    lose,
-    may_restart,
-    root_cause,
-    spend,
-    stop_workers,
-)
-from elasticlib.rendezvous.coordinator._state import Outcome, Round, Send, State
-from elasticlib.rendezvous.protocol._messages import RoundEnd
+from elasticlib.rendezvous.coordinator import _ending
+from elasticlib.rendezvous.coordinator._state import Cause, Outcome, Round, Send, State
+from elasticlib.rendezvous.protocol._messages import Failed, RoundEnd, Stopped
 from elasticlib.rendezvous.protocol._shortening import line
 
 CAUSE_WAIT = 1.0
 """Seconds in which nodes tell of failures that came before the one that ended the round."""
 
 
-def end_for_failure(state: State, current: Round, reporter: str, now: float) -> Outcome:
+def add_failures(state: State, current: Round, report: Failed | Stopped, now: float) -> Outcome:
+    """Note the failures that a node reports, or that its workers stopped; the running round ends."""
+    current = evolve(current, causes=_ending.worth_keeping(_with_failures(current, report, now)))
+    if isinstance(report, Stopped):
+        current = evolve(current, stopped=current.stopped | {report.node})
+    state = evolve(state, round=current)
+    if current.end is not None:
+        return state, ()
+    if isinstance(report, Stopped) and not report.failures:
+        why = f"node {report.node} stopped its workers"
+        return _ending.end_round(state, current, why, restart=True)
+    return _end_for_failure(state, current, report.node, now)
+
+
+def _with_failures(current: Round, report: Failed | Stopped, now: float) -> Collection[Cause]:
+    """Return the failures that are known of the round, those of *report* among them."""
+    causes = {(cause.node, cause.note.rank): cause for cause in current.causes}
+    for note in report.failures:
+        known = causes.get((report.node, note.rank))
+        # The later note is the more complete one; the time of a failure is that of its first note.
+        at = now - note.age
+        if known is not None:
+            at = min(known.at, at)
+        causes[report.node, note.rank] = Cause(at, report.node, note)
+    return causes.values()
+
+
+def _end_for_failure(state: State, current: Round, reporter: str, now: float) -> Outcome:
     """End the running round, whose cause is yet to be decided, because workers of the node *reporter* failed."""
-    root = root_cause(current.causes)
-    why = line(f"workers of node {reporter} failed" if root is None else describe(root))
-    restart = may_restart(state, fatal=is_fatal(current))
+    root = _ending.root_cause(current.causes)
+    why = f"workers of node {reporter} failed" if root is None else _ending.describe(root)
+    restart = _ending.may_restart(state, fatal=is_fatal(current))
     current = evolve(current, cause_due=now + CAUSE_WAIT)
-    return stop_workers(state, current, RoundEnd(current.number, why, restart, decided=False))
+    end = RoundEnd(current.number, line(why), restart, decided=False)
+    return _ending.stop_workers(state, current, end)
 
 
 def decide(state: State, current: Round, end: RoundEnd, now: float, *, gone: bool) -> Outcome:
-    """Decide on the cause once it is time, and tell it where neither ranks nor the job's end will say it soon."""
+    """Decide on the cause once it is time, and report it where neither ranks nor the job's end will soon."""
     is_late = current.cause_due is not None and now >= current.cause_due
-    turns = False
-    if not end.decided and (gone or (is_late and not _are_lost_connections(current))):
-        state, decided = _decided(state, current, end.why)
-        turns, end = decided.restart and not end.restart, decided
+    has_turned = False
+    if not end.decided and _is_decidable(current, gone=gone, is_late=is_late):
+        expected = end.restart
+        state, end = _decided(state, current, end.why)
+        # The nodes heard that the job ends, and must hear that it does not.
+        has_turned = end.restart and not expected
         current = evolve(current, end=end)
         state = evolve(state, round=current)
-    if not end.decided or not (is_late or turns):
+    if not end.decided:
+        return state, ()
+    if not is_late and not has_turned:
+        # Ranks, or the end of the job, will soon say why the round ended.
         return state, ()
     state = evolve(state, round=evolve(current, cause_due=None))
-    there = (entry for entry in current.entries.values() if entry.node not in current.left)
-    newest = (state.waiting.get(entry.node, entry) for entry in there)
-    return state, tuple(Send(entry.mailbox, entry.node, end) for entry in newest)
+    return state, _report_cause(state, current, end)
+
+
+def _report_cause(state: State, current: Round, end: RoundEnd) -> tuple[Send, ...]:
+    """Send the decided *end* to each node, in its latest mailbox."""
+    actions = []
+    for member in current.members():
+        entry = state.waiting.get(member.node, member)
+        actions.append(Send(entry.mailbox, entry.node, end))
+    return tuple(actions)
+
+
+def _is_decidable(current: Round, *, gone: bool, is_late: bool) -> bool:
+    """Return whether no report that may change the cause is waited for."""
+    if gone:
+        return True
+    # A lost connection has a cause, which a node that still stops may yet report.
+    return is_late and not _are_lost_connections(current)
 
 
 def is_fatal(current: Round) -> bool:
@@ -69,18 +110,36 @@ def _are_lost_connections(current: Round) -> bool:
 
 
 def _decided(state: State, current: Round, reported: str) -> tuple[State, RoundEnd]:
+    """Return the end of the round with its cause; *reported* is the reason that was given first."""
     if current.causes and _are_lost_connections(current):
-        if lost := _unfinished(current, current.lost):
-            return lose(state, current, lost)
-        if left := _unfinished(current, current.left.keys()):
-            why = "; ".join(f"node {node} left: {reason}" for node, reason in left.items())
-            return state, RoundEnd(current.number, line(why), restart=True)
-        if current.rejoined:
-            return state, RoundEnd(current.number, current.rejoined, restart=True)
-    root = root_cause(current.causes)
-    return spend(state, current, reported if root is None else describe(root), fatal=is_fatal(current))
+        cut = _cut_by_a_node(state, current)
+        if cut is not None:
+            return cut
+    root = _ending.root_cause(current.causes)
+    why = reported if root is None else _ending.describe(root)
+    return _ending.spend(state, current, why, fatal=is_fatal(current))
 
 
-def _unfinished(current: Round, nodes: Collection[str]) -> Mapping[str, str]:
-    """Those of the *nodes* that have not succeeded, in the order of ranks, each with the reason why it is gone."""
-    return {node: current.left[node] for node in current.entries if node in nodes and node not in current.succeeded}
+def _cut_by_a_node(state: State, current: Round) -> tuple[State, RoundEnd] | None:
+    """Return the end of the round if connections were lost because a node is gone; else None."""
+    unfinished = current.left.keys() - current.succeeded
+    lost = _reasons(current, current.lost & unfinished)
+    if lost:
+        return _ending.lose(state, current, lost)
+    left = _reasons(current, unfinished)
+    if left:
+        why = "; ".join(f"node {node} left: {reason}" for node, reason in left.items())
+        return state, RoundEnd(current.number, line(why), restart=True)
+    if current.rejoined:
+        # The sidecar of a node ended, and all connections through it.
+        return state, RoundEnd(current.number, current.rejoined, restart=True)
+    return None
+
+
+def _reasons(current: Round, nodes: Collection[str]) -> Mapping[str, str]:
+    """Return the *nodes* in the order of ranks, each with the reason why it is gone."""
+    reasons = {}
+    for node in current.entries:
+        if node in nodes:
+            reasons[node] = current.left[node]
+    return reasons

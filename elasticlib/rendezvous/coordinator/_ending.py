@@ -27,112 +27,155 @@ ASKED_EARLY = 4
 """Nodes that are asked for all of a failure before it is certain that it is the root cause."""
 
 
+def count_success(state: State, node: str, number: int) -> State:
+    """Note that the workers of *node* succeeded in round *number*, if that is the present one."""
+    current = state.round
+    if current is None or current.number != number:
+        return state
+    if node not in current.entries:
+        return state
+    succeeded = current.succeeded | {node}
+    stopped = current.stopped - {node}
+    return evolve(state, round=evolve(current, succeeded=succeeded, stopped=stopped))
+
+
 def end_round(state: State, current: Round, why: str, *, restart: bool) -> Outcome:
     """Have every node of the running round stop its workers."""
     return stop_workers(state, current, RoundEnd(current.number, line(why), restart))
 
 
 def stop_workers(state: State, current: Round, end: RoundEnd) -> Outcome:
-    """End the round so on every node that may still have workers."""
-    present = (entry for entry in current.entries.values() if entry.node not in current.left)
-    told = (entry for entry in present if entry.node not in state.waiting)
-    actions = tuple(Send(entry.mailbox, entry.node, end) for entry in told)
-    return evolve(state, round=evolve(current, end=end)), actions
+    """End the round with *end*: have each node that may still have workers stop them."""
+    actions = []
+    for entry in current.members():
+        if entry.node not in state.waiting:
+            actions.append(Send(entry.mailbox, entry.node, end))
+    return evolve(state, round=evolve(current, end=end)), tuple(actions)
 
 
 def spend(state: State, current: Round, why: str, *, fatal: bool = False) -> tuple[State, RoundEnd]:
-    """The end of the round by a failure: with a restart if one is left, unless that would meet what is *fatal*."""
-    allowed = state.rules.max_restarts
+    """Return the end of the round by a failure: it costs a restart, or ends the job if none is left."""
     restart = may_restart(state, fatal=fatal)
     if restart:
         state = evolve(state, restarts=state.restarts + 1)
-        cost = f"restart {state.restarts} of {allowed}"
-    elif fatal:
-        cost = "a restart would fail again"
+        cost = f"restart {state.restarts} of {state.rules.max_restarts}"
     else:
-        cost = f"all {allowed} restarts are used" if allowed else "no restarts are allowed"
+        cost = _why_no_restart(state, fatal=fatal)
     return state, RoundEnd(current.number, line(f"{why}; {cost}"), restart)
 
 
 def may_restart(state: State, *, fatal: bool) -> bool:
-    """Whether a failure that is *fatal*, or not, costs a restart and does not end the job."""
+    """Return whether the job restarts after a failure, which is *fatal* or not."""
     return not fatal and state.restarts < state.rules.max_restarts
 
 
-def asks(state: State, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
-    """
-    Have the root cause told whole by the node that has it; and whether that is still to come.
+def _why_no_restart(state: State, *, fatal: bool) -> str:
+    if fatal:
+        return "a restart would fail again"
+    allowed = state.rules.max_restarts
+    if not allowed:
+        return "no restarts are allowed"
+    return f"all {allowed} restarts are used"
 
-    Soon, as the node may be lost; but when thousands fail, each may for a moment be the first of those that are known.
-    So most are asked only once all workers are *gone*.
+
+def request_whole_cause(state: State, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
+    """
+    Have the node of the root cause send all of it, and return whether that is still missing.
+
+    The node is asked soon, as it may be lost. But when thousands of nodes fail, each of them may
+    for a moment be the first that is known. So most are asked only once all workers are *gone*.
     """
     root = root_cause(current.causes)
-    if root is None or not root.note.cut or root.node in current.left:
+    if root is None or not root.note.cut:
         return (state, ()), False
-    if root.node in current.asked:
-        return (state, ()), True
-    if len(current.asked) >= ASKED_EARLY and not gone:
+    if root.node in current.left:
+        # Nobody is there who could send the rest.
+        return (state, ()), False
+    is_requested = root.node in current.requested
+    is_too_early = len(current.requested) >= ASKED_EARLY and not gone
+    if is_requested or is_too_early:
         return (state, ()), True
     entry = state.waiting.get(root.node) or current.entries[root.node]
-    state = evolve(state, round=evolve(current, asked=current.asked | {root.node}))
+    state = evolve(state, round=evolve(current, requested=current.requested | {root.node}))
     return (state, (Send(entry.mailbox, entry.node, Elaborate(current.number)),)), True
 
 
 def finish(state: State, final: Final) -> Outcome:
-    """End the job: everybody who is still there is told *final*."""
+    """End the job: send *final* to every node that is still there."""
     final = evolve(final, why=line(final.why))
     audience = dict(state.waiting)
     if state.round is not None:
-        present = (entry for entry in state.round.entries.values() if entry.node not in state.round.left)
-        for entry in present:
+        for entry in state.round.members():
+            # A node that waits reads in its newer mailbox.
             audience.setdefault(entry.node, entry)
     actions = tuple(Send(entry.mailbox, entry.node, final_for(entry, final)) for entry in audience.values())
     return evolve(state, final=final), actions
 
 
 def lose(state: State, current: Round, lost: Mapping[str, str]) -> tuple[State, RoundEnd]:
-    """The end of the round because it lost nodes, given with the reasons."""
-    what = "; ".join(f"node {node} is lost: {why}" for node, why in [*lost.items()][:MOST_NAMES])
+    """Return the end of the round because it lost nodes, given with the reasons."""
+    what = _name_losses(lost)
+    if current.succeeded:
+        return state, RoundEnd(current.number, line(what), restart=True)
+    hosts = [host_of(node) for node in lost]
+    host = max(hosts, key=lambda each: state.losses.get(each, 0))
+    times = state.losses.get(host, 0) + 1
+    if times < LOSSES_IN_A_ROW:
+        return state, RoundEnd(current.number, line(what), restart=True)
+    crashing = f"host {host} was lost in {times} rounds in a row before any worker succeeded"
+    return spend(state, current, f"{what}; {crashing}")
+
+
+def _name_losses(lost: Mapping[str, str]) -> str:
+    first = list(lost.items())[:MOST_NAMES]
+    text = "; ".join(f"node {node} is lost: {why}" for node, why in first)
     if len(lost) > MOST_NAMES:
-        what += f"; and {len(lost) - MOST_NAMES} more nodes are lost"
-    if not current.succeeded:
-        host = max((host_of(node) for node in lost), key=lambda each: state.losses.get(each, 0))
-        times = state.losses.get(host, 0) + 1
-        if times >= LOSSES_IN_A_ROW:
-            crashing = f"host {host} was lost in {times} rounds in a row before any worker succeeded"
-            return spend(state, current, f"{what}; {crashing}")
-    return state, RoundEnd(current.number, line(what), restart=True)
+        text += f"; and {len(lost) - MOST_NAMES} more nodes are lost"
+    return text
 
 
 def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]:
-    """How many of its rounds running have lost each host, now that *current* is one of them."""
+    """Return, for each host, how many of its rounds in a row lost it, *current* among them."""
     if current.succeeded:
         return {}
     if not losses and not current.lost:
         return losses
-    assigned = {host_of(node) for node in current.entries}
-    elsewhere = {host: times for host, times in losses.items() if host not in assigned}
-    after = elsewhere | {host: losses.get(host, 0) + 1 for host in sorted({host_of(node) for node in current.lost})}
-    return dict(list(after.items())[-REMEMBERED:])
+    after = dict(losses)
+    # A host that was in the round and was not lost begins a new row.
+    for node in current.entries:
+        after.pop(host_of(node), None)
+    lost_hosts = {host_of(node) for node in current.lost}
+    for host in sorted(lost_hosts):
+        after[host] = losses.get(host, 0) + 1
+    latest = list(after.items())[-REMEMBERED:]
+    return dict(latest)
 
 
 def root_cause(causes: Iterable[Cause]) -> Cause | None:
-    """The failure that came first; a lost connection never beats another kind of failure."""
+    """Return the first failure; a lost connection never beats another kind of failure."""
     return min(causes, key=_place, default=None)
 
 
 def worth_keeping(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Those that are, or may turn out to be, the root cause: a bounded number of bytes, however many failed."""
+    """Return the failures that may be the root cause, in a bounded number of bytes."""
     kept = sorted(causes, key=_place)[:MOST_CAUSES]
-    return (*kept[:WHOLE_CAUSES], *(evolve(cause, note=short(cause.note)) for cause in kept[WHOLE_CAUSES:]))
+    shortened = [_shortened(cause) for cause in kept[WHOLE_CAUSES:]]
+    return (*kept[:WHOLE_CAUSES], *shortened)
 
 
 def in_brief(state: State) -> State:
-    """The same, with a few lines of the root cause and nothing of other failures."""
+    """Return the state with a few lines of the root cause and without other failures."""
     current = state.round
-    if current is not None and (root := root_cause(current.causes)) is not None:
-        state = evolve(state, round=evolve(current, causes=(evolve(root, note=short(root.note)),)))
-    return state if state.final is None else evolve(state, final=brief(state.final))
+    root = None if current is None else root_cause(current.causes)
+    if current is not None and root is not None:
+        state = evolve(state, round=evolve(current, causes=(_shortened(root),)))
+    if state.final is not None:
+        state = evolve(state, final=brief(state.final))
+    return state
+
+
+def _shortened(cause: Cause) -> Cause:
+    return evolve(cause, note=short(cause.note))
 
 
 def _place(cause: Cause) -> tuple[bool, float, str, int]:
@@ -140,25 +183,44 @@ def _place(cause: Cause) -> tuple[bool, float, str, int]:
 
 
 def describe(root: Cause) -> str:
-    """The failure that ended a round, for people."""
+    """Describe the failure that ended a round, for people."""
     note = root.note
+    message = note.message.strip()
+    host = host_of(root.node)
     if note.process:
-        return f"{line(note.message.strip())} on node {host_of(root.node)}"
+        return f"{line(message)} on node {host}"
     if note.fatal:
-        return f"rank {note.rank} on node {host_of(root.node)} cannot go on ({line(note.message.strip())})"
-    how = f"was ended by signal {-note.exitcode}" if note.exitcode < 0 else f"ended with exit status {note.exitcode}"
-    # Without an exception the message of a signal only says so again.
-    said = note.message.strip().splitlines() if note.exception_type or note.exitcode >= 0 else []
-    return f"rank {note.rank} on node {host_of(root.node)} {how}" + (f" ({line(said[0])})" if said else "")
+        return f"rank {note.rank} on node {host} cannot go on ({line(message)})"
+    has_signal = note.exitcode < 0
+    if has_signal:
+        how = f"was ended by signal {-note.exitcode}"
+    else:
+        how = f"ended with exit status {note.exitcode}"
+    text = f"rank {note.rank} on node {host} {how}"
+    # Without an exception the message of a signal only repeats the signal.
+    is_repetition = has_signal and not note.exception_type
+    if is_repetition or not message:
+        return text
+    return f"{text} ({line(message.splitlines()[0])})"
 
 
 def tell_end(state: State, node: str, mailbox: str) -> tuple[Send, ...]:
-    """How the job ended, if it has, for a *node* that waits there: its own outcome, or that it comes too late."""
-    final, current = state.final, state.round
+    """Send the end of the job, if it has ended, to a *node* that waits at *mailbox*."""
+    final = state.final
     if final is None:
         return ()
-    if node not in state.waiting and (
-        current is None or (node not in current.succeeded and node not in current.entries.keys() - current.left.keys())
-    ):
+    if not _took_part(state, node):
         final = Final(False, f"the job had ended: {final.why}", kind="closed")
     return (Send(mailbox, node, final),)
+
+
+def _took_part(state: State, node: str) -> bool:
+    """Return whether the end of the job is the outcome of *node*, which did not arrive too late."""
+    current = state.round
+    if node in state.waiting:
+        return True
+    if current is None:
+        return False
+    if node in current.succeeded:
+        return True
+    return node in current.entries and node not in current.left

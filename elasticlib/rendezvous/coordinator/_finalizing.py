@@ -10,7 +10,7 @@ wait without limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
@@ -30,106 +30,188 @@ from elasticlib.rendezvous.coordinator._state import (
     WakeAt,
     named,
 )
-from elasticlib.rendezvous.protocol._messages import Final
+from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
 
 
 def gather(state: State, now: float) -> Outcome:
-    """Give ranks to those who wait, if it is time; else say when it will be."""
-    rules, current = state.rules, state.round
+    """Give ranks to the nodes that wait, if it is time; else say when it will be."""
+    current = state.round
     if current is not None and current.has_workers:
         return state, ()
     if state.gathering_since is None:
         state = evolve(state, gathering_since=now)
     if now < state.opens_at:
         return state, (WakeAt(state.opens_at),)
-    deadline = _deadline(state, now)
-    there = without_replacements(state, ready(state, now))
-    if len(there) < rules.min_nodes and now >= deadline:
-        there = without_replacements(state, state.waiting)
-    present = len(there)
-    if present < rules.min_nodes:
-        replaces = rules.join_timeout != 0 or current is None
-        if not replaces and len(state.waiting) + len(coming(state)) < rules.min_nodes:
+    available = _available(state, now)
+    if len(available) < state.rules.min_nodes:
+        return _wait_for_more(state, now)
+    if _is_any_returning(state):
+        return _wait_for_return(state, available, now)
+    return _start_or_wait(state, available, now)
+
+
+def _available(state: State, now: float) -> Mapping[str, Entry]:
+    """Return the nodes that may have ranks now."""
+    available = without_replacements(state, ready(state, now))
+    is_short = len(available) < state.rules.min_nodes
+    if is_short and now >= _deadline(state, now):
+        # Rather a node that still pauses than the end of the job.
+        return without_replacements(state, state.waiting)
+    return available
+
+
+def _wait_for_more(state: State, now: float) -> Outcome:
+    """Too few nodes are there: wait for others until the deadline, or end the job."""
+    rules = state.rules
+    if state.round is not None and rules.join_timeout == 0:
+        possible = len(state.waiting) + len(returning(state))
+        if possible < rules.min_nodes:
             return _give_up(state, "are left", "; with join_timeout=0 no node is replaced")
-        if now < deadline:
-            return state, (_wake(state, deadline, now),)
-        return _give_up(state, f"joined in {rules.join_limit:g} s", "")
-    if _is_anyone_coming(state):
-        if now < deadline:
-            return state, (WakeAt(deadline),)
-        absent = named(coming(state))
-        return finalize(state, f"{present} nodes are there; {absent} did not return in {rules.join_limit:g} s", there)
-    if present >= rules.max_nodes:
-        return finalize(state, f"all {rules.max_nodes} nodes are there", there)
+    deadline = _deadline(state, now)
+    if now < deadline:
+        return state, (_wake(state, deadline, now),)
+    return _give_up(state, f"joined in {rules.join_limit:g} s", "")
+
+
+def _wait_for_return(state: State, available: Mapping[str, Entry], now: float) -> Outcome:
+    """Some nodes of the last round are still to ask for ranks: wait for them until the deadline."""
+    deadline = _deadline(state, now)
+    if now < deadline:
+        return state, (WakeAt(deadline),)
+    absent = named(returning(state))
+    limit = f"{state.rules.join_limit:g} s"
+    why = f"{len(available)} nodes are there; {absent} did not return in {limit}"
+    return finalize(state, why, available)
+
+
+def _start_or_wait(state: State, available: Mapping[str, Entry], now: float) -> Outcome:
+    """Enough nodes are there: finalize the round, unless the first one may still grow."""
+    current = state.round
+    present = len(available)
+    most = state.rules.max_nodes
+    if present >= most:
+        return finalize(state, f"all {most} nodes are there", available)
     if current is not None and len(current.left) < len(current.entries):
         why = f"all nodes that stayed after round {current.number} are back, {present} are there"
-        return finalize(state, why, there)
-    due, why = _due(state, present, deadline, now)
-    return (state, (_wake(state, due, now),)) if now < due else finalize(state, why, there)
+        return finalize(state, why, available)
+    due, why = _due(state, present, now)
+    if now < due:
+        return state, (_wake(state, due, now),)
+    return finalize(state, why, available)
 
 
 def _wake(state: State, due: float, now: float) -> WakeAt:
-    """At *due*, or when a node that pauses is there."""
+    """Wake at *due*, or when the pause of a node is over."""
     free = next_free(state, now)
-    return WakeAt(due if free is None else min(due, free))
+    if free is None:
+        return WakeAt(due)
+    return WakeAt(min(due, free))
 
 
-def finalize(state: State, why: str, there: Mapping[str, Entry]) -> Outcome:
-    """Give ranks to those who are *there* and heard: first to those who had some, then as they came."""
+def finalize(state: State, why: str, available: Mapping[str, Entry]) -> Outcome:
+    """Give ranks to the *available* nodes: first to those that had some, then as they arrived."""
     rules, current = state.rules, state.round
-    heard = {node: entry for node, entry in there.items() if not is_missed(state, entry)}
-    if len(heard) < min(len(there), rules.max_nodes):
-        return state, ()  # those who are missed are heard in a moment, or lost: a machine may stand still
-    last = () if current is None else tuple(current.entries)
-    stayed = frozenset() if current is None else current.entries.keys() - current.left.keys()
-    by_claim = sorted(heard, key=lambda node: node not in stayed)  # stable
-    chosen = {node: state.waiting[node].descriptor for node in by_claim[: rules.max_nodes]}
-    nodes = order(chosen, last)
-    number = current.number + 1 if current is not None else 0
-    assignments = assign([chosen[node] for node in nodes], number, state.restarts, rules.max_restarts, why)
-    entries = {node: _chosen(state.waiting[node]) for node in nodes}
-    heard_last = (last_count(state, entry) for entry in entries.values())
-    cause = ""
-    if current is not None and current.end is not None and (current.causes or current.rejoined):
-        cause = current.end.why
-    assignments = tuple(
-        evolve(each, heard=last, cause=cause) for each, last in zip(assignments, heard_last, strict=True)
-    )
+    heard = [node for node, entry in available.items() if not is_missed(state, entry)]
+    if len(heard) < min(len(available), rules.max_nodes):
+        # Each missing node will soon be heard or lost: a machine may stand still for a moment.
+        return state, ()
+    number = 0 if current is None else current.number + 1
+    entries = _choose(state, heard)
+    assignments = _assign(state, entries, number, why)
     rest = {node: entry for node, entry in state.waiting.items() if node not in entries}
-    losses = state.losses if current is None else losses_after(state.losses, current)
-    state = evolve(state, waiting=rest, losses=losses, gathering_since=None)
-    state = evolve(state, round=Round(number, entries, assignments), pausing=state.pausing & rest.keys())
-    first: tuple[Action, ...] = (ClearStore(),) if rules.shared_store and number > 0 else ()
-    sends = zip(entries.values(), assignments, strict=True)
-    return state, first + tuple(Send(entry.mailbox, entry.node, assignment) for entry, assignment in sends)
+    if current is not None:
+        state = evolve(state, losses=losses_after(state.losses, current))
+    state = evolve(
+        state,
+        waiting=rest,
+        pausing=state.pausing & rest.keys(),
+        gathering_since=None,
+        round=Round(number, entries, assignments),
+    )
+    actions: list[Action] = []
+    if rules.shared_store and number > 0:
+        actions.append(ClearStore())
+    for entry, assignment in zip(entries.values(), assignments, strict=True):
+        actions.append(Send(entry.mailbox, entry.node, assignment))
+    return state, tuple(actions)
 
 
-def _chosen(entry: Entry) -> Entry:
-    is_plain = not (entry.free_at or entry.is_other or entry.is_replacement)
-    return entry if is_plain else evolve(entry, free_at=0.0, is_other=False, is_replacement=False)
+def _choose(state: State, heard: Sequence[str]) -> Mapping[str, Entry]:
+    """Return the nodes that get ranks, in the order of group ranks."""
+    current = state.round
+    last = () if current is None else tuple(current.entries)
+    stayed = set() if current is None else {entry.node for entry in current.members()}
+    by_claim = sorted(heard, key=lambda node: node not in stayed)  # stable
+    chosen = by_claim[: state.rules.max_nodes]
+    descriptors = {node: state.waiting[node].descriptor for node in chosen}
+    return {node: _with_ranks(state.waiting[node]) for node in order(descriptors, last)}
+
+
+def _with_ranks(entry: Entry) -> Entry:
+    """Return the *entry* without the marks of nodes that wait."""
+    is_marked = entry.free_at or entry.is_other or entry.is_replacement
+    if not is_marked:
+        return entry
+    return evolve(entry, free_at=0.0, is_other=False, is_replacement=False)
+
+
+def _assign(state: State, entries: Mapping[str, Entry], number: int, why: str) -> tuple[RankAssignment, ...]:
+    """Return the rank assignments of round *number*, one for each of the *entries*."""
+    descriptors = [entry.descriptor for entry in entries.values()]
+    assignments = assign(descriptors, number, state.restarts, state.rules.max_restarts, why)
+    cause = _cause_of_restart(state.round)
+    return tuple(
+        evolve(assignment, heard=last_count(state, entry), cause=cause)
+        for entry, assignment in zip(entries.values(), assignments, strict=True)
+    )
+
+
+def _cause_of_restart(last: Round | None) -> str:
+    """Return the failure that ended the last round; empty if it ended without a failure."""
+    if last is None or last.end is None:
+        return ""
+    has_failed = bool(last.causes or last.rejoined)
+    return last.end.why if has_failed else ""
 
 
 def status(state: State, now: float) -> str:
-    """For whom the job waits and for how long, or what spares wait for; empty when nobody waits."""
-    rules, current, present = state.rules, state.round, len(state.waiting)
-    if state.final is not None or (current is not None and current.end is None and not present):
+    """Describe for which nodes the job or a spare waits, and how long; empty when nobody waits."""
+    current = state.round
+    if state.final is not None:
         return ""
-    pausing = pauses(state, now)
-    if current is not None and current.end is None:
-        return pausing or _why_no_ranks(current, rules.max_nodes)
-    if current is not None and current.has_workers:
+    if current is None:
+        return _status_of_gathering(state, now)
+    if current.end is None:
+        return _status_of_spares(state, current, now)
+    if current.has_workers:
         running = current.entries.keys() - current.stopped - current.succeeded
         return f"round {current.number} has ended; its workers still stop on {named(running)}"
-    if current is not None and current.end is not None and not current.end.restart:
+    if not current.end.restart:
         return ""
-    deadline = _deadline(state, now)
-    there = f"nodes are there ({named(state.waiting)})" + (f"; {pausing}" if pausing else "")
+    return _status_of_gathering(state, now)
+
+
+def _status_of_gathering(state: State, now: float) -> str:
+    rules = state.rules
+    present = len(state.waiting)
+    seconds_left = max(0.0, _deadline(state, now) - now)
+    there = f"nodes are there ({named(state.waiting)})"
+    if pausing := pauses(state, now):
+        there = f"{there}; {pausing}"
     if present < rules.min_nodes:
-        return f"{present} of at least {rules.min_nodes} {there}; {max(0.0, deadline - now):.0f} s left"
-    if _is_anyone_coming(state):
-        return f"{present} {there}; {named(coming(state))} will come back; {max(0.0, deadline - now):.0f} s left"
-    left = max(0.0, _due(state, present, deadline, now)[0] - now)
-    return f"{present} of at most {rules.max_nodes} {there}; they start in {left:.0f} s if no other node joins"
+        return f"{present} of at least {rules.min_nodes} {there}; {seconds_left:.0f} s left"
+    if _is_any_returning(state):
+        absent = named(returning(state))
+        return f"{present} {there}; {absent} will come back; {seconds_left:.0f} s left"
+    due, _ = _due(state, present, now)
+    start = f"they start in {max(0.0, due - now):.0f} s if no other node joins"
+    return f"{present} of at most {rules.max_nodes} {there}; {start}"
+
+
+def _status_of_spares(state: State, current: Round, now: float) -> str:
+    if not state.waiting:
+        return ""
+    return pauses(state, now) or _why_no_ranks(current, state.rules.max_nodes)
 
 
 def _why_no_ranks(current: Round, most: int) -> str:
@@ -140,28 +222,35 @@ def _why_no_ranks(current: Round, most: int) -> str:
     return f"{why}; this node is a spare: it takes the place of one that leaves"
 
 
-def coming(state: State) -> frozenset[str]:
-    """Nodes of the last round that are alive and have not asked for ranks yet."""
+def returning(state: State) -> frozenset[str]:
+    """Return the nodes of the last round that are alive and have not asked for ranks yet."""
     current = state.round
     if current is None:
         return frozenset()
-    return frozenset(node for node in current.entries if node not in current.left and node not in state.waiting)
+    stayed = {entry.node for entry in current.members()}
+    return frozenset(stayed - state.waiting.keys())
 
 
-def _is_anyone_coming(state: State) -> bool:
+def _is_any_returning(state: State) -> bool:
     current = state.round
-    # Mostly the numbers tell: this is asked at each join, and must not cost a walk through all nodes then.
-    many = current is not None and len(current.entries) - len(current.left) > len(state.waiting)
-    return many or bool(coming(state))
+    if current is None:
+        return False
+    # Each join leads here: mostly the numbers answer without a walk through all nodes.
+    stayed = len(current.entries) - len(current.left)
+    return stayed > len(state.waiting) or bool(returning(state))
 
 
 def _deadline(state: State, now: float) -> float:
-    return (now if state.gathering_since is None else state.gathering_since) + state.rules.join_limit
+    since = state.gathering_since
+    if since is None:
+        since = now
+    return since + state.rules.join_limit
 
 
-def _due(state: State, present: int, deadline: float, now: float) -> tuple[float, str]:
-    """When enough nodes start without more of them, and why they do if that is now."""
+def _due(state: State, present: int, now: float) -> tuple[float, str]:
+    """Return when enough nodes start without others, and the reason for then."""
     rules = state.rules
+    deadline = _deadline(state, now)
     match rules.wait_for:
         case "min":
             return -math.inf, f"{present} nodes are there, {rules.min_nodes} are enough"
@@ -174,15 +263,18 @@ def _due(state: State, present: int, deadline: float, now: float) -> tuple[float
 def _give_up(state: State, how: str, note: str) -> Outcome:
     current, rules = state.round, state.rules
     why = f"{len(state.waiting)} of at least {rules.min_nodes} nodes {how} ({named(state.waiting)})"
-    if current is not None:
-        missing = current.entries.keys() - state.waiting.keys()
-        if missing:
-            why += f"; missing of round {current.number}: {named(missing, _gone(current))}"
+    missing = set() if current is None else current.entries.keys() - state.waiting.keys()
+    if current is not None and missing:
+        why += f"; missing of round {current.number}: {named(missing, _gone(current))}"
     if without_ranks := refused(state):
         why += f"; no ranks are given any more to {without_ranks}"
     return finish(state, Final(False, why + note, kind="timeout"))
 
 
 def _gone(current: Round) -> Mapping[str, str]:
-    """The nodes that are gone, each with how and why, for people."""
-    return {node: f"{'lost' if node in current.lost else 'left'}: {why}" for node, why in current.left.items()}
+    """Return the nodes that are gone, each with how and why, for people."""
+    reasons = {}
+    for node, why in current.left.items():
+        how = "lost" if node in current.lost else "left"
+        reasons[node] = f"{how}: {why}"
+    return reasons

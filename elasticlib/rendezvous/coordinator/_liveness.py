@@ -39,10 +39,11 @@ def mailboxes(state: State) -> Mapping[str, str]:
 def _watched(state: State) -> Mapping[str, Entry]:
     found = dict(state.waiting)
     current = state.round
-    if current is not None:
-        for node, entry in current.entries.items():
-            if node not in current.left or (node not in current.stopped and node not in current.succeeded):
-                found.setdefault(node, entry)
+    if current is None:
+        return found
+    for node, entry in current.entries.items():
+        if node not in current.left or current.may_run_on(node):
+            found.setdefault(node, entry)
     return found
 
 
@@ -52,29 +53,40 @@ def given_up(state: State) -> Mapping[str, str]:
 
 
 def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tuple[str, ...]]:
-    """What the heartbeats tell: the nodes that were silent for longer than they may be."""
-    watch, timeout = state.watch, state.rules.heartbeat
+    """Note the heartbeats, and return the nodes that were silent for longer than they may be."""
+    timeout = state.rules.heartbeat
     looks_late = was_away(state, now)
     sightings: dict[str, Sighting] = {}
     silent = []
     for node, entry in _watched(state).items():
-        old, count = watch.sightings.get(node), counts.get(entry.mailbox)
-        if old is None or old.mailbox != entry.mailbox:
-            old = Sighting(entry.mailbox, None, entry.came)
-        if count is not None and (old.count is None or count > old.count):
-            sightings[node] = Sighting(entry.mailbox, count, now)
+        sighting = _last_sighting(state, entry)
+        if sighting is None:
+            # Its request to join is its first sign of life.
+            sighting = Sighting(entry.mailbox, None, entry.came)
+        count = counts.get(entry.mailbox)
+        if sighting.is_before(count):
+            sighting = Sighting(entry.mailbox, count, now)
         elif looks_late:
-            sightings[node] = evolve(old, at=now)
-        else:
-            sightings[node] = old
-            if now - old.at >= timeout:
-                silent.append(node)
-    return evolve(state, watch=evolve(watch, sightings=sightings, at=now)), tuple(silent)
+            # The node may have sent heartbeats that nobody read: its time begins again.
+            sighting = evolve(sighting, at=now)
+        elif now - sighting.at >= timeout:
+            silent.append(node)
+        sightings[node] = sighting
+    return evolve(state, watch=evolve(state.watch, sightings=sightings, at=now)), tuple(silent)
+
+
+def _last_sighting(state: State, entry: Entry) -> Sighting | None:
+    """Return the last heartbeat of the node in its present mailbox; None if none is known there."""
+    sighting = state.watch.sightings.get(entry.node)
+    if sighting is None or sighting.mailbox != entry.mailbox:
+        return None
+    return sighting
 
 
 def was_away(state: State, now: float) -> bool:
-    """Whether the coordinator has not looked at heartbeats for a while."""
-    return state.watch.at is None or now - state.watch.at > state.rules.heartbeat / 2
+    """Return whether the coordinator has not looked at heartbeats for a while."""
+    last = state.watch.at
+    return last is None or now - last > state.rules.heartbeat / 2
 
 
 def give_up(state: State, silent: Iterable[str]) -> State:
@@ -95,54 +107,65 @@ def _listen(state: State, lost: Mapping[str, Sighting]) -> State:
 
 
 def heard_again(state: State, counts: Mapping[str, int]) -> tuple[State, tuple[tuple[str, str], ...]]:
-    """Nodes that were given up and still send heartbeats, each with its mailbox; they are told once."""
-    lost = state.watch.given_up
-    back = {
-        node: seen.mailbox
-        for node, seen in lost.items()
-        if (count := counts.get(seen.mailbox)) is not None and (seen.count is None or count > seen.count)
-    }
+    """Forget the nodes that were given up and still send heartbeats; return each with its mailbox."""
+    silent: dict[str, Sighting] = {}
+    back = []
+    for node, sighting in state.watch.given_up.items():
+        if sighting.is_before(counts.get(sighting.mailbox)):
+            back.append((node, sighting.mailbox))
+        else:
+            silent[node] = sighting
     if not back:
         return state, ()
-    rest = {node: seen for node, seen in lost.items() if node not in back}
-    return evolve(state, watch=evolve(state.watch, given_up=rest)), tuple(back.items())
+    return evolve(state, watch=evolve(state.watch, given_up=silent)), tuple(back)
 
 
 def asks_anew(state: State, node: str) -> State:
-    """A node that was given up has a part in the job again."""
+    """Take a node that asks for ranks out of those that were given up."""
     if node not in state.watch.given_up:
         return state
-    rest = {other: seen for other, seen in state.watch.given_up.items() if other != node}
+    rest = dict(state.watch.given_up)
+    del rest[node]
     return evolve(state, watch=evolve(state.watch, given_up=rest))
 
 
 def read(state: State) -> HeartbeatsRead | None:
-    """Which heartbeats of the nodes of the last round were read, for those whose heartbeats there still count."""
+    """Return the last heartbeat that was read of each node of the round; None if there was no round."""
     current = state.round
     if current is None:
         return None
-    return HeartbeatsRead.of(current.number, (last_count(state, entry) for entry in current.entries.values()))
+    counts = [last_count(state, entry) for entry in current.entries.values()]
+    return HeartbeatsRead.of(current.number, counts)
 
 
 def last_count(state: State, entry: Entry) -> int:
     """The count of the last heartbeat that was read in that mailbox; 0: none was."""
-    seen = state.watch.sightings.get(entry.node)
-    return 0 if seen is None or seen.mailbox != entry.mailbox else seen.count or 0
+    sighting = _last_sighting(state, entry)
+    if sighting is None or sighting.count is None:
+        return 0
+    return sighting.count
 
 
 def is_missed(state: State, entry: Entry) -> bool:
-    """Whether the node's heartbeats were missed when they were last read: soon it is heard again, or lost."""
-    watch = state.watch
-    seen = watch.sightings.get(entry.node)
-    if watch.at is None or seen is None or seen.mailbox != entry.mailbox:
+    """Return whether the node's heartbeats were missing at the last look: it is soon heard or lost."""
+    looked_at = state.watch.at
+    sighting = _last_sighting(state, entry)
+    if looked_at is None or sighting is None:
         return False
-    return seen.at <= watch.at - MISSED * state.rules.heartbeat
+    return sighting.at <= looked_at - MISSED * state.rules.heartbeat
 
 
 def next_loss(state: State) -> float | None:
-    """When the next node will have been silent for too long, if it goes on so; None if nobody may be lost."""
-    watch, timeout = state.watch, state.rules.heartbeat
-    if not timeout or watch.at is None or state.final is not None:
+    """Return when the next node is lost if it stays silent; None if no node can be lost."""
+    timeout = state.rules.heartbeat
+    looked_at = state.watch.at
+    if not timeout or looked_at is None:
         return None
-    times = (sighting.at + timeout for sighting in watch.sightings.values())
-    return min((time for time in times if time > watch.at), default=None)
+    if state.final is not None:
+        return None
+    due = []
+    for sighting in state.watch.sightings.values():
+        time = sighting.at + timeout
+        if time > looked_at:
+            due.append(time)
+    return min(due, default=None)

@@ -207,8 +207,8 @@ class Round:
     lost: frozenset[str] = frozenset()
     """Those of `left` that did not go by their own will."""
     causes: tuple[Cause, ...] = ()
-    asked: frozenset[str] = field(default=frozenset(), eq=False)
-    """Nodes that were asked for the rest of their failures; whoever takes over asks again."""
+    requested: frozenset[str] = field(default=frozenset(), eq=False)
+    """Nodes that were asked for the rest of their failures; the next coordinator asks again."""
     end: messages.RoundEnd | None = None
     rejoined: str = ""
     """Which node asked for ranks again as its sidecar had ended, and how that ended; empty: none did."""
@@ -220,6 +220,16 @@ class Round:
         """Whether workers of this round may still run: nobody may get ranks before they are gone."""
         return len(self.stopped) + len(self.succeeded) < len(self.entries)
 
+    def may_run_on(self, node: str) -> bool:
+        """Return whether workers of this round may still run on its *node*."""
+        return node not in self.stopped and node not in self.succeeded
+
+    def members(self) -> Iterator[Entry]:
+        """Yield the nodes that neither left nor were lost, in the order of group ranks."""
+        for node, entry in self.entries.items():
+            if node not in self.left:
+                yield entry
+
 
 @frozen
 class Sighting:
@@ -230,6 +240,12 @@ class Sighting:
     """None: it has joined and sent no heartbeat yet."""
     at: float
     """When the coordinator saw that it had changed."""
+
+    def is_before(self, count: int | None) -> bool:
+        """Return whether a heartbeat with *count*, if there is one, is newer than the last one."""
+        if count is None:
+            return False
+        return self.count is None or count > self.count
 
 
 @frozen
@@ -275,10 +291,20 @@ Outcome: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
 def present(state: State) -> Iterator[Entry]:
-    """Those with ranks first: they are the job, whoever waits beside it."""
+    """Yield the nodes with ranks first: they are the job; then those that wait."""
     if state.round is not None:
-        yield from (entry for node, entry in state.round.entries.items() if node not in state.round.left)
+        yield from state.round.members()
     yield from state.waiting.values()
+
+
+def entry_of(state: State, node: str) -> Entry | None:
+    """Return the *node* as it is in the job now; None if it is not there."""
+    if node in state.waiting:
+        return state.waiting[node]
+    current = state.round
+    if current is None or node in current.left:
+        return None
+    return current.entries.get(node)
 
 
 def host_of(node: str) -> str:
@@ -287,13 +313,17 @@ def host_of(node: str) -> str:
 
 
 def named(nodes: Iterable[str], reasons: Mapping[str, str] | None = None) -> str:
-    """The nodes as a text for people, by host where that tells them apart, each with its reason if it has one."""
+    """Return the first nodes as a text for people, each with its reason if it has one."""
+    if reasons is None:
+        reasons = {}
     known = sorted(nodes, key=natural_key)
-    on_host = Counter(host_of(node) for node in known)
+    hosts = Counter(host_of(node) for node in known)
     texts = []
     for node in known[:MOST_NAMES]:
-        why = (reasons or {}).get(node)
-        name = host_of(node) if on_host[host_of(node)] == 1 else node
+        host = host_of(node)
+        # Two nodes of one host are told apart by their whole names.
+        name = host if hosts[host] == 1 else node
+        why = reasons.get(node)
         texts.append(f"{name} ({why})" if why else name)
     if len(known) > MOST_NAMES:
         texts.append(f"and {len(known) - MOST_NAMES} more")

@@ -1,0 +1,223 @@
+"""
+How nodes leave the job: they say so, are refused, or send no heartbeat for too long. Pure.
+
+Rules of this file: a node that is gone gets no ranks, and a round that runs with it ends, unless the node had succeeded
+in it. A node that leaves may still be stopping its workers; a node that is lost has stopped them by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from attrs import evolve
+
+from elasticlib.rendezvous.coordinator import _ending, _liveness, _places, _replacements
+from elasticlib.rendezvous.coordinator._state import Action, Entry, Outcome, Round, Send, State, entry_of
+from elasticlib.rendezvous.protocol._messages import Final, GivenUp, Leave
+
+SILENT = "no heartbeat for {:g} s"
+"""Reason for the loss of a node that sends no heartbeats."""
+
+
+# Nodes that leave, or are refused.
+
+
+def leave(state: State, report: Leave, now: float) -> Outcome:
+    """Take a node out that leaves; the last one that does ends the job."""
+    node = report.node
+    entry = _entry_that_leaves(state, node)
+    by_itself = not report.lost
+    if entry is not None and by_itself and _disturbs(state.round, node):
+        state = _places.left(state, entry, report.why, now)
+    may_still_run = _is_in_its_round(state.round, report)
+    state, actions = _remove(state, node, report.why, may_still_run=may_still_run, by_itself=by_itself)
+    if entry is None:
+        # It was out already, and waits for no answer.
+        return state, actions
+    final = Final(False, f"node {node} left: {report.why}", kind="left")
+    goodbye = Send(entry.mailbox, node, final)
+    if by_itself and _is_deserted(state, node):
+        state, actions = _ending.finish(state, final)
+    return state, (goodbye, *actions)
+
+
+def _entry_that_leaves(state: State, node: str) -> Entry | None:
+    """Return the node as it is known; None for one that is unknown or had left by itself."""
+    if node in state.waiting:
+        return state.waiting[node]
+    if state.round is None:
+        return None
+    current = state.round
+    # A node that was lost may yet say that it leaves.
+    had_left = node in current.left and node not in current.lost
+    if had_left:
+        return None
+    return current.entries.get(node)
+
+
+def _is_in_its_round(current: Round | None, report: Leave) -> bool:
+    """Return whether the node leaves the present round with workers that it has yet to stop."""
+    if current is None:
+        return False
+    return report.node in current.entries and report.round == current.number
+
+
+def _disturbs(current: Round | None, node: str) -> bool:
+    """Return whether other nodes lose time because the node leaves by itself."""
+    if current is None:
+        return True
+    # It disturbs nobody beside work that is almost done, nor where it was lost already.
+    if current.succeeded or node in current.lost:
+        return False
+    is_gathering = current.end is not None
+    return is_gathering or node in current.entries
+
+
+def _is_deserted(state: State, leaver: str) -> bool:
+    """Return whether the job ends because *leaver* was the last node."""
+    current = state.round
+    if state.waiting:
+        return False
+    if current is None:
+        return True
+    if len(current.left) != len(current.entries):
+        return False
+    if current.end is not None:
+        # A round that ends without a restart ends the job with the reason of its own.
+        return current.end.restart
+    # A running round needs neither spares nor members that have succeeded.
+    return leaver in current.entries and leaver not in current.succeeded
+
+
+def refuse(state: State, entry: Entry, why: str) -> Outcome:
+    """Take out a node that may not take part in the job."""
+    state, actions = _remove(state, entry.node, why)
+    final = Final(False, why, kind="refused")
+    return state, (Send(entry.mailbox, entry.node, final), *actions)
+
+
+def _remove(state: State, node: str, why: str, *, may_still_run: bool = False, by_itself: bool = True) -> Outcome:
+    """Take a node out; a round that runs with it ends."""
+    if node in state.waiting:
+        state = _without_waiting(state, (node,))
+    current = state.round
+    if current is None or node not in current.entries:
+        return state, ()
+    if not may_still_run and current.may_run_on(node):
+        current = evolve(current, stopped=current.stopped | {node})
+    was_known = node in current.left
+    if not was_known:
+        current = _note_gone(current, {node: why}, are_lost=not by_itself)
+    state = evolve(state, round=current)
+    if was_known or node in current.succeeded:
+        # The round ended for it before, or needs it no more.
+        return state, ()
+    if current.end is not None:
+        return state, ()
+    if by_itself:
+        return _ending.end_round(state, current, f"node {node} left: {why}", restart=True)
+    return _end_for_losses(state, current, {node: why})
+
+
+def _without_waiting(state: State, nodes: Iterable[str]) -> State:
+    waiting = dict(state.waiting)
+    for node in nodes:
+        waiting.pop(node, None)
+    return evolve(state, waiting=waiting)
+
+
+def _note_gone(current: Round, gone: Mapping[str, str], *, are_lost: bool) -> Round:
+    """Return the round without the nodes that are *gone*, each with the reason."""
+    lost = current.lost.union(gone) if are_lost else current.lost
+    return evolve(current, left={**current.left, **gone}, lost=lost)
+
+
+def _end_for_losses(state: State, current: Round, lost: Mapping[str, str]) -> Outcome:
+    """End the running round because it lost nodes, given with the reasons."""
+    state, end = _ending.lose(state, current, lost)
+    return _ending.stop_workers(state, current, end)
+
+
+# Nodes that are silent.
+
+
+def note_heartbeats(state: State, counts: Mapping[str, int], now: float) -> Outcome:
+    """Note the heartbeats that were read, and take out the nodes that have been silent for too long."""
+    if state.final is not None or not state.rules.heartbeat:
+        return state, ()
+    before, notices = _tell_those_heard_again(state, counts)
+    state, silent = _liveness.look(before, counts, now)
+    state, refusals = _refuse_replacements(before, state, now)
+    state, actions = _lose(state, silent)
+    return state, notices + refusals + actions
+
+
+def _refuse_replacements(before: State, state: State, now: float) -> Outcome:
+    """Refuse the nodes whose places belong to nodes that were heard since *before*."""
+    actions: tuple[Action, ...] = ()
+    for node, why in _replacements.rejected(before, state, now).items():
+        state, more = refuse(state, state.waiting[node], why)
+        actions += more
+    return state, actions
+
+
+def _tell_those_heard_again(state: State, counts: Mapping[str, int]) -> Outcome:
+    """Tell nodes that were given up and send heartbeats that they have no part in the job any more."""
+    state, back = _liveness.heard_again(state, counts)
+    notice = GivenUp(_silence(state))
+    return state, tuple(Send(mailbox, node, notice) for node, mailbox in back)
+
+
+def _lose(state: State, silent: Iterable[str]) -> Outcome:
+    """Take out the *silent* nodes, and end the round if it needs one of them."""
+    silent = [node for node in silent if _must_live(state, node)]
+    if not silent:
+        return state, ()
+    why = _silence(state)
+    entries = [entry_of(state, node) for node in silent]
+    notices = _tell_given_up(filter(None, entries), why)
+    state = _without_waiting(_liveness.give_up(state, silent), silent)
+    current = state.round
+    if current is None:
+        return state, notices
+    state, actions = _lose_members(state, current, [node for node in silent if node in current.entries])
+    return state, notices + actions
+
+
+def _must_live(state: State, node: str) -> bool:
+    """Return whether the job needs the node: one that succeeded owes nothing to a round that stands."""
+    current = state.round
+    if current is None or node in state.waiting:
+        return True
+    restarts = current.end is not None and current.end.restart
+    if restarts:
+        # The next round waits for it.
+        return True
+    return node not in current.succeeded
+
+
+def _lose_members(state: State, current: Round, silent: Iterable[str]) -> Outcome:
+    why = _silence(state)
+    gone = {node: why for node in silent if node not in current.left}
+    # A node without contact stops its workers before it is lost.
+    current = evolve(current, stopped=current.stopped.union(silent) - current.succeeded)
+    current = _note_gone(current, gone, are_lost=True)
+    state = evolve(state, round=current)
+    # A node that has succeeded ends no round.
+    missed = {node: why for node in gone if node not in current.succeeded}
+    if not missed or current.end is not None:
+        return state, ()
+    return _end_for_losses(state, current, missed)
+
+
+def _tell_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
+    """
+    Tell nodes at once that they are given up.
+
+    They may be alive, and somebody may destroy their heartbeats: later they could not be heard again.
+    """
+    return tuple(Send(entry.mailbox, entry.node, GivenUp(why)) for entry in entries)
+
+
+def _silence(state: State) -> str:
+    return SILENT.format(state.rules.heartbeat)
