@@ -47,10 +47,11 @@ class Duplicates:
         for std, path in ((Std.OUT, dest.filtered_stdout), (Std.ERR, dest.filtered_stderr)):
             has_no_file = self.words(std) and not path
             if has_no_file:
-                raise ConfigError(
-                    f"duplicate_{_NAMES[std]}_filters={list(self.words(std))!r} needs a log folder, and logs_specs "
-                    f"gives no path filtered_{_NAMES[std]}: give a log_dir that is not {os.devnull}, "
-                    "let reify return one, or leave the filters out"
+                raise ConfigError.of_setting(
+                    f"duplicate_{_NAMES[std]}_filters",
+                    f"{list(self.words(std))!r} needs a log folder, and logs_specs gives no path "
+                    f"filtered_{_NAMES[std]}: give a log_dir that is not {os.devnull}, let reify return one, "
+                    "or leave the filters out",
                 )
 
     def open(self, std: Std, dest: LogsDest) -> LineFilter | None:
