@@ -19,10 +19,10 @@ def refusal(state: State, report: messages.Join, entry: Entry) -> str | None:
 
 def _of_terms(state: State, report: messages.Join) -> str | None:
     node, asked, ours = report.node, report.terms, state.rules.terms
-    if asked is not None and asked != ours:
-        told = f"node {node} asks for {_terms(asked)}, but this job runs with {_terms(ours)}"
-        return f"{told}: give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
-    return None
+    if asked is None or asked == ours:
+        return None
+    difference = f"node {node} asks for {_terms(asked)}, but this job runs with {_terms(ours)}"
+    return f"{difference}: give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
 
 
 def _terms(terms: messages.Terms) -> str:
@@ -31,14 +31,23 @@ def _terms(terms: messages.Terms) -> str:
 
 def _of_work(state: State, report: messages.Join) -> str | None:
     role, work = report.descriptor.role, report.descriptor.work
-    # One of them tells for all: each was compared when it came.
-    peer = next((each for each in present(state) if each.descriptor.role == role and each.descriptor.work), None)
-    if peer is None or not work or peer.descriptor.work == work:
+    peer = _peer_with_work(state, role)
+    if peer is None or not work:
+        return None
+    if peer.descriptor.work == work:
         return None
     return (
         f"node {report.node} runs {work!r}, but node {peer.node} of this job runs {peer.descriptor.work!r} in the same "
         f"role {role!r}: if these are two jobs, give each an id of its own (--rdzv-id)"
     )
+
+
+def _peer_with_work(state: State, role: str) -> Entry | None:
+    """Return a node of the *role* whose work is known: one for all, as each was compared when it came."""
+    for entry in present(state):
+        if entry.descriptor.role == role and entry.descriptor.work:
+            return entry
+    return None
 
 
 def _of_place(state: State, entry: Entry) -> str | None:

@@ -106,7 +106,10 @@ def is_fatal(current: Round) -> bool:
 
 def _are_lost_connections(current: Round) -> bool:
     """Whether nothing but connections that peers have lost is known of the failure."""
-    return all(cause.note.secondary and not cause.note.fatal for cause in current.causes)
+    for cause in current.causes:
+        if cause.note.fatal or not cause.note.secondary:
+            return False
+    return True
 
 
 def _decided(state: State, current: Round, reported: str) -> tuple[State, RoundEnd]:

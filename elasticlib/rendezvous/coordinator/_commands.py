@@ -20,8 +20,10 @@ _OWN_ID = "give each job an id of its own (--rdzv-id)"
 
 def refusal(state: State, entry: Entry) -> str | None:
     """Why the newcomer *entry* may not be a spare of this job; None where it may."""
+    if state.rules.max_nodes > 1:
+        return None
     first = _first(state, entry)
-    if first is None or not _differ(first, entry) or state.rules.max_nodes > 1:
+    if first is None or not _differ(first, entry):
         return None
     return f"{_difference(first, entry)}, and this job has one node: {_OWN_ID}"
 
@@ -32,15 +34,19 @@ def compared(state: State, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tup
     if first is None or not _differ(first, entry):
         return entry, ()
     caution = Caution(f"{_difference(first, entry)}: if these are two jobs, {_OWN_ID}")
+    warned = [entry]
     # Where each node has arguments of its own, the first node need not hear so of each.
     is_only = not any(_differ(first, each) for each in present(state) if _is_of_role(each, entry))
-    warned = (state.waiting.get(first.node, first), entry) if is_only else (entry,)
-    return evolve(entry, is_other=not had_ranks), tuple(Send(each.mailbox, each.node, caution) for each in warned)
+    if is_only:
+        warned.insert(0, state.waiting.get(first.node, first))
+    cautions = [Send(each.mailbox, each.node, caution) for each in warned]
+    return evolve(entry, is_other=not had_ranks), tuple(cautions)
 
 
 def final_for(entry: Entry, final: Final) -> Final:
     """How the job ended for the node of *entry*: who ran nothing of what it was asked for did not succeed."""
-    if not (final.succeeded and entry.is_other):
+    ran_nothing = entry.is_other
+    if not final.succeeded or not ran_nothing:
         return final
     why = f"{final.why}, without node {entry.node}, which has other arguments and ran nothing: {_OWN_ID}"
     return Final(False, why, kind="refused")
@@ -49,7 +55,10 @@ def final_for(entry: Entry, final: Final) -> Final:
 def _first(state: State, entry: Entry) -> Entry | None:
     if not entry.descriptor.command:
         return None
-    return next((each for each in present(state) if each.descriptor.command and _is_of_role(each, entry)), None)
+    for each in present(state):
+        if each.descriptor.command and _is_of_role(each, entry):
+            return each
+    return None
 
 
 def _is_of_role(each: Entry, entry: Entry) -> bool:

@@ -126,10 +126,8 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
 def _hear_of_workers(
     state: State, report: messages.Succeeded | messages.Failed | messages.Stopped, now: float
 ) -> Outcome:
-    current = state.round
-    if current is None or report.round != current.number:
-        return state, ()
-    if report.node not in current.entries:
+    current = _round_of(state, report)
+    if current is None:
         return state, ()
     if isinstance(report, messages.Succeeded):
         return _ending.count_success(state, report.node, report.round), ()
@@ -138,6 +136,14 @@ def _hear_of_workers(
     if has_succeeded and not _names_helpers_alone(report):
         return state, ()
     return _causes.add_failures(state, current, report, now)
+
+
+def _round_of(state: State, report: messages.WorkerReport) -> Round | None:
+    """Return the present round if a member of it reports on it; else None."""
+    current = state.round
+    if current is None or report.round != current.number:
+        return None
+    return current if report.node in current.entries else None
 
 
 def _names_helpers_alone(report: messages.WorkerReport) -> bool:

@@ -80,7 +80,8 @@ def _is_deserted(state: State, leaver: str) -> bool:
         return False
     if current is None:
         return True
-    if len(current.left) != len(current.entries):
+    is_anyone_left = len(current.left) != len(current.entries)
+    if is_anyone_left:
         return False
     if current.end is not None:
         # A round that ends without a restart ends the job with the reason of its own.
@@ -103,7 +104,15 @@ def _remove(state: State, node: str, why: str, *, may_still_run: bool = False, b
     current = state.round
     if current is None or node not in current.entries:
         return state, ()
-    if not may_still_run and current.may_run_on(node):
+    return _remove_member(state, current, node, why, may_still_run=may_still_run, by_itself=by_itself)
+
+
+def _remove_member(
+    state: State, current: Round, node: str, why: str, *, may_still_run: bool, by_itself: bool
+) -> Outcome:
+    is_unreported = not may_still_run and current.may_run_on(node)
+    if is_unreported:
+        # Nobody will report that its workers have stopped.
         current = evolve(current, stopped=current.stopped | {node})
     was_known = node in current.left
     if not was_known:
@@ -122,6 +131,7 @@ def _remove(state: State, node: str, why: str, *, may_still_run: bool = False, b
 def _without_waiting(state: State, nodes: Iterable[str]) -> State:
     waiting = dict(state.waiting)
     for node in nodes:
+        # One with ranks does not wait.
         waiting.pop(node, None)
     return evolve(state, waiting=waiting)
 

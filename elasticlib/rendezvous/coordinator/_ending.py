@@ -86,18 +86,26 @@ def request_whole_cause(state: State, current: Round, *, gone: bool) -> tuple[Ou
     for a moment be the first that is known. So most are asked only once all workers are *gone*.
     """
     root = root_cause(current.causes)
-    if root is None or not root.note.cut:
+    if root is None or not _is_more_to_come(current, root):
         return (state, ()), False
-    if root.node in current.left:
-        # Nobody is there who could send the rest.
-        return (state, ()), False
-    is_requested = root.node in current.requested
-    is_too_early = len(current.requested) >= ASKED_EARLY and not gone
-    if is_requested or is_too_early:
+    if root.node in current.requested:
+        # Its answer is under way.
         return (state, ()), True
-    entry = state.waiting.get(root.node) or current.entries[root.node]
-    state = evolve(state, round=evolve(current, requested=current.requested | {root.node}))
-    return (state, (Send(entry.mailbox, entry.node, Elaborate(current.number)),)), True
+    is_too_early = len(current.requested) >= ASKED_EARLY and not gone
+    if is_too_early:
+        return (state, ()), True
+    return _request_rest(state, current, root.node), True
+
+
+def _request_rest(state: State, current: Round, node: str) -> Outcome:
+    entry = state.waiting.get(node) or current.entries[node]
+    state = evolve(state, round=evolve(current, requested=current.requested | {node}))
+    return state, (Send(entry.mailbox, node, Elaborate(current.number)),)
+
+
+def _is_more_to_come(current: Round, root: Cause) -> bool:
+    """Return whether only a part of the failure is known, and its node is there to send the rest."""
+    return root.note.cut and root.node not in current.left
 
 
 def finish(state: State, final: Final) -> Outcome:

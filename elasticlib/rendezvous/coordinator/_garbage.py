@@ -65,6 +65,7 @@ class Garbage:
         """The nodes that live, at the beginning, and their mailboxes."""
         for node, mailbox in mailboxes.items():
             self.opened(node, mailbox, outbox.next_index(mailbox))
+        # They may be gone: each is waited for again once a heartbeat of it is read.
         for node, mailbox in outbox.unsure().items():
             self._buried[node] = _LastHeartbeat(mailbox, -1)
 
@@ -96,13 +97,18 @@ class Garbage:
         for node in list(outbox.unparted):
             mailbox = outbox.mailbox_of(node)
             heartbeat = _LastHeartbeat(mailbox, counts.get(mailbox, -1))
-            seen, since = self._ends.get(node, (None, now))
-            if seen is None or heartbeat.follows(seen):
+            if node not in self._ends:
+                self._ends[node] = heartbeat, now
+                continue
+            last, since = self._ends[node]
+            if heartbeat.follows(last):
                 self._ends[node] = heartbeat, now
             elif now >= since + timeout:
                 outbox.part(node)
-                self._buried[node] = seen
-        self._ends = {node: it for node, it in self._ends.items() if node in outbox.unparted}
+                self._buried[node] = last
+        # Nodes that have read the end are waited for no more, either.
+        for node in self._ends.keys() - outbox.unparted:
+            del self._ends[node]
 
     def expect(self, outbox: Outbox, node: str, mailbox: str) -> None:
         """The node has written that it waits there: it is back once it sends a heartbeat, or else given up again."""
@@ -115,11 +121,14 @@ class Garbage:
         return {**buried, **{node: outbox.mailbox_of(node) for node in outbox.unparted}}
 
     def has_come_back(self, node: str, mailbox: str, count: int) -> bool:
-        """Whether a node that was given up before it read the end sends heartbeats, and so is waited for again."""
-        if node not in self._buried or not _LastHeartbeat(mailbox, count).follows(self._buried[node]):
+        """Return whether a node that was given up before it read the end sends heartbeats; wait for it again."""
+        last = self._buried.get(node)
+        if last is None:
             return False
-        del self._buried[node]
-        return True
+        is_alive = _LastHeartbeat(mailbox, count).follows(last)
+        if is_alive:
+            del self._buried[node]
+        return is_alive
 
     def clear_up(self, outbox: Outbox, watched: Collection[str], state: State, now: float) -> tuple[str, ...]:
         """Those who are gone get no notices any more; and the keys that are to be deleted for them."""

@@ -248,22 +248,28 @@ def _read_entry(value: Any, now: float, after: Mapping[str, int], commands: Sequ
 
 
 def _round(current: Round, now: float, commands: dict[str, int]) -> dict[str, Any]:
-    place = {node: index for index, node in enumerate(current.entries)}
+    index = {node: number for number, node in enumerate(current.entries)}
     return {
         "number": current.number,
         "entries": [_entry(entry, commands) for entry in current.entries.values()],
         "seats": {name: getattr(current.assignments[0], name) for name in _SHARED},
-        "own": [[getattr(assignment, name) for name in _OWN] for assignment in current.assignments],
-        "succeeded": sorted(place[node] for node in current.succeeded),
-        "stopped": sorted(place[node] for node in current.stopped),
-        "left": [[place[node], why] for node, why in current.left.items()],
-        "lost": sorted(place[node] for node in current.lost),
-        "causes": [
-            [now - cause.at, _message(messages.Failed(cause.node, 0, (cause.note,)))] for cause in current.causes
-        ],
+        "own": [_own(assignment) for assignment in current.assignments],
+        "succeeded": sorted(map(index.__getitem__, current.succeeded)),
+        "stopped": sorted(map(index.__getitem__, current.stopped)),
+        "left": [[index[node], why] for node, why in current.left.items()],
+        "lost": sorted(map(index.__getitem__, current.lost)),
+        "causes": [_cause(cause, now) for cause in current.causes],
         "end": _message(current.end),
         "rejoined": current.rejoined,
     }
+
+
+def _own(assignment: messages.RankAssignment) -> list[Any]:
+    return [getattr(assignment, name) for name in _OWN]
+
+
+def _cause(cause: Cause, now: float) -> list[Any]:
+    return [now - cause.at, _message(messages.Failed(cause.node, 0, (cause.note,)))]
 
 
 def _read_round(value: Any, now: float, after: Mapping[str, int], commands: Sequence[str]) -> Round:

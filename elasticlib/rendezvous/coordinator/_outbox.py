@@ -9,7 +9,7 @@ that `mailbox_name` makes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attrs import Factory, define, evolve, frozen
@@ -29,6 +29,13 @@ _LONGEST_MAILBOX = _untrusted.LONGEST_NAME + 1 + 20
 class _Notice:
     notice: Told
     at: float
+    """When it was written last."""
+
+    def shortened(self) -> Self:
+        """Return the notice with a few lines of the root cause, if it is the end of the job."""
+        if not isinstance(self.notice, Final):
+            return self
+        return evolve(self, notice=brief(self.notice))
 
 
 @define
@@ -77,8 +84,9 @@ class Outbox:
     def note(self, mailbox: str, read: int) -> None:
         """The node has read the first *read* notices of its mailbox."""
         unread = self._unread.get(mailbox)
-        if unread:
-            self._unread[mailbox] = {index: notice for index, notice in unread.items() if index >= read}
+        if not unread:
+            return
+        self._unread[mailbox] = {index: notice for index, notice in unread.items() if index >= read}
 
     def opened(self, node: str, mailbox: str) -> None:
         """The node looks into no older mailbox any more."""
@@ -95,10 +103,13 @@ class Outbox:
         self._mailboxes[node] = mailbox
 
     def is_parted(self, node: str, mailbox: str, state: State) -> bool:
-        """Whether it is not known any more what the node was told there, as it needs no notices."""
+        """Return whether this mailbox is no longer tracked: the node left, or has a newer one."""
         known = self._mailboxes.get(node)
-        gone = state.final is not None or (state.round is not None and node in state.round.left)
-        return gone if known is None else known != mailbox
+        if known is not None:
+            return known != mailbox
+        if state.final is not None:
+            return True
+        return state.round is not None and node in state.round.left
 
     def expect(self, node: str, mailbox: str) -> None:
         """The node is to be told the end there."""
@@ -107,8 +118,13 @@ class Outbox:
         self.unparted.add(node)
 
     def unsure(self) -> Mapping[str, str]:
-        """Nodes that have not said that they read the end, though nothing of it lies unread in their mailbox."""
-        return {node: mailbox for node in self.unparted if not self._unread.get(mailbox := self._mailboxes[node])}
+        """Return the nodes that may not have read the end, though no unread notice of theirs is known."""
+        mailboxes = {}
+        for node in self.unparted:
+            mailbox = self._mailboxes[node]
+            if not self._unread.get(mailbox):
+                mailboxes[node] = mailbox
+        return mailboxes
 
     def catch_up(self, node: str, mailbox: str, read: int) -> None:
         """The node has read more there than is known here."""
@@ -140,86 +156,106 @@ class Outbox:
     def remind(self, now: float, timeout: float) -> None:
         """Write again what was not read for *timeout* seconds."""
         for mailbox, notices in self._unread.items():
-            late = {index: evolve(notice, at=now) for index, notice in notices.items() if now >= notice.at + timeout}
-            if late:
-                self._unread[mailbox] = {**notices, **late}
-                self._due.update({mailbox_key(mailbox, index): notice.notice for index, notice in late.items()})
+            for index, each in notices.items():
+                if now >= each.at + timeout:
+                    # A copy of the outbox shares these notices: they are replaced, never changed.
+                    self._unread[mailbox] = {**self._unread[mailbox], index: evolve(each, at=now)}
+                    self._due[mailbox_key(mailbox, index)] = each.notice
 
     def shorten(self) -> None:
-        """Say less of how the job ended, where that was not read yet."""
+        """Shorten the end of the job where it was not read yet."""
         for mailbox, notices in self._unread.items():
-            self._unread[mailbox] = {
-                index: evolve(each, notice=brief(each.notice)) if isinstance(each.notice, Final) else each
-                for index, each in notices.items()
-            }
+            self._unread[mailbox] = {index: each.shortened() for index, each in notices.items()}
 
     def plain(self, state: State) -> dict[str, Any]:
         """As a JSON object, for whoever takes over with that *state*; what the state says is not said again."""
         texts: dict[Told, int] = {}
-        assignments = () if state.round is None else state.round.assignments
-
-        def place(notice: Told) -> int | None:
-            if notice == state.final:
-                return None
-            its = notice.group_rank if isinstance(notice, RankAssignment) else len(assignments)
-            if notice in assignments[its : its + 1]:
-                return -1 - its
-            return texts.setdefault(notice, len(texts))
-
-        mailboxes = {
-            mailbox: [
-                self._told[mailbox],
-                int(node in self.unparted),
-                [[index, place(each.notice)] for index, each in self._unread.get(mailbox, {}).items()],
+        mailboxes = {}
+        for node, mailbox in self._mailboxes.items():
+            unread = [
+                [index, _reference(each.notice, texts, state)] for index, each in self._unread.get(mailbox, {}).items()
             ]
-            for node, mailbox in self._mailboxes.items()
-        }
+            mailboxes[mailbox] = [self._told[mailbox], int(node in self.unparted), unread]
         return {"boxes": mailboxes, "texts": [encode(notice).decode("ascii") for notice in texts]}
 
     @classmethod
     def from_plain(cls, body: Mapping[str, Any], state: State, now: float) -> Self:
         """
-        What `plain` made; everything unread is due again, as its last writing is not certain.
+        Return the outbox that `plain` made of this *body*.
 
-        Raises ValueError, KeyError, IndexError or TypeError for anything else.
+        All that is unread is due again, as its last writing is not certain. Raises ValueError, KeyError, IndexError
+        or TypeError for anything else.
         """
         outbox = cls()
         texts = [_notice(text) for text in _untrusted.exactly(body["texts"], list)]
-
-        def at(place: int | None) -> Told:
-            if place is None and state.final is not None:
-                return state.final
-            if place is not None and _untrusted.whole(place) >= 0:
-                return texts[place]
-            if place is None or state.round is None:
-                raise ValueError(f"the outbox names the node {_untrusted.shown(place)}, which is not known")
-            return state.round.assignments[-1 - place]
-
         for mailbox, (told, unparted, unread) in _untrusted.exactly(body["boxes"], dict).items():
             node = _untrusted.name(mailbox, _LONGEST_MAILBOX).rpartition("/")[0]
-            outbox._told[mailbox], outbox._mailboxes[node] = _untrusted.whole(told, 0), mailbox
+            outbox._told[mailbox] = _untrusted.whole(told, 0)
+            outbox._mailboxes[node] = mailbox
             if unparted:
                 outbox.unparted.add(node)
-            notices = {_untrusted.whole(index, 0): _Notice(at(place), now) for index, place in unread}
-            if notices:
-                outbox._unread[mailbox] = notices
-                outbox._due.update({mailbox_key(mailbox, index): each.notice for index, each in notices.items()})
+            for index, reference in unread:
+                notice = _referred(reference, texts, state)
+                outbox._restore(mailbox, _untrusted.whole(index, 0), notice, now)
         return outbox
+
+    def _restore(self, mailbox: str, index: int, notice: Told, now: float) -> None:
+        self._unread.setdefault(mailbox, {})[index] = _Notice(notice, now)
+        self._due[mailbox_key(mailbox, index)] = notice
+
+
+# What the state says already is referred to: None is the end of the job, -1 and below are the ranks of the present
+# round by group rank, 0 and above are texts.
+
+
+def _reference(notice: Told, texts: dict[Told, int], state: State) -> int | None:
+    """Return the reference to a *notice*, which becomes one of the *texts* if the state does not have it."""
+    if notice == state.final:
+        return None
+    if state.round is not None and isinstance(notice, RankAssignment):
+        rank = notice.group_rank
+        if notice in state.round.assignments[rank : rank + 1]:
+            return -1 - rank
+    return texts.setdefault(notice, len(texts))
+
+
+def _referred(reference: int | None, texts: Sequence[Told], state: State) -> Told:
+    """Return the notice that a reference means; ValueError or IndexError for one that means none."""
+    found: Told | None
+    if reference is None:
+        found = state.final
+    elif _untrusted.whole(reference) >= 0:
+        found = texts[reference]
+    else:
+        found = None if state.round is None else state.round.assignments[-1 - reference]
+    if found is None:
+        raise ValueError(f"the outbox names the node {_untrusted.shown(reference)}, which is not known")
+    return found
 
 
 def referring(due: Mapping[str, Told]) -> dict[str, Message]:
     """
-    All that is to be written, in this order.
+    Return all that is to be written, in this order.
 
     A long root cause comes first, in one place for all: of ten thousand notices each has a few lines of it.
     """
-    finals = {id(notice): notice for notice in due.values() if isinstance(notice, Final)}
-    short = {each: refers(final) for each, final in finals.items()}
-    found: dict[str, Message] = {}
-    for each, final in finals.items():
-        if short[each] is not final and final.root_node is not None and final.root is not None:
-            found[CAUSE] = Failed(final.root_node, 0, (final.root,))
-    return found | {key: short.get(id(notice), notice) for key, notice in due.items()}
+    # Thousands of notices share one end of the job: it is shortened once, by its identity.
+    short: dict[int, Told] = {}
+    causes: dict[str, Message] = {}
+    for notice in due.values():
+        if isinstance(notice, Final) and id(notice) not in short:
+            short[id(notice)] = refers(notice)
+            if short[id(notice)] is not notice:
+                causes.update(_whole_cause(notice))
+    notices = {key: short.get(id(notice), notice) for key, notice in due.items()}
+    return causes | notices
+
+
+def _whole_cause(final: Final) -> dict[str, Message]:
+    """Return the whole root cause of the *final*, by the key where it belongs."""
+    if final.root_node is None or final.root is None:
+        return {}
+    return {CAUSE: Failed(final.root_node, 0, (final.root,))}
 
 
 def _notice(text: Any) -> Told:

@@ -36,8 +36,11 @@ _NAMED = 4
 
 def place_of(entry: Entry) -> str:
     """The place of a node, as a text for people, too."""
-    its = entry.descriptor
-    return f"{host_of(entry.node)} ({its.addresses[0] if its.index is None else f'number {its.index}'})"
+    descriptor = entry.descriptor
+    host = host_of(entry.node)
+    if descriptor.index is None:
+        return f"{host} ({descriptor.addresses[0]})"
+    return f"{host} (number {descriptor.index})"
 
 
 # Who comes.
@@ -78,16 +81,24 @@ def left(state: State, entry: Entry, why: str, now: float) -> State:
     if now >= entry.arrived + _steady(state.rules):
         return state
     place = place_of(entry)
-    known = {each: its for each, its in state.exits.items() if _counts(its, state.rules, now)}
-    exits = Exits(entry.exits + 1, now, why[:_LONGEST_WHY])
-    before = known.get(place)
-    if before is None or before.times <= exits.times:
-        known = {**_without(known, place), place: exits}
+    known = {each: exits for each, exits in state.exits.items() if _counts(exits, state.rules, now)}
+    times = entry.exits + 1
+    # Another node may have left the same place meanwhile: the higher count stands.
+    is_highest = place not in known or known[place].times <= times
+    if is_highest:
+        known.pop(place, None)
+        known[place] = Exits(times, now, why[:_LONGEST_WHY])
     if len(known) > _PLACES:
-        # Those that are refused go last; of the others the oldest first.
-        oldest = next((each for each, its in known.items() if not _is_refused(its)), next(iter(known)))
-        known = _without(known, oldest)
+        del known[_first_to_forget(known)]
     return evolve(state, exits=known)
+
+
+def _first_to_forget(known: Mapping[str, Exits]) -> str:
+    """Return the oldest place that is not refused; the oldest of all if all are refused."""
+    for place, exits in known.items():
+        if not _is_refused(exits):
+            return place
+    return next(iter(known))
 
 
 def forget_names(state: State) -> State:
@@ -97,13 +108,15 @@ def forget_names(state: State) -> State:
     A message of such a node is not known to be an old one, if somebody writes it again.
     """
     assigned = {} if state.round is None else state.round.entries
-    # Mostly the numbers tell: this is asked at each join.
+    # Each join leads here: mostly the numbers answer without a walk through all names.
     excess = len(state.heard) - NAMES - len(state.waiting) - len(assigned)
     if excess <= 0:
         return state
-    gone = [node for node in state.heard if node not in state.waiting and node not in assigned]
-    forgotten = frozenset(gone[:excess])
-    heard = {node: seq for node, seq in state.heard.items() if node not in forgotten}
+    here = state.waiting.keys() | assigned.keys()
+    gone = [node for node in state.heard if node not in here]
+    heard = dict(state.heard)
+    for node in gone[:excess]:
+        del heard[node]
     return evolve(state, heard=heard, has_forgotten=True)
 
 
@@ -138,16 +151,23 @@ def pauses(state: State, now: float) -> str:
 
 
 def refused(state: State) -> str:
-    """The places that get no ranks any more, for people; empty where there are none."""
-    lost = [
-        f"{place}, which joined and left {its.times} times" for place, its in state.exits.items() if _is_refused(its)
-    ]
-    return "; ".join(lost[:_NAMED]) + (f"; and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
+    """Return the places that get no ranks any more, for people; empty if there are none."""
+    places = []
+    for place, exits in state.exits.items():
+        if _is_refused(exits):
+            places.append(f"{place}, which joined and left {exits.times} times")
+    text = "; ".join(places[:_NAMED])
+    if len(places) > _NAMED:
+        text += f"; and {len(places) - _NAMED} more"
+    return text
 
 
 def _had_to_pause(state: State) -> Iterator[Entry]:
-    if state.pausing:
-        yield from (entry for node, entry in state.waiting.items() if node in state.pausing)
+    if not state.pausing:
+        return
+    for node, entry in state.waiting.items():
+        if node in state.pausing:
+            yield entry
 
 
 def _is_refused(exits: Exits) -> bool:

@@ -25,16 +25,22 @@ PATIENCE = 0.5
 
 def holder(state: State, entry: Entry) -> Entry | None:
     """The other node that has the place of *entry*, or asked for it before; None: nobody."""
-    index = entry.descriptor.index
-    first = next((each for each in _by_claim(state) if each.descriptor.index == index), entry)
-    return None if first.node == entry.node else first
+    for other in _by_claim(state):
+        if other.descriptor.index == entry.descriptor.index:
+            return None if other.node == entry.node else other
+    return None
 
 
 def _by_claim(state: State) -> Iterator[Entry]:
+    """Yield the nodes in the order in which they may claim a place: replacements last."""
     if state.round is not None:
-        yield from (each for node, each in state.round.entries.items() if node not in state.round.left)
-    yield from (each for each in state.waiting.values() if not each.is_replacement)
-    yield from (each for each in state.waiting.values() if each.is_replacement)
+        yield from state.round.members()
+    for entry in state.waiting.values():
+        if not entry.is_replacement:
+            yield entry
+    for entry in state.waiting.values():
+        if entry.is_replacement:
+            yield entry
 
 
 def may_replace(state: State, entry: Entry, other: Entry) -> bool:
@@ -65,21 +71,38 @@ def without_replacements(state: State, there: Mapping[str, Entry]) -> Mapping[st
     """Those of the nodes that are *there* whose place nobody else has."""
     if not any(entry.is_replacement for entry in there.values()):
         return there
-    return {node: entry for node, entry in there.items() if not entry.is_replacement or holder(state, entry) is None}
+    free = {}
+    for node, entry in there.items():
+        has_holder = entry.is_replacement and holder(state, entry) is not None
+        if not has_holder:
+            free[node] = entry
+    return free
 
 
 def rejected(before: State, state: State, now: float) -> Mapping[str, str]:
     """Replacements whose places belong to nodes that were heard since *before*, each with the reason."""
     if was_away(before, now):
         return {}  # what is read now may have been sent long ago, by a node that has died since
+    reasons = {}
+    for entry in _long_waiting(state, now):
+        other = holder(state, entry)
+        if other is not None and _was_heard(before, state, other):
+            reasons[entry.node] = refusal(entry, other)
+    return reasons
+
+
+def _long_waiting(state: State, now: float) -> list[Entry]:
+    """Return the replacements that arrived before any heartbeat was sent that is read now."""
     due = now - PATIENCE * state.rules.heartbeat
-    waiting = [entry for entry in state.waiting.values() if entry.is_replacement and entry.came <= due]
-    found = [(entry, other) for entry in waiting if (other := holder(state, entry)) is not None]
-    return {entry.node: refusal(entry, other) for entry, other in found if _was_heard(before, state, other)}
+    return [entry for entry in state.waiting.values() if entry.is_replacement and entry.came <= due]
 
 
 def _was_heard(before: State, state: State, entry: Entry) -> bool:
-    old, new = (each.watch.sightings.get(entry.node) for each in (before, state))
-    if old is None or new is None or old.count is None or new.count is None:
+    """Return whether a heartbeat of the node was read since *before*, and not for the first time."""
+    old = before.watch.sightings.get(entry.node)
+    new = state.watch.sightings.get(entry.node)
+    if old is None or new is None:
         return False
-    return old.mailbox == new.mailbox and new.count > old.count
+    if old.mailbox != new.mailbox or old.count is None:
+        return False
+    return old.is_before(new.count)

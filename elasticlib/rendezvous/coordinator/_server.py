@@ -78,11 +78,11 @@ class Server:
     _served: float = 0.0
     """Seconds of this term in which it looked around, with one `TICK` for each time in which it did not."""
     _wake_at: float | None = None
-    _dirty: bool = False
+    _is_unsaved: bool = False
     _abandon: events.Abandon | None = None
     _leaver: str | None = None  # the node that had the job abandoned because it goes
     _garbage: Garbage = field(factory=Garbage)
-    _litter: tuple[str, ...] = ()
+    _leftover_keys: tuple[str, ...] = ()
     _incoming: Incoming = field(init=False, default=Factory(lambda it: Incoming(it.run_id, it.key), takes_self=True))
     _leave_by: float | None = None
     _over: str = ""
@@ -163,16 +163,23 @@ class Server:
         for entry in entries:
             self._read(entry, now, out)
         if self._abandon is not None:
-            self._leaver, why, self._abandon = self._abandon.leaver or self._leaver, self._abandon.why, None
-            self._follow(self.logic.abandon(self.state, why), now, out)
-        if self._leaver is not None:  # whatever of it still comes in, it does not wait for the answer
+            self._abandon_now(self._abandon, now, out)
+        if self._leaver is not None:
+            # Whatever of it still comes in, it does not wait for the answer.
             self._outbox.part(self._leaver)
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
-        if self._interval and now >= self._look_at:
+        is_time_to_look = self._interval > 0 and now >= self._look_at
+        if is_time_to_look:
             self._ask_for_heartbeats(out)
         else:
             self._conclude(now, out)
+
+    def _abandon_now(self, request: events.Abandon, now: float, out: list[events.Action]) -> None:
+        self._abandon = None
+        if request.leaver:
+            self._leaver = request.leaver
+        self._follow(self.logic.abandon(self.state, request.why), now, out)
 
     def _ask_for_heartbeats(self, out: list[events.Action]) -> None:
         here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
@@ -187,25 +194,41 @@ class Server:
         if self._posted:
             out.append(Discard(self._posted))
             self._posted = ()
-        if self._litter:
-            out.append(Delete(self._litter))
-            self._litter = ()
+        if self._leftover_keys:
+            out.append(Delete(self._leftover_keys))
+            self._leftover_keys = ()
         self._rest(now, out)
 
     def _rest(self, now: float, out: list[events.Action]) -> None:
-        waits = self._outbox.unparted or self._abandon or now < self._told_at
-        if self._leave_by is not None and (now >= self._leave_by or not waits):
-            if self.journaled and self.is_over():
-                out.append(events.Purge())
-            self.stopped = True
-            out.append(events.Stop())
+        """Wait for what comes next, or stop for good."""
+        if self._may_stop(now):
+            self._stop(out)
             return
-        times = [self._wake_at, self._leave_by]
-        if self._interval:
-            times += [self._look_at]
-        due = now if self._abandon is not None else soonest(*times)
+        due = self._next_turn(now)
         self._receives = True
         out.append(Receive(None if due is None else max(0.0, due - now)))
+
+    def _may_stop(self, now: float) -> bool:
+        """Return whether this coordinator is to close, and no node has yet to read the end of the job."""
+        if self._leave_by is None:
+            return False
+        if now >= self._leave_by:
+            return True
+        has_readers = bool(self._outbox.unparted) or now < self._told_at
+        return not has_readers and self._abandon is None
+
+    def _stop(self, out: list[events.Action]) -> None:
+        if self.journaled and self.is_over():
+            out.append(events.Purge())
+        self.stopped = True
+        out.append(events.Stop())
+
+    def _next_turn(self, now: float) -> float | None:
+        """Return when the next turn begins at the latest; None: when a message comes."""
+        if self._abandon is not None:
+            return now
+        look_at = self._look_at if self._interval else None
+        return soonest(self._wake_at, self._leave_by, look_at)
 
     # What comes in.
 
@@ -254,7 +277,7 @@ class Server:
         self._garbage.bury(self._outbox, counts, now, self.state.rules.heartbeat)
         # Once a heartbeat says that a notice was not read for longer than a heartbeat takes, the store has lost it.
         self._outbox.remind(now, 3 * self._interval)
-        self._litter = self._garbage.clear_up(self._outbox, set(here), self.state, now)
+        self._leftover_keys = self._garbage.clear_up(self._outbox, set(here), self.state, now)
         self._incoming.retain(set(here))
         # Often enough that a silent node is noticed soon after its time is over: who comes later is lost later.
         self._look_at = now + self.state.rules.heartbeat * LOOK
@@ -290,15 +313,14 @@ class Server:
 
     def _follow(self, outcome: tuple[State, Sequence[_state.Action]], now: float, out: list[events.Action]) -> None:
         state, actions = outcome
-        if self.journaled:
-            self._dirty = self._dirty or state != self.state  # signs of life alone make no difference
+        if self.journaled and not self._is_unsaved:
+            # Signs of life alone make no difference.
+            self._is_unsaved = state != self.state
         self.state = state
         for action in actions:
             match action:
-                case Send(mailbox=mailbox, node=node, notice=notice):
-                    if isinstance(notice, messages.Final) and notice.kind == "timeout" and self.remark:
-                        notice = evolve(notice, why=f"{notice.why}; {self.remark}")
-                    self._garbage.opened(node, mailbox, self._outbox.add(mailbox, node, notice, now))
+                case Send():
+                    self._send(action, now)
                 case WakeAt(when=when):
                     self._wake_at = when
                 case ClearStore():
@@ -307,14 +329,29 @@ class Server:
                 case _:
                     assert_never(action)
 
+    def _send(self, action: Send, now: float) -> None:
+        notice = action.notice
+        if isinstance(notice, messages.Final):
+            notice = self._explained(notice)
+        count = self._outbox.add(action.mailbox, action.node, notice, now)
+        self._garbage.opened(action.node, action.mailbox, count)
+
+    def _explained(self, final: messages.Final) -> messages.Final:
+        """Return the *final* with what may explain that nobody comes, if nobody came."""
+        if final.kind != "timeout" or not self.remark:
+            return final
+        return evolve(final, why=f"{final.why}; {self.remark}")
+
     def _commit(self, now: float, out: list[events.Action]) -> None:
+        """Save the state if it changed, then write what is due: nobody may hear what is not saved."""
         if self.refused:
             self.state = in_brief(self.state)
             self._outbox.shorten()
         due = self._outbox.due()
-        if self.journaled and (due or self._dirty):
+        must_save = self._is_unsaved or bool(due)
+        if self.journaled and must_save:
             out.append(events.Save(self._document(now)))
-        self._dirty = False
+        self._is_unsaved = False
         if due:
             out.append(self._write(referring(due)))
             self._outbox.written(keep=bool(self._interval))
@@ -351,7 +388,7 @@ class Server:
         self.refused += 1
         if self.refused >= REFUSALS:
             self._follow(self.logic.abandon(self.state, f"the store refused the job's state: {why}"), now, out)
-        self._dirty = True  # of what was to be saved this is the latest; what was to follow follows now
+        self._is_unsaved = True  # of what was to be saved this is the latest; what was to follow follows now
         self._commit(now, out)
         out += [action for action in undone if not isinstance(action, events.Save)]
 
@@ -398,5 +435,5 @@ class Server:
             out.append(events.Save(self._document(now)))
             self._ask_for_heartbeats(out)  # before anything is decided: who lives may have seen more than is known here
         else:
-            self._dirty = True
+            self._is_unsaved = True
             self._open(now, out)

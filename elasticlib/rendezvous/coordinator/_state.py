@@ -314,17 +314,17 @@ def host_of(node: str) -> str:
 
 def named(nodes: Iterable[str], reasons: Mapping[str, str] | None = None) -> str:
     """Return the first nodes as a text for people, each with its reason if it has one."""
-    if reasons is None:
-        reasons = {}
     known = sorted(nodes, key=natural_key)
-    hosts = Counter(host_of(node) for node in known)
+    hosts = Counter(map(host_of, known))
     texts = []
     for node in known[:MOST_NAMES]:
-        host = host_of(node)
         # Two nodes of one host are told apart by their whole names.
-        name = host if hosts[host] == 1 else node
-        why = reasons.get(node)
-        texts.append(f"{name} ({why})" if why else name)
+        text = node
+        if hosts[host_of(node)] == 1:
+            text = host_of(node)
+        if reasons is not None and reasons.get(node):
+            text = f"{text} ({reasons[node]})"
+        texts.append(text)
     if len(known) > MOST_NAMES:
         texts.append(f"and {len(known) - MOST_NAMES} more")
     return ", ".join(texts) or "none"
