@@ -8,9 +8,10 @@ project has a module with the name of one that would be imported.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from attrs import frozen
@@ -44,11 +45,18 @@ class Choice:
 
 
 def choose_preload(common: StartSpec, function: Callable[..., Any] | None, text: bytes | None = None) -> Choice:
-    """What to import ahead for workers that are started with *common*, or call *function*, or run the script *text*."""
+    """
+    Return the modules to import ahead for workers that are started with *common*.
+
+    They call *function*, or run the script *text*.
+    """
     chosen = _of_entry_point(common, function, text)
+    if not chosen.modules:
+        return chosen
     tops = {name.partition(".")[0] for name in chosen.modules}
-    if tops and hidden_by(_folders(common), tops | BROUGHT):
-        return Choice((), None)  # the program finds its own, and torch does too if it needs one of the name
+    if hidden_by(_folders(common), tops | BROUGHT):
+        # The program finds its own, and torch does too if it needs one of the name.
+        return Choice((), None)
     return chosen
 
 
@@ -63,26 +71,44 @@ def _of_entry_point(common: StartSpec, function: Callable[..., Any] | None, text
     if function is not None:
         return of_function(function)
     if text is not None:
-        return _chosen(read(common.argv[0], os.path.join(common.cwd, common.path0), source=text))
-    if common.kind == "script":
-        return of_script(os.path.join(common.cwd, common.argv[0]))
-    if common.kind == "package" and os.path.isdir(common.path0):
-        return of_script(os.path.join(common.path0, "__main__.py"))
-    if common.kind == "module":
-        base = os.path.join(common.path0, *common.entry.split("."))
-        own = next(filter(os.path.isfile, (f"{base}.py", os.path.join(base, "__main__.py"))), None)
-        if own is not None:
-            return _chosen(read(own, common.path0))
-        return _chosen(Text({common.entry.partition(".")[0]}, is_whole=False))
+        folder = os.path.join(common.cwd, common.path0)
+        return _chosen(read(common.argv[0], folder, source=text))
+    return _of_program(common)
+
+
+def _of_program(common: StartSpec) -> Choice:
+    match common.kind:
+        case "script":
+            return of_script(os.path.join(common.cwd, common.argv[0]))
+        case "package" if os.path.isdir(common.path0):  # and no archive
+            return of_script(os.path.join(common.path0, "__main__.py"))
+        case "module":
+            return _of_module(common)
     return Choice()
 
 
+def _of_module(common: StartSpec) -> Choice:
+    """Return the choice for ``python -m``: by the text of a module of the project, else by its name."""
+    base = os.path.join(common.path0, *common.entry.split("."))
+    for path in (f"{base}.py", os.path.join(base, "__main__.py")):
+        if os.path.isfile(path):
+            return _chosen(read(path, common.path0))
+    package = common.entry.partition(".")[0]
+    return _chosen(Text({package}, is_whole=False))
+
+
 def preload_for(entrypoint: object) -> tuple[str, ...]:
-    """What the automatic preload imports for *entrypoint*, as far as that alone tells, before there is a launch."""
+    """
+    Return the modules that the automatic preload imports for *entrypoint*.
+
+    This is as far as the entry point alone tells, before there is a launch.
+    """
     if callable(entrypoint):
         return of_function(entrypoint).modules
-    if isinstance(entrypoint, (str, os.PathLike)) and os.path.isfile(entrypoint):
-        return of_script(absolute_path(os.fspath(entrypoint))).modules
+    if isinstance(entrypoint, (str, os.PathLike)):
+        path = os.fspath(entrypoint)
+        if os.path.isfile(path):
+            return of_script(absolute_path(path)).modules
     return (TORCH,)
 
 
@@ -92,34 +118,47 @@ def of_script(path: str) -> Choice:
 
 
 def of_function(function: Callable[..., Any]) -> Choice:
-    """What to import ahead for *function*."""
+    """Return the modules to import ahead for *function*."""
     if _is_ours(function):  # a pool's: which functions its workers are to call, no text says
         return Choice()
-    code, text = getattr(function, "__code__", None), Text()
+    code = getattr(function, "__code__", None)
+    text = Text()
     if code is not None:
         name = function.__qualname__.partition(".")[0]
         text = read(code.co_filename, os.path.dirname(code.co_filename), name)
     if TORCH in sys.modules:  # the program has it for its functions
         text.imports.add(TORCH)
-    text.is_whole = False  # what the function's arguments and modules bring is in no text
+    text.is_whole = False  # no text says what the function's arguments and modules import
     return _chosen(text)
 
 
 def _is_ours(function: Callable[..., Any]) -> bool:
-    return str(getattr(function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
+    module = str(getattr(function, "__module__", ""))
+    own_package = __name__.partition(".")[0]
+    return module.partition(".")[0] == own_package
 
 
 def _chosen(text: Text) -> Choice:
-    others = {name for name in text.imports if not is_of_python(name)}
-    if text.sets or not (others or not text.is_whole):
+    others = set(itertools.filterfalse(is_of_python, text.imports))
+    if text.sets:
+        return Choice((), None)  # variables that torch reads at its import
+    if text.is_whole and not others:
         return Choice((), None)
     if text.is_whole and others == {NUMPY}:
         return Choice((NUMPY,), text.threads)
-    found = [TORCH]
-    if text.words & _OPTIMIZERS or others & _TRAINERS:
+    modules = (TORCH, *_modules_beside_torch(text, others))
+    return Choice(modules, text.threads)
+
+
+def _modules_beside_torch(text: Text, others: Collection[str]) -> list[str]:
+    """Return the modules that torch's own import leaves out, and that the program uses."""
+    found = []
+    uses_compiler = TORCH in others and not _COMPILERS.isdisjoint(text.words)
+    uses_trainer = not _TRAINERS.isdisjoint(others)
+    if uses_compiler or uses_trainer or not _OPTIMIZERS.isdisjoint(text.words):
         found.append(OPTIMIZER)
-    if TORCH in others and text.words & _COMPILERS:
-        found += [OPTIMIZER, COMPILER]
+    if uses_compiler:
+        found.append(COMPILER)
     if KERNELS in others:
         found.append(KERNELS)
-    return Choice(tuple(dict.fromkeys(found)), text.threads)
+    return found

@@ -49,11 +49,11 @@ class Edits:
             )
 
     def _is_edited(self, name: str, module: object) -> bool:
+        """True if the file of *module* changed since the last look, or since its import."""
         file, spec = file_of_module(module), names_of_module(module).get("__spec__")
-        if name == "__main__" or file is None or type(spec) is not ModuleSpec or file in self._others:
+        if name == "__main__" or type(spec) is not ModuleSpec:
             return False
-        if not is_users(file):
-            self._others.add(file)
+        if file is None or not self._is_of_project(file):
             return False
         try:
             found = os.stat(file)
@@ -63,25 +63,49 @@ class Edits:
         self._known[name] = spec, found.st_mtime_ns
         if former is None:
             return _was_edited(spec, found)
-        return former[0] is spec and former[1] != found.st_mtime_ns
+        former_spec, former_time = former
+        is_same_import = former_spec is spec  # else it was reloaded
+        return is_same_import and former_time != found.st_mtime_ns
+
+    def _is_of_project(self, file: str) -> bool:
+        if file in self._others:
+            return False
+        if is_users(file):
+            return True
+        self._others.add(file)
+        return False
 
 
 def _was_edited(spec: ModuleSpec, found: os.stat_result) -> bool:
     """
-    Whether the module of *spec*, of which nothing is known, was imported from another state of the file than *found*.
+    True if the module of *spec* was imported from another state of its file than *found*.
 
-    Its bytecode tells: whoever imports a file that has another time or size than that says writes it anew.
+    Its bytecode tells: an import of a file that has another time or size than the bytecode says
+    writes that again.
     """
-    if type(spec.loader) is not SourceFileLoader or spec.cached is None or sys.dont_write_bytecode:
+    if type(spec.loader) is not SourceFileLoader or spec.cached is None:
         return False
+    if sys.dont_write_bytecode:
+        return False
+    written = _source_of_bytecode(spec.cached)
+    if written is None:
+        return False
+    if not os.access(os.path.dirname(spec.cached), os.W_OK):
+        return False  # an import could not have written it
+    return written != (int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF)
+
+
+def _source_of_bytecode(path: str) -> tuple[int, int] | None:
+    """Return time and size of the source of the bytecode at *path*; None where it does not tell."""
     try:
-        with open(spec.cached, "rb") as file:
+        with open(path, "rb") as file:
             magic, flags, seconds, size = _BYTECODE.unpack(file.read(_BYTECODE.size))
     except (OSError, struct.error):
-        return False
-    if magic != MAGIC_NUMBER or flags or not os.access(os.path.dirname(spec.cached), os.W_OK):
-        return False
-    return bool((seconds, size) != (int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF))
+        return None
+    # Of another version, or checked by the hash of the source.
+    if magic != MAGIC_NUMBER or flags:
+        return None
+    return seconds, size
 
 
 EDITS = Edits()

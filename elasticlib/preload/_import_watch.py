@@ -50,9 +50,10 @@ class ImportWatch:
 
     def begin(self, preload: tuple[str, ...], now: float) -> None:
         """Workers are started. Without *preload* they are to import for themselves, or have to."""
-        watched = self._is_restart and bool(preload)
+        is_watched = self._is_restart and bool(preload)
         self._preload, self._is_restart, self._seconds = preload, True, {}
-        self._due, self._asked, self._unknown = (now + FIRST if watched else None), None, 0
+        self._due = now + FIRST if is_watched else None
+        self._asked, self._unknown = None, 0
 
     def rest(self) -> None:
         """Workers are being stopped, and have better things to do."""
@@ -70,16 +71,25 @@ class ImportWatch:
 
     def heard(self, stacks: str) -> None:
         """Take in where the worker was; an empty text, or one in brackets, does not say that."""
-        asked, self._asked = self._asked, None
-        if asked is None:
+        due, self._asked = self._asked, None
+        if due is None:
             return
         module = imported(stacks)
-        self._unknown = self._unknown + 1 if is_unknown(stacks) else 0
-        if module or 0 < self._unknown < MOST_UNKNOWN:
-            self._due = asked + EVERY
         if module:
-            self._seconds[module] = self._seconds.get(module, 0.0) + (EVERY if self._seconds else FIRST)
-            self._found = self._seconds
+            self._add(module)
+        if is_unknown(stacks):
+            self._unknown += 1
+        else:
+            self._unknown = 0
+        may_ask_again = 0 < self._unknown < MOST_UNKNOWN
+        if module or may_ask_again:
+            self._due = due + EVERY
+
+    def _add(self, module: str) -> None:
+        """Note that the worker was at the import of *module* for the time since the last question."""
+        passed = EVERY if self._seconds else FIRST
+        self._seconds[module] = self._seconds.get(module, 0.0) + passed
+        self._found = self._seconds
 
     def advice(self) -> records.PreloadAdvised | None:
         """What to import ahead, and the time that it takes in each restart; None where that was not seen to be long."""
@@ -95,12 +105,19 @@ def is_unknown(stacks: str) -> bool:
 
 
 def imported(stacks: str) -> str:
-    """The outermost module of an installed package at whose import a thread is; empty where it is at none."""
+    """Return the outermost module of an installed package at whose import a thread is; empty without one."""
     for importer, frame in pairwise(crash_frames(stacks)):
-        found = _INSTALLED.search(frame.file)
-        if found is None or frame.function != "<module>" or not importer.file.startswith("<frozen importlib"):
-            continue
-        name = found["name"].removesuffix("/__init__").replace("/", ".")
-        if name.partition(".")[0] not in _REFUSED:
+        is_import = importer.file.startswith("<frozen importlib") and frame.function == "<module>"
+        name = _installed_module(frame.file) if is_import else ""
+        if name:
             return name
     return ""
+
+
+def _installed_module(file: str) -> str:
+    """Return the name of the module of an installed package; empty for others, and for refused ones."""
+    found = _INSTALLED.search(file)
+    if found is None:
+        return ""
+    name = found["name"].removesuffix("/__init__").replace("/", ".")
+    return "" if name.partition(".")[0] in _REFUSED else name

@@ -50,7 +50,8 @@ class ForkServerKey:
 
     def covers(self, other: Self) -> bool:
         """True if a fork server of this key can serve a launch of the *other*: it may have imported more."""
-        if not (self.is_automatic and other.is_automatic and other.preload):
+        are_automatic = self.is_automatic and other.is_automatic
+        if not are_automatic or not other.preload:
             return self == other
         same = (self.python, self.path, self.flags) == (other.python, other.path, other.flags)
         return same and set(other.preload) <= set(self.preload)
@@ -58,17 +59,24 @@ class ForkServerKey:
 
 def stamps(key: ForkServerKey, search_path: Sequence[str], files: Mapping[str, int]) -> dict[str, int]:
     """
-    When what the fork server imported was changed: its *files*, and what is found now for the modules of *key*.
+    Return the times of change of the files that the fork server imported.
 
-    Archives on the path count as a whole: what they hold is not looked at.
+    These are its *files*, and those that are found now for the modules of *key*. Archives on the
+    path count as a whole: their content is not looked at.
     """
-    found = {path: time_of_change(path) for path in files}
-    if not depends_on_path(key.preload):
-        return found
-    found |= {path: time_of_change(path) for path in search_path if os.path.isfile(path)}
-    for module in key.preload:
-        bases = [os.path.join(folder or ".", *module.split(".")) for folder in (*search_path, *sys.path)]
-        candidates = (path for base in bases for path in (f"{base}.py", os.path.join(base, "__init__.py")))
-        if (path := next(filter(os.path.isfile, candidates), None)) is not None:
-            found[path] = time_of_change(path)
-    return found
+    paths = list(files)
+    if depends_on_path(key.preload):
+        paths += filter(os.path.isfile, search_path)
+        for module in key.preload:
+            paths += _file_of(module, (*search_path, *sys.path))
+    return {path: time_of_change(path) for path in paths}
+
+
+def _file_of(module: str, folders: Sequence[str]) -> list[str]:
+    """Return the first file of *module* in *folders*, if there is one."""
+    for folder in folders:
+        base = os.path.join(folder or ".", *module.split("."))
+        for path in (f"{base}.py", os.path.join(base, "__init__.py")):
+            if os.path.isfile(path):
+                return [path]
+    return []

@@ -27,7 +27,7 @@ import sys
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from json import loads
 from multiprocessing.process import current_process
@@ -84,21 +84,8 @@ def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], d
     else:
         for descriptor in drop:
             os.close(descriptor)
-    for signum in signal.valid_signals():
-        wanted = signal.SIG_IGN if signum in spec.ignored else signal.SIG_DFL
-        if signal.getsignal(signum) not in (wanted, None):
-            signal.signal(signum, wanted)
-    if signal.SIGINT not in spec.ignored and spec.kind != "program":
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(signum, signal.SIG_IGN)  # as every Python program has it
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    environment = handed.environment
-    for name in [name for name in os.environ if name not in environment]:
-        del os.environ[name]
-    for name, value in environment.items():
-        if os.environ.get(name) != value:  # most are as the fork server has them
-            os.environ[name] = value
+    _set_signals(spec)
+    _set_environment(handed.environment)
     Surroundings.of(spec.surroundings).take_over()
     try:
         os.sched_setaffinity(0, spec.affinity)
@@ -106,6 +93,29 @@ def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], d
         if spec.bound:
             raise  # these were asked for, and no others
     enter_folder(spec.cwd, spec.place)
+
+
+def _set_signals(spec: StartSpec) -> None:
+    for signum in signal.valid_signals():
+        wanted = signal.SIG_IGN if signum in spec.ignored else signal.SIG_DFL
+        if signal.getsignal(signum) not in (wanted, None):
+            signal.signal(signum, wanted)
+    # As every Python program has them.
+    raises_interrupts = signal.SIGINT not in spec.ignored and spec.kind != "program"
+    if raises_interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _set_environment(environment: Mapping[str, str]) -> None:
+    for name in list(os.environ):
+        if name not in environment:
+            del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:  # most are as the fork server has them
+            os.environ[name] = value
 
 
 def disown_finalizers() -> None:
@@ -247,7 +257,22 @@ def run_fresh(at_start: Collection[str]) -> NoReturn:
 
 
 def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> int:
-    """Run the user's program; its exit status, or ``-n`` for signal ``n``."""
+    """Run the user's program; return its exit status, or ``-n`` for signal ``n``."""
+    _attach(spec, handed)
+    if call is None:
+        _show_as(_command_of(spec))
+    Surroundings.of(spec.surroundings).keep_memory_private()
+    if spec.kind in ("script", "package", "module"):
+        return _run_program(spec, handed)
+    if call is None:
+        return _run_function(spec, handed)
+    if spec.args_by_rank:
+        call = functools.partial(call, spec.local_rank)
+    return _outcome(lambda: _showing.call_function(call), handed, shared=None, keeps_result=True)
+
+
+def _attach(spec: StartSpec, handed: Handed) -> None:
+    """Connect the modules that serve the program with its launcher, before any of the user's code."""
     # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
     # The fault handler cannot look whether the descriptor is still its own.
     faults = _report.moved_up(handed.faults)
@@ -260,39 +285,51 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
     _own_master.attach(spec.variables, is_hosted=spec.serves_caller)
     if spec.server is not None:
         _serving.when_torch_comes(spec.server)
-    kind = spec.kind
-    if kind == "function":
+    if spec.kind == "function":
         rank = int(spec.variables.get("RANK", spec.local_rank))
         _showing.attach(spec.displays, spec.displays_of, rank, spec.stdout)
-    if call is None:
-        module = [spec.entry] if kind == "module" else []
-        _show_as([sys.executable, *flags_of(spec.python), *spec.argv[:1], *module, *spec.argv[1:]])
-    Surroundings.of(spec.surroundings).keep_memory_private()
-    if kind in ("script", "package", "module"):
-        first = [spec.path0] if kind == "package" or not _is_safe_path() else []
-        if kind == "module" and not spec.path0:  # its folder was removed
-            first = []
-        sys.path[:] = [*first, *base_path]
-        sys.argv[:] = spec.argv
-        _own_modules.make_way(first)
-        main = _new_main()
-        return _outcome(lambda: _run_main(spec, handed, main), handed, shared=())
-    if call is None:
-        sys.path[:] = spec.sys_path
-        sys.argv[:] = spec.argv
-        _own_modules.make_way(_own_modules.folders_before(spec.sys_path, base_path))
-        if not spec.shows_errors:
-            # The user's own hook is called. One that is put around what is there, as torch puts its own around it for
-            # each process group, has nothing to add to.
-            sys.excepthook = _nothing
-        return _outcome(lambda: _showing.call_function(_loaded(spec, handed)), handed, spec.shared, keeps_result=True)
-    if spec.args_by_rank:
-        call = functools.partial(call, spec.local_rank)
-    return _outcome(lambda: _showing.call_function(call), handed, shared=None, keeps_result=True)
+
+
+def _command_of(spec: StartSpec) -> list[str]:
+    """Return the command line by which a plain Python would run the program."""
+    module = [spec.entry] if spec.kind == "module" else []
+    return [sys.executable, *flags_of(spec.python), *spec.argv[:1], *module, *spec.argv[1:]]
+
+
+def _run_program(spec: StartSpec, handed: Handed) -> int:
+    """Run a script, package or module."""
+    first = _first_on_path(spec)
+    sys.path[:] = [*first, *base_path]
+    sys.argv[:] = spec.argv
+    _own_modules.make_way(first)
+    main = _new_main()
+    return _outcome(lambda: _run_main(spec, handed, main), handed, shared=())
+
+
+def _first_on_path(spec: StartSpec) -> list[str]:
+    """Return the folder or archive of the program, if Python searches it first."""
+    if spec.kind == "package":
+        return [spec.path0]
+    if _is_safe_path():
+        return []
+    was_removed = spec.kind == "module" and not spec.path0
+    return [] if was_removed else [spec.path0]
+
+
+def _run_function(spec: StartSpec, handed: Handed) -> int:
+    """Run a function that came pickled."""
+    sys.path[:] = spec.sys_path
+    sys.argv[:] = spec.argv
+    _own_modules.make_way(_own_modules.folders_before(spec.sys_path, base_path))
+    if not spec.shows_errors:
+        # The user's own hook is called. One that is put around what is there, as torch puts its own around it for
+        # each process group, has nothing to add to.
+        sys.excepthook = _nothing
+    return _outcome(lambda: _showing.call_function(_loaded(spec, handed)), handed, spec.shared, keeps_result=True)
 
 
 def _is_safe_path() -> bool:
-    """Whether Python leaves the folder of a script or module off the search path (``-P``, ``-I``)."""
+    """True if Python leaves the folder of a script or module off the search path (``-P``, ``-I``)."""
     return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
 
 

@@ -115,13 +115,15 @@ class _Group:
 
     def begin(self, call: int, kind: str | None, backend: str | None, *, by_all: bool) -> None:
         """
-        Have what the call with this number will find: a group of this *kind*, over *backend* (None: torch's default).
+        Prepare the group for the call with this number: one of this *kind*, over *backend*.
 
-        Where it is not made *by all* ranks, there is none of its own, and the one that is there stays.
+        None is torch's default. Where it is not made *by all* ranks, the call has no group of its
+        own, and the present one stays.
         """
+        needs_another = by_all and (kind, backend) != self._kind
         # Here and not at the end of the call before: by now all ranks have made that one, none waits for another there,
         # and a rank that has ended early did not seem lost to those that were in a collective.
-        if self._kind[0] == "fresh" or (by_all and (kind, backend) != self._kind):
+        if self._kind[0] == "fresh" or needs_another:
             self.leave()
         if not by_all:
             return
@@ -149,14 +151,15 @@ class _Group:
         self._parts_stores = True
 
     def end(self) -> str:
-        """After a call: why the next one cannot be served; empty where it can."""
-        dist: Any = sys.modules.get("torch.distributed")
-        there = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
-        if there is None and self._kind[0] == "fresh":
+        """After a call: say why the next one cannot be served; empty where it can."""
+        found = _present_group()
+        if found is None and self._kind[0] == "fresh":
             return ""  # as a training script ends
-        if there is not self._made:
-            return "it left a process group" if there is not None else "it destroyed the pool's process group"
-        return ""
+        if found is self._made:
+            return ""
+        if found is None:
+            return "it destroyed the pool's process group"
+        return "it left a process group"
 
     def release(self) -> None:
         """Let go of a fresh one, once all ranks are in it: those that are in a collective fail there."""
@@ -194,6 +197,13 @@ class _Group:
             pass
 
 
+def _present_group() -> object:
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available():
+        return None
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
 class _Imports:
     """The files of the user's project that this worker has imported."""
 
@@ -218,18 +228,20 @@ class _Imports:
         SourceFileLoader.path_stats = path_stats  # type: ignore[assignment, method-assign]
 
     def new(self) -> dict[str, int]:
-        """Those since the last call, each with its time."""
+        """Return the files since the last call, each with its time."""
         if len(sys.modules) == self._modules and not self._has_read:
             return {}
         self._modules, self._has_read = len(sys.modules), False
         files = set(map(_loaded.file_of_module, list(sys.modules.values())))
+        read_again = files & self._read.keys()
         found = {}
-        for file in (files - self._seen) | (files & self._read.keys()):
-            if file is not None and is_users(file):
-                with contextlib.suppress(OSError):  # of what another importer has read
-                    found[file] = self._read[file] if file in self._read else os.stat(file).st_mtime_ns
-            if file is not None:
-                self._read.pop(file, None)
+        for file in (files - self._seen) | read_again:
+            if file is None:
+                continue
+            read_at = self._read.pop(file, None)
+            if is_users(file):
+                with contextlib.suppress(OSError):  # of one that another importer has read
+                    found[file] = os.stat(file).st_mtime_ns if read_at is None else read_at
         self._seen |= files
         return found
 

@@ -197,20 +197,26 @@ def read_report(descriptor: int, *more: int) -> Report | None:
 
 
 def _parsed(whole: int, part: Callable[[int, int], bytes]) -> Report | None:
-    """The report of *whole* bytes, of which *part* gives some, by number and place."""
+    """Return the report of *whole* bytes, of which *part* gives some, by number and place."""
     if whole < _HEAD.size:
         return None
     magic, facts_size, payload_size = _HEAD.unpack(part(_HEAD.size, 0))
-    if magic != _MAGIC or _HEAD.size + facts_size + payload_size > whole:
+    is_complete = _HEAD.size + facts_size + payload_size <= whole
+    if magic != _MAGIC or not is_complete:
         return None
     try:
-        facts = parse(part(facts_size, _HEAD.size))
-        if not isinstance(facts, dict) or facts.keys() != _FACTS.keys():
-            return None
-        facts = {name: exactly(facts[name], kind) for name, kind in _FACTS.items()}
-        return Report(payload=part(payload_size, _HEAD.size + facts_size), **facts)
+        facts = _checked_facts(parse(part(facts_size, _HEAD.size)))
+        payload = part(payload_size, _HEAD.size + facts_size)
     except (ValueError, EOFError, MemoryError):
         return None
+    return Report(payload=payload, **facts)
+
+
+def _checked_facts(facts: object) -> dict[str, Any]:
+    """Return *facts* if they are those of a report; raise ValueError otherwise."""
+    if not isinstance(facts, dict) or facts.keys() != _FACTS.keys():
+        raise ValueError("these are no facts of a report")
+    return {name: exactly(facts[name], kind) for name, kind in _FACTS.items()}
 
 
 def read_text(descriptor: int) -> str:
@@ -244,8 +250,14 @@ def is_external(error: BaseException) -> bool:
         if isinstance(each, (OSError, MemoryError)) or is_secondary(each) or _is_of_device(each):
             return True
         seen.add(id(each))
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        each = _raised_from(each)
     return False
+
+
+def _raised_from(error: BaseException) -> BaseException | None:
+    if error.__cause__ is not None or error.__suppress_context__:
+        return error.__cause__
+    return error.__context__
 
 
 def _is_of_device(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ import math
 import os
 import selectors
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from json import dumps
 from typing import Any, NoReturn
@@ -107,21 +107,26 @@ class Spawner:
                 self._leave()
 
     def listen(self) -> None:
-        """Have workers announce what becomes of their programs."""
+        """Open the pipe through which workers announce the outcomes of their programs."""
         self._notices = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._notices[0], selectors.EVENT_READ, self._hear)
 
     def _left(self) -> float | None:
-        """Seconds until something is due, or until it is looked at again: the kernel does not count any number."""
+        """Return the seconds until something is due; None for any time."""
+        now = monotonic()
         due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
         if self._stopping is not None:
             due.append(self._stopping.next_look)
         if self._stacks.next_look is not None:
             due.append(self._stacks.next_look)
-        now = monotonic()
-        if (end := self._lease_end()) < math.inf:  # it may be renewed before, or shortened
+        end = self._lease_end()
+        if end < math.inf:
+            # It may be renewed before, or shortened: it is looked at again when half the time is over.
             due.append(min(end, now + max(_SHORTEST_WAIT, (end - now) / 2)))
-        return min(max(0.0, min(due) - now), _LONGEST_WAIT) if due else None
+        if not due:
+            return None
+        # The kernel does not count any number.
+        return min(max(0.0, min(due) - now), _LONGEST_WAIT)
 
     def _leave(self) -> NoReturn:
         kill_descendants()
@@ -137,22 +142,17 @@ class Spawner:
         message, descriptors = received
         match message["op"]:
             case "job":
-                self._common = StartSpec.of(message["common"])
-                self._memories = dict(zip(message["memories"], descriptors, strict=True))
-                with processes.own_descriptors() as itself:
-                    self._launcher.send({"op": "spawning", "spawner": os.getpid()}, itself)
+                self._take_job(message, descriptors)
             case "start":
                 self._start(message, descriptors)
             case "signal":
-                worker = self._live.get(message["local_rank"])
-                if worker is not None and message["round"] == self._round:
-                    worker.send_group(message["signal"])
+                self._signal_worker(message)
             case "pass on":
-                for each in self._live.values():
-                    each.pass_on(message["signal"])
-            case "stacks" | "place" as asker:
-                workers = [each.seen() for each in self._live.values() if asker == "stacks" or each.may_be_sampled()]
-                self._stacks.begin(workers, _child.STACKS_SIGNAL, monotonic(), asker)
+                self._pass_on(message["signal"])
+            case "stacks":
+                self._look_at_stacks("stacks", list(self._live.values()))
+            case "place":
+                self._look_at_stacks("place", self._workers_to_sample())
             case "stop":
                 self._stop(message["signal"], message["grace"], message["spare"])
             case "ping":
@@ -160,9 +160,35 @@ class Spawner:
             case "signal store":
                 self._store.signal(message["signal"])
             case "quit":
-                self._store.end()
-                self._detached.sweep((), keeps=self._keeps_detached())  # what is kept may have detached more
-                os._exit(0)
+                self._quit()
+
+    def _take_job(self, message: Message, descriptors: list[int]) -> None:
+        self._common = StartSpec.of(message["common"])
+        self._memories = dict(zip(message["memories"], descriptors, strict=True))
+        with processes.own_descriptors() as itself:
+            self._launcher.send({"op": "spawning", "spawner": os.getpid()}, itself)
+
+    def _signal_worker(self, message: Message) -> None:
+        worker = self._live.get(message["local_rank"])
+        # The order may have been sent before the round's end was known.
+        if worker is not None and message["round"] == self._round:
+            worker.send_group(message["signal"])
+
+    def _pass_on(self, signum: int) -> None:
+        for each in self._live.values():
+            each.pass_on(signum)
+
+    def _workers_to_sample(self) -> list[WorkerProcess]:
+        return [each for each in self._live.values() if each.may_be_sampled()]
+
+    def _look_at_stacks(self, asker: str, workers: Sequence[WorkerProcess]) -> None:
+        seen = [each.seen() for each in workers]
+        self._stacks.begin(seen, _child.STACKS_SIGNAL, monotonic(), asker)
+
+    def _quit(self) -> NoReturn:
+        self._store.end()
+        self._detached.sweep((), keeps=self._keeps_detached())  # what is kept may have detached more
+        os._exit(0)
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
         self._round = message["round"]
@@ -229,11 +255,13 @@ class Spawner:
         return fork_worker(spec, handed, self._keep, drop, self._call)
 
     def _own_descriptors(self) -> list[int]:
-        """What a worker forked with all of the caller's descriptors must not hold."""
+        """Return descriptors that a worker forked with all of the caller's must not hold."""
         own = [key.fd for key in self._selector.get_map().values()]
         own += [self._detached.fileno(), *self._release.own()]
-        own += [] if self._lease is None else [self._lease.fileno()]
-        own += [number for worker in self._live.values() for number in worker.left.all()]
+        if self._lease is not None:
+            own.append(self._lease.fileno())
+        for worker in self._live.values():
+            own += worker.left.all()
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
 
     def _ended(self, worker: WorkerProcess) -> None:
@@ -249,10 +277,11 @@ class Spawner:
     def _look_at_group(self, worker: WorkerProcess) -> None:
         """Reap the worker, which has ended, when nobody of its group is left who could heed the signal."""
         left = worker.others_in_group()
-        if not left or (
-            worker.course.patience_is_over(monotonic())
-            and all(_kernel_facts.ignores(pid, worker.signum) for pid in left)
-        ):
+        if not left:
+            self._reap(worker)
+            return
+        had_its_time = worker.course.patience_is_over(monotonic())
+        if had_its_time and all(_kernel_facts.ignores(pid, worker.signum) for pid in left):
             self._reap(worker)
 
     def _reap(self, worker: WorkerProcess) -> None:
@@ -281,13 +310,13 @@ class Spawner:
     def _look_who_runs(self) -> None:
         """Release functions that have returned when all have; note the last worker that runs."""
         now = monotonic()
-        run = [each.course for each in self._live.values() if not each.course.waits()]
-        if not run:
+        running = [each.course for each in self._live.values() if not each.course.waits()]
+        if not running:
             self._release.give()
             for each in self._live.values():
                 each.course.release(now)
-        elif len(run) == 1 and self._detached.succeeded:
-            run[0].note_others_finished(now, is_function=self._common.kind == "function")
+        elif len(running) == 1 and self._detached.succeeded:
+            running[0].note_others_finished(now, is_function=self._common.kind == "function")
 
     def _all_ended(self) -> None:
         self._stopping = None
@@ -303,8 +332,9 @@ class Spawner:
         return not self._common.serves_caller
 
     def _stop(self, signum: int, grace: float, spare: bool) -> None:
-        # Who saves at a signal and exits with 0 has succeeded, and may leave its upload behind. Not so where the stop
-        # clears up after a failure, or others wait for a restart: that may be of another node, once all ended here.
+        # A program that saves at a signal and exits with 0 has succeeded, and may leave its upload behind. Not so
+        # where the stop clears up after a failure, or others wait for a restart: that may be of another node, once
+        # all ended here.
         self._detached.succeeded = self._detached.succeeded and not spare
         if not self._live:
             self._all_ended()
@@ -312,81 +342,107 @@ class Spawner:
         self._hear()
         self._release.give()
         now = monotonic()
-        if self._stopping is None or self._stopping.signum != signum:
+        is_another = self._stopping is None or self._stopping.signum != signum
+        if is_another:
             self._stopping = _stuck.Stop(signum, now, restart_waits=spare)
         for worker in self._live.values():
-            if worker.course.stop(grace, now, spare) and worker.signum != signum:
-                worker.ask(signum)  # not once more: a program may take a second signal for an order to end at once
+            must_be_signalled = worker.course.stop(grace, now, spare)
+            # Not once more: a program may take a second signal for an order to end at once.
+            if must_be_signalled and worker.signum != signum:
+                worker.ask(signum)
 
     def _look_for_stuck(self, stop: _stuck.Stop) -> None:
-        """End one that sits in native code, in case that frees the others for what they do at their end."""
-        asked = {rank: each for rank, each in self._live.items() if each.course.stage is _exiting.Stage.ASKED}
-        if not asked:
+        """End a worker that sits in native code, in case that frees the others for their own ends."""
+        signalled = {rank: each for rank, each in self._live.items() if each.course.stage is _exiting.Stage.ASKED}
+        if not signalled:
             self._stopping = None
             return
-        looks = {rank: _stuck.look(worker.pid, stop.signum) for rank, worker in asked.items()}
+        looks = {rank: _stuck.look(worker.pid, stop.signum) for rank, worker in signalled.items()}
         rank = stop.stuck(looks, monotonic())
         if rank is None:
             return
-        worker = asked[rank]
+        worker = signalled[rank]
         self._tell("stuck", worker, waited=monotonic() - stop.began)
         worker.send_group(signal.SIGKILL)
 
     def _hear(self) -> None:
-        """Take in what workers announce of their programs."""
+        """Take in the announcements of workers on the outcomes of their programs."""
         try:
             data = os.read(self._notices[0], _MOST_NOTICES)
         except BlockingIOError:
             return
-        for pid, outcome, status in self._heard.take(data):
-            worker = next((each for each in self._live.values() if each.pid == pid), None)
-            if worker is not None and (report := self._heard.report_of(pid)):
-                worker.left.put_report(report)
-            if worker is not None and worker.course.heard(outcome, status, monotonic()):
-                self._tell("failed", worker, worker.left.reports(), exitcode=status)
+        self._take_notices(data)
         if any(each.course.waits() for each in self._live.values()):
             self._look_who_runs()
 
+    def _take_notices(self, data: bytes) -> None:
+        workers = {each.pid: each for each in self._live.values()}
+        for pid, outcome, status in self._heard.take(data):
+            if pid in workers:  # else it has ended
+                self._note_outcome(workers[pid], outcome, status)
+
+    def _note_outcome(self, worker: WorkerProcess, outcome: _announcing.Outcome, status: int) -> None:
+        report = self._heard.report_of(worker.pid)
+        if report:  # one that no file took
+            worker.left.put_report(report)
+        if worker.course.heard(outcome, status, monotonic()):
+            self._tell("failed", worker, worker.left.reports(), exitcode=status)
+
     def _look_at(self, worker: WorkerProcess) -> None:
-        """Do what is due about a worker that takes its time."""
+        """Do the acts that are due about a worker which takes its time."""
         course = worker.course
         if course.deadline is None or monotonic() < course.deadline:
             return
         stacks = worker.stacks()
-        for act in course.due(monotonic(), stacks is not None, _showing.has_returned(stacks or "")):
-            match act:
-                case _exiting.Act.DUMP:
-                    worker.dump()
-                case _exiting.Act.TELL:
-                    with shared_text(stacks or "") as memories:
-                        self._tell("lingers", worker, memories, seconds=course.exit_timeout, ends=course.overdue)
-                case _exiting.Act.TELL_LAST_RUNS:
-                    seconds, left = course.time_of_last_runs(monotonic())
-                    with shared_text(stacks or "") as memories:
-                        self._tell("last_runs", worker, memories, seconds=seconds, left=left)
-                case _exiting.Act.TERM:
-                    worker.ask(signal.SIGTERM)
-                case _exiting.Act.ASK_GROUP if worker.is_writing():
-                    course.postpone_group(monotonic())  # it could not save without its children
-                case _exiting.Act.ASK_GROUP:
-                    worker.ask_group()
-                case _exiting.Act.LOOK_AT_GROUP:
-                    self._look_at_group(worker)
-                case _exiting.Act.END_GROUP:
-                    self._reap(worker)
-                case _exiting.Act.KILL:
-                    worker.kill()
-                case _exiting.Act.GIVE_UP:
-                    # It is in uninterruptible sleep: a later sweep reaps it, if it ever ends.
-                    self._survivors.append(worker.pid)
-                    self._selector.unregister(worker.handle)
-                    self._forget(worker)
+        has_returned = _showing.has_returned(stacks or "")
+        for act in course.due(monotonic(), stacks is not None, has_returned):
+            self._do(act, worker, stacks or "")
+
+    def _do(self, act: _exiting.Act, worker: WorkerProcess, stacks: str) -> None:
+        course = worker.course
+        match act:
+            case _exiting.Act.DUMP:
+                worker.dump()
+            case _exiting.Act.TELL:
+                self._tell_with_stacks("lingers", worker, stacks, seconds=course.exit_timeout, ends=course.overdue)
+            case _exiting.Act.TELL_LAST_RUNS:
+                seconds, left = course.time_of_last_runs(monotonic())
+                self._tell_with_stacks("last_runs", worker, stacks, seconds=seconds, left=left)
+            case _exiting.Act.TERM:
+                worker.ask(signal.SIGTERM)
+            case _exiting.Act.ASK_GROUP:
+                self._ask_group(worker)
+            case _exiting.Act.LOOK_AT_GROUP:
+                self._look_at_group(worker)
+            case _exiting.Act.END_GROUP:
+                self._reap(worker)
+            case _exiting.Act.KILL:
+                worker.kill()
+            case _exiting.Act.GIVE_UP:
+                self._give_up(worker)
+
+    def _tell_with_stacks(self, what: str, worker: WorkerProcess, stacks: str, **facts: object) -> None:
+        with shared_text(stacks) as memories:
+            self._tell(what, worker, memories, **facts)
+
+    def _ask_group(self, worker: WorkerProcess) -> None:
+        if worker.is_writing():
+            worker.course.postpone_group(monotonic())  # it could not save without its children
+        else:
+            worker.ask_group()
+
+    def _give_up(self, worker: WorkerProcess) -> None:
+        # It is in uninterruptible sleep: a later sweep reaps it, if it ever ends.
+        self._survivors.append(worker.pid)
+        self._selector.unregister(worker.handle)
+        self._forget(worker)
 
     def _answer_with_stacks(self, found: dict[int, str] | None) -> None:
-        if found is not None:
-            with shared_text(dumps(found)) as memories:
-                for asker in self._stacks.askers:
-                    self._launcher.send({"op": asker, "round": self._round}, memories)
+        if found is None:
+            return
+        with shared_text(dumps(found)) as memories:
+            for asker in self._stacks.askers:
+                self._launcher.send({"op": asker, "round": self._round}, memories)
 
     def _store_began(self, pid: int) -> None:
         self._launcher.send({"op": "hosting", "round": self._round, "pid": pid})

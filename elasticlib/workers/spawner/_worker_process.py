@@ -55,8 +55,10 @@ class WorkerProcess:
 
     def ask(self, signum: int) -> None:
         """Send it the stop signal; one that is stopped is woken to see it."""
-        # A peer may tell of a closed connection before the one that died is a zombie.
-        self.told = self.told or not (self.course.overdue or self.course.is_final or is_ending(self.pid))
+        # A peer may report a closed connection before the one that died is a zombie.
+        if not self.told:
+            is_at_its_end = self.course.overdue or self.course.is_final or is_ending(self.pid)
+            self.told = not is_at_its_end
         self.signum = signum
         if self.course.for_group or signum == signal.SIGKILL:
             self.send_group(signum)
@@ -96,7 +98,7 @@ class WorkerProcess:
         return self.written > before or any(map(_kernel_facts.has_own_file, family))
 
     def others_in_group(self) -> list[int]:
-        """The living processes of its group but itself and what removes its shared memory."""
+        """Return the living processes of its group, but for itself and the one that removes its shared memory."""
         living = [pid for pid in self._group() if pid != self.pid and not is_ending(pid)]
         return [pid for pid in living if not is_memory_cleaner(pid)]
 
@@ -111,9 +113,10 @@ class WorkerProcess:
             signal_process(self.handle, _child.STACKS_SIGNAL)
 
     def stacks(self) -> str | None:
-        """What `dump` has had written down; None until it is there to its end: the handler writes in one go."""
+        """Return the stacks that `dump` caused; None until they are whole: the handler writes in one go."""
         before, self.dumped = self.dumped, os.fstat(self.left.faults).st_size
-        return _report.read_text(self.left.faults) if 0 < self.dumped == before else None
+        is_whole = 0 < self.dumped == before
+        return _report.read_text(self.left.faults) if is_whole else None
 
     def pass_on(self, signum: int) -> None:
         """Send it *signum* if it handles that: else it would die of it."""
