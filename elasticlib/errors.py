@@ -262,12 +262,14 @@ class ProcessFailure:
             self.host = os.uname().nodename
 
     def _read_error_file(self) -> None:
+        """Take the facts of the error file that are not known otherwise."""
+        has_file = bool(self.error_file) and os.path.isfile(self.error_file)
         data: Any = None
-        if self.error_file and os.path.isfile(self.error_file):
+        if has_file:
             with contextlib.suppress(OSError, ValueError):
                 data = read_error_file(self.error_file)
         if not isinstance(data, dict) or "message" not in data:
-            if not (self.error_file and os.path.isfile(self.error_file)):
+            if not has_file:
                 self.error_file = NOT_AVAILABLE
             self.error_file_data = {"message": "<NONE>"}
             return
@@ -278,16 +280,11 @@ class ProcessFailure:
             extra = extra if isinstance(extra, dict) else {}
             self.message = self.message or str(message.get("message", ""))
             self.traceback = self.traceback or str(extra.get("py_callstack") or "")
-            stamp = extra.get("timestamp", 0)
+            seconds = _seconds_of(extra.get("timestamp", 0))
         else:
             self.message = self.message or str(message)
-            stamp = data.get("timestamp", 0)
-        try:
-            seconds = float(stamp)
-        except (TypeError, ValueError, OverflowError):
-            return
-        if 0 < seconds < _LATEST:  # neither NaN nor what no calendar holds
-            self.timestamp = self.timestamp or seconds
+            seconds = _seconds_of(data.get("timestamp", 0))
+        self.timestamp = self.timestamp or seconds
 
     def _describe(self) -> str:
         if self.exitcode < 0:
@@ -307,22 +304,38 @@ class ProcessFailure:
         return NOT_AVAILABLE if self.exitcode >= 0 else name_of_signal(-self.exitcode, "SIG")
 
     def summary(self, *, with_place: bool = True) -> str:
-        """What happened, and where in the user's code, in one line."""
+        """Return in one line what happened, and where in the user's code."""
         place = place_of(self.traceback)
-        if self.exitcode < 0 and not self.exception_type and self.message == self._describe():
-            what = f"ended by {self.signal_name()}"
-            why = "" if place else self.hint
-        elif self.message == self._describe():
-            what, why = f"exit status {self.exitcode}", self.log_tail[-1] if self.log_tail else self.hint
-        else:
-            what, why = next((line for line in self.message.splitlines() if line.strip()), "no message"), ""
-        line = " ".join((f"{what}: {why}" if why else what).split())
-        line = line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
+        event, reason = self._event_and_reason(has_place=bool(place))
+        text = f"{event}: {reason}" if reason else event
+        line = " ".join(text.split())
+        if len(line) > _LONGEST_LINE:
+            line = f"{line[: _LONGEST_LINE - 3]}..."
         return f"{line} ({place})" if place and with_place else line
+
+    def _event_and_reason(self, *, has_place: bool) -> tuple[str, str]:
+        """Return how the worker failed, and why, as far as the first does not say it."""
+        if self.message != self._describe():  # the worker's own words
+            lines = (line for line in self.message.splitlines() if line.strip())
+            return next(lines, "no message"), ""
+        if self.exitcode < 0 and not self.exception_type:
+            return f"ended by {self.signal_name()}", "" if has_place else self.hint
+        last_line = self.log_tail[-1] if self.log_tail else self.hint
+        return f"exit status {self.exitcode}", last_line
 
     def timestamp_isoformat(self) -> str:
         """Local time of the failure, ``_`` between date and time."""
         return datetime.datetime.fromtimestamp(self.when()).isoformat(sep="_", timespec="milliseconds")
+
+
+def _seconds_of(stamp: Any) -> float:
+    """Return the timestamp of an error file; 0 where it is no time of a failure."""
+    try:
+        seconds = float(stamp)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    is_time = 0 < seconds < _LATEST  # neither NaN nor what no calendar holds
+    return seconds if is_time else 0.0
 
 
 def name_of_signal(number: int, unnamed: str = "signal ") -> str:
@@ -399,15 +412,20 @@ class ChildFailedError(ElasticError):
         return self.summary() + self._format(traces)
 
     def _format(self, traces: dict[int, str], border_delim: str = "=", section_delim: str = "-") -> str:
-        """The summary with one of *traces* for each rank."""
+        """Return the summary with one of *traces* for each rank."""
         root_rank, _ = self.get_first_failure()
-        blocks = {rank: _record(i, rank, f, traces[rank]) for i, (rank, f) in enumerate(self.failures.items())}
-        others = [blocks[rank] for rank in self.failures if rank != root_rank] or ["  <NO_OTHER_FAILURES>"]
-        if (left := self._elastic_ranks - len(self.failures)) > 0 and len(self.failures) > 1:
-            others.append(f"  and {left} more of {self._elastic_ranks} ranks, which had ended or were stopped")
+        blocks = {}
+        for index, (rank, failure) in enumerate(self.failures.items()):
+            blocks[rank] = _record(index, rank, failure, traces[rank])
+        others = [blocks[rank] for rank in self.failures if rank != root_rank]
+        others = others or ["  <NO_OTHER_FAILURES>"]
+        unseen = self._elastic_ranks - len(self.failures)
+        if unseen > 0 and len(self.failures) > 1:
+            others.append(f"  and {unseen} more of {self._elastic_ranks} ranks, which had ended or were stopped")
         title = f"{self._elastic_title or self.name} FAILED"
         lines = [title, "Failures:", *others, "Root Cause (first observed failure):", blocks[root_rank]]
-        width = min(60, max(len(line) for block in lines for line in block.split("\n")))
+        longest = max(len(line) for block in lines for line in block.split("\n"))
+        width = min(60, longest)
         border, section = border_delim * width, section_delim * width
         return "\n".join(["", border, title, section, *lines[1:-2], section, *lines[-2:], border])
 

@@ -79,16 +79,20 @@ def _streams(name: str, value: Any) -> Std | dict[int, Std]:
     """Streams for all ranks or by rank; plain numbers will do."""
     try:
         if isinstance(value, Mapping):
-            found = {operator.index(rank): operator.index(std) for rank, std in value.items()}
-            if all(0 <= std <= Std.ALL for std in found.values()):
-                return {rank: Std(std) for rank, std in found.items()}
-        elif 0 <= operator.index(value) <= Std.ALL:
-            return Std(value)
+            return {operator.index(rank): _stream(std) for rank, std in value.items()}
+        return _stream(value)
     except (TypeError, ValueError):
-        pass
-    raise ConfigError.of_setting(
-        name, f"{value!r} must be a Std (Std.NONE, OUT, ERR, ALL) or a dictionary {{local rank: Std}}"
-    )
+        raise ConfigError.of_setting(
+            name, f"{value!r} must be a Std (Std.NONE, OUT, ERR, ALL) or a dictionary {{local rank: Std}}"
+        ) from None
+
+
+def _stream(value: Any) -> Std:
+    """Return *value* as a `Std`. Raise TypeError or ValueError where it is none."""
+    number = operator.index(value)
+    if not 0 <= number <= Std.ALL:  # a flag takes any number
+        raise ValueError(number)
+    return Std(number)
 
 
 def _ranks(value: Any) -> set[int] | None:

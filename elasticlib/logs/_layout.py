@@ -62,24 +62,37 @@ def destinations(
     """
     to_file, to_both = to_map(redirects, local_world_size), to_map(tee, local_world_size)
     plan = LogsDest()
+    if folder is not None:
+        _plan_files(plan, folder, to_file, to_both)
     for rank in range(local_world_size):
-        shown = not local_ranks_filter or rank in local_ranks_filter
-        own = os.path.join(folder, str(rank)) if folder is not None else ""
-        plan.error_files[rank] = os.path.join(own, "error.json") if own else ""
-        for std, name, files, followed in (
-            (Std.OUT, "stdout.log", plan.stdouts, plan.tee_stdouts),
-            (Std.ERR, "stderr.log", plan.stderrs, plan.tee_stderrs),
-        ):
-            if own and (to_file[rank] | to_both[rank]) & std:
-                files[rank] = os.path.join(own, name)
-                if shown and to_both[rank] & std:
-                    followed[rank] = files[rank]
-            elif not shown:
-                files[rank] = os.devnull
+        plan.error_files[rank] = os.path.join(folder, str(rank), "error.json") if folder is not None else ""
+        if local_ranks_filter and rank not in local_ranks_filter:
+            _hide(plan, rank)
     if folder is not None:
         plan.filtered_stdout = os.path.join(folder, "filtered_stdout.log")
         plan.filtered_stderr = os.path.join(folder, "filtered_stderr.log")
     return plan
+
+
+def _plan_files(plan: LogsDest, folder: str, to_file: Mapping[int, Std], to_both: Mapping[int, Std]) -> None:
+    """Give each stream of each rank that goes to a file, or to both, its file."""
+    for std, name, files, followed in (
+        (Std.OUT, "stdout.log", plan.stdouts, plan.tee_stdouts),
+        (Std.ERR, "stderr.log", plan.stderrs, plan.tee_stderrs),
+    ):
+        for rank in to_file:
+            if (to_file[rank] | to_both[rank]) & std:
+                files[rank] = os.path.join(folder, str(rank), name)
+            if to_both[rank] & std:
+                followed[rank] = files[rank]
+
+
+def _hide(plan: LogsDest, rank: int) -> None:
+    """Keep *rank* off the console."""
+    plan.tee_stdouts.pop(rank, None)
+    plan.tee_stderrs.pop(rank, None)
+    plan.stdouts.setdefault(rank, os.devnull)
+    plan.stderrs.setdefault(rank, os.devnull)
 
 
 def destinations_of(dest: object) -> LogsDest:

@@ -67,21 +67,30 @@ def one_more(parent: str, prefix: str) -> None:
 
 def sweep(parent: str, prefix: str) -> None:
     """Delete the oldest of this user's marked folders in *parent*, as far as there are more than `KEPT`."""
+    marked = _marked_folders(parent, prefix)
+    surplus = len(marked) - KEPT
+    for _, path in sorted(marked):
+        if surplus <= 0:
+            break
+        if _has_ended(path) and wall_time() - _last_change(path) >= YOUNGEST:
+            shutil.rmtree(path, ignore_errors=True)
+            surplus -= 1
+
+
+def _marked_folders(parent: str, prefix: str) -> list[tuple[float, str]]:
+    """Return (time of its mark, path) of each of this user's marked folders in *parent*."""
     named: list[str] = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         named = [entry.path for entry in entries if entry.name.startswith(prefix)]
     marked = []
     for path in named:
         with contextlib.suppress(OSError):
-            here, there = os.lstat(path), os.lstat(os.path.join(path, MARK))
-            is_own = {here.st_uid, there.st_uid} == {os.geteuid()}
-            if is_own and stat.S_ISDIR(here.st_mode) and stat.S_ISREG(there.st_mode):
-                marked.append((there.st_mtime, path))
-    surplus = len(marked) - KEPT
-    for _, path in sorted(marked):
-        if surplus > 0 and _has_ended(path) and wall_time() - _last_change(path) >= YOUNGEST:
-            shutil.rmtree(path, ignore_errors=True)
-            surplus -= 1
+            folder, mark = os.lstat(path), os.lstat(os.path.join(path, MARK))
+            # Others may put folders, and links, of such names into a folder for temporary files.
+            is_own = {folder.st_uid, mark.st_uid} == {os.geteuid()}
+            if is_own and stat.S_ISDIR(folder.st_mode) and stat.S_ISREG(mark.st_mode):
+                marked.append((mark.st_mtime, path))
+    return marked
 
 
 def _last_change(folder: str) -> float:
@@ -98,20 +107,28 @@ def _refuse(error: OSError) -> None:
 
 
 def _has_ended(folder: str) -> bool:
-    """Whether the program that made *folder* is gone, as far as this machine can tell."""
+    """Return True where the program that made *folder* is gone, as far as this machine can tell."""
     try:
         with open(os.path.join(folder, MARK), encoding="utf-8") as file:
             made = loads(file.read(_LONGEST_MARK))
-        known, ours = dict(made), _program(os.getpid())
-        if known.get("v") != 1 or known.get("host") != ours["host"]:
-            return False  # of another version, or in a folder that machines share
-        if known["boot"] != ours["boot"]:
-            return bool(known["boot"] and ours["boot"])
-        if known["namespace"] != ours["namespace"]:
-            return False  # a container's: its processes cannot be seen from here
-        return type(known["pid"]) is int and _program(known["pid"])["started"] != known["started"]
+        return _is_gone(dict(made))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return False
+
+
+def _is_gone(program: dict[str, Any]) -> bool:
+    """Return True where the *program*, as a mark describes it, has ended. Raise for a mark that is damaged."""
+    ours = _program(os.getpid())
+    if program.get("v") != 1:
+        return False  # of another version
+    if program.get("host") != ours["host"]:
+        return False  # in a folder that machines share
+    if program["boot"] != ours["boot"]:
+        return bool(program["boot"] and ours["boot"])
+    if program["namespace"] != ours["namespace"]:
+        return False  # a container's: its processes cannot be seen from here
+    pid = program["pid"]
+    return type(pid) is int and _program(pid)["started"] != program["started"]
 
 
 def _program(pid: int) -> dict[str, Any]:

@@ -39,6 +39,15 @@ _ROOM = 4096
 """Bytes for which a folder of streams must have room: the least that file systems give."""
 
 
+def _make_files(dest: LogsDest) -> None:
+    """Make the folder of each rank and its stream files, all of which are new."""
+    for path in dest.error_files.values():
+        os.mkdir(os.path.dirname(path))
+    for path in (*dest.stdouts.values(), *dest.stderrs.values()):
+        if path != os.devnull:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+
+
 class DefaultLogsSpecs(LogsSpecs):
     """
     Keep redirected streams and error files below one folder.
@@ -157,13 +166,10 @@ class DefaultLogsSpecs(LogsSpecs):
         """
         if self._root_log_dir == os.devnull:
             return self._destinations(None, len(envs))
+        first = envs[min(envs)] if envs else {}
         try:
-            dest = self._destinations(self._make_attempt(envs[min(envs)] if envs else {}), len(envs))
-            for path in dest.error_files.values():
-                os.mkdir(os.path.dirname(path))
-            for path in (*dest.stdouts.values(), *dest.stderrs.values()):
-                if path != os.devnull:
-                    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            dest = self._destinations(self._make_attempt(first), len(envs))
+            _make_files(dest)
         except (OSError, ValueError) as error:
             if self._goes_without(error):
                 return self._destinations(None, len(envs))

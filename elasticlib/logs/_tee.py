@@ -1,12 +1,15 @@
 """
 The console's copy of the workers' output: one thread that follows their log files.
 
-Rules of this file: workers write to files and never wait for us; the console has one writer and gets whole
-lines only; a stream may hold the thread for one block per turn, no longer; what is kept in memory is one open
-line and one block per stream, since the files keep the rest. The thread sleeps until the kernel says that a
-file was written, or, where lines gather, until it is time to look at those that were. A sink that fails is
-written to no more, which is logged once and kept in `Tee.broken`. A fault of our own ends the thread and what it
-followed, is logged once, and the next file begins with a new thread.
+`Tee` is called from other threads, `_Copier` runs in the thread, `_Watches` learns which files were
+written, `_Sinks` writes to the console.
+
+Rules of this file: workers write to files and never wait for us. The console has one writer and gets
+whole lines only. A stream may hold the thread for one block per turn, no longer. Memory holds one open
+line and one block per stream, since the files keep the rest. The thread sleeps until the kernel reports
+that a file was written, or, where lines gather, until it is time to look at the files again. A sink that
+fails gets no more lines, which is logged once and kept in `Tee.broken`. A fault of our own ends the
+thread and the streams that it followed, is logged once, and the next file begins with a new thread.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ BLOCK = 256 * 1024
 _FIRST_BLOCK = 64 * 1024  # below the size from which malloc maps and unmaps memory for each read
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 GATHER_SECONDS = 0.001
-"""Seconds that writers in full flow are left alone, so that a little gathers rather than each line wakes us."""
+"""Seconds for which lines in full flow gather, so that not each line wakes the thread."""
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
@@ -52,20 +55,22 @@ class _Stream:
     done: threading.Event = field(factory=threading.Event)
     watch: int | None = None
     polled: bool = False
-    """No watch could be had."""
+    """True where no watch could be had."""
     flows: bool = False
-    """It is looked at again when lines have gathered, without a notice."""
+    """True where it is looked at again when lines have gathered, without a notice."""
     position: int = 0
     block: int = _FIRST_BLOCK
     end: int | None = None
     """Size of the file when its writers were dead; None while they may live."""
     shown: int = 0
-    """As `position`, of what the sink has got; -1 while that misses the line that has no end yet."""
+    """Like `position`, for the sink; -1 while the sink lacks the line that has no end yet."""
     unreadable: bool = False
 
 
 @define(eq=False)
 class _CatchUp:
+    """A caller that waits until the sinks have these sizes of the files."""
+
     sizes: dict[_Stream, int]
     done: threading.Event = field(factory=threading.Event)
 
@@ -90,9 +95,7 @@ class Tee:
         gather: float = GATHER_SECONDS,
         look: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self.broken: dict[Std, Exception] = {}
-        """The sinks that failed, with what they raised."""
-        self._sinks = {Std.OUT: out, Std.ERR: err}
+        self._sinks = _Sinks({Std.OUT: out, Std.ERR: err})
         self._notify = notify
         self._gather = gather
         self._look = look
@@ -100,18 +103,13 @@ class Tee:
         self._thread: threading.Thread | None = None
         self._finished = False
         self._followed: dict[str, _Stream] = {}
-        # From here on: the thread's own, except for the queue and what wakes the thread.
-        self._queue: deque[_Stream] = deque()
-        self._awaited: deque[_CatchUp] = deque()
-        self._wake = -1
-        self._inotify: Inotify | None = None
-        self._streams: set[_Stream] = set()
-        self._watched: dict[int, _Stream] = {}
-        self._ready: set[_Stream] = set()
-        self._pause = _LEAST_PAUSE
-        self._last_found = -math.inf
-        self._is_behind = False
-        """Whether a stream had more than a block."""
+        self._copier: _Copier
+        """That of the thread; it gets streams, and callers that wait, under the lock."""
+
+    @property
+    def broken(self) -> dict[Std, Exception]:
+        """The sinks that failed, with what they raised."""
+        return self._sinks.broken
 
     def follow(
         self,
@@ -140,10 +138,16 @@ class Tee:
             if self._thread is None:
                 self._thread = self._start()
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            lines = Verbatim() if verbatim else LineAssembler(prefix) if bar is None else BarAssembler(prefix, bar)
+            lines: LineAssembler | BarAssembler | Verbatim
+            if verbatim:
+                lines = Verbatim()
+            elif bar is None:
+                lines = LineAssembler(prefix)
+            else:
+                lines = BarAssembler(prefix, bar)
             stream = _Stream(fd, std, prefix, lines, copy)
             self._followed[path] = stream
-            self._hand_over(stream)
+            self._copier.hand_over(stream)
 
     def drain_and_forget(self, paths: Iterable[str], timeout: float | None = 0.1) -> bool:
         """
@@ -156,31 +160,34 @@ class Tee:
             streams = [self._followed.pop(path) for path in paths if path in self._followed]
             for stream in streams:
                 self._mark_end(stream)
-        deadline = None if timeout is None else monotonic() + timeout
-        return all(s.done.wait(None if deadline is None else max(0.0, deadline - monotonic())) for s in streams)
+        if timeout is None:
+            return all(stream.done.wait() for stream in streams)
+        deadline = monotonic() + timeout
+        return all(stream.done.wait(max(0.0, deadline - monotonic())) for stream in streams)
 
     def catch_up(self, timeout: float) -> bool:
         """
         Wait until all that is in the files now was copied, with lines that have no end yet; up to *timeout* seconds.
 
-        Returns whether it was. The writers may live, and go on.
+        Return True where it was. The writers may live, and go on.
         """
         with self._lock:
-            asked = _CatchUp({stream: os.fstat(stream.fd).st_size for stream in self._followed.values()})
-            if self._thread is None or all(stream.shown == size for stream, size in asked.sizes.items()):
+            sizes = {stream: os.fstat(stream.fd).st_size for stream in self._followed.values()}
+            is_shown = all(stream.shown == size for stream, size in sizes.items())
+            if self._thread is None or is_shown:
                 return True
-            self._awaited.append(asked)
-            os.eventfd_write(self._wake, 1)
-        if asked.done.wait(timeout):
+            waiting = _CatchUp(sizes)
+            self._copier.await_catch_up(waiting)
+        if waiting.done.wait(timeout):
             return True
-        asked.done.set()  # nobody waits any more
+        waiting.done.set()  # nobody waits any more
         return False
 
     def wake(self) -> None:
         """Have the thread, if there is one, call *look* now."""
         with self._lock:
             if self._thread is not None and not self._finished:
-                os.eventfd_write(self._wake, 1)
+                self._copier.wake()
 
     def finish(self, timeout: float | None = None) -> bool:
         """
@@ -196,83 +203,298 @@ class Tee:
             already, self._finished = self._finished, True
             thread = self._thread
             if thread is not None and not already:
-                os.eventfd_write(self._wake, 1)
+                self._copier.wake()
         if thread is None:
             return True
         thread.join(timeout)
         return not thread.is_alive()
 
     def _mark_end(self, stream: _Stream) -> None:
-        # The size of now, not "until nothing comes": a survivor that still writes must not hold us for ever.
+        # Not "until nothing more is read": a survivor that still writes must not delay us.
         stream.end = os.fstat(stream.fd).st_size
-        self._hand_over(stream)
-
-    def _hand_over(self, stream: _Stream) -> None:
-        self._queue.append(stream)
-        os.eventfd_write(self._wake, 1)
+        self._copier.hand_over(stream)
 
     def _start(self) -> threading.Thread:
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._inotify = Inotify.open() if self._notify else None
-        self._poll, self._woken = select.poll(), select.poll()
-        self._poll.register(self._wake, select.POLLIN)
-        self._woken.register(self._wake, select.POLLIN)
-        if self._inotify is not None:
-            self._poll.register(self._inotify.fd, select.POLLIN)
-        return start_thread(threading.Thread(target=self._run, name="elasticlib-tee", daemon=True))
+        copier = self._copier = _Copier(self._sinks, self._gather, self._look, self._notify)
+        thread = threading.Thread(target=self._run, args=(copier,), name="elasticlib-tee", daemon=True)
+        return start_thread(thread)
 
-    def _run(self) -> None:
+    def _run(self, copier: _Copier) -> None:
         # A signal must interrupt the main thread's wait; one that the kernel delivers here would not.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         try:
-            while self._streams or self._queue or not self._finished:
-                self._await_work()
-                self._turn()
+            while copier.has_streams() or not self._finished:
+                copier.await_work()
+                copier.turn()
         except Exception:
             logger.exception("the copy of the workers' output to the console ended early; the log files are whole")
         finally:
-            self._close()
+            self._close(copier)
 
-    def _await_work(self) -> None:
-        left = self._last_found + self._gather - monotonic()
-        if left > 0 and not self._is_behind and not self._awaited:
-            # Unaware of notices, each of which would cost a wake-up. Whoever waits for lines writes to this descriptor.
-            self._woken.poll(left * 1000)
+    def _close(self, copier: _Copier) -> None:
+        with self._lock:
+            if not self._finished:
+                self._thread = None  # a fault ended it: the next file gets another
+            self._followed.clear()
+            copier.close()
+
+
+class _Copier:
+    """
+    The copying of one thread: in each turn a block of each ready stream, then one write per sink.
+
+    A stream is idle, with a watch on its file; or ready, to be read in the next turn; or it is read
+    in each turn: where no watch could be had, or while its lines gather.
+    """
+
+    def __init__(self, sinks: _Sinks, gather: float, look: Callable[[], float | None], notify: bool) -> None:
+        self._sinks = sinks
+        self._gather = gather
+        self._look = look
+        # Other threads may append to these two, and wake this one by the descriptor.
+        self._queue: deque[_Stream] = deque()
+        self._awaited: deque[_CatchUp] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._watches = _Watches(Inotify.open() if notify else None)
+        self._poll, self._woken = select.poll(), select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._woken.register(self._wake, select.POLLIN)
+        self._watches.register(self._poll)
+        self._streams: set[_Stream] = set()
+        self._ready: set[_Stream] = set()
+        self._pause = _LEAST_PAUSE
+        self._last_found = -math.inf
+        self._is_behind = False
+        """True where a stream had more than a block."""
+
+    def hand_over(self, stream: _Stream) -> None:
+        """Have *stream* looked at: it is new, or its end is known."""
+        self._queue.append(stream)
+        self.wake()
+
+    def await_catch_up(self, waiting: _CatchUp) -> None:
+        """Have *waiting* done once the sinks have what it waits for."""
+        self._awaited.append(waiting)
+        self.wake()
+
+    def wake(self) -> None:
+        """End the present wait for work."""
+        os.eventfd_write(self._wake, 1)
+
+    def has_streams(self) -> bool:
+        """Return True while there is a stream to copy."""
+        return bool(self._streams or self._queue)
+
+    def await_work(self) -> None:
+        """Wait until a stream may have something to copy; note which ones."""
+        self._let_lines_gather()
         for fd, _ in self._poll.poll(self._poll_timeout()):
             if fd == self._wake:
                 os.eventfd_read(self._wake)
-            elif self._inotify is not None:
-                self._note(self._inotify.written())
+            else:
+                self._ready |= self._watches.written()
+        self._take_from_queue()
+        without_notice = [stream for stream in self._streams if stream.polled or stream.flows]
+        self._ready.update(without_notice)
+        for waiting in list(self._awaited):
+            self._ready.update(self._streams & waiting.sizes.keys())
+
+    def _take_from_queue(self) -> None:
         while self._queue:
             stream = self._queue.popleft()
             if not stream.done.is_set():
                 self._streams.add(stream)
                 self._ready.add(stream)
-        self._ready.update(stream for stream in self._streams if stream.polled or stream.flows)
-        for asked in list(self._awaited):
-            self._ready.update(self._streams & asked.sizes.keys())
 
-    def _note(self, written: set[int]) -> None:
-        for watch in list(self._watched) if -1 in written else written:
-            if stream := self._watched.pop(watch, None):
-                stream.watch = None
-                self._ready.add(stream)
+    def _let_lines_gather(self) -> None:
+        """Wait without the notices, each of which would cost a wake-up, until enough has gathered."""
+        left = self._last_found + self._gather - monotonic()
+        is_urgent = self._is_behind or self._awaited
+        if left > 0 and not is_urgent:
+            self._woken.poll(left * 1000)  # a caller that waits for lines writes to this descriptor
 
     def _poll_timeout(self) -> float | None:
-        """Milliseconds until there is something to do unasked; None when only a notice can say so."""
+        """Return the milliseconds to wait for notices; None: without end."""
         if self._ready or self._queue:
             return 0
-        waits = [stream.lines.due - monotonic() for stream in self._streams if stream.lines.due is not None]
-        if any(stream.flows for stream in self._streams):
-            return 0
-        if any(stream.polled for stream in self._streams):
+        waits = []
+        is_polled = False
+        for stream in self._streams:
+            if stream.flows:
+                return 0
+            if stream.lines.due is not None:
+                waits.append(stream.lines.due - monotonic())
+            is_polled = is_polled or stream.polled
+        if is_polled:
             waits.append(self._pause)
-        if (seconds := self._look()) is not None:
+        seconds = self._look()
+        if seconds is not None:
             waits.append(seconds)
+        if not waits:
+            return None
         # Rounded up: a wake-up before the due time would spin until it.
-        return max(0.0, min(waits) * 1000 + 1) if waits else None
+        return max(0.0, min(waits) * 1000 + 1)
 
-    def _arm(self, stream: _Stream) -> None:
+    def turn(self) -> None:
+        """Copy one block of each stream that has any, then write once per sink."""
+        if self._is_idle():
+            return
+        now = monotonic()
+        turn = _Turn(now)
+        for stream in self._ready:
+            self._copy_block(stream, turn)
+        for stream in self._streams:
+            if stream.lines.due is not None:
+                turn.add(stream, stream.lines.tick(now))
+        self._ready, self._is_behind = turn.behind, bool(turn.behind)
+        caught_up = [waiting for waiting in list(self._awaited) if self._has_read(waiting)]
+        if caught_up:
+            self._show_open_lines(caught_up, turn)
+        for std, lines in turn.lines.items():
+            self._sinks.write(std, b"".join(lines))
+        self._note_shown(caught_up)
+        for stream in turn.ended:
+            self._let_go(stream)
+        # After each notice another one says that its watch ended: not worth a wake-up of its own.
+        self._ready |= self._watches.written()
+        if turn.has_found:
+            self._pause = _LEAST_PAUSE
+            self._last_found = monotonic()  # not `now`: the time of a slow console gathers no lines
+        else:
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _is_idle(self) -> bool:
+        if self._ready or self._awaited:
+            return False
+        return all(stream.lines.due is None for stream in self._streams)
+
+    def _copy_block(self, stream: _Stream, turn: _Turn) -> None:
+        data = self._read(stream) if stream.flows else b""
+        if not data:
+            # Watched before it is read, else a write between the two would go unnoticed.
+            self._watches.watch(stream)
+            data = self._read(stream)
+        stream.flows = bool(data) and self._gather > 0
+        if data:
+            turn.has_found = True
+            turn.add(stream, stream.lines.feed(data, turn.now))
+        if stream.end is not None:
+            self._end_or_read_on(stream, stream.end, data, turn)
+        elif len(data) == stream.block:
+            stream.block = BLOCK
+            turn.behind.add(stream)
+
+    @staticmethod
+    def _end_or_read_on(stream: _Stream, end: int, data: bytes, turn: _Turn) -> None:
+        """Go on with a stream whose writers are dead; *data* is the latest block."""
+        is_over = not data or stream.position >= end
+        if is_over:
+            turn.add(stream, stream.lines.finish())
+            turn.ended.append(stream)
+        else:  # no notice will follow
+            stream.block = BLOCK
+            turn.behind.add(stream)
+
+    def _show_open_lines(self, caught_up: list[_CatchUp], turn: _Turn) -> None:
+        """End the lines that have no end yet: callers wait until these are seen."""
+        for stream in {stream for waiting in caught_up for stream in waiting.sizes}:
+            if stream not in turn.ended:
+                turn.add(stream, stream.lines.finish())
+
+    def _note_shown(self, caught_up: list[_CatchUp]) -> None:
+        """Note that the sinks have all lines of this turn, and let those go on who wait for that."""
+        for stream in self._streams:
+            stream.shown = -1 if stream.lines.is_open else stream.position
+        for waiting in caught_up:
+            self._awaited.remove(waiting)
+            waiting.done.set()
+
+    def _has_read(self, waiting: _CatchUp) -> bool:
+        """Return True where nothing more will be read for *waiting*, or nobody waits any more."""
+        if waiting.done.is_set():
+            return True
+        return all(
+            stream.position >= size or stream.done.is_set() or self._is_given_up(stream)
+            for stream, size in waiting.sizes.items()
+        )
+
+    def _is_given_up(self, stream: _Stream) -> bool:
+        return stream.unreadable or stream.std in self._sinks.broken
+
+    def _read(self, stream: _Stream) -> bytes:
+        if stream.unreadable:
+            return b""
+        if stream.std in self._sinks.broken:
+            # The filtered file gets its lines also when the console takes none.
+            is_copied = stream.copy is not None and stream.copy.broken is None
+            if not is_copied:
+                return b""
+        try:
+            data = os.pread(stream.fd, stream.block, stream.position)
+            if not data and os.fstat(stream.fd).st_size < stream.position:
+                stream.position = 0  # the file was cut
+                data = os.pread(stream.fd, stream.block, 0)
+        except OSError as error:
+            logger.warning("a worker's log file can no longer be read: %s", error)
+            stream.unreadable = True
+            return b""
+        stream.position += len(data)
+        return data
+
+    def _let_go(self, stream: _Stream) -> None:
+        self._watches.unwatch(stream)
+        self._streams.discard(stream)
+        try:
+            os.close(stream.fd)
+        finally:
+            stream.copy = None
+            stream.done.set()
+
+    def close(self) -> None:
+        """Let go of all streams, and of the callers that wait."""
+        for stream in {*self._streams, *self._queue}:
+            if not stream.done.is_set():
+                with contextlib.suppress(OSError):  # its descriptors may be what the fault was about
+                    self._let_go(stream)
+        self._queue.clear()
+        self._ready.clear()
+        while self._awaited:
+            self._awaited.popleft().done.set()
+        os.close(self._wake)
+        self._watches.close()
+
+
+@define(eq=False)
+class _Turn:
+    """One turn of the thread: its lines for each sink, and the streams that ended or have more to read."""
+
+    now: float
+    lines: dict[Std, list[bytes]] = field(factory=lambda: {Std.OUT: [], Std.ERR: []})
+    ended: list[_Stream] = field(factory=list)
+    behind: set[_Stream] = field(factory=set)
+    has_found: bool = False
+
+    def add(self, stream: _Stream, lines: bytes) -> None:
+        """Add *lines* of *stream* for its sink, and write them to its filtered file."""
+        self.lines[stream.std].append(lines)
+        if stream.copy is not None and lines:
+            stream.copy.copy(lines, stream.prefix)  # before the console, which may take its time
+
+
+class _Watches:
+    """The watches on the streams' files: each gives one notice; a stream without a watch is polled."""
+
+    def __init__(self, inotify: Inotify | None) -> None:
+        self._inotify = inotify
+        self._watched: dict[int, _Stream] = {}
+
+    def register(self, poll: select.poll) -> None:
+        """Have *poll* wait for notices too."""
+        if self._inotify is not None:
+            poll.register(self._inotify.fd, select.POLLIN)
+
+    def watch(self, stream: _Stream) -> None:
+        """Have the next write to the file of *stream* noticed."""
         if stream.watch is not None or stream.polled:
             return
         watch = self._inotify.add(stream.fd) if self._inotify is not None else None
@@ -282,80 +504,42 @@ class Tee:
         stream.watch = watch
         self._watched[watch] = stream
 
-    def _turn(self) -> None:
-        """One block of each stream that has any, then one write per sink."""
-        if not self._ready and not self._awaited and all(stream.lines.due is None for stream in self._streams):
-            return
-        now = monotonic()
-        blocks: dict[Std, list[bytes]] = {Std.OUT: [], Std.ERR: []}
-        ended, still, found = [], set(), False
-        for stream in self._ready:
-            data = self._read(stream) if stream.flows else b""
-            if not data:
-                self._arm(stream)  # before the read, else a write between the two would go unnoticed
-                data = self._read(stream)
-            stream.flows = bool(data) and self._gather > 0
-            found = found or bool(data)
-            if data:
-                self._pass_on(stream, stream.lines.feed(data, now), blocks)
-            if stream.end is not None and (not data or stream.position >= stream.end):
-                self._pass_on(stream, stream.lines.finish(), blocks)
-                ended.append(stream)
-            elif len(data) == stream.block or (data and stream.end is not None):
-                still.add(stream)
-                stream.block = BLOCK
-        for stream in self._streams:
-            if stream.lines.due is not None:
-                self._pass_on(stream, stream.lines.tick(now), blocks)
-        self._ready, self._is_behind = still, bool(still)
-        caught_up = [asked for asked in list(self._awaited) if self._has_read(asked)]
-        for stream in {stream for asked in caught_up for stream in asked.sizes} - set(ended):
-            self._pass_on(stream, stream.lines.finish(), blocks)
-        for std, lines in blocks.items():
-            self._write(std, b"".join(lines))
-        for stream in self._streams:
-            stream.shown = -1 if stream.lines.is_open else stream.position
-        for asked in caught_up:
-            self._awaited.remove(asked)
-            asked.done.set()
-        for stream in ended:
-            self._let_go(stream)
+    def written(self) -> set[_Stream]:
+        """Return the streams whose files were written, by the notices that are there."""
+        if self._inotify is None:
+            return set()
+        notices = self._inotify.written()
+        were_lost = -1 in notices
+        found = set()
+        for watch in list(self._watched) if were_lost else notices:
+            stream = self._watched.pop(watch, None)
+            if stream is not None:
+                stream.watch = None
+                found.add(stream)
+        return found
+
+    def unwatch(self, stream: _Stream) -> None:
+        """End the watch of *stream*, where it has one."""
+        if stream.watch is not None and self._inotify is not None:
+            self._inotify.remove(stream.watch)
+            del self._watched[stream.watch]
+
+    def close(self) -> None:
+        """Forget all watches; no stream may be watched afterwards."""
+        self._watched.clear()
         if self._inotify is not None:
-            # Each notice is followed by the word that its watch ended, which is not worth a wake-up of its own.
-            self._note(self._inotify.written())
-        if found:
-            self._last_found = monotonic()  # and not `now`: what a slow console takes is not for the next lines
-        self._pause = _LEAST_PAUSE if found else min(2 * self._pause, _LONGEST_PAUSE)
+            os.close(self._inotify.fd)
 
-    def _has_read(self, asked: _CatchUp) -> bool:
-        return asked.done.is_set() or all(
-            stream.position >= size or stream.unreadable or stream.std in self.broken or stream.done.is_set()
-            for stream, size in asked.sizes.items()
-        )
 
-    @staticmethod
-    def _pass_on(stream: _Stream, lines: bytes, blocks: dict[Std, list[bytes]]) -> None:
-        blocks[stream.std].append(lines)
-        if stream.copy is not None and lines:
-            stream.copy.copy(lines, stream.prefix)  # before the console, which may take its time
+class _Sinks:
+    """The console's two streams; one that fails is written to no more."""
 
-    def _read(self, stream: _Stream) -> bytes:
-        copied = stream.copy is not None and stream.copy.broken is None
-        if (stream.std in self.broken and not copied) or stream.unreadable:
-            return b""
-        try:
-            data = os.pread(stream.fd, stream.block, stream.position)
-            if not data and os.fstat(stream.fd).st_size < stream.position:
-                stream.position = 0
-                data = os.pread(stream.fd, stream.block, 0)
-        except OSError as error:
-            logger.warning("a worker's log file can no longer be read: %s", error)
-            stream.unreadable = True
-            return b""
-        stream.position += len(data)
-        return data
+    def __init__(self, sinks: dict[Std, Sink]) -> None:
+        self._sinks = sinks
+        self.broken: dict[Std, Exception] = {}
 
-    def _write(self, std: Std, block: bytes) -> None:
+    def write(self, std: Std, block: bytes) -> None:
+        """Write *block*, unless that stream has failed."""
         if not block or std in self.broken:
             return
         try:
@@ -364,32 +548,3 @@ class Tee:
             self.broken[std] = error
             name = "stdout" if std == Std.OUT else "stderr"
             logger.warning("the console's %s takes no more lines (%r); the workers' log files go on", name, error)
-
-    def _let_go(self, stream: _Stream) -> None:
-        if stream.watch is not None and self._inotify is not None:
-            self._inotify.remove(stream.watch)
-            del self._watched[stream.watch]
-        self._streams.discard(stream)
-        try:
-            os.close(stream.fd)
-        finally:
-            stream.copy = None
-            stream.done.set()
-
-    def _close(self) -> None:
-        with self._lock:
-            if not self._finished:
-                self._thread = None  # a fault ended it: the next file gets another
-            for stream in {*self._streams, *self._queue}:
-                if not stream.done.is_set():
-                    with contextlib.suppress(OSError):  # its descriptors may be what the fault was about
-                        self._let_go(stream)
-            self._followed.clear()
-            self._queue.clear()
-            self._watched.clear()
-            self._ready.clear()
-            while self._awaited:
-                self._awaited.popleft().done.set()
-            os.close(self._wake)
-            if self._inotify is not None:
-                os.close(self._inotify.fd)

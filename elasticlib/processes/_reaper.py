@@ -106,12 +106,19 @@ def process_facts(pid: int) -> list[bytes] | None:
         return None
 
 
-def descendants(root: int, spare: Collection[int] = (), kept: Container[int] = ()) -> list[tuple[int, int, str]]:
-    """(pid, parent, state letter) of every descendant of *root*, without those in *spare* or *kept*, and theirs."""
+def _children_by_parent() -> dict[int, list[tuple[int, str]]]:
+    """Return (pid, state letter) of the children of each process of this machine."""
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and (facts := process_facts(int(entry))) is not None:
+        facts = process_facts(int(entry)) if entry.isdigit() else None
+        if facts is not None:
             children.setdefault(int(facts[1]), []).append((int(entry), facts[0].decode()))
+    return children
+
+
+def descendants(root: int, spare: Collection[int] = (), kept: Container[int] = ()) -> list[tuple[int, int, str]]:
+    """(pid, parent, state letter) of every descendant of *root*, without those in *spare* or *kept*, and theirs."""
+    children = _children_by_parent()
     found: list[tuple[int, int, str]] = []
     parents = [root]
     while parents:

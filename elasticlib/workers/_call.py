@@ -56,57 +56,73 @@ def _check_ranks(name: str, by_rank: object, count: int) -> None:
 
 
 def arguments(args: Mapping[int, Sequence[Any]]) -> dict[int, tuple[Any, ...]]:
-    """*args* by local rank, in order."""
-    _check_ranks("args", args, len(args) if isinstance(args, Mapping) else 1)
-    return {rank: _rules.arguments(f"args[{rank}]", args[rank]) for rank in range(len(args))}
+    """Return *args* by local rank, in order."""
+    count = len(args) if isinstance(args, Mapping) else 1
+    _check_ranks("args", args, count)
+    return {rank: _rules.arguments(f"args[{rank}]", args[rank]) for rank in range(count)}
 
 
 def variables(envs: Mapping[int, Mapping[str, str]], count: int) -> dict[int, dict[str, str]]:
-    """*envs* of *count* processes by local rank, in order."""
+    """Return *envs* of *count* processes by local rank, in order."""
     _check_ranks("envs", envs, count)
     for rank, env in envs.items():
         if not isinstance(env, Mapping):
             raise VariableError(f"envs[{rank}]={env!r} must be a dictionary of environment variables; {{}} for none")
         for name, value in env.items():
-            if not isinstance(name, str) or not isinstance(value, str):
-                raise VariableError(f"envs[{rank}] has {name!r}: {value!r}; names and values must be text")
-            if not name or "=" in name or "\0" in name + value:
-                raise ConfigError(f"envs[{rank}] has {name!r}: {value!r}, which no environment can hold")
+            _check_variable(rank, name, value)
     return {rank: dict(envs[rank]) for rank in range(count)}
 
 
+def _check_variable(rank: int, name: object, value: object) -> None:
+    """Raise an error of the environment of *rank* for a variable that no process can have."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise VariableError(f"envs[{rank}] has {name!r}: {value!r}; names and values must be text")
+    is_name = name and "=" not in name and "\0" not in name
+    if not is_name or "\0" in value:
+        raise ConfigError(f"envs[{rank}] has {name!r}: {value!r}, which no environment can hold")
+
+
 def prefixes(name: object, given: object, count: int) -> dict[int, bytes]:
-    """What stands before the lines of each of *count* processes, by local rank: that of *given*, else their *name*."""
-    if given is not None and not isinstance(given, Mapping):
+    """Return the prefixes of the lines of *count* processes, of *given* or made of their *name*."""
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
         raise ArgumentError(f"log_line_prefixes={given!r} must be a dictionary by local rank, such as {{0: '[0]:'}}")
-    texts = dict(given or {})
-    if strange := [rank for rank in texts if rank not in range(count)]:
-        logger.warning(
-            "log_line_prefixes names local rank%s %s, but there %s only: that has no effect",
-            "s" * (len(strange) > 1),
-            ", ".join(map(repr, strange)),
-            "is 0" if count == 1 else f"are 0 to {count - 1}",
-        )
+    texts = dict(given)
+    _warn_of_strange_ranks(texts, count)
     for rank, text in texts.items():
         if not isinstance(text, str):
             raise ArgumentError(f"log_line_prefixes[{rank!r}]={text!r} must be text")
-    return {
-        rank: _encoded(f"log_line_prefixes[{rank}]", texts[rank])
-        if rank in texts
-        else _encoded("name", f"[{name}{rank}]:")
-        for rank in range(count)
-    }
+    found = {}
+    for rank in range(count):
+        if rank in texts:
+            found[rank] = _encoded(f"log_line_prefixes[{rank}]", texts[rank])
+        else:
+            found[rank] = _encoded("name", f"[{name}{rank}]:")
+    return found
 
 
-def _encoded(what: str, text: str) -> bytes:
+def _warn_of_strange_ranks(texts: Mapping[object, object], count: int) -> None:
+    strange = [rank for rank in texts if rank not in range(count)]
+    if not strange:
+        return
+    logger.warning(
+        "log_line_prefixes names local rank%s %s, but there %s only: that has no effect",
+        "s" * (len(strange) > 1),
+        ", ".join(map(repr, strange)),
+        "is 0" if count == 1 else f"are 0 to {count - 1}",
+    )
+
+
+def _encoded(setting: str, text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise ConfigError.of_setting(what, f"{text!r} cannot be written in UTF-8: give other text") from None
+        raise ConfigError.of_setting(setting, f"{text!r} cannot be written in UTF-8: give other text") from None
 
 
 def seconds(name: str, value: object) -> float:
-    """*value* as seconds, of any size and sign."""
+    """Return *value* as seconds, of any size and sign."""
     if not isinstance(value, numbers.Real):
         raise ArgumentError.of_setting(name, f"{value!r} must be a number of seconds")
     if math.isnan(value):
@@ -115,7 +131,7 @@ def seconds(name: str, value: object) -> float:
 
 
 def death_signal(value: object) -> int:
-    """The number of the signal *value*, by default SIGTERM, that asks processes to end."""
+    """Return the number of the signal *value*, by default SIGTERM, that asks processes to end."""
     if not value:
         return signal.SIGTERM
     if not isinstance(value, int) or isinstance(value, bool):
@@ -132,19 +148,16 @@ MakesSpec: TypeAlias = Callable[..., WorkerSpec]
 def of_function(
     function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]], spec: MakesSpec, start_method: str
 ) -> _plan.Job:
-    """The job whose workers call *function*, each with its own *args*."""
+    """Return the job whose workers call *function*, each with its own *args*."""
     _rules.check_choice("start_method", start_method, START_METHODS)
-    if isinstance(function, (str, os.PathLike)) or not callable(function):
+    is_name = isinstance(function, (str, os.PathLike))  # a class of paths may be callable too
+    if is_name or not callable(function):
         raise EntrypointError(f"entrypoint={function!r} is no callable: a program is given as text")
     by_rank = tuple(args.values())
     try:
         job = _planned(spec(entrypoint=function, args=by_rank), start_method)
     except PicklingError:
-        for rank, own in args.items():
-            try:
-                _packing.pack_call(function, own, {})
-            except PicklingError as error:  # it says which argument
-                raise PicklingError(f"local rank {rank}: {error}") from error
+        _raise_for_rank(function, args)
         raise
     job = evolve(job, common=replace(job.common, args_by_rank=True))
     if job.call is not None:
@@ -152,8 +165,17 @@ def of_function(
     return job
 
 
+def _raise_for_rank(function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]]) -> None:
+    """Raise the `PicklingError` of the first rank whose arguments cannot be sent, with the rank."""
+    for rank, own in args.items():
+        try:
+            _packing.pack_call(function, own, {})
+        except PicklingError as error:
+            raise PicklingError(f"local rank {rank}: {error}") from error
+
+
 def of_program(program: str, args: Mapping[int, tuple[Any, ...]], spec: MakesSpec) -> _plan.Job:
-    """The job whose workers are *program*; each adds its own arguments to the command line."""
+    """Return the job whose workers are *program*; each adds its own arguments to the command line."""
     every = tuple(str(argument) for own in args.values() for argument in own)
     try:
         return _planned(spec(entrypoint=program, args=every, no_python=True), "forkserver")
@@ -167,9 +189,11 @@ def _planned(spec: WorkerSpec, start_method: str) -> _plan.Job:
 
 
 def with_threads(spec: StartSpec) -> StartSpec:
-    """*spec* with as many threads as the worker's own variables name; else the job's number holds."""
-    env = spec.variables
-    return replace(spec, threads=_thread_count(env)) if _environment.THREADS_VARIABLE in env else spec
+    """Return *spec* with the number of threads that the worker's own variables name, else the job's."""
+    environment = spec.variables
+    if _environment.THREADS_VARIABLE not in environment:
+        return spec
+    return replace(spec, threads=_thread_count(environment))
 
 
 def _thread_count(environment: Mapping[str, str]) -> int:

@@ -195,9 +195,8 @@ class ForkServer:
         if monotonic() < since + _SLOW_IMPORT or module in self._reported:
             return None
         self._reported.add(module)
-        found = [each for each in crash_frames(_report.read_text(stack)) if not each.file.startswith("<frozen ")]
-        identity_of_current_folder = f"{found[-1].file}, line {found[-1].line}" if found else ""
-        return records.ImportTakesLong(module, _SLOW_IMPORT, identity_of_current_folder)
+        place = _innermost_place(_report.read_text(stack))
+        return records.ImportTakesLong(module, _SLOW_IMPORT, place)
 
     def helpers(self, is_awaited: bool) -> list[Helper]:
         """The processes of this fork server; *is_awaited*: the launch waits for what it asked of it."""
@@ -276,6 +275,14 @@ class ForkServer:
         self._failure = StartError("the fork server belongs to the process that forked this one")
 
 
+def _innermost_place(stack: str) -> str:
+    """Return file and line of the innermost frame of *stack* that is in a file; empty without one."""
+    found = [frame for frame in crash_frames(stack) if not frame.file.startswith("<frozen ")]
+    if not found:
+        return ""
+    return f"{found[-1].file}, line {found[-1].line}"
+
+
 class _ForkServers:
     """
     The fork servers of this program, the most recently used last: those in use, and at most two that are idle.
@@ -290,19 +297,29 @@ class _ForkServers:
     def take(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> ForkServer:
         caller = Caller.now()
         with self._lock:
-            done = [t for t in self._kept if t.spawners == 0 and (not t.alive() or self._is_past(t))]
-            self._kept = [t for t in self._kept if t not in done]
-            alive = [t for t in reversed(self._kept) if t.alive()]
-            fitting = [t for t in alive if t.serves(key, environment, caller) and not t.outdated()]
-            found = next((t for t in fitting if t.ready()), fitting[0] if fitting else None)
+            done = [each for each in self._kept if each.spawners == 0 and self._is_useless(each)]
+            self._kept = [each for each in self._kept if each not in done]
+            found = self._fitting(key, environment, caller)
             if found is None:
                 found = ForkServer(key, environment, search_path)
             else:
                 self._kept.remove(found)
             found.spawners += 1
-            self._kept.append(found)
+            self._kept.append(found)  # the latest used one stands last
         _end(done)
         return found
+
+    def _fitting(self, key: ForkServerKey, environment: Mapping[str, str], caller: Caller) -> ForkServer | None:
+        """Return the latest fork server that serves the launch, a ready one if there is any; under the lock."""
+        alive = [each for each in reversed(self._kept) if each.alive()]
+        fitting = [each for each in alive if each.serves(key, environment, caller) and not each.outdated()]
+        for fork_server in fitting:
+            if fork_server.ready():
+                return fork_server
+        return fitting[0] if fitting else None
+
+    def _is_useless(self, fork_server: ForkServer) -> bool:
+        return not fork_server.alive() or self._is_past(fork_server)
 
     @staticmethod
     def _is_past(fork_server: ForkServer) -> bool:
@@ -330,12 +347,18 @@ class _ForkServers:
         with self._lock:
             fork_server.spawners -= 1
             is_idle = fork_server.spawners == 0 and fork_server in self._kept
-            # One that has died was kept for the sake of its reaper, which guards the spawners that it had.
-            if is_idle and (not fork_server.alive() or (unused and not fork_server.ready())):
+            if is_idle and self._must_end(fork_server, unused):
                 self._kept.remove(fork_server)
                 done = [fork_server]
             done += self._surplus()
         _end(done)
+
+    @staticmethod
+    def _must_end(fork_server: ForkServer, unused: bool) -> bool:
+        # One that has died was kept for the sake of its reaper, which guards the spawners that it had.
+        if not fork_server.alive():
+            return True
+        return unused and not fork_server.ready()
 
     def _surplus(self) -> list[ForkServer]:
         """Take out and return those that are too many; under the lock."""

@@ -225,11 +225,14 @@ class SpawnerClient:
         if self.board is not None:
             self.board.clear()
         streams = [_stream(number) for number in (0, 1, 2)]
-        more = {"store": listener, "lease": None if lease is None else lease.fileno()}
-        given = {name: descriptor for name, descriptor in more.items() if descriptor is not None}
-        apart = [worker.differences(self._common) for worker in workers]
-        message: Message = {"op": "start", "round": number, "workers": apart, "more": list(given)}
-        self._channel.send(message, (*streams, *given.values()))
+        more = {}
+        if listener is not None:
+            more["store"] = listener
+        if lease is not None:
+            more["lease"] = lease.fileno()
+        differences = [worker.differences(self._common) for worker in workers]
+        message: Message = {"op": "start", "round": number, "workers": differences, "more": list(more)}
+        self._channel.send(message, (*streams, *more.values()))
         for stream in streams:
             os.close(stream)
 
@@ -262,16 +265,18 @@ class SpawnerClient:
         return events
 
     def _why_gone(self) -> Exception:
+        """Return the error that names the process which was lost first, as far as that is known."""
         pid = 0 if self._spawner is None else self._spawner.pid
         itself = 0 if self._itself is None else self._itself.process.pid
         if itself in self._blame:
             return HelperLostError(self._blame[itself])
-        if self._fork_server is None:
-            reaper = self._anchor
-            if reaper is not None and (status := reaper.exitcode() or 0) < 0:
-                return HelperLostError.of("reaper", reaper.pid, -status)
-            return HelperLostError.of("spawner", pid)
-        return self._fork_server.failure("spawner", pid)
+        if self._fork_server is not None:
+            return self._fork_server.failure("spawner", pid)
+        reaper = self._anchor
+        status = 0 if reaper is None else reaper.exitcode() or 0
+        if reaper is not None and status < 0:
+            return HelperLostError.of("reaper", reaper.pid, -status)
+        return HelperLostError.of("spawner", pid)
 
     def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
         try:
@@ -386,19 +391,10 @@ class SpawnerClient:
 
     def close(self) -> None:
         """Kill what still runs and let the spawner go; call it in any state, more than once."""
-        self.while_waiting = lambda: None  # else who set it would wait for the garbage collector, with all of a job
-        if self._channel is not None and (self.started or self._fork_server is None or self._fork_server.ready()):
-            self._wake()
-            self._channel.send({"op": "quit"})
-            # The spawner closes its end when nothing is left below it.
-            deadline = monotonic() + _QUIT_LIMIT
-            while (left := deadline - monotonic()) > 0 and wait_readable([self._channel], left):
-                received = self._channel.receive(whole=False)
-                if received is None:
-                    break
-                for descriptor in received[1]:
-                    os.close(descriptor)
+        self.while_waiting = lambda: None  # else its owner, with all of a job, would wait for the garbage collector
         if self._channel is not None:
+            if self._may_have_spawner():
+                self._quit(self._channel)
             self._channel.close()
             self._channel = None
         if self._spawner is not None:
@@ -412,6 +408,24 @@ class SpawnerClient:
         if self._fork_server is not None:
             fork_servers.give_back(self._fork_server, unused=not self.started)
             self._fork_server = None
+
+    def _may_have_spawner(self) -> bool:
+        """Return True unless the fork server is still at its imports, so that no spawner can answer."""
+        return self.started or self._fork_server is None or self._fork_server.ready()
+
+    def _quit(self, channel: Channel) -> None:
+        """Tell the spawner to quit, and wait until it closes its end: nothing is left below it then."""
+        self._wake()
+        channel.send({"op": "quit"})
+        deadline = monotonic() + _QUIT_LIMIT
+        left = _QUIT_LIMIT
+        while left > 0 and wait_readable([channel], left):
+            received = channel.receive(whole=False)
+            if received is None:
+                break
+            for descriptor in received[1]:
+                os.close(descriptor)
+            left = deadline - monotonic()
 
 
 def _stream(number: int) -> int:

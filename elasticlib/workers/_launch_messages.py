@@ -1,12 +1,12 @@
 """
-What a spawner's messages say of the workers, with what they carry in files: read into `_launch_events`.
+A spawner's messages about workers, and the files that come with them: read into `_launch_events`.
 
-Rules of this file: the descriptors stay the caller's; an end is told whatever became of the files that came with it.
+Rules of this file: the caller closes the descriptors. An end is reported whatever became of its files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from json import loads
 
 from elasticlib.processes import Message, content_of_files
@@ -18,30 +18,12 @@ _LEFT = 3
 
 
 def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
-    """The event that *message* tells of; raises `ValueError` where it is none of a worker's."""
-    match message["op"]:
-        case "exited":
-            return _exit_of(message, descriptors)
-        case "failed":
-            left = _report.read_report(*descriptors) if descriptors else None
-            return Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))
-        case "lingers":
-            stacks = content_of_files(descriptors).decode()
-            return Lingers(message["local_rank"], message["pid"], message["seconds"], message["ends"], stacks)
-        case "last_runs":
-            stacks = content_of_files(descriptors).decode()
-            return LastRuns(message["local_rank"], message["pid"], message["seconds"], message["left"], stacks)
-        case "stuck":
-            return Stuck(message["local_rank"], message["pid"], message["waited"])
-        case "stacks" | "place" as asker:
-            found = loads(content_of_files(descriptors)) if descriptors else {}
-            by_rank = {int(rank): text for rank, text in found.items()}
-            return Stacks(by_rank) if asker == "stacks" else Place(by_rank.get(0, ""))
-        case "stopped":
-            ended = {int(pid): command for pid, command in message["ended"].items()}
-            return Stopped(message["survivors"], ended)
-        case other:
-            raise ValueError(f"a spawner says {other!r}, which no launcher knows")
+    """Return the event of *message*. Raise `ValueError` where it is none of a worker's."""
+    op = message["op"]
+    read = _READERS.get(op) if isinstance(op, str) else None
+    if read is None:
+        raise ValueError(f"a spawner says {op!r}, which no launcher knows")
+    return read(message, descriptors)
 
 
 def _exit_of(message: Message, descriptors: Sequence[int]) -> Exit:
@@ -53,3 +35,53 @@ def _exit_of(message: Message, descriptors: Sequence[int]) -> Exit:
     faults, tail = (_report.read_text(descriptor) for descriptor in texts)
     left = _report.read_report(report, *descriptors[_LEFT:])
     return Exit(rank, pid, code, told, left, faults, tail, **more)
+
+
+def _failed_of(message: Message, descriptors: Sequence[int]) -> Failed:
+    left = _report.read_report(*descriptors) if descriptors else None
+    return Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))
+
+
+def _lingers_of(message: Message, descriptors: Sequence[int]) -> Lingers:
+    stacks = content_of_files(descriptors).decode()
+    return Lingers(message["local_rank"], message["pid"], message["seconds"], message["ends"], stacks)
+
+
+def _last_runs_of(message: Message, descriptors: Sequence[int]) -> LastRuns:
+    stacks = content_of_files(descriptors).decode()
+    return LastRuns(message["local_rank"], message["pid"], message["seconds"], message["left"], stacks)
+
+
+def _stuck_of(message: Message, descriptors: Sequence[int]) -> Stuck:
+    return Stuck(message["local_rank"], message["pid"], message["waited"])
+
+
+def _stacks_of(message: Message, descriptors: Sequence[int]) -> Stacks:
+    return Stacks(_texts_by_rank(descriptors))
+
+
+def _place_of(message: Message, descriptors: Sequence[int]) -> Place:
+    return Place(_texts_by_rank(descriptors).get(0, ""))
+
+
+def _texts_by_rank(descriptors: Sequence[int]) -> dict[int, str]:
+    found = loads(content_of_files(descriptors)) if descriptors else {}
+    return {int(rank): text for rank, text in found.items()}
+
+
+def _stopped_of(message: Message, descriptors: Sequence[int]) -> Stopped:
+    ended = {int(pid): command for pid, command in message["ended"].items()}
+    return Stopped(message["survivors"], ended)
+
+
+_READERS: dict[str, Callable[[Message, Sequence[int]], Event]] = {
+    "exited": _exit_of,
+    "failed": _failed_of,
+    "lingers": _lingers_of,
+    "last_runs": _last_runs_of,
+    "stuck": _stuck_of,
+    "stacks": _stacks_of,
+    "place": _place_of,
+    "stopped": _stopped_of,
+}
+"""By a message's name, the function that makes its event of it and of the files that came with it."""

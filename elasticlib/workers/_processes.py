@@ -1,9 +1,9 @@
 """
-The worker processes of one launch on this machine: started, heard and stopped, round after round, with their logs.
+The worker processes of one launch on this machine: started, watched and stopped in each round, with their logs.
 
-Rules of this file: ranks are local ones; it decides nothing, and waits for nothing but the workers: who
-wants to be interrupted gives a descriptor, or waits by itself; whatever ends a round, the log files are
-read to their last byte before anything is reported.
+Rules of this file: ranks are local ones. It decides nothing, and waits for nothing but the workers: a
+caller that wants to be interrupted gives a descriptor, or waits by itself. Whatever ends a round, the
+log files are read to their last byte before anything is reported.
 """
 
 from __future__ import annotations
@@ -129,38 +129,45 @@ class Processes:
             self._dest = destinations_of(dest)
             prepare_streams(self._dest)
             if self._tee is None:
-                out, err = [self._console or console_sink(stream) for stream in (sys.stdout, sys.stderr)]
-                if self._console is None:
-                    self._tee = Tee(out, err)
-                else:
-                    self._tee = Tee(out, err, gather=self._console.gather, look=self._console.look)
+                self._tee = self._make_tee()
             follow_streams(self._tee, self._dest, prefixes, self._duplicates, self._console)
             outs, errs = self._dest.stdouts, self._dest.stderrs
             whole = [
-                replace(each, stdout=outs.get(each.local_rank), stderr=errs.get(each.local_rank)) for each in specs
+                replace(spec, stdout=outs.get(spec.local_rank), stderr=errs.get(spec.local_rank)) for spec in specs
             ]
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
             self.pids = self._insist(functools.partial(self._begin, number, whole, listener, interrupt, guard))
-            self.imports.begin(self._job.fork_server.preload if self._job.fork_server else (), monotonic())
+            fork_server = self._job.fork_server
+            self.imports.begin(fork_server.preload if fork_server else (), monotonic())
             return self.pids
 
+    def _make_tee(self) -> Tee:
+        """Return the tee of all rounds, to the console or to this program's own streams."""
+        console = self._console
+        if console is None:
+            return Tee(console_sink(sys.stdout), console_sink(sys.stderr))
+        return Tee(console, console, gather=console.gather, look=console.look)
+
     def _insist(self, begin: Callable[[], dict[int, int]]) -> dict[int, int]:
-        """Begin once more where a helper was lost, or what nobody asked for cannot be had: nothing has run yet."""
+        """Begin again where a helper was lost, or an automatic preload failed: nothing has run yet."""
         lost = 0
         while True:
-            idle = self._spawner is not None and self._spawner.started  # since an earlier round
+            # A spawner of an earlier round may have died since, which is no fault of this start.
+            was_started = self._spawner is not None and self._spawner.started
             try:
                 return begin()
             except PreloadError as error:
-                if self._job.fork_server is None or not self._job.fork_server.is_automatic:
+                fork_server = self._job.fork_server
+                if fork_server is None or not fork_server.is_automatic:
                     raise
                 # A job without torch, or one whose torch cannot be imported ahead, runs all the same.
                 self._sink(records.PreloadSkipped(str(error)))
                 self._job = _plan.without_preload(self._job)
             except StartError as error:
                 lost += 1
-                if not (isinstance(error, HelperLostError) or idle) or lost > _MOST_LOST:
+                is_helper_lost = was_started or isinstance(error, HelperLostError)
+                if not is_helper_lost or lost > _MOST_LOST:
                     raise
                 self._sink(records.HelperLost(str(error)))
 
@@ -195,65 +202,81 @@ class Processes:
     # A round goes on.
 
     def fileno(self) -> int:
-        """Readable when `poll` has something to learn; -1 when nobody is there to tell."""
+        """Return a descriptor that is readable when `poll` has work; -1 where there is no spawner."""
         return -1 if self._spawner is None else self._spawner.fileno()
 
     def poll(self) -> None:
-        """Learn what has happened since the last call; never waits."""
+        """Learn what has happened since the last call; never wait."""
         if self._spawner is None:
             return
         for event in self._spawner.drain():
-            match event:
-                case heard.Exit():
-                    self.exits[event.local_rank] = event
-                    self._noticed.setdefault(event.local_rank, wall_time())
-                case heard.Failed(end):
-                    self._failed[end.local_rank] = end
-                    self._noticed[end.local_rank] = wall_time()
-                case heard.Stopped():
-                    self._stopped = True
-                case heard.StoreGone():
-                    self._store, self._store_gone_at = self._store or event, wall_time()
-                case heard.Stacks():
-                    self.awaits_stacks = False
-                case heard.Place(stacks):
-                    self.imports.heard(stacks)
-                case heard.Lost():
-                    self.lost = self.lost or event  # the first one knows why
-            record = _failure.record_of(event, self._rank_base, self._world_size == self._count, self._signum)
+            self._note(event)
+            are_all = self._world_size == self._count
+            record = _failure.record_of(event, self._rank_base, are_all, self._signum)
             if record is not None:
                 self._sink(record)
+        self._tend(self._spawner)
+
+    def _note(self, event: heard.Event) -> None:
+        match event:
+            case heard.Exit():
+                self.exits[event.local_rank] = event
+                self._noticed.setdefault(event.local_rank, wall_time())
+            case heard.Failed(end):
+                self._failed[end.local_rank] = end
+                self._noticed[end.local_rank] = wall_time()
+            case heard.Stopped():
+                self._stopped = True
+            case heard.StoreGone():
+                if self._store is None:
+                    self._store = event
+                self._store_gone_at = wall_time()
+            case heard.Stacks():
+                self.awaits_stacks = False
+            case heard.Place(stacks):
+                self.imports.heard(stacks)
+            case heard.Lost():
+                if self.lost is None:  # the first one knows why
+                    self.lost = event
+
+    def _tend(self, spawner: SpawnerClient) -> None:
+        """End a spawner that does not stop its workers in time; else look at the helpers, when it is time."""
         if monotonic() >= self._latest():
-            self._end_deaf(self._spawner)
+            self._end_deaf(spawner)
         elif not self.gone():
-            self._look_at_helpers(self._spawner)
-            self.imports.tend(self._spawner.ask_for_place, monotonic())
+            self._look_at_helpers(spawner)
+            self.imports.tend(spawner.ask_for_place, monotonic())
         elif self._hosts_for_others():
-            self._helpers.tend(self._spawner.helpers_of_others, (), self._spawner.replace)
+            # No worker of this node is left; the store's helpers serve those of other nodes.
+            self._helpers.tend(spawner.helpers_of_others, (), spawner.replace)
 
     def poll_timeout(self) -> float | None:
-        """Seconds until `poll` wants to be called though nothing is readable; None: not at all."""
-        limit = self._latest()
-        until_limit = None if limit == math.inf else max(0.0, limit - monotonic())
-        if self._spawner is None or (self.gone() and not self._hosts_for_others()):
-            return until_limit
+        """Return the seconds until `poll` must be called though nothing is readable; None: not at all."""
+        latest = self._latest()
+        until_latest = None if latest == math.inf else max(0.0, latest - monotonic())
+        has_helpers = not self.gone() or self._hosts_for_others()
+        if self._spawner is None or not has_helpers:
+            return until_latest
         until_asked = None if self.gone() else self.imports.due_in(monotonic())
-        return soonest(until_limit, self._helpers.due_in(), until_asked)
+        return soonest(until_latest, self._helpers.due_in(), until_asked)
 
     def _look_at_helpers(self, spawner: SpawnerClient) -> float:
-        """Wake or replace helpers that stand still, if it is time to look; seconds until it is."""
-        running = [pid for rank, pid in self.pids.items() if rank not in self.exits]
-        return self._helpers.tend(spawner.helpers, running, spawner.replace)
+        """Wake or replace helpers that stand still, if it is time to look; return the seconds until it is."""
+        return self._helpers.tend(spawner.helpers, self._running().values(), spawner.replace)
+
+    def _running(self) -> dict[int, int]:
+        """Return the process ids of the workers that have not ended, by local rank."""
+        return {rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
 
     def _latest(self) -> float:
-        """When the workers must be gone, whoever ends them."""
+        """Return the time at which the workers must be gone, by a lease or a stop."""
         return math.inf if self.gone() else min(self._lease_end(), self._limit)
 
     def _lease_end(self) -> float:
         return math.inf if self._lease is None else self._lease.ends_at()
 
     def _end_deaf(self, spawner: SpawnerClient) -> None:
-        """Whoever should stop the workers does not answer, or not in time: kill it, and them with it."""
+        """Kill a spawner that does not answer, or not in time, and the workers with it."""
         is_over = monotonic() >= self._lease_end()
         self._sink(records.WorkersCutOff() if is_over else records.SpawnerKilled(_ANSWER))
         spawner.kill()
@@ -262,35 +285,36 @@ class Processes:
         self._stopped = True
 
     def gone(self) -> bool:
-        """Whether no worker of this round, nor what it started, is left."""
+        """Return True where no worker of this round, nor a process that one started, is left."""
         return self._stopped or self.lost is not None
 
     def any_failed(self) -> bool:
-        """Whether a worker has ended otherwise than well, or all have lost the store that they meet in."""
+        """Return True where a worker has failed, or all have lost the store that they meet in."""
         has_lost_store = self._store is not None and self._store.was_needed
         return has_lost_store or any(end.exitcode != 0 for end in self._ends().values())
 
     def _ends(self) -> dict[int, heard.Exit]:
-        """How workers ended, or will, by what is known now."""
+        """Return how workers ended, or will, by what is known now."""
         return {**self._failed, **self.exits}
 
     def all_succeeded(self) -> bool:
-        """Whether all workers have ended well, and what they started is gone too."""
-        return len(self.exits) == self._count and not self.any_failed() and self.gone()
+        """Return True where all workers have ended well, and the processes that they started are gone too."""
+        have_all_ended = len(self.exits) == self._count
+        return have_all_ended and not self.any_failed() and self.gone()
 
     def serves_others(self) -> bool:
-        """Whether the store of this round was given to this node, and workers of other nodes use it too."""
+        """Return True where this node has the store of this round, and workers of other nodes use it too."""
         return self._has_store and self._world_size > self._count
 
     def _hosts_for_others(self) -> bool:
         return self.serves_others() and not self._store_is_gone()
 
     def _store_is_gone(self) -> bool:
-        """Whether its process ended, or the spawner that hosts it."""
+        """Return True where the store's process ended, or the spawner that hosts it."""
         return self._store is not None or self.lost is not None
 
     def lost_store_of_others(self) -> bool:
-        """Whether workers of other nodes have lost the store of this round after all here had ended well."""
+        """Return True where workers of other nodes lost the store after all workers here had ended well."""
         return self._store_is_gone() and self.serves_others() and self.all_succeeded()
 
     # A round ends.
@@ -305,38 +329,55 @@ class Processes:
         spare_failed: bool = False,
     ) -> None:
         """
-        Bring the workers down, with *signum* and after *grace* s with SIGKILL; return when they are gone.
+        Stop the workers with *signum*, and after *grace* s with SIGKILL; return when they are gone.
 
         With *spare_failed* workers whose programs failed keep their exit timeout, and detached processes end.
 
         *meanwhile* is called again and again until then, in place of waiting for this object alone, with the seconds
-        that it may take: it may listen to others too, and `hasten` the end. Where *somebody_waits* for it, they are
-        told for whom.
+        that it may take: it may wait for others too, and `hasten` the end. *somebody_waits*: a record says which
+        workers are awaited.
         """
         self.poll()
-        spawner = self._spawner
-        if spawner is not None and spawner.started and (not self.gone() or (spare_failed and self.all_succeeded())):
+        if self._is_started() and self._may_have_processes(spare_failed):
             self.ask_to_stop(signum, grace, spare_failed)
-            tell_at = monotonic() + _AT_ONCE if somebody_waits else None
-            while not self.gone():
-                until_told = None if tell_at is None else max(0.0, tell_at - monotonic())
-                limit = soonest(until_told, self.poll_timeout())
-                if meanwhile is None:
-                    wait_readable([self], limit)
-                else:
-                    meanwhile(limit)
-                self.poll()
-                if tell_at is not None and monotonic() >= tell_at and not self.gone():
-                    tell_at = None
-                    left = {self._rank_base + rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
-                    if left and (time_left := self._deadline - monotonic()) > 0:
-                        self._sink(records.StopAwaited(left, self._signum, time_left))
-        if self.lost is not None or (spawner is not None and not spawner.started):
-            self.dismiss()  # all are gone at once, or an interrupt came before the fork server was ready
+            self._await_end(meanwhile or self._wait, somebody_waits)
+        # All may be gone at once, or an interrupt may have ended the wait for the fork server.
+        if self.lost is not None or not self._is_started():
+            self.dismiss()
         self.drain()
 
+    def _may_have_processes(self, spare_failed: bool) -> bool:
+        if not self.gone():
+            return True
+        # After a success with *spare_failed* there may be detached processes, which end now.
+        return spare_failed and self.all_succeeded()
+
+    def _is_started(self) -> bool:
+        return self._spawner is not None and self._spawner.started
+
+    def _wait(self, timeout: float | None) -> None:
+        wait_readable([self], timeout)
+
+    def _await_end(self, wait: Callable[[float | None], None], somebody_waits: bool) -> None:
+        """Call *wait*, with the seconds that it may take, until the workers are gone."""
+        report_at = monotonic() + _AT_ONCE if somebody_waits else math.inf
+        while not self.gone():
+            until_report = None if report_at == math.inf else max(0.0, report_at - monotonic())
+            wait(soonest(until_report, self.poll_timeout()))
+            self.poll()
+            if monotonic() >= report_at and not self.gone():
+                report_at = math.inf
+                self._report_awaited()
+
+    def _report_awaited(self) -> None:
+        """Record which workers have not ended yet, and the time until they are killed."""
+        left = {self._rank_base + rank: pid for rank, pid in self._running().items()}
+        seconds = self._deadline - monotonic()
+        if left and seconds > 0:
+            self._sink(records.StopAwaited(left, self._signum, seconds))
+
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
-        """Begin to bring the workers down, as `stop` does, and return at once."""
+        """Begin to stop the workers, as `stop` does, and return at once."""
         self.imports.rest()
         self._deadline, self._signum, self._stopped = monotonic() + grace, signum, False
         exit_timeout = self._job.common.exit_timeout[0] if spare_failed else 0.0
@@ -352,7 +393,7 @@ class Processes:
             self._spawner.stop(signum, grace)
 
     def ask_for_stacks(self) -> None:
-        """Have the threads of all workers that run told as `records.StacksTold`; at once where none runs."""
+        """Have the stacks of all workers that run recorded as `records.StacksTold`; at once where none runs."""
         if self._spawner is None or not self._spawner.started or self.gone():
             self._sink(records.StacksTold({}))
         else:
@@ -360,14 +401,15 @@ class Processes:
             self._spawner.ask_for_stacks()
 
     def now(self, local_rank: int) -> heard.WorkerNow:
-        """How that worker is; any thread may ask."""
+        """Return the state of that worker; any thread may call it."""
         progress = None if self._board is None else self._board.read(local_rank)
-        files = (files.get(local_rank, "") for files in (self._dest.stdouts, self._dest.stderrs))
+        stdout = self._dest.stdouts.get(local_rank, "")
+        stderr = self._dest.stderrs.get(local_rank, "")
         pid, end = self.pids.get(local_rank, 0), self._ends().get(local_rank)
-        return heard.WorkerNow.of(local_rank, pid, end, progress, *files)
+        return heard.WorkerNow.of(local_rank, pid, end, progress, stdout, stderr)
 
     def signal(self, local_rank: int, signum: int) -> None:
-        """Signal one worker and all that it started; nothing once it has ended."""
+        """Signal one worker and all that it started; do nothing once it has ended."""
         if self._spawner is not None:
             self._spawner.signal(local_rank, signum)
 
@@ -377,24 +419,24 @@ class Processes:
             self._spawner.pass_on(signum)
 
     def grace_left(self) -> float:
-        """Seconds that workers which are being stopped have until SIGKILL."""
+        """Return the seconds that workers which are being stopped have until SIGKILL."""
         return max(0.0, self._deadline - monotonic())
 
     def drain(self) -> None:
-        """Bring the last lines of this round's workers, which must be gone, to the console."""
+        """Copy the last lines of this round's workers, which must be gone, to the console."""
         for folder in full_folders(self._dest):
             self._sink(records.LogsCutOff(folder))
         if self._tee is not None:
             self._tee.drain_and_forget([*self._dest.tee_stdouts.values(), *self._dest.tee_stderrs.values()])
 
     def dismiss(self) -> None:
-        """Kill what still runs and let go of the process that starts workers; may come in any state."""
+        """Kill the workers that still run and close the spawner; may be called in any state."""
         if self._spawner is not None:
             self._spawner.close()
             self._spawner = None
 
     def finish(self, timeout: float | None = None, impatient: Callable[[], object] = bool) -> None:
-        """Wait for the console to take all lines; every *timeout* s *impatient* may say that it is enough."""
+        """Wait for the console to take all lines; every *timeout* s *impatient* may end the wait."""
         tee, self._tee = self._tee, None
         while tee is not None and not tee.finish(timeout):
             if impatient():
@@ -404,7 +446,7 @@ class Processes:
 
     def failures(self, rank_base: int = 0, *, by_loss: bool = True) -> dict[int, ProcessFailure]:
         """
-        The workers that failed by themselves, by local rank plus *rank_base*.
+        Return the failures of the workers that failed by themselves, by local rank plus *rank_base*.
 
         When all were lost at once, and none had failed before, that failed them all, unless *by_loss* is False.
         """
@@ -416,29 +458,35 @@ class Processes:
             lost = 1 if self.all_succeeded() else self._count
             found = _failure.lost_all(lost, rank_base, self.pids, self.lost.why)
         store = self._missed_store()
-        if store is not None and (left := _failure.blamed(self._ends(), self._count)) is not None:
-            found[rank_base + left] = _failure.lost_store(store, left, rank_base, kills, self._store_gone_at)
+        if store is None:
+            return found
+        blamed = _failure.blamed(self._ends(), self._count)
+        if blamed is not None:
+            found[rank_base + blamed] = _failure.lost_store(store, blamed, rank_base, kills, self._store_gone_at)
         return found
 
     def _missed_store(self) -> heard.StoreGone | None:
-        """The end of the round's store, if workers of this node or of others needed it."""
+        """Return the end of the round's store, if workers of this node or of others needed it."""
         store = self._store
-        return store if store is not None and (store.was_needed or self.lost_store_of_others()) else None
+        if store is None:
+            return None
+        was_needed = store.was_needed or self.lost_store_of_others()
+        return store if was_needed else None
 
     def cut_short(self) -> dict[int, ProcessFailure]:
-        """The workers that `stop` ended before they were done, by local rank, or that were not seen to end."""
+        """Return the failures of workers that `stop` ended, or that were not seen to end, by local rank."""
         return _failure.cut_short(self.exits, self.pids, self._count)
 
     def original_exception(self, rank: int) -> BaseException | None:
-        """The exception that ended worker *rank* in this round, where it can be rebuilt."""
+        """Return the exception that ended worker *rank* in this round, where it can be rebuilt."""
         end = self._ends().get(rank)
         store = self._missed_store()
         if store is not None and rank == _failure.blamed(self._ends(), self._count):
             return StartError(store.why)
-        if end is None:
-            return self.lost.cause if self.lost is not None else None
-        return _failure.original_exception(end)
+        if end is not None:
+            return _failure.original_exception(end)
+        return None if self.lost is None else self.lost.cause
 
     def return_values(self, rank_base: int = 0) -> dict[int, Any]:
-        """What the workers returned, by local rank plus *rank_base*; None from programs. Raises `PicklingError`."""
+        """Return what the workers returned, by local rank plus *rank_base*; None from programs."""
         return _failure.return_values(self.exits, self._count, rank_base)
