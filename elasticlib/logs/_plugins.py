@@ -34,27 +34,35 @@ def known_logs_specs() -> list[str]:
 
 def load_logs_specs(name: str) -> Callable[..., LogsSpecs]:
     """
-    What makes specifications of this *name* from the keywords log_dir, redirects, tee and local_ranks_filter.
+    Return a maker of specifications, from the keywords log_dir, redirects, tee and local_ranks_filter.
 
     A class that was written for another launcher gets its streams in that launcher's ``Std``, since it may ask for the
-    type. Raises `ConfigError`: for a name that no installed package has, with those that they have; for a plug-in that
-    cannot be imported, from its own exception; for one that is no class of log specifications. What is returned
-    raises it when the plug-in refuses the values.
+    type. Raises `ConfigError`: for a *name* that no installed package has, with those that they have; for a plug-in
+    that cannot be imported, from its own exception; for one that is no class of log specifications. The maker raises it
+    when the plug-in refuses the values.
     """
-    # One of each value: a package that is installed twice says the same.
-    points = [*{point.value: point for point in entry_points(group=GROUP) if point.name == name}.values()]
-    if not points and name != DEFAULT:
-        raise ConfigError.of_setting(
-            "logs_specs",
-            f"{name!r} is the name of no installed log specification (entry points of the group {GROUP}): "
-            f"give one of {', '.join(known_logs_specs())}, or install the package that has it",
-        )
+    points = _entry_points_of(name)
     if len(points) > 1:
         first, *rest = [_source(name, point) for point in points]
         logger.warning("logs_specs=%r: %s is taken, and not %s", name, first, " or ".join(rest))
     if not points or _is_torchs(name, points[0]):
         return DefaultLogsSpecs
     return functools.partial(_make, name, _checked(name, points[0]))
+
+
+def _entry_points_of(name: str) -> list[EntryPoint]:
+    """Return the entry points of *name*; none for the default without torch. Raise `ConfigError` for another name."""
+    by_value = {}
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            by_value[point.value] = point  # a package that is installed twice says the same
+    if not by_value and name != DEFAULT:
+        raise ConfigError.of_setting(
+            "logs_specs",
+            f"{name!r} is the name of no installed log specification (entry points of the group {GROUP}): "
+            f"give one of {', '.join(known_logs_specs())}, or install the package that has it",
+        )
+    return [*by_value.values()]
 
 
 def _make(

@@ -55,8 +55,7 @@ def wait_for_ends(handles: Sequence[Handle], limit: float) -> None:
     """Return when all these processes have ended, after *limit* s at most."""
     deadline = monotonic() + limit
     if pidfds.why():
-        while not all(handle.has_ended() for handle in handles) and monotonic() < deadline:
-            sleep(_LOOK)
+        _look_for_ends(handles, deadline)
         return
     poll = select.poll()
     for handle in handles:
@@ -66,3 +65,11 @@ def wait_for_ends(handles: Sequence[Handle], limit: float) -> None:
         for descriptor, _ in poll.poll(left * 1000):
             poll.unregister(descriptor)
             waiting -= 1
+
+
+def _look_for_ends(handles: Sequence[Handle], deadline: float) -> None:
+    """Wait without pidfds: look at the processes again and again."""
+    while not all(handle.has_ended() for handle in handles):
+        if monotonic() >= deadline:
+            return
+        sleep(_LOOK)

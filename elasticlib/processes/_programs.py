@@ -188,7 +188,7 @@ class ChildProcess(Process):
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close every descriptor of this process that is not in *keep*, in a time that its limit has no part in."""
+    """Close every descriptor of this process that is not in *keep*, in a time that does not depend on its limit."""
     # The lowest ones blindly: that makes room for the listing where the limit leaves none.
     lowest = [-1, *sorted(number for number in keep if number < _LOW), _LOW]
     for before, after in itertools.pairwise(lowest):
@@ -196,13 +196,18 @@ def close_all_but(keep: Collection[int]) -> None:
             os.closerange(before + 1, after)  # which minds none that is not open
     try:
         numbers = {int(name) for name in os.listdir("/proc/self/fd")}
-    except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges
-        kept = sorted({*keep, _LOW - 1})
-        for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(before + 1, after)
+    except OSError:  # no /proc
+        _close_high_but(keep)
         return
     for number in numbers.difference(keep):
         os.closerange(number, number + 1)
+
+
+def _close_high_but(keep: Collection[int]) -> None:
+    """Close without a listing: as slow as the limit is high, where the kernel has no call for ranges."""
+    kept = sorted({*keep, _LOW - 1})
+    for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(before + 1, after)
 
 
 def search_path_argument() -> str:
@@ -308,25 +313,39 @@ def flags_in(command: Sequence[str]) -> tuple[str, ...]:
 
     Variables of the environment such as ``PYTHONOPTIMIZE`` reach the other program by themselves.
     """
-    flags = list[str]()
+    flags: list[str] = []
     words = iter(command[1:])
     for word in words:
         if word == _CHECK_OF_HASHES:
             flags += [word, next(words, "")]
-            continue
-        if word in ("-", "--") or word.startswith("--") or not word.startswith("-"):
-            if os.path.basename(word) in _COMMANDS:
-                return tuple(flag for flag in flags if flag not in _OF_COMMANDS)
-            return tuple(flags)
-        for at, letter in enumerate(word[1:], 2):
-            if letter in "cm":  # the program begins
-                return tuple(flags)
-            if letter in "WX":
-                flags += [f"-{letter}", word[at:] or next(words, "")]
+        elif not _is_letters(word):  # the program begins
+            is_command = os.path.basename(word) in _COMMANDS
+            return tuple(flag for flag in flags if not (is_command and flag in _OF_COMMANDS))
+        else:
+            found, is_program = _flags_of_letters(word, words)
+            flags += found
+            if is_program:
                 break
-            if letter in _FLAGS:
-                flags.append(f"-{letter}")
     return tuple(flags)
+
+
+def _is_letters(word: str) -> bool:
+    """Return True for a word of options of one letter each, such as ``-uOO``."""
+    return word.startswith("-") and not word.startswith("--") and word != "-"
+
+
+def _flags_of_letters(word: str, words: Iterator[str]) -> tuple[list[str], bool]:
+    """Return the options in *word*, whose value may be the next of *words*; True where the program follows."""
+    flags: list[str] = []
+    for at, letter in enumerate(word[1:], 2):
+        if letter in "cm":
+            return flags, True
+        if letter in "WX":  # the rest is its value
+            flags += [f"-{letter}", word[at:] or next(words, "")]
+            break
+        if letter in _FLAGS:
+            flags.append(f"-{letter}")
+    return flags, False
 
 
 def spawn(

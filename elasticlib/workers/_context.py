@@ -214,10 +214,12 @@ class PContext(abc.ABC):
             return RunProcsResult()
         processes = self._processes
         processes.poll()
-        if processes.any_failed() and not self._stopping and not processes.gone():
+        must_stop = processes.any_failed() and not processes.gone()
+        if must_stop and not self._stopping:
             self._stopping = True
             processes.ask_to_stop(signal.SIGTERM, _GRACE)
-        if not (processes.gone() or self._over):
+        have_ended = processes.gone() or self._over
+        if not have_ended:
             return None
         self._let_go()
         if processes.all_succeeded():

@@ -32,13 +32,13 @@ def workers_per_node(
     ahead: Sequence[str] = (),
 ) -> int:
     """
-    A number for `LaunchConfig.nproc_per_node`.
+    Return the number of workers for `LaunchConfig.nproc_per_node`.
 
     ``cpu`` counts the CPUs of the affinity mask, ``gpu`` CUDA (or ROCm) devices, ``xpu`` those of Intel,
     ``auto`` the accelerators of whatever kind, else the CPUs; any other word is torch's name of a device, such as
-    ``npu``. Asked is a fork server with *preload* and *flags*, those of the job where it has torch, so that it can
+    ``npu``. A fork server with *preload* and *flags* counts them, those of the job where it has torch, so that it can
     serve that too; *ahead* is what the job's automatic preload imports. *variables* of the workers beat those of this
-    program. Raises `SpecError` (a ``ValueError``) where there is none of the kind asked for.
+    program. Raises `SpecError` (a ``ValueError``) where there is none of the kind that *asked* names.
     """
     if isinstance(asked, int):
         return asked
@@ -48,13 +48,14 @@ def workers_per_node(
     if asked == "auto":
         return count or len(os.sched_getaffinity(0))
     wanted = "cuda" if asked == "gpu" else asked
-    if count == 0 or kind != wanted:
-        found = f"{count} of kind {kind!r}" if count else "no accelerator at all"
-        words = ", ".join(DEVICE_WORDS)
-        raise SpecError.of_setting(
-            "nproc_per_node", f"{asked!r}, but torch finds {found} here: give a number, or one of {words}"
-        )
-    return count
+    if count > 0 and kind == wanted:
+        return count
+    found = f"{count} of kind {kind!r}" if count else "no accelerator at all"
+    words = ", ".join(DEVICE_WORDS)
+    raise SpecError.of_setting(
+        "nproc_per_node",
+        f"{asked!r}, but torch finds {found} here: give a number, or one of {words}",
+    )
 
 
 def default_numa_options(
@@ -98,11 +99,10 @@ def gpu_addresses(
 def _accelerators(
     preload: tuple[str, ...], flags: tuple[str, ...], variables: Mapping[str, str], ahead: Sequence[str] = ()
 ) -> tuple[int, str]:
+    """Return the number of accelerators, and their kind."""
     if not _machine.may_have_accelerators():
         return 0, ""
-    if preload != AUTO and ("torch" not in preload or depends_on_path(preload)):
-        preload = ("torch",)
-    key = ForkServerKey.of(sys.executable, preload, (), flags)
+    key = ForkServerKey.of(sys.executable, _with_torch(preload), (), flags)
     if key.is_automatic and "torch" in ahead:
         key = evolve(key, preload=tuple(ahead))
     environment = _environment.without_secrets({**os.environ, **variables})
@@ -111,13 +111,22 @@ def _accelerators(
     return answer["count"], answer["kind"]
 
 
+def _with_torch(preload: tuple[str, ...]) -> tuple[str, ...]:
+    """Return *preload* where a fork server with it has torch and serves jobs of any path; else torch alone."""
+    if preload == AUTO:
+        return preload
+    if "torch" not in preload or depends_on_path(preload):
+        return ("torch",)
+    return preload
+
+
 def _answer(
     op: str, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str], doing: str, instead: str
 ) -> Message:
     """
-    What torch says to *op*, in a child of a fork server of that *key* which is thrown away.
+    Return what torch says to *op*, in a child of a fork server of that *key*; the child is killed afterwards.
 
-    Raises `StartError`, also when a driver does not answer: the child is killed then.
+    Raises `StartError`, also when a driver does not answer.
     """
     with contextlib.ExitStack() as stack:
         fork_server = fork_servers.take(key, environment, search_path)
@@ -131,18 +140,20 @@ def _answer(
                     f"{doing} took more than {_LIMIT:g} s: torch asks the driver, which hangs (does nvidia-smi, "
                     f"or the like, answer?); {instead}, and torch is not asked"
                 )
-            if wait_readable([channel], left):
-                received = channel.receive()
-                if received is None:
-                    raise fork_server.failure("device query")
-                answer, descriptors = received
-                if "why" in answer:
-                    raise StartError(answer["why"])
-                if not descriptors:
-                    return answer
-                child = Process.sent(0, descriptors)  # of no number, but a handle
-                stack.callback(child.close)
-                stack.callback(child.send, signal.SIGKILL)
-                channel.send({"env": dict(environment)})
-            elif began is None and fork_server.ready():
-                began = monotonic()  # its imports, which may be slow, are not what the limit is for
+            if not wait_readable([channel], left):
+                if began is None and fork_server.ready():
+                    began = monotonic()  # its imports, which may be slow, do not count for the limit
+                continue
+            received = channel.receive()
+            if received is None:
+                raise fork_server.failure("device query")
+            answer, descriptors = received
+            if "why" in answer:
+                raise StartError(answer["why"])
+            if not descriptors:
+                return answer
+            # The first message announces the child, which waits for its environment.
+            child = Process.sent(0, descriptors)  # of no number, but a handle
+            stack.callback(child.close)
+            stack.callback(child.send, signal.SIGKILL)
+            channel.send({"env": dict(environment)})

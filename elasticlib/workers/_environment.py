@@ -62,23 +62,29 @@ def worker_variables(place: NodePlace, local_rank: int, error_file: str) -> dict
 
 def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[dict[str, str], ...]:
     """
-    For each worker with a virtual local rank the variables that make it see one device only, as number 0.
+    Return, for each worker with a virtual local rank, the variables that make it see one device only, as number 0.
 
     ``HIP_VISIBLE_DEVICES`` is the list where it is set and not empty, and then set beside the other. A worker whose
     entry is empty sees no device. Raises `ConfigError` (a ``ValueError``) when the launcher's own list of devices has
     no entry for one of them.
     """
-    name = HIP_DEVICES_VARIABLE if environment.get(HIP_DEVICES_VARIABLE) else CUDA_DEVICES_VARIABLE
+    names = [CUDA_DEVICES_VARIABLE]
+    if environment.get(HIP_DEVICES_VARIABLE):
+        names.append(HIP_DEVICES_VARIABLE)
+    name = names[-1]
     listed = environment.get(name)
-    entries = [str(rank) for rank in range(workers)] if listed is None else [each.strip() for each in listed.split(",")]
-    if len(entries) < workers or (workers > 1 and not any(entries)):
-        count = sum(map(bool, entries))
+    if listed is None:
+        entries = [str(rank) for rank in range(workers)]
+    else:
+        entries = [entry.strip() for entry in listed.split(",")]
+    count = sum(map(bool, entries))
+    hides_all = workers > 1 and count == 0
+    if len(entries) < workers or hides_all:
         raise ConfigError.of_setting(
             "virtual_local_rank",
             f"True: {name}={listed!r} names {count} devices for {workers} workers: "
             "list one for each worker, start fewer workers, or leave the option out",
         )
-    names = (CUDA_DEVICES_VARIABLE, HIP_DEVICES_VARIABLE) if name == HIP_DEVICES_VARIABLE else (CUDA_DEVICES_VARIABLE,)
     return tuple({"LOCAL_RANK": "0", **dict.fromkeys(names, entry)} for entry in entries[:workers])
 
 

@@ -266,16 +266,16 @@ class SpawnerClient:
 
     def _why_gone(self) -> Exception:
         """Return the error that names the process which was lost first, as far as that is known."""
-        pid = 0 if self._spawner is None else self._spawner.pid
         itself = 0 if self._itself is None else self._itself.process.pid
         if itself in self._blame:
             return HelperLostError(self._blame[itself])
+        pid = 0 if self._spawner is None else self._spawner.pid
         if self._fork_server is not None:
             return self._fork_server.failure("spawner", pid)
-        reaper = self._anchor
-        status = 0 if reaper is None else reaper.exitcode() or 0
-        if reaper is not None and status < 0:
-            return HelperLostError.of("reaper", reaper.pid, -status)
+        if self._anchor is not None:
+            status = self._anchor.exitcode() or 0
+            if status < 0:
+                return HelperLostError.of("reaper", self._anchor.pid, -status)
         return HelperLostError.of("spawner", pid)
 
     def _event(self, message: Message, descriptors: list[int]) -> list[Event]:

@@ -235,7 +235,7 @@ def _weight(value: object) -> int:
     return 0
 
 
-_told: set[str] = set()
+_warned: set[str] = set()
 """What this program has been warned of."""
 
 
@@ -250,14 +250,22 @@ def _warn_of_captures(call: Call, pickler: CallPickler, variables: Mapping[str, 
     parts = {part.name: part.value for part in (*call.attributes(), *taken_along)}
     parts |= {f"global variable {name!r}": value for name, value in variables.items()}
     for part, value in parts.items():
-        if isinstance(value, _WITH_PARTS) or part in _told:
-            continue
-        if (size := _weight(value)) >= _WORTH_A_WARNING:
-            _told.add(part)
-            _log.warning(
-                "%s, a %s, has %.0f MB and is sent to the workers at every call: make it in the function, or once in "
-                "a module, which the workers of a pool keep",
-                part,
-                type(value).__qualname__,
-                size / 1e6,
-            )
+        if not isinstance(value, _WITH_PARTS):
+            _warn_if_large(part, value)
+
+
+def _warn_if_large(part: str, value: object) -> None:
+    """Warn once in this program of a *part* that is large."""
+    if part in _warned:
+        return
+    size = _weight(value)
+    if size < _WORTH_A_WARNING:
+        return
+    _warned.add(part)
+    _log.warning(
+        "%s, a %s, has %.0f MB and is sent to the workers at every call: make it in the function, or once in "
+        "a module, which the workers of a pool keep",
+        part,
+        type(value).__qualname__,
+        size / 1e6,
+    )

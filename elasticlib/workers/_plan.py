@@ -143,31 +143,40 @@ def prepare_workers(
 
 def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
     """
-    The job of *spec* in *environment*. Raises `EntrypointError`, `PicklingError` or another `ConfigError`, and
-    `StartError` on a machine where nothing can be started.
+    Return the job of *spec* in *environment*.
 
     It starts no worker, and at most the fork server, to ask it for the GPUs. *threads*: what each worker computes with.
+    Raises `EntrypointError`, `PicklingError` or another `ConfigError`, and `StartError` on a machine where nothing can
+    be started.
     """
     check_system()
-    variables = _environment.alone_with_a_device(environment, spec.local_world_size) if spec.virtual_local_rank else ()
-    if bare := [rank for rank, own in enumerate(variables) if not own[_environment.CUDA_DEVICES_VARIABLE]]:
-        _log.warning("virtual_local_rank=True: no device is listed for %s", ranks_text(bare, "local rank"))
+    variables: Sequence[Mapping[str, str]] = ()
+    if spec.virtual_local_rank:
+        variables = _environment.alone_with_a_device(environment, spec.local_world_size)
+        _warn_without_device(variables)
     job = _work(spec, start_method, environment, threads)
     job = evolve(job, variables=variables, affinities=_affinities(spec, job))
-    if job.affinities and job.fork_server is not None and job.fork_server.preload and _openmp_binds(environment):
+    preload = job.fork_server.preload if job.fork_server is not None else ()
+    if job.affinities and preload and _openmp_binds(environment):
         # Loaded ahead, OpenMP would put the workers' threads on places that it found among the fork server's CPUs.
         _log.warning(
             "numa_options=%s: OpenMP binds threads too (OMP_PROC_BIND, OMP_PLACES ...), so each worker imports %s "
             "itself, on its own CPUs",
             spec.numa_options.affinity_mode.value if spec.numa_options else None,
-            ", ".join(job.fork_server.preload),
+            ", ".join(preload),
         )
         job = without_preload(job)
     return job
 
 
+def _warn_without_device(variables: Sequence[Mapping[str, str]]) -> None:
+    bare = [rank for rank, own in enumerate(variables) if not own[_environment.CUDA_DEVICES_VARIABLE]]
+    if bare:
+        _log.warning("virtual_local_rank=True: no device is listed for %s", ranks_text(bare, "local rank"))
+
+
 def _openmp_binds(environment: Mapping[str, str]) -> bool:
-    """Whether OpenMP will bind each thread to a place, which it looks for when it is loaded."""
+    """Return True where OpenMP will bind each thread to a place, which it looks for when it is loaded."""
     if environment.get("OMP_PROC_BIND", "").strip().lower() == "false":
         return False
     return any(environment.get(name) for name in _OPENMP_PLACES)
@@ -200,13 +209,15 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
 
 
 def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
-    """The CPUs of each worker by its real local rank; empty without a binding."""
-    options, found = spec.numa_options, list[frozenset[int]]()
-    if options is not None:
-        with binding_attempt(options):
-            topology = read_topology(_devices.gpu_addresses(job.fork_server, job.common.env, job.search_path))
-            allowed = frozenset(job.common.affinity)
-            found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
+    """Return the CPUs of each worker by its real local rank; empty without a binding."""
+    options = spec.numa_options
+    found: list[frozenset[int]] = []
+    if options is None:
+        return found
+    with binding_attempt(options):
+        topology = read_topology(_devices.gpu_addresses(job.fork_server, job.common.env, job.search_path))
+        allowed = frozenset(job.common.affinity)
+        found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
     return found
 
 
@@ -251,55 +262,86 @@ def check_function(entry: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
+    """Return the job of a script, a module or a program."""
     if start_method == "fork":
         _log.info("start_method='fork' is for functions: %s starts as with 'forkserver', from a fork server", entry)
         start_method = "forkserver"
-    environment = job.common.env
     args = tuple(str(arg) for arg in spec.args)
+    _check_command(entry, args, spec.kwargs)
+    job = evolve(job, args=args)
+    is_script = isinstance(spec.entrypoint, os.PathLike) or entry.endswith((".py", ".pyc"))
+    if spec.module:
+        return _module(job, spec, entry, start_method)
+    if not is_script or spec.no_python:
+        return _any_program(job, spec, entry, start_method)
+    if _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
+        return _script_by_rank(job, spec, entry)
+    job, text = _script(job, entry)
+    return _by_interpreter(job, spec, ["-u", entry], start_method, text)
+
+
+def _check_command(entry: str, args: tuple[str, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise `EntrypointError` for arguments that no command line can hold."""
     for word in (entry, *args):
         if "\0" in word:
             raise EntrypointError(f"{word!r} holds a NUL character, which no command line can: leave it out")
-    if spec.kwargs:
-        raise EntrypointError(f"{entry!r} takes no keyword arguments ({', '.join(spec.kwargs)}): pass them as text")
+    if kwargs:
+        raise EntrypointError(f"{entry!r} takes no keyword arguments ({', '.join(kwargs)}): pass them as text")
+
+
+def _interpreter(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return the Python that runs scripts in *environment*, and its flags."""
     python = environment.get("PYTHON_EXEC") or sys.executable
     python = shutil.which(python, path=environment.get("PATH", os.defpath)) or python
     flags = flags_here() if python == sys.executable else ()  # another version may not know them
-    as_script = isinstance(spec.entrypoint, os.PathLike) or entry.endswith((".py", ".pyc"))
-    text: bytes | None = None
-    if spec.module:
-        if not _MODULE.fullmatch(entry):
-            raise EntrypointError(f"module {entry!r} is no dotted name such as pkg.mod (without .py)")
-        job = _saying(job, kind="module", entry=entry, argv=["-m"], path0=job.common.cwd)
-        command = [python, *flags, "-u", "-m", entry]
-    elif as_script and not spec.no_python and _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
-        # Each worker has a script of its own, which its own interpreter looks for.
-        job = _saying(job, kind="program", argv=[python, *flags, "-u"], fresh=False)
-        return _from_fork_server(evolve(job, args=(entry, *args)), spec, "spawn")
-    elif as_script and not spec.no_python:
-        job, text = _script(job, entry)
-        command = [python, *flags, "-u", entry]
-    else:
-        command = [_program(entry, environment)]
-        job = _saying(job, signals_group=True)
-    if start_method == "spawn" or len(command) == 1:
+    return python, flags
+
+
+def _module(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
+    if not _MODULE.fullmatch(entry):
+        raise EntrypointError(f"module {entry!r} is no dotted name such as pkg.mod (without .py)")
+    job = _saying(job, kind="module", entry=entry, argv=["-m"], path0=job.common.cwd)
+    return _by_interpreter(job, spec, ["-u", "-m", entry], start_method)
+
+
+def _script_by_rank(job: Job, spec: WorkerSpec, entry: str) -> Job:
+    """Return the job where each worker has a script of its own, which its own interpreter looks for."""
+    python, flags = _interpreter(job.common.env)
+    job = _saying(job, kind="program", argv=[python, *flags, "-u"], fresh=False)
+    return _from_fork_server(evolve(job, args=(entry, *job.args)), spec, "spawn")
+
+
+def _any_program(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
+    program = _program(entry, job.common.env)
+    _refuse_preload(spec)
+    job = _saying(job, signals_group=True, kind="program", argv=[program], fresh=False)
+    return _from_fork_server(job, spec, "spawn")
+
+
+def _by_interpreter(
+    job: Job, spec: WorkerSpec, command: list[str], start_method: str, text: bytes | None = None
+) -> Job:
+    """Return the job of a Python program, which *command* runs; *text* is that of a script from a pipe."""
+    if start_method == "spawn":
         _refuse_preload(spec)
-    if len(command) > 1 and (python == sys.executable or importable_by(python, environment)):
+    environment = job.common.env
+    python, flags = _interpreter(environment)
+    if python == sys.executable or importable_by(python, environment):
         job = _saying(job, python=fresh_command(python, flags))
         path = (job.common.path0,) if depends_on_path(spec.preload) else ()
-        return _from_fork_server(evolve(job, args=args, search_path=path), spec, start_method, python, flags, text=text)
-    if len(command) > 1:
-        if text is not None:
-            raise EntrypointError(
-                f"script {entry!r} is read from a pipe, and PYTHON_EXEC={python!r} cannot import elasticlib to get its "
-                "text: give a file"
-            )
-        warnings.warn(
-            f"PYTHON_EXEC={python!r} cannot import elasticlib: each worker imports everything anew, "
-            "and reports hold no traceback unless the script uses @record",
-            stacklevel=2,
+        return _from_fork_server(evolve(job, search_path=path), spec, start_method, python, flags, text=text)
+    if text is not None:
+        raise EntrypointError(
+            f"script {command[-1]!r} is read from a pipe, and PYTHON_EXEC={python!r} cannot import elasticlib to get "
+            "its text: give a file"
         )
-    job = _saying(job, kind="program", argv=command, fresh=False)
-    return _from_fork_server(evolve(job, args=args), spec, "spawn")
+    warnings.warn(
+        f"PYTHON_EXEC={python!r} cannot import elasticlib: each worker imports everything anew, "
+        "and reports hold no traceback unless the script uses @record",
+        stacklevel=2,
+    )
+    job = _saying(job, kind="program", argv=[python, *flags, *command], fresh=False)
+    return _from_fork_server(job, spec, "spawn")
 
 
 def _script(job: Job, entry: str) -> tuple[Job, bytes | None]:

@@ -376,7 +376,7 @@ def test_a_restart_finds_the_argument_as_it_was(tmp_path: Path) -> None:
 def test_large_captures_are_named_with_their_size(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_packing, "_told", set())
+    monkeypatch.setattr(_packing, "_warned", set())
     numpy = pytest.importorskip("numpy")
     data = numpy.zeros(13_000_000)
 

@@ -512,7 +512,7 @@ def test_what_is_large_is_named_once_wherever_the_function_has_it_from(
     definition: str, told: set[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_packing, "_WORTH_A_WARNING", 5_000)
-    monkeypatch.setattr(_packing, "_told", set())
+    monkeypatch.setattr(_packing, "_warned", set())
     train = main_function(f"{LARGE}\n{definition}", "train", monkeypatch)
 
     for _ in range(3):  # as `Pool.map` does, for each item
