@@ -260,22 +260,30 @@ class SimpleElasticAgent(ElasticAgent):
             self._state, actions = _policy.step(self._state, event)
 
     def _wait(self) -> list[_policy.Event]:
-        """What happened since the last call; blocks until something may have."""
+        """Return the events since the last call; block until there may be some."""
         runs = WorkerState.is_running(self._worker_group.state)
         serves = _policy.awaits_others(self._state) and self._serves_others()
-        if serves and self._finds_store_lost():
-            return [_policy.WorkerStoreLost()]
-        watched: list[Waitable] = [self._signals, self._member]
-        if runs or serves:
-            watched += self._watched()
-        limit = self._poll_timeout() if runs or serves else None
-        wait_readable(watched, soonest(self._member.poll_timeout(), limit))
+        lost = self._lost_store(serves)
+        if lost:
+            return lost
+        self._wait_readable(has_processes=runs or serves)
         events: list[_policy.Event] = [*self._requests()]
         # Workers may have been killed because contact was lost: looked at first, that is heard of before them.
         seen = self._look() if runs else []
-        if serves and self._finds_store_lost():  # the cause of what other nodes report of the round
-            events.append(_policy.WorkerStoreLost())
+        events += self._lost_store(serves)  # the cause of what other nodes report of the round
         return [*events, *self._words(), *seen]
+
+    def _lost_store(self, serves: bool) -> list[_policy.Event]:
+        """Return the loss of the workers' store, where this node still *serves* it to others."""
+        return [_policy.WorkerStoreLost()] if serves and self._finds_store_lost() else []
+
+    def _wait_readable(self, *, has_processes: bool) -> None:
+        watched: list[Waitable] = [self._signals, self._member]
+        limit = None
+        if has_processes:
+            watched += self._watched()
+            limit = self._poll_timeout()
+        wait_readable(watched, soonest(self._member.poll_timeout(), limit))
 
     def _requests(self) -> list[_policy.StopRequested]:
         return _requests.drain(self._signals.inbox, self._dump_stacks, self._pass_on, self._sink)
@@ -405,21 +413,28 @@ class SimpleElasticAgent(ElasticAgent):
         group.step(WorkerState.STOPPED, why)
 
     def _finish(self, end: _policy.Finish) -> RunResult:
-        group, self._ended = self._worker_group, True
+        """Return the result of the run, or raise the error that ended it."""
+        self._ended = True
         if end.succeeded:
-            group.step(WorkerState.SUCCEEDED, end.why)
-            if end.results:
-                if end.final is None:
-                    self._sink(records.OutcomeMissed(self._member.node, end.why))
-                return RunResult(WorkerState.SUCCEEDED, self._result.return_values)
-            self._sink(records.NotNeeded(self._member.node, end.why))
-            return RunResult(WorkerState.SUCCEEDED)
+            return self._succeed(end)
         if end.stop is None:
-            group.step(WorkerState.FAILED, end.why)
-        if (error := error_of(end)) is not None:
+            self._worker_group.step(WorkerState.FAILED, end.why)
+        error = error_of(end)
+        if error is not None:
             raise error
         own = self._failures() if self._assigned else {}
         failures = agreed(own, end.final, self._member.node)
-        if not failures and not (self._assigned and self._result.state in _NOT_WELL):
-            raise RendezvousClosedError(end.why)  # such as a host that was lost again and again: no worker failed
+        workers_failed = self._assigned and self._result.state in _NOT_WELL
+        if not failures and not workers_failed:
+            # Such as a host that was lost again and again.
+            raise RendezvousClosedError(end.why)
         return RunResult(WorkerState.FAILED, {}, failures)
+
+    def _succeed(self, end: _policy.Finish) -> RunResult:
+        self._worker_group.step(WorkerState.SUCCEEDED, end.why)
+        if not end.results:
+            self._sink(records.NotNeeded(self._member.node, end.why))
+            return RunResult(WorkerState.SUCCEEDED)
+        if end.final is None:
+            self._sink(records.OutcomeMissed(self._member.node, end.why))
+        return RunResult(WorkerState.SUCCEEDED, self._result.return_values)

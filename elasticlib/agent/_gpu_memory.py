@@ -260,12 +260,19 @@ def visible(listed: str | None, names: Sequence[str]) -> list[int]:
     if listed is None:
         return list(range(len(names)))
     found: set[int] = set()
-    for word in (entry.strip() for entry in listed.split(",")):
-        fitting = [index for index, name in enumerate(names) if word and name.startswith(word)]
-        if word.isascii() and word.isdecimal() and int(word) < len(names):
-            found.add(int(word))
-        elif len(fitting) == 1:
-            found.update(fitting)
-        else:
+    for entry in listed.split(","):
+        index = _index_of(entry.strip(), names)
+        if index is None:
             break
+        found.add(index)
     return sorted(found)
+
+
+def _index_of(entry: str, names: Sequence[str]) -> int | None:
+    is_number = entry.isascii() and entry.isdecimal()
+    if is_number and int(entry) < len(names):
+        return int(entry)
+    if not entry:
+        return None
+    fitting = [index for index, name in enumerate(names) if name.startswith(entry)]
+    return fitting[0] if len(fitting) == 1 else None

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from json import dumps
 from typing import Any, TypeAlias
 
@@ -102,19 +102,20 @@ class HealthCheckServer:
         clients: dict[int, _Client] = {}  # by descriptor, who came first first
         with listener:
             while True:
-                left = None if not clients else max(0.0, next(iter(clients.values())).until - monotonic())
-                ready = wait_readable([listener, wake, *clients], left)
+                ready = wait_readable([listener, wake, *clients], _time_left(clients))
                 if wake in ready:
                     break
-                for number in [number for number in clients if number in ready]:
-                    if clients[number].is_served(self._answer):
-                        clients.pop(number).close()
-                for number in [number for number, client in clients.items() if monotonic() >= client.until]:
-                    clients.pop(number).close()
+                self._serve_ready(clients, ready)
+                _drop_late(clients)
                 if listener.fileno() in ready and not self._admit(listener, clients):
                     wait_readable([wake], _PAUSE)
             for client in clients.values():
                 client.close()
+
+    def _serve_ready(self, clients: dict[int, _Client], ready: Container[int]) -> None:
+        for number in [number for number in clients if number in ready]:
+            if clients[number].is_served(self._answer):
+                clients.pop(number).close()
 
     def _admit(self, listener: socket.socket, clients: dict[int, _Client]) -> bool:
         """Let one more client in; False when that cannot be, for now."""
@@ -149,8 +150,21 @@ def create_healthcheck_server(alive_callback: Callable[[], int], port: int, time
     return HealthCheckServer(alive_callback, port, timeout)
 
 
+def _time_left(clients: Mapping[int, _Client]) -> float | None:
+    """Return the seconds until the time of the oldest client is over; None without clients."""
+    if not clients:
+        return None
+    oldest = next(iter(clients.values()))
+    return max(0.0, oldest.until - monotonic())
+
+
+def _drop_late(clients: dict[int, _Client]) -> None:
+    for number in [number for number, client in clients.items() if monotonic() >= client.until]:
+        clients.pop(number).close()
+
+
 class _Client:
-    """One connection, and what came through it."""
+    """One connection, and the part of its request that has arrived."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)

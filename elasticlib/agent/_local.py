@@ -271,7 +271,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             return RunResult(WorkerState.SUCCEEDED, processes.return_values(worker_group.workers[0].global_rank))
         if processes.any_failed() or processes.lost is not None:
             return RunResult(WorkerState.FAILED, {}, self._failures())
-        if self._watch.look([pid for rank, pid in processes.pids.items() if rank not in processes.exits]):
+
+        running = [pid for rank, pid in processes.pids.items() if rank not in processes.exits]
+        is_stuck = self._watch.look(running)
+        if is_stuck:
             return RunResult(WorkerState.UNHEALTHY, {}, self._failures())
         return RunResult(WorkerState.HEALTHY)
 
@@ -337,7 +340,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 self._processes.hasten(signum, grace)
 
     def _show_stacks_after_silence(self) -> None:
-        """Have workers that were silent for long tell where they are; a signal that comes meanwhile ends the wait."""
+        """Let workers that were silent for long show their stacks; a signal that comes meanwhile ends the wait."""
         paths = [path for worker in self.workers_now() for path in (worker.stdout, worker.stderr) if path]
         silence = _silence.seconds_of(wall_time(), self._began, [*_CONSOLE, *paths])
         if silence < _silence.LONG:
@@ -345,8 +348,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._sink(records.StacksShown(f"nothing was written for {silence:.0f} s: where all ranks are"))
         self._processes.ask_for_stacks()
         deadline = monotonic() + _STACKS_LIMIT
-        while self._processes.awaits_stacks and self._processes.fileno() >= 0 and (left := deadline - monotonic()) > 0:
-            if self._signals.hurry() in wait_readable([self._signals.hurry(), self._processes], left):
+        while self._processes.awaits_stacks and self._processes.fileno() >= 0:
+            left = deadline - monotonic()
+            if left <= 0:
+                return
+            ready = wait_readable([self._signals.hurry(), self._processes], left)
+            if self._signals.hurry() in ready:
                 return
             self._processes.poll()
 

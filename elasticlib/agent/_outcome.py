@@ -16,7 +16,7 @@ from attrs import fields
 
 from elasticlib._clock import wall_time
 from elasticlib._untrusted import LONGEST_TIME
-from elasticlib.agent._policy import Finish
+from elasticlib.agent._policy import Finish, StopRequested
 from elasticlib.errors import (
     ElasticError,
     LaunchInterrupted,
@@ -33,7 +33,7 @@ _LONGEST = 20_000
 
 
 def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
-    """The failures as the coordinator gets them: by age, since clocks differ, and not too long."""
+    """Return the failures as the coordinator gets them: by age, since clocks differ, and not too long."""
     now = wall_time()
     return tuple(
         FailureNote(
@@ -55,33 +55,46 @@ def _shortened(text: str) -> str:
 
 
 def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> dict[int, ProcessFailure]:
-    """*own* failures by rank, with the one that the coordinator of *node*'s job found to be the root cause."""
+    """Return *own* failures by rank, with the one that the coordinator of *node*'s job found to be the root cause."""
     if final is None or final.root is None:
         return own
-    note, host = final.root, (final.root_node or "").rpartition("/")[0] or final.root_node
-    found = own.get(note.rank) if final.root_node == node else None
-    if found is not None:
-        found.root = True
+    note = final.root
+    is_own = final.root_node == node and note.rank in own
+    if is_own:
+        own[note.rank].root = True
         return own
     when = wall_time() - note.age
-    root = ProcessFailure(**_facts(note), error_file="", timestamp=when, host=host or "", root=True)
+    host = _host_of(final.root_node or "")
+    root = ProcessFailure(**_facts(note), error_file="", timestamp=when, host=host, root=True)
     return {**own, note.rank: root}
 
 
+def _host_of(node: str) -> str:
+    """Return the host in the name of *node*, or all of a name of another form."""
+    return node.rpartition("/")[0] or node
+
+
 def error_of(end: Finish) -> ElasticError | None:
-    """What the caller gets when the run ended badly, and not by workers that failed."""
-    final = end.final
+    """Return the error for the caller when the run ended badly, and not by workers that failed."""
     if end.stop is not None:
-        came = signal.Signals(end.stop.signum)
-        kind = LaunchInterrupted if came == signal.SIGINT else SignalException
-        if end.stop.asked:
-            return kind(end.stop.asked, came)
-        return kind(f"process {os.getpid()} got {came.name}: its workers were stopped", came)
-    if end.succeeded or final is None:
+        return _error_of_stop(end.stop)
+    if end.succeeded or end.final is None:
         return None
-    if final.succeeded:
+    if end.final.succeeded:
         return RendezvousGracefulExitError(end.why)
-    if final.root is not None or final.kind == "failed":
+    return _error_of_final(end.final)
+
+
+def _error_of_stop(stop: StopRequested) -> ElasticError:
+    received = signal.Signals(stop.signum)
+    kind = LaunchInterrupted if received == signal.SIGINT else SignalException
+    if stop.asked:
+        return kind(stop.asked, received)
+    return kind(f"process {os.getpid()} got {received.name}: its workers were stopped", received)
+
+
+def _error_of_final(final: Final) -> ElasticError | None:
+    if final.root is not None or final.kind == "failed":  # workers failed
         return None
     if final.kind == "timeout":
         return RendezvousTimeoutError(final.why)

@@ -199,7 +199,11 @@ def begin() -> Step:
 
 
 def step(state: State, event: Event) -> Step:
-    """The next state, and what to do about *event*. Raises `InvalidTransitionError` where `NEXT` lacks the step."""
+    """
+    Return the next state, and the actions that *event* asks for.
+
+    Raises `InvalidTransitionError` where `NEXT` lacks the step.
+    """
     after, actions = _react(state, event)
     if after.phase is state.phase:
         return after, actions
@@ -216,19 +220,16 @@ def _described(event: Event) -> str:
 
 
 def _react(state: State, event: Event) -> Step:
+    # What comes late changes nothing any more.
     if state.phase is Phase.DONE:
         return state, ()
     match event:
         case RankAssignment():
-            if state.phase is not Phase.JOINING:
-                return state, ()  # of a round that a signal made us leave
-            return State(Phase.RUNNING, event.round, story=state.story), (Start(event),)
-        case WorkersFailed() | WorkersSucceeded() if state.phase is not Phase.RUNNING:
-            return state, ()
+            return _assigned(state, event)
         case WorkersFailed():
-            return evolve(state, phase=Phase.STOPPING), (TellFailed(state.round), Stop(event.why))
+            return _failed(state, event)
         case WorkersSucceeded():
-            return _orphaned(evolve(state, phase=Phase.WAITING, succeeded=True), TellSucceeded(state.round))
+            return _succeeded(state)
         case WorkersGone():
             return _gone(state, event)
         case RoundEnd():
@@ -247,57 +248,106 @@ def _react(state: State, event: Event) -> Step:
             assert_never(event)
 
 
+# What each event means, in the phases in which it may come.
+
+
+def _assigned(state: State, assignment: RankAssignment) -> Step:
+    # It is of a round that a signal made us leave.
+    if state.phase is not Phase.JOINING:
+        return state, ()
+    return State(Phase.RUNNING, assignment.round, story=state.story), (Start(assignment),)
+
+
+def _failed(state: State, failed: WorkersFailed) -> Step:
+    # Workers that end while they are stopped are no failure of their own.
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    return evolve(state, phase=Phase.STOPPING), (TellFailed(state.round), Stop(failed.why))
+
+
+def _succeeded(state: State) -> Step:
+    # Where they are stopped already, `WorkersGone` says whether they were faster.
+    if state.phase is not Phase.RUNNING:
+        return state, ()
+    return _orphaned(evolve(state, phase=Phase.WAITING, succeeded=True), TellSucceeded(state.round))
+
+
 def _gone(state: State, gone: WorkersGone) -> Step:
     if state.phase is not Phase.STOPPING:
         return state, ()
-    if state.stop is not None or state.final is not None:
+    is_last_round = state.stop is not None or state.final is not None
+    if is_last_round:
         return _done(state, TellStopped(state.round))
+
     state = evolve(state, succeeded=gone.succeeded)
-    told = TellSucceeded(state.round) if gone.succeeded else TellStopped(state.round)
-    if state.lost or (state.end is not None and state.end.restart):
+    told: Action = TellStopped(state.round)
+    if gone.succeeded:
+        told = TellSucceeded(state.round)
+    # The round goes on without this node, or is repeated: either way there are new ranks to ask for.
+    if state.lost or _is_repeated(state):
         return _orphaned(evolve(state, phase=Phase.JOINING), told, Join())
     return _orphaned(evolve(state, phase=Phase.WAITING), told)
 
 
+def _is_repeated(state: State) -> bool:
+    return state.end is not None and state.end.restart
+
+
 def _ended(state: State, end: RoundEnd) -> Step:
+    # Of a round that this node has left already.
     if end.round != state.round:
         return state, ()
     state = evolve(state, end=end)
     if state.phase is Phase.RUNNING:
         return evolve(state, phase=Phase.STOPPING), (Stop(end.why),)
-    if state.phase is Phase.WAITING:
-        phase, join = (Phase.JOINING, (Join(),)) if end.restart else (Phase.WAITING, ())
-        return evolve(state, phase=phase), (TellStopped(state.round), *join)
-    return state, ()
+    # While the workers are stopped it is kept for `_gone`; a node that joins has answered it.
+    if state.phase is not Phase.WAITING:
+        return state, ()
+    if end.restart:
+        return evolve(state, phase=Phase.JOINING), (TellStopped(state.round), Join())
+    return state, (TellStopped(state.round),)
 
 
 def _store_lost(state: State) -> Step:
+    # Its loss matters as long as other nodes may still be at work with it.
     if not awaits_others(state):
         return state, ()
     return evolve(state, told_of_store=True), (TellFailed(state.round),)
 
 
 def awaits_others(state: State) -> bool:
-    """Whether all workers here ended well, and it is still open how the round ends elsewhere."""
-    is_open = state.end is None and state.final is None and state.phase is not Phase.DONE
-    return state.succeeded and is_open and not state.told_of_store
+    """Return whether all workers here ended well, and it is still open how the round ends elsewhere."""
+    return state.succeeded and _is_open(state) and not state.told_of_store and state.phase is not Phase.DONE
+
+
+def _is_open(state: State) -> bool:
+    """Return whether the coordinator has said neither how the round ended nor how the job did."""
+    return state.end is None and state.final is None
 
 
 def _out_of_contact(state: State, loss: ContactLost) -> Step:
+    # Others may get the ranks of this node: no worker may go on here.
     if state.phase is Phase.RUNNING:
         return evolve(state, phase=Phase.STOPPING, lost=True), (Stop(loss.why, grace=loss.grace),)
     if state.phase is Phase.STOPPING:
         return evolve(state, lost=True), ()
+    state = evolve(state, phase=Phase.JOINING, told_of_store=False)
     # Whoever took this node for dead has no word for it any more, but answers a new request to join. The sidecar that
     # was told of a success may be gone with it.
-    told = (TellSucceeded(state.round),) if state.succeeded and state.end is None else ()
-    return evolve(state, phase=Phase.JOINING, told_of_store=False), (*told, Join())
+    if state.succeeded and state.end is None:
+        return state, (TellSucceeded(state.round), Join())
+    return state, (Join(),)
 
 
 def _orphaned(state: State, *first: Action) -> Step:
-    """Where nobody is left who could repeat a round that ended well here, it counts; else do what comes *first*."""
-    if not (state.gone and state.succeeded and state.end is None and state.final is None and state.stop is None):
+    """Finish where nobody is left who could repeat a round that ended well here; else do *first*."""
+    if not state.gone:
         return state, first
+    # A word of the coordinator that came in time counts more, and so does a signal to this node.
+    is_undecided = _is_open(state) and state.stop is None
+    if not state.succeeded or not is_undecided:
+        return state, first
+
     why = f"round {state.round} succeeded on this node, and how it ended on other nodes is not known: {state.gone}"
     return evolve(state, phase=Phase.DONE), (Finish(True, why, results=True),)
 
@@ -306,31 +356,46 @@ def _final(state: State, final: Final) -> Step:
     state = evolve(state, final=final)
     if state.phase is Phase.RUNNING:
         return evolve(state, phase=Phase.STOPPING), (Stop(final.why),)
+    # `_gone` goes on with it.
     if state.phase is Phase.STOPPING:
         return state, ()
     return _done(state)
 
 
 def _signalled(state: State, stop: StopRequested) -> Step:
+    # The first one has begun this node's end.
     if state.stop is not None:
         return state, ()
     state = evolve(state, stop=stop)
-    busy = state.phase in (Phase.RUNNING, Phase.STOPPING)
-    leave = Leave(stop.why, state.round if busy else None)
     if state.phase is Phase.RUNNING:
+        leave = Leave(stop.why, state.round)
         return evolve(state, phase=Phase.STOPPING), (leave, Stop(stop.why, stop.signum, stop.grace))
+    # Their stop goes on, and `_gone` ends this node's part.
     if state.phase is Phase.STOPPING:
-        return state, (leave,)
-    return _done(state, leave)
+        return state, (Leave(stop.why, state.round),)
+    return _done(state, Leave(stop.why))
 
 
 def _done(state: State, *first: Action) -> Step:
-    stop, final = state.stop, state.final
-    succeeded = stop is None and final is not None and final.succeeded
-    why = final.why if final is not None else "" if stop is None else stop.why
-    results = succeeded and state.succeeded and final is not None and final.round == state.round
-    if succeeded and state.succeeded and not results:
-        # Neither the results of a round that was repeated nor none at all are what this node was asked for.
-        succeeded, why = False, f"the results of round {state.round} were discarded: {why} without this node"
-    finish = Finish(succeeded, why, stop, final, results)
+    finish = _finish(state)
     return evolve(state, phase=Phase.DONE), (*first, finish)
+
+
+def _finish(state: State) -> Finish:
+    """Return how the job ended for this node: by its own signal, or by the coordinator's word."""
+    stop, final = state.stop, state.final
+    # A signal ends this node's part, and the coordinator has not said yet what becomes of the job.
+    if final is None:
+        why = "" if stop is None else stop.why
+        return Finish(False, why, stop)
+    is_failed = stop is not None or not final.succeeded
+    if is_failed:
+        return Finish(False, final.why, stop, final)
+
+    if not state.succeeded:  # no worker of this node was in the last round
+        return Finish(True, final.why, stop, final)
+    if final.round != state.round:
+        # Neither the results of a round that was repeated nor none at all are what this node was asked for.
+        why = f"the results of round {state.round} were discarded: {final.why} without this node"
+        return Finish(False, why, stop, final)
+    return Finish(True, final.why, stop, final, results=True)

@@ -59,15 +59,20 @@ class Repeats:
             self._former, self._present = self._present, None
 
     def marked(self, failures: Mapping[int, ProcessFailure], step: int | None) -> None:
-        """Mark as fatal what the attempt before has failed by, too; *step* is the furthest of any worker."""
+        """Mark the root cause as fatal where it repeats the attempt before; *step* is the furthest of any worker."""
         if not failures:
             return
         _, failure = root_cause(dict(failures))
-        if not failure.exception_type or failure.secondary or failure.external:
-            self._present = None
+        self._present = self._attempt(failure, step)
+        if self._present is None or self._former is None:
             return
+        if self._present.repeats(self._former):
+            failure.fatal = True
+
+    def _attempt(self, failure: ProcessFailure, step: int | None) -> _Attempt | None:
+        """Return the attempt that *failure* ended; None where it is no error of the program."""
+        if not failure.exception_type or failure.secondary or failure.external:
+            return None
         place = tuple(f"{frame.file}:{frame.line}" for frame in failure.frames[-1:])
         is_early = failure.when() - self._began <= _AT_ONCE
-        self._present = _Attempt((failure.exception_type, failure.message, *place), is_early, step)
-        if self._former is not None and self._present.repeats(self._former):
-            failure.fatal = True
+        return _Attempt((failure.exception_type, failure.message, *place), is_early, step)

@@ -204,21 +204,27 @@ class Telemetry:
         self.stopped({})  # of workers that are not told to have ended, the agent's end was the end
         self._end_round()
         if self._seeking is not None:
-            why = "the job ended without this node" if error is None else str(error) or type(error).__name__
-            trace = "" if error is None else trace_of(error)
-            self._sink(records.RanksMissed(why, self._since(self._seeking), trace))
+            self._ranks_missed(self._seeking, error)
             self._seeking = None
         if self._beginning is not None:
             self._done(False)
         self._again = None
         self._total = self._since(begun)
         spec, group = self._group.spec, self._group
-        outcome: Literal["SUCCEEDED", "FAILED", "RAISED"] = "RAISED"
-        if error is None and self.result is not None:
-            outcome = "FAILED" if self.result.is_failed() else "SUCCEEDED"
-        self._sink(records.RunEnded(outcome, group.restart_count, spec.max_restarts, self._total))
+        self._sink(records.RunEnded(self._outcome(error), group.restart_count, spec.max_restarts, self._total))
         if error is None or isinstance(error, Exception):
             self._sink(records.StepDone(f"{_AGENT}.run", self._total, error is None))
+
+    def _ranks_missed(self, since: float, error: BaseException | None) -> None:
+        why, trace = "the job ended without this node", ""
+        if error is not None:
+            why, trace = str(error) or type(error).__name__, trace_of(error)
+        self._sink(records.RanksMissed(why, self._since(since), trace))
+
+    def _outcome(self, error: BaseException | None) -> Literal["SUCCEEDED", "FAILED", "RAISED"]:
+        if error is not None or self.result is None:
+            return "RAISED"
+        return "FAILED" if self.result.is_failed() else "SUCCEEDED"
 
     def _done(self, succeeded: bool) -> None:
         """Workers were started, or never will be."""
