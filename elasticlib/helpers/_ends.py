@@ -12,25 +12,37 @@ _REAPER_LIMIT = 1.0
 
 
 def reaper_lost(reaper: ChildProcess) -> HelperLostError | None:
-    """The error that says that the *reaper* was killed, with which all below it ends."""
+    """Return the error that says that the *reaper* was killed, with which all below it ends."""
     status = reaper.exitcode() or 0
     return HelperLostError.of("reaper", reaper.pid, -status) if status < 0 else None
 
 
 def fork_server_lost(reaper: ChildProcess, process: Process | None, said: str) -> StartError:
     """
-    Why a fork server has ended, which *said* so much on its stderr: it, or its *reaper*.
+    Return why a fork server has ended, which *said* so much on its stderr: it, or its *reaper*.
 
     *process* is the fork server, None where it was still at its imports.
     """
+    is_importing = process is None
     # A reaper that was killed is gone by now; one that was not tells how its fork server ended, unless it goes on.
-    reaper.ends(_REAPER_LIMIT if process is None else 0.05)
-    if (lost := reaper_lost(reaper)) is not None:
+    reaper.ends(_REAPER_LIMIT if is_importing else 0.05)
+    lost = reaper_lost(reaper)
+    if lost is not None:
         return lost
+
     status = reaper.exitcode()
-    # On a busy machine the reaper is not done yet. An import that fails says so, and a crash is told by its signal.
-    is_untold = not said and (status is None or process is not None)
-    if status == signal.SIGKILL or is_untold:
-        return HelperLostError.of("fork server", 0 if process is None else process.pid, status or 0)
+    # On a busy machine the reaper is not done yet.
+    is_unknown = status is None or not is_importing
+    # An import that fails says so, and a crash is told by its signal.
+    was_killed = status == signal.SIGKILL or (is_unknown and not said)
+    if was_killed:
+        pid = 0 if process is None else process.pid
+        code = status or 0
+        return HelperLostError.of("fork server", pid, code)
+    return _unexpected_end(status, said)
+
+
+def _unexpected_end(status: int | None, said: str) -> StartError:
     how = f" ({name_of_signal(status)})" if status else ""
-    return StartError(f"the fork server process ended unexpectedly{how}{f': {said}' if said else FROM_OUTSIDE}")
+    reason = f": {said}" if said else FROM_OUTSIDE
+    return StartError(f"the fork server process ended unexpectedly{how}{reason}")

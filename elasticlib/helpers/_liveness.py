@@ -47,9 +47,13 @@ class AwakeTime:
     last: float | None = None
 
     def look(self, now: float) -> tuple[Self, float | None]:
-        """Seconds since the last look; None where there was none, or this process did not run in between."""
-        passed = None if self.last is None else now - self.last
-        return evolve(self, last=now), None if passed is None or passed > LOOK + _LATE else passed
+        """Return the seconds since the last look; None where there was none, or this process did not run meanwhile."""
+        after = evolve(self, last=now)
+        if self.last is None:
+            return after, None
+        passed = now - self.last
+        was_awake = passed <= LOOK + _LATE
+        return after, passed if was_awake else None
 
 
 @frozen
@@ -83,26 +87,36 @@ class Liveness:
 
     def step(self, look: Look, passed: float | None, alone: bool) -> Step:
         """
-        After a *look*, *passed* seconds after the one before (None: this process was not awake all the time).
+        Return what is known after a *look*, and what must be done.
 
-        *alone*: no worker is stopped.
+        *passed*: seconds since the look before (None: this process was not awake all the time). *alone*: no worker is
+        stopped.
         """
         if passed is None:
             return Liveness(turns=look.turns), None
+        is_stopped = look.state == STOPPED and alone
+        is_held = look.state == TRACED
+        is_silent = look.owes and self._slept(look)
         after = evolve(
             self,
-            stopped=self.stopped + passed if look.state == STOPPED and alone else 0.0,
-            held=self.held + passed if look.state == TRACED else 0.0,
-            silent=self.silent + passed if look.owes and self._slept(look) else 0.0,
+            stopped=_seconds(is_stopped, self.stopped, passed),
+            held=_seconds(is_held, self.held, passed),
+            silent=_seconds(is_silent, self.silent, passed),
             turns=look.turns,
         )
         if not (after.stopped or after.held or after.silent):
             return evolve(after, acted=None), None
-        act = after._due()
-        return (after, None) if act is self.acted else (evolve(after, acted=act), act)
+        return after._act()
+
+    def _act(self) -> Step:
+        """Return what is due, but for what was done already."""
+        act = self._due()
+        if act is self.acted:
+            return self, None
+        return evolve(self, acted=act), act
 
     def _slept(self, look: Look) -> bool:
-        """Whether it waits for something else than a CPU or a disk, and has got no CPU since the last look."""
+        """Return whether it waits for something else than a CPU or a disk, and has got no CPU since the last look."""
         return look.state == SLEEPS and look.turns == self.turns
 
     def _due(self) -> Act | None:
@@ -113,3 +127,8 @@ class Liveness:
         if self.held >= WAKE_AFTER:
             return Act.REPORT_DEBUGGER
         return self.acted
+
+
+def _seconds(is_so: bool, before: float, passed: float) -> float:
+    """Return for how long something is so, which was so for *before* seconds up to the last look."""
+    return before + passed if is_so else 0.0

@@ -63,6 +63,16 @@ class Helper:
     def __str__(self) -> str:
         return f"the {self.name} process (pid {self.process.pid})"
 
+    def may_be(self, act: Act) -> bool:
+        """Return whether *act* has a use: none is replaced that nobody needs."""
+        return self.is_needed or act is not Act.REPLACE
+
+    def request_answer(self) -> None:
+        """Ask it for a sign of life, if it can give one."""
+        if self.ask is not None:
+            self.asked += 1
+            self.ask(self.asked)
+
 
 @frozen
 class Finding:
@@ -97,47 +107,64 @@ class HelperWatch:
         workers: Collection[int],
         replace: Callable[[Helper, str], object],
     ) -> float:
-        """Look at *helpers* if it is time, wake those that stand still, or *replace* them; seconds until it is."""
+        """Look at *helpers* if it is time, wake those that stand still, or *replace* them; return `due_in`."""
         if self.due_in() == 0.0:
             for found in self.look(helpers(), workers):
-                match found.act:
-                    case Act.WAKE:
-                        found.helper.process.send(signal.SIGCONT)
-                        self.sink(records.HelperWoken(str(found.helper), found.seconds))
-                    case Act.REPORT_DEBUGGER:
-                        self.sink(records.HelperHeld(str(found.helper), found.seconds))
-                    case Act.REPLACE:
-                        self.sink(records.HelperReplaced(found.why))
-                        replace(found.helper, found.why)
+                self._act_on(found, replace)
         return self.due_in()
 
+    def _act_on(self, found: Finding, replace: Callable[[Helper, str], object]) -> None:
+        match found.act:
+            case Act.WAKE:
+                found.helper.process.send(signal.SIGCONT)
+                self.sink(records.HelperWoken(str(found.helper), found.seconds))
+            case Act.REPORT_DEBUGGER:
+                self.sink(records.HelperHeld(str(found.helper), found.seconds))
+            case Act.REPLACE:
+                self.sink(records.HelperReplaced(found.why))
+                replace(found.helper, found.why)
+
     def look(self, helpers: Iterable[Helper], workers: Collection[int]) -> list[Finding]:
-        """What must be done about *helpers*; *workers* are the process ids of the workers that run."""
+        """Return what must be done about *helpers*; *workers* are the process ids of the workers that run."""
         self._awake, passed = self._awake.look(self.clock())
-        looks = [(helper, look) for helper in helpers if (look := _look(helper)) is not None]
-        stands_still = any(look.state == STOPPED for _, look in looks)
-        alone = stands_still and not any(_state(pid)[:1] in ([STOPPED], [TRACED]) for pid in workers)
+        living = _look_at_all(helpers)
+        # Workers are looked at only where it matters: they may be many.
+        has_stopped = any(look.state == STOPPED for _, look in living)
+        alone = has_stopped and not any(map(_stands_still, workers))
         found = []
-        for helper, look in looks:
+        for helper, look in living:
             helper.liveness, act = helper.liveness.step(look, passed, alone)
-            if act is not None and (helper.is_needed or act is not Act.REPLACE):
+            if act is not None and helper.may_be(act):
                 now = helper.liveness
                 found.append(Finding(helper, act, max(now.stopped, now.held, now.silent)))
         return found
 
 
+def _look_at_all(helpers: Iterable[Helper]) -> list[tuple[Helper, Look]]:
+    """Look at *helpers*; those that have ended are left out."""
+    found = []
+    for helper in helpers:
+        look = _look(helper)
+        if look is not None:
+            found.append((helper, look))
+    return found
+
+
 def _look(helper: Helper) -> Look | None:
-    """None where it has ended."""
+    """Look at *helper*, and ask it for a sign of life unless it owes one; None where it has ended."""
     pid = helper.process.pid
     facts = _state(pid)
     owes = helper.asked != helper.answered
     turns = _turns(pid, facts) if owes else 0
     if not facts or helper.process.ends(0.0):  # looked at last: until then the number was its own
         return None
-    if helper.ask is not None and not owes and facts[0] != STOPPED:
-        helper.asked += 1
-        helper.ask(helper.asked)
+    if facts[0] != STOPPED and not owes:
+        helper.request_answer()
     return Look(facts[0], turns, owes)
+
+
+def _stands_still(pid: int) -> bool:
+    return _state(pid)[:1] in ([STOPPED], [TRACED])
 
 
 def _state(pid: int) -> list[str]:

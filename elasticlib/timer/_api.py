@@ -180,17 +180,22 @@ class TimerServer(abc.ABC):
                 stopping.wait(min(1.0, self._max_interval))  # most likely the next one fails too
 
     def _turn(self) -> None:
-        running = [timer for timers in self.get_expired_timers(math.inf).values() for timer in timers]
+        running: list[TimerRequest] = []
+        for timers in self.get_expired_timers(math.inf).values():
+            running += timers
         wait = poll_timeout(running, wall_time(), self._max_interval)
         asked = self._request_queue.get(max(1, self._request_queue.size()), wait)
         sound = [request for request in asked if is_deadline(getattr(request, "expiration_time", None))]
         if len(sound) < len(asked):
-            self._refusals, said = self._refusals.refuse("request", "what came is no request of a timer", monotonic())
-            if said is not None:
-                _log.warning("%s: %s", type(self).__name__, said)
+            self._refuse()
         self.register_timers(sound)
         expired = self.get_expired_timers(wall_time())
         self.clear_timers({worker for worker, timers in expired.items() if self._is_reaped(worker, timers)})
+
+    def _refuse(self) -> None:
+        self._refusals, text = self._refusals.refuse("request", "what came is no request of a timer", monotonic())
+        if text is not None:
+            _log.warning("%s: %s", type(self).__name__, text)
 
     def _is_reaped(self, worker: Any, timers: Sequence[TimerRequest]) -> bool:
         scopes = ", ".join(timer.scope_id for timer in timers)

@@ -21,7 +21,7 @@ import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from json import dumps
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 from attrs import define
 
@@ -326,21 +326,36 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
 
 
 def _read_request(line: bytes) -> FileTimerRequest:
+    """Return the request of *line*. Raises `ValueError` for anything else."""
     body = parse(line, constants=True)
     if not isinstance(body, dict):
         raise ValueError("it is no JSON object")
     if body.get("version") != VERSION:
         raise ValueError(f"its version is {shown(body.get('version'))}, this server knows {VERSION}")
-    pid, scope, deadline, signum = (body.get(name) for name in ("pid", "scope_id", "expiration_time", "signal"))
-    if type(pid) is not int or not 1 < pid < 2**31:
+    scope = body.get("scope_id")
+    pid, deadline, signum = body.get("pid"), body.get("expiration_time"), body.get("signal")
+    if not _is_pid(pid):
         raise ValueError("pid is no process id")
     if not isinstance(scope, str):
         raise ValueError("scope_id is no text")
-    if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not is_deadline(deadline):
+    if not _is_number(deadline) or not is_deadline(deadline):
         raise ValueError("expiration_time is no number, or too large")
-    if type(signum) is not int or (signum > 0 and signum not in _signal.valid_signals()):
+    if not _is_signal(signum):
         raise ValueError("signal is no signal of this system")
     return FileTimerRequest(pid, escaped(scope), deadline, signum)
+
+
+def _is_pid(value: object) -> TypeGuard[int]:
+    return type(value) is int and 1 < value < 2**31
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_signal(value: object) -> TypeGuard[int]:
+    # Of 0 and below: none is sent.
+    return type(value) is int and (value <= 0 or value in _signal.valid_signals())
 
 
 def log_debug_info_for_expired_timers(run_id: str, expired_timers: Mapping[int, Sequence[str]]) -> None:
