@@ -166,15 +166,25 @@ class Parser(argparse.ArgumentParser):
     def _nearest(self, unknown: str, found: argparse.Namespace) -> str:
         """Return the option that *unknown* most likely means, with its value if known; empty if there is none."""
         name, _, value = unknown.partition("=")
-        dashed = name.replace("_", "-")
-        names = [text for text in self._option_string_actions if text.startswith("--")]
-        alike = difflib.get_close_matches(dashed, names, 1, _LIKENESS) if name.startswith("--") else []
-        meant = _ELSEWHERE.get(dashed) or next(iter(alike), "")
+        meant = self._most_like(name)
         if not meant or self._option_string_actions[meant].nargs == 0:
             return meant
         # The value of an unknown option was taken for the script, and the script for its first argument.
-        value = value or (found.training_script if found.training_script_args else "")
+        if not value and found.training_script_args:
+            value = found.training_script
         return f"{meant} {value}".rstrip()
+
+    def _most_like(self, name: str) -> str:
+        """Return the option that is most like *name*; empty if none is."""
+        dashed = name.replace("_", "-")
+        elsewhere = _ELSEWHERE.get(dashed)
+        if elsewhere:
+            return elsewhere
+        if not name.startswith("--"):
+            return ""
+        names = [text for text in self._option_string_actions if text.startswith("--")]
+        alike = difflib.get_close_matches(dashed, names, 1, _LIKENESS)
+        return alike[0] if alike else ""
 
     def _part(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
         """Part the options, spelled in full, from the script and what follows it."""
@@ -191,16 +201,19 @@ class Parser(argparse.ArgumentParser):
         return options, _without_mark(rest)
 
     def _named(self, name: str) -> tuple[argparse.Action | None, str]:
-        """The one option that *name* means, whole or cut short, with dashes or underscores, if any; and it in full."""
+        """Return the one option that *name* means, whole or cut short, with dashes or underscores, and it in full."""
         known = self._option_string_actions
         if name in known or not name.startswith("--"):
             return known.get(name), name
         dashed = name.replace("_", "-")
         spelled = {text.replace("_", "-"): text for text in known if text.startswith("--")}
+        if dashed in spelled:
+            return known[spelled[dashed]], spelled[dashed]
+        # Cut short: both spellings of an option mean one.
         meant = {known[text].dest: text for each, text in spelled.items() if each.startswith(dashed)}
-        if dashed not in spelled and len(meant) != 1:
+        if len(meant) != 1:
             return None, name
-        text = spelled.get(dashed) or next(iter(meant.values()))
+        (text,) = meant.values()
         return known[text], text
 
 
@@ -218,17 +231,17 @@ def _without_mark(rest: list[str]) -> list[str]:
 
 
 def _taken(action: argparse.Action, rest: Sequence[str]) -> int:
-    """How many words after the option are its own."""
-    values = next((index for index, word in enumerate(rest) if word.startswith("-")), len(rest))
+    """Return how many arguments after the option are its own."""
     if action.nargs is None:
         return 1
     if isinstance(action.nargs, int):
         return action.nargs
+    values = next((index for index, word in enumerate(rest) if word.startswith("-")), len(rest))
     return min(values, 1) if action.nargs == argparse.OPTIONAL else values
 
 
 def _held(row: Option, text: str | None, source: str) -> Any:
-    """What torch's namespace holds for *text*. Raises `ConfigError` that names *source*."""
+    """Return the value of *text* in torch's namespace. Raises `ConfigError` that names *source*."""
     value = row.value(text, source)
     return text if row.is_kept_as_text else value
 
@@ -244,7 +257,10 @@ def values_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]
 
 
 def _value(row: Option, held: Any, given: Mapping[str, str]) -> Any:
-    if held is None or (not isinstance(held, str) and not row.is_kept_as_text):
-        return held
-    text = held if isinstance(held, str) else str(held)  # a default stays the very object, by which it is known
-    return row.value(text, given.get(row.dest, row.long))
+    source = given.get(row.dest, row.long)
+    if isinstance(held, str):
+        return row.value(held, source)  # a default stays the very object, by which it is known
+    # Somebody has put a number there for an option whose text torch's namespace keeps.
+    if held is not None and row.is_kept_as_text:
+        return row.value(str(held), source)
+    return held

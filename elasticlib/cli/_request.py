@@ -52,23 +52,27 @@ def request_of(
     args: argparse.Namespace, environ: Mapping[str, str], terminal: TextIO | None = None, no_rows: str = ""
 ) -> Request:
     """
-    What a namespace of `parse_args` asks for, of a program with *terminal* as its stderr.
+    Return the request of a namespace of `parse_args`, for a program with *terminal* as its stderr.
 
     *no_rows*: why that will draw none, whatever its terminal can. Raises `ConfigError` for a value that breaks a rule.
     """
     values, given = values_of(args)
-    if values["progress"] and (why := no_rows or why_not(terminal, environ.get("TERM"))):
-        log.warning("no effect: %s (%s)", given.get("progress", "--progress"), why)
-        values["progress"] = False
+    if values["progress"]:
+        why = no_rows or why_not(terminal, environ.get("TERM"))
+        if why:
+            log.warning("no effect: %s (%s)", given.get("progress", "--progress"), why)
+            values["progress"] = False
     try:
         config = _config(values, given, environ)
     except ConfigError as e:
         raise by_source(e, given) from e
-    script = args.training_script
-    as_script = values["run_path"] or not (values["module"] or values["no_python"])
-    return Request(
-        config, Script(script) if as_script else script, tuple(args.training_script_args), given, values["progress"]
-    )
+    entrypoint = _entrypoint(args.training_script, values)
+    return Request(config, entrypoint, tuple(args.training_script_args), given, values["progress"])
+
+
+def _entrypoint(text: str, values: Mapping[str, Any]) -> Entrypoint:
+    is_script = values["run_path"] or not (values["module"] or values["no_python"])
+    return Script(text) if is_script else text
 
 
 def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> LaunchConfig:
@@ -77,14 +81,12 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         raise SpecError.of_setting(
             "nnodes", f"{min_nodes}:{max_nodes} is no range of nodes: give MIN:MAX with 1 <= MIN <= MAX"
         )
-    start_method = values["start_method"]
-    variable = given.get("start_method", "PET_START_METHOD")
-    if start_method not in START_METHODS and variable == "PET_START_METHOD":
-        log.warning("%s=%r is unknown and ignored: forkserver is used", variable, start_method)
-        start_method = "forkserver"
+    if values["standalone"] and min_nodes == 1:
+        max_nodes = 1  # nobody else can come
+    start_method = _start_method(values["start_method"], given)
     config = LaunchConfig(
         min_nodes,
-        1 if values["standalone"] and min_nodes == 1 else max_nodes,  # nobody else can come
+        max_nodes,
         values["nproc_per_node"],
         logs_specs=_logs_specs(values, given),
         start_method=start_method,
@@ -97,11 +99,25 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         **_rendezvous(values, given, environ),
         **{name: values[name] for name in _AS_GIVEN},
     )
-    if "preload" in given and config.preload and (config.start_method == "spawn" or config.no_python):
-        raise ConfigError(
-            f"{given['preload']}: modules are imported ahead only for Python that is not started by spawn: leave it out"
-        )
+    if config.preload and "preload" in given:
+        _check_preload(config, given["preload"])
     return config
+
+
+def _start_method(name: str, given: Mapping[str, str]) -> Any:
+    source = given.get("start_method", "PET_START_METHOD")
+    # Unlike an option, a variable may be meant for another launcher.
+    if name not in START_METHODS and source == "PET_START_METHOD":
+        log.warning("%s=%r is unknown and ignored: forkserver is used", source, name)
+        return "forkserver"
+    return name
+
+
+def _check_preload(config: LaunchConfig, source: str) -> None:
+    if config.start_method == "spawn" or config.no_python:
+        raise ConfigError(
+            f"{source}: modules are imported ahead only for Python that is not started by spawn: leave it out"
+        )
 
 
 _AS_GIVEN = (
@@ -128,7 +144,7 @@ _FIELDS = {
 
 
 def _logs_specs(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpecs:
-    """Where the output goes, by the class of a plug-in where one is named."""
+    """Return where the output goes, by the class of a plug-in where one is named."""
     if values["progress"]:
         return _logs_beside_progress(values, given)
     kind: Callable[..., LogsSpecs] = DefaultLogsSpecs
@@ -145,7 +161,7 @@ def _logs_specs(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpec
 
 
 def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpecs:
-    """All output in files, since workers that write to the terminal themselves would write across the rows."""
+    """Keep all output in files, since workers that write to the terminal themselves would write across the rows."""
     option = given.get("progress", "--progress")
     if values["logs_specs"] is not None:
         raise ConfigError(
@@ -158,17 +174,29 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
     redirects, tee, shown = values["redirects"], values["tee"], values["local_ranks_filter"]
     if "redirects" not in given:
         redirects = Std.ALL
-    if isinstance(redirects, Mapping) or (redirects | (Std.NONE if isinstance(tee, Mapping) else tee)) != Std.ALL:
+    if not _are_all_in_files(redirects, tee):
         raise ConfigError(
             f"{option} needs all output in files, and {given['redirects']} leaves some to the terminal: "
             f"give {given['redirects']} 3, or leave it out"
         )
     if "tee" not in given:
-        tee, shown = Std.ALL, shown or [0]
+        # The output of rank 0 stands above the rows, as in a notebook.
+        tee = Std.ALL
+        shown = shown or [0]
     specs = DefaultLogsSpecs(values["log_dir"] or None, redirects, tee, shown)
     specs.keeps_streams = any(values[name] for name in given.keys() & {"redirects", "tee"})
-    specs.default_prefix = "" if shown is not None and len(shown) == 1 else "[${rank}] "
+    shows_one_rank = shown is not None and len(shown) == 1
+    specs.default_prefix = "" if shows_one_rank else "[${rank}] "
     return specs
+
+
+def _are_all_in_files(redirects: Any, tee: Any) -> bool:
+    """Return whether each rank's streams go to files; one that is tee'd is in a file as well."""
+    if isinstance(redirects, Mapping):  # by rank: those that it does not name write to the terminal
+        return False
+    if isinstance(tee, Mapping):
+        return bool(redirects == Std.ALL)
+    return bool(redirects | tee == Std.ALL)
 
 
 def _numa_options(mode: str | None) -> object | None:
@@ -188,30 +216,48 @@ _OF_SEVERAL_NODES = (
 
 
 def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Which nodes meet where, as fields of the configuration. Raises `ConfigError` for a contradiction."""
+    """Return which nodes meet where, as fields of the configuration. Raises `ConfigError` for a contradiction."""
     if values["standalone"]:
-        least, most = values["nnodes"]
-        standalone, nodes = given.get("standalone", "--standalone"), given.get("nnodes", "--nnodes")
-        if least != 1:
-            raise ConfigError(
-                f"{standalone} and {nodes} exclude each other: a private rendezvous has one node; leave one of them out"
-            )
-        if most != 1:
-            log.warning("%s: this job runs on one node of %s=%d:%d", standalone, nodes, least, most)
-        idle = [given[name] for name in _OF_SEVERAL_NODES if name in given]
-        if idle:
-            log.warning("no effect with %s, which runs on this node only: %s", standalone, ", ".join(idle))
-        return {"run_id": str(uuid.uuid4())}
+        return _standalone(values, given)
     if not given.keys() & {"nnodes", *_OF_SEVERAL_NODES}:
         _warn_of_separate_jobs(environ)
     backend, endpoint = values["rdzv_backend"], values["rdzv_endpoint"].strip()
     fields = {"rdzv_backend": backend, "rdzv_configs": values["rdzv_conf"], "run_id": values["rdzv_id"]}
-    if backend != "static":
-        for name in ("node_rank", "master_addr", "master_port"):
-            if name in given and not (name == "node_rank" and values[name] == 0):
-                log.warning("%s is ignored: it has an effect with --rdzv-backend static only", given[name])
-        return {**fields, "rdzv_endpoint": endpoint}
-    if address := _master(values, given, endpoint):
+    if backend == "static":
+        return _static(fields, values, given, endpoint)
+    _warn_of_static_options(values, given)
+    return {**fields, "rdzv_endpoint": endpoint}
+
+
+def _warn_of_static_options(values: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    for name in ("node_rank", "master_addr", "master_port"):
+        is_default = name == "node_rank" and values[name] == 0
+        if name in given and not is_default:
+            log.warning("%s is ignored: it has an effect with --rdzv-backend static only", given[name])
+
+
+def _standalone(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a job of this node alone."""
+    least, most = values["nnodes"]
+    standalone, nodes = given.get("standalone", "--standalone"), given.get("nnodes", "--nnodes")
+    if least != 1:
+        raise ConfigError(
+            f"{standalone} and {nodes} exclude each other: a private rendezvous has one node; leave one of them out"
+        )
+    if most != 1:
+        log.warning("%s: this job runs on one node of %s=%d:%d", standalone, nodes, least, most)
+    idle = [given[name] for name in _OF_SEVERAL_NODES if name in given]
+    if idle:
+        log.warning("no effect with %s, which runs on this node only: %s", standalone, ", ".join(idle))
+    return {"run_id": str(uuid.uuid4())}
+
+
+def _static(
+    fields: dict[str, Any], values: Mapping[str, Any], given: Mapping[str, str], endpoint: str
+) -> dict[str, Any]:
+    """Return *fields* of a job whose nodes have their ranks from their command lines."""
+    address = _master(values, given, endpoint)
+    if address:
         return {**fields, "rdzv_endpoint": address, "node_rank": values["node_rank"]}
     if values["node_rank"] != 0:
         log.warning("%s is ignored: the node rank in a job of one node is 0", given.get("node_rank", "node_rank"))
@@ -221,10 +267,11 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str], environ: Ma
 
 
 def _warn_of_separate_jobs(environ: Mapping[str, str]) -> None:
-    """Tell who has srun start this command on several nodes, and gave no options for them, what comes of it: once."""
+    """Warn once where srun starts this command on several nodes without options for them."""
     nodes = environ.get("SLURM_STEP_NUM_NODES", "")
-    one_each = nodes.isdecimal() and int(nodes) > 1 and nodes == environ.get("SLURM_STEP_NUM_TASKS")
-    if one_each and environ.get("SLURM_PROCID") == "0":
+    are_several = nodes.isdecimal() and int(nodes) > 1
+    is_one_each = nodes == environ.get("SLURM_STEP_NUM_TASKS")
+    if are_several and is_one_each and environ.get("SLURM_PROCID") == "0":
         log.warning(
             "srun started this command on %s nodes: without --nnodes and --rdzv-endpoint these are %s separate jobs; "
             "for one job give --nnodes %s --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID --rdzv-endpoint HEAD:29400, "
@@ -235,27 +282,47 @@ def _warn_of_separate_jobs(environ: Mapping[str, str]) -> None:
 
 
 def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) -> str:
-    """Where node 0 of a static job is, as HOST:PORT; empty for one node that was told no port."""
-    host, port = values["master_addr"], values["master_port"]
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    """Return where node 0 of a static job is, as HOST:PORT; empty for one node without a port."""
+    host, port = _in_brackets(values["master_addr"]), values["master_port"]
     if endpoint:
-        there, _, number = endpoint.rpartition(":")
-        for name, told, known in (("master_addr", host, there), ("master_port", str(port), number)):
-            if name in given and told != known:
-                log.warning(
-                    "%s is ignored: %s %r is used",
-                    *(f"{given[name]} {values[name]!r}", given.get("rdzv_endpoint", "rdzv_endpoint"), endpoint),
-                )
+        _warn_of_another_master(host, port, values, given, endpoint)
         return endpoint
-    if port is not None and not 0 <= port < 65536:
-        raise ConfigError.of_setting("master_port", f"{port} must be a port, from 0 (a free one) to 65535")
-    address = f"{host}:{29500 if port is None else port}"
-    least, most = values["nnodes"]
-    if port is None and most == 1:
+    _check_port(port)
+    is_one_node = values["nnodes"][1] == 1
+    # Nobody else needs to find it.
+    if port is None and is_one_node:
         return ""
-    if most > 1 and least <= most and host == _LOOPBACK and "master_addr" not in given:
+    address = f"{host}:{29500 if port is None else port}"
+    # The default is on loopback, where another machine would look for itself.
+    is_found = is_one_node or host != _LOOPBACK or "master_addr" in given
+    if not is_found:
         log.warning("--master-addr is not given: only nodes on this machine can find %s", address)
     return address
+
+
+def _check_port(port: int | None) -> None:
+    if port is not None and not 0 <= port < 65536:
+        raise ConfigError.of_setting("master_port", f"{port} must be a port, from 0 (a free one) to 65535")
+
+
+def _in_brackets(host: str) -> str:
+    """Return *host* as it stands before a port: an IPv6 address in brackets."""
+    is_plain_ipv6 = ":" in host and not host.startswith("[")
+    return f"[{host}]" if is_plain_ipv6 else host
+
+
+def _warn_of_another_master(
+    host: str, port: int | None, values: Mapping[str, Any], given: Mapping[str, str], endpoint: str
+) -> None:
+    """Warn of an address of node 0 that is not that of *endpoint*, which counts."""
+    known_host, _, known_port = endpoint.rpartition(":")
+    addresses = {"master_addr": (host, known_host), "master_port": (str(port), known_port)}
+    for name, (text, known) in addresses.items():
+        if name in given and text != known:
+            log.warning(
+                "%s is ignored: %s %r is used",
+                *(f"{given[name]} {values[name]!r}", given.get("rdzv_endpoint", "rdzv_endpoint"), endpoint),
+            )
 
 
 _LOOPBACK = "127.0.0.1"
