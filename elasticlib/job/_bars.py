@@ -73,33 +73,35 @@ class Bars:
         self._lines: dict[_Key, _Line] = {}
 
     def take(self, bar: Bar, now: float) -> Iterator[str | Picture]:
-        """What is to be shown at once; the rest is told by `changes`."""
+        """Yield the part to be shown at once; `changes` has the rest."""
         key, state = (bar.label, bar.number), NOT_COLOURS.sub("", bar.state).rstrip()
         if not self.can_change:
             yield from self._as_line(key, state, bar.is_last, now)
-            return
-        group = self._running.get(key)
-        if group is None:
-            if bar.is_last:  # it began in another cell
-                yield from _line(key, state)
-            elif state:
-                yield from self._begun(key, state)
-            return
-        if bar.is_last:
+        elif key in self._running:
+            self._take_next_state(key, state, is_last=bar.is_last)
+        elif bar.is_last:  # it began in another cell
+            yield from _line(key, state)
+        elif state:
+            yield from self._begun(key, state)
+
+    def _take_next_state(self, key: _Key, state: str, *, is_last: bool) -> None:
+        group = self._running[key]
+        if is_last:
             del self._running[key]
             group.running.discard(key)
-        if bar.is_last and not state:
+        if is_last and not state:  # one that clears itself at its end
             del group.rows[key]
         else:
             group.rows[key] = state
         self._change(group)
 
     def changes(self) -> Iterator[Picture]:
-        """Of displays whose bars have changed since the last call."""
+        """Yield the displays whose bars have changed since the last call."""
         changed, self._changed = self._changed, []
         for group in changed:
             group.is_changed = False
-            if (text := group.text()) != group.shown:
+            text = group.text()
+            if text != group.shown:
                 group.shown = text
                 yield Picture(group.name, text, is_new=False)
 
@@ -109,34 +111,45 @@ class Bars:
             self._changed.append(group)
 
     def _begun(self, key: _Key, state: str) -> Iterator[str | Picture]:
+        """Give a new bar its place, in a display of its own or in one that there is."""
         group = self._place(key[0])
-        is_new = group is None
         if group is None:
             self._count += 1
             group = self._last = _Group(f"{self._name}-{self._count}")
-        group.rows[key] = state
-        group.running.add(key)
-        self._running[key] = group
-        if is_new:
+            self._add(key, state, group)
             group.shown = group.text()
             yield Picture(group.name, group.shown, is_new=True)
             return
-        has_place = self._count < _MOST_DISPLAYS
-        for old in [each for each in group.rows if each not in group.running]:
-            if len(group.rows) > _MOST_ROWS or not (has_place or old[0] != key[0]):
-                yield from _line(old, group.rows.pop(old))
+        self._add(key, state, group)
+        yield from self._rows_left(group, key[0])
         self._change(group)
 
+    def _add(self, key: _Key, state: str, group: _Group) -> None:
+        group.rows[key] = state
+        group.running.add(key)
+        self._running[key] = group
+
+    def _rows_left(self, group: _Group, label: str) -> Iterator[str]:
+        """Take rows of bars that have ended out of *group*, which got a bar of the rank *label*, as lines."""
+        ended = [each for each in group.rows if each not in group.running]
+        for key in ended:
+            is_full = len(group.rows) > _MOST_ROWS
+            # In the last display a new bar takes the place of those that its rank had before.
+            is_replaced = self._count >= _MOST_DISPLAYS and key[0] == label
+            if is_full or is_replaced:
+                yield from _line(key, group.rows.pop(key))
+
     def _place(self, label: str) -> _Group | None:
-        """The display for another bar of the rank that *label* stands for; None for a new one."""
+        """Return the display for another bar of the rank that *label* stands for; None for a new one."""
         for (running, _), group in self._running.items():
             if running == label:  # a nested bar
                 return group
         last = self._last
         if last is None or self._count >= _MOST_DISPLAYS:
             return last
-        beside = last.running and all(key[0] != label for key in last.rows)
-        return last if beside else None
+        labels = {key[0] for key in last.rows}
+        # Beside the bars of other ranks that run at the same time.
+        return last if last.running and label not in labels else None
 
     def _as_line(self, key: _Key, state: str, is_last: bool, now: float) -> Iterator[str]:
         line = self._lines.setdefault(key, _Line(now + LINE_PERIOD))

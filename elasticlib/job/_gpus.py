@@ -7,6 +7,7 @@ by its index or by its name; only calls that say nothing of GPUs share them, as 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -20,7 +21,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 @frozen
 class Share:
-    """What a job has of the machine's GPUs."""
+    """The part of the machine's GPUs that a job has."""
 
     owner: str
     """The job, as it shows itself."""
@@ -32,38 +33,36 @@ class Share:
 
 def seen_by(environment: Mapping[str, str], present: int | None) -> tuple[str, ...] | None:
     """
-    What a program with *environment* sees of the *present* GPUs; None where neither says it.
+    Return the GPUs that a program with *environment* sees of the *present* ones; None where neither says it.
 
-    What stands behind an entry that is empty or negative is not seen. (source: CUDA's programming guide)
+    Entries after an empty or negative one are not seen. (source: CUDA's programming guide)
     """
-    listed = next(
-        (
-            environment[name]
-            for name in (HIP_DEVICES_VARIABLE, CUDA_DEVICES_VARIABLE)
-            if environment.get(name) is not None
-        ),
-        None,
-    )
     if present == 0:
         return ()
-    if listed is None:
-        return None if present is None else tuple(map(str, range(present)))
-    found: list[str] = []
-    for entry in listed.split(","):
-        if not entry.strip() or entry.strip().startswith("-"):
-            break
-        found.append(entry.strip())
-    return tuple(found)
+    # HIP reads its own variable first.
+    for name in (HIP_DEVICES_VARIABLE, CUDA_DEVICES_VARIABLE):
+        listed = environment.get(name)
+        if listed is not None:
+            return _listed(listed)
+    if present is None:
+        return None
+    return tuple(map(str, range(present)))
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(itertools.takewhile(_is_device, map(str.strip, text.split(","))))
+
+
+def _is_device(entry: str) -> bool:
+    return entry != "" and not entry.startswith("-")
 
 
 def showing(gpus: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which a program with *environment* sees *gpus* alone."""
-    text = ",".join(gpus)
-    return {
-        name: text
-        for name in (CUDA_DEVICES_VARIABLE, HIP_DEVICES_VARIABLE)
-        if name == CUDA_DEVICES_VARIABLE or environment.get(name)
-    }
+    """Return the variables by which a program with *environment* sees *gpus* alone."""
+    variables = {CUDA_DEVICES_VARIABLE: ",".join(gpus)}
+    if environment.get(HIP_DEVICES_VARIABLE):  # it is read before CUDA's, where it is set
+        variables[HIP_DEVICES_VARIABLE] = variables[CUDA_DEVICES_VARIABLE]
+    return variables
 
 
 def choose(
@@ -76,57 +75,109 @@ def choose(
     names: Mapping[str, str] = _NONE,
 ) -> tuple[str, ...] | None:
     """
-    The GPUs of a job of *workers* that was *asked* to have some; None for whatever there is.
+    Return the GPUs of a job of *workers* that was *asked* to have some; None for whatever there is.
 
     What is asked for are indices of what the program has *seen*, or names, which the driver has by index in *names*. A
     job that was not asked gets all that *others* do not have. Raises `ConfigError` for what is not there, and
     `JobRunsError` where another job has it.
     """
-    held = [each for each in others if not (may_share and each.may_be_shared)]
-    owners = {_name_of(gpu, names): each.owner for each in held for gpu in each.gpus}
+    owners = _owners(others, names, may_share=may_share)
     if asked is not None:
-        found = tuple(_one(each, asked, seen) for each in asked)
-        if len({_name_of(gpu, names) for gpu in found}) < len(found):
-            raise ConfigError(f"devices={list(asked)!r} names a GPU twice: name each once")
-        if wanted := {gpu: owners[name] for gpu in found if (name := _name_of(gpu, names)) in owners}:
-            raise JobRunsError(_refusal(f"devices={list(asked)!r}", wanted))
-        return found
+        return _choose_asked(asked, seen, owners, names)
     if not seen or workers == "cpu":
         return None
-    taken = {gpu: owners[name] for gpu in seen if (name := _name_of(gpu, names)) in owners}
-    free = tuple(gpu for gpu in seen if gpu not in taken)
-    if free == seen:
+    return _choose_free(workers, seen, owners, names)
+
+
+def _owners(others: Iterable[Share], names: Mapping[str, str], *, may_share: bool) -> dict[str, str]:
+    """Return who has each GPU, by its one name, without those that may be shared."""
+    owners: dict[str, str] = {}
+    for share in others:
+        is_shared = may_share and share.may_be_shared
+        if not is_shared:
+            owners.update((_name_of(gpu, names), share.owner) for gpu in share.gpus)
+    return owners
+
+
+def _choose_asked(
+    asked: Sequence[int | str],
+    seen: tuple[str, ...] | None,
+    owners: Mapping[str, str],
+    names: Mapping[str, str],
+) -> tuple[str, ...]:
+    found = tuple(_one(each, asked, seen) for each in asked)
+    # An index and a name may mean the same GPU.
+    distinct = {_name_of(gpu, names) for gpu in found}
+    if len(distinct) < len(found):
+        raise ConfigError(f"devices={list(asked)!r} names a GPU twice: name each once")
+    taken = _taken(found, owners, names)
+    if taken:
+        raise JobRunsError(_refusal(f"devices={list(asked)!r}", taken))
+    return found
+
+
+def _choose_free(
+    workers: int | str, seen: tuple[str, ...], owners: Mapping[str, str], names: Mapping[str, str]
+) -> tuple[str, ...]:
+    taken = _taken(seen, owners, names)
+    # Nothing to choose: no other job has one of them.
+    if not taken:
         return seen
-    if len(free) < (workers if isinstance(workers, int) else 1):
+    free = tuple(gpu for gpu in seen if gpu not in taken)
+    needed = workers if isinstance(workers, int) else 1
+    if len(free) < needed:
         raise JobRunsError(_refusal(f"nproc_per_node={workers!r}", taken))
     return free
 
 
+def _taken(gpus: Iterable[str], owners: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """Return those of *gpus* that a job has, each with that job."""
+    taken = {}
+    for gpu in gpus:
+        name = _name_of(gpu, names)
+        if name in owners:
+            taken[gpu] = owners[name]
+    return taken
+
+
 def _name_of(gpu: str, names: Mapping[str, str]) -> str:
-    """One name for a GPU, however it is called: by index, or by the first characters of what the driver calls it."""
+    """Return one name for a GPU that is given by its index, or by the first characters of the driver's name."""
     if gpu.isdecimal():
         index = str(int(gpu))
         return names.get(index, index)
-    whole = [name for name in names.values() if gpu and name.startswith(gpu)]
-    return whole[0] if len(whole) == 1 else gpu
+    if not gpu:
+        return gpu
+    whole = [name for name in names.values() if name.startswith(gpu)]
+    if len(whole) == 1:
+        return whole[0]
+    # Unknown, or the beginning of several names: it stands for itself.
+    return gpu
 
 
 def _one(asked: int | str, all_of_them: Sequence[int | str], seen: tuple[str, ...] | None) -> str:
     if isinstance(asked, str) or seen is None:
         return str(asked)
     if asked >= len(seen):
-        there = f"GPUs 0 to {len(seen) - 1}" if len(seen) > 1 else "GPU 0 only" if seen else "no GPU"
         raise ConfigError(
-            f"devices={list(all_of_them)!r}: this program sees {there}: name those by index, or leave devices out"
+            f"devices={list(all_of_them)!r}: this program sees {_range_text(len(seen))}: name those by index, "
+            "or leave devices out"
         )
     return seen[asked]
 
 
+def _range_text(count: int) -> str:
+    if count == 0:
+        return "no GPU"
+    if count == 1:
+        return "GPU 0 only"
+    return f"GPUs 0 to {count - 1}"
+
+
 def _refusal(given: str, taken: Mapping[str, str]) -> str:
     owners = ", ".join(dict.fromkeys(taken.values()))
-    several = len(taken) > 1
+    gpus, are = ("GPUs", "are") if len(taken) > 1 else ("GPU", "is")
     return (
-        f"{given}: GPU{'s' * several} {', '.join(taken)} {'are' if several else 'is'} taken by {owners}: wait for it "
+        f"{given}: {gpus} {', '.join(taken)} {are} taken by {owners}: wait for it "
         "(.result()) or stop it (.stop()), or give each job its own, as in devices=[0, 1]; devices=() is for jobs "
         "without GPUs"
     )

@@ -166,23 +166,28 @@ class Job:
         return self._inbox
 
     def sink(self, record: records.Record) -> None:
-        """What happens to it."""
+        """Take a record of the job's course."""
         with self._changed:
             self._course = self._course.after(record)
-            if isinstance(record, records.StacksShown):
-                self._shown_stacks = record.why
-            if isinstance(record, records.StacksTold):
-                self._stacks = {self._rank(local): text for local, text in record.texts.items()}
+            self._keep_stacks(record)
             self._changed.notify_all()
         if self._listener is not None:
             self._listener(record)
-        if isinstance(record, records.StacksTold):
-            self._show_stacks(Stacks(self._stacks or {}))
-        if isinstance(record, records.RunEnded):
-            self._note_ranks()  # before their files may go
-        if isinstance(record, records.RoundStarted):
-            self._note_files()
-            self._wake_followers()
+        match record:
+            case records.StacksTold():
+                self._show_stacks(Stacks(self._stacks or {}))
+            case records.RunEnded():
+                self._note_ranks()  # before their files may go
+            case records.RoundStarted():
+                self._note_files()
+                self._wake_followers()
+
+    def _keep_stacks(self, record: records.Record) -> None:
+        match record:
+            case records.StacksShown():
+                self._shown_stacks = record.why
+            case records.StacksTold():
+                self._stacks = {self._rank(local): text for local, text in record.texts.items()}
 
     def _show_stacks(self, stacks: Stacks) -> None:
         """Show the *stacks* on the console, if somebody wanted that."""
@@ -316,12 +321,13 @@ class Job:
         return "".join(map(_output.text_of, self.files(rank)))
 
     def files(self, rank: int) -> list[str]:
-        """The files with what the worker of global *rank* has written, of rounds one after the other; as `logs`."""
+        """Return the files with the output of the worker of global *rank*, of rounds in order; as `logs`."""
         ranks = self._course.ranks
         if ranks and rank not in ranks:
             raise ConfigError(f"rank {rank} is none of this machine's ranks, {number_ranges(ranks)}")
         files = list(self._files.get(rank, []))
-        if not files and self._course.state not in ("starting", "waiting for ranks"):
+        has_begun = self._course.state not in ("starting", "waiting for ranks")
+        if has_begun and not files:
             raise ConfigError(
                 f"the output of rank {rank} is in no file: leave logs_specs out, or give "
                 "logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ALL)"

@@ -353,16 +353,20 @@ def shown_ranks(config: LaunchConfig) -> Sequence[int] | None:
 def warn_of_ranks(logs: LogsSpecs, workers: int, config: LaunchConfig) -> None:
     """Say which ranks *logs* or ``show`` names and a node of so many *workers* does not have."""
     warn_of_strange_ranks(logs, workers)
-    shown = shown_ranks(config)
-    strange = sorted({rank for rank in shown or () if rank >= workers})
-    if strange and config.max_nodes == 1:  # the other nodes of a job may have them
-        logger.warning(
-            "show=%r names %s, but this job has %s only: %s",
-            config.show,
-            ranks_text(strange),
-            number_ranges(range(workers)),
-            "no output is shown" if len(strange) == len(set(shown or ())) else "that has no effect here",
-        )
+    if config.max_nodes > 1:  # the other nodes of a job may have them
+        return
+    shown = set(shown_ranks(config) or ())
+    strange = {rank for rank in shown if rank >= workers}
+    if not strange:
+        return
+    effect = "no output is shown" if strange == shown else "that has no effect here"
+    logger.warning(
+        "show=%r names %s, but this job has %s only: %s",
+        config.show,
+        ranks_text(strange),
+        number_ranges(range(workers)),
+        effect,
+    )
 
 
 def in_kernel() -> bool:

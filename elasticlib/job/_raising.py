@@ -52,7 +52,7 @@ _Raised.__module__ = ChildFailedError.__module__
 
 
 def combined_error(error: ChildFailedError, cause: BaseException | None, raise_as: str) -> _Raised:
-    """*error* as it is to be raised for the worker's exception *cause*, which it is chained to."""
+    """Return *error* as it is to be raised for the worker's exception *cause*, which it is chained to."""
     found = None
     if raise_as == "both" and isinstance(cause, Exception):
         with contextlib.suppress(Exception):  # a class may forbid what is not its own
@@ -66,7 +66,7 @@ def combined_error(error: ChildFailedError, cause: BaseException | None, raise_a
 
 
 def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
-    """*error* with what *cause* holds. No ``__init__`` is called: it may want anything."""
+    """Return *error* with what *cause* holds. No ``__init__`` is called: it may want any arguments."""
     kind: Any = _kind(type(cause))
     if kind is None:
         return None
@@ -83,10 +83,10 @@ def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
 
 
 def _kind(kind: type[Exception]) -> type | None:
-    """A class that is both; None where there can be none."""
-    known = _both.get(kind)
-    if known is not None and (found := known()) is not None:
-        return found
+    """Return a class that is both; None where there can be none."""
+    known = _known_kind(kind)
+    if known is not None:
+        return known
     if issubclass(kind, (*_APART, ChildFailedError)):
         return None
     made = None
@@ -96,8 +96,13 @@ def _kind(kind: type[Exception]) -> type | None:
     return made
 
 
+def _known_kind(kind: type[Exception]) -> type | None:
+    reference = _both.get(kind)
+    return None if reference is None else reference()
+
+
 def trace_of(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """With what traceback *error* is raised, whose own one is *trace*."""
+    """Return the traceback with which *error* is raised, whose own one is *trace*."""
     if not isinstance(error, ChildFailedError) or _in_notebooks.shell() is None:
         return trace
     _, failure = error.get_first_failure()
@@ -115,12 +120,13 @@ class _Shown(str):
 
 
 def entered(frames: Iterable[Frame]) -> TracebackType | None:
-    """A traceback with *frames*, the innermost last."""
+    """Return a traceback with *frames*, the innermost last."""
     found: TracebackType | None = None
     for frame in reversed([*frames]):
         code = compile("\n" * (frame.line - 1) + "raise _Worker", frame.file, "exec").replace(co_name=frame.function)
         variables: dict[str, Any] = {name: _Shown(text) for name, text in frame.variables.items()}
         scope = {**variables, "_Worker": _Elsewhere, "__name__": ELSEWHERE}
+        # Python makes frames only for code that runs, and a traceback only by raising.
         try:
             exec(code, scope)
         except _Elsewhere as error:
@@ -139,50 +145,62 @@ class _Elsewhere(Exception):  # noqa: N818 - nobody sees it
 
 
 def rendered(error: ChildFailedError) -> list[str]:
-    """The lines that a notebook shows: the cell's, then the worker's, then what became of the other ranks."""
+    """Return the lines that a notebook shows: the cell's, then the worker's, then those about the other ranks."""
     rank, failure = error.get_first_failure()
     kind = failure.exception_type or "ChildFailedError"
     lines = [_in_notebooks.heading(kind), *_in_notebooks.stack(users_frames(error.__traceback__))]
-    frames = failure.frames or crash_frames(failure.traceback)
-    item = getattr(error, "_elastic_item", None)
-    where = "" if item is None else f", at item {item}"
     if not failure.process:
-        lines += [f"in the worker of rank {rank}{where}:", *_in_notebooks.stack(frames)]
+        frames = failure.frames or crash_frames(failure.traceback)
+        lines += [f"in the worker of {_place(error, rank)}:", *_in_notebooks.stack(frames)]
     lines += _message(failure)
     if not failure.exception_type:
-        lines += [*([failure.hint] if failure.hint else []), *failure.log_tail[-3:]]
+        if failure.hint:
+            lines.append(failure.hint)
+        lines += failure.log_tail[-3:]
     return [*lines, *_others(error, rank)]
+
+
+def _place(error: ChildFailedError, rank: int) -> str:
+    item = getattr(error, "_elastic_item", None)
+    return f"rank {rank}" if item is None else f"rank {rank}, at item {item}"
 
 
 def _message(failure: ProcessFailure) -> list[str]:
     if not failure.exception_type:
         return [failure.summary(with_place=False)]
     every = failure.message.splitlines() or [failure.exception_type]
-    lines = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... in print(error)" for line in every]
+    lines = [_shortened(line) for line in every]
     if len(lines) > 4:
         lines[3:] = [f"... {len(lines) - 3} more lines, in print(error)"]
     return lines + _cause(failure.traceback)
 
 
+def _shortened(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... in print(error)"
+
+
 def _cause(traceback: str) -> list[str]:
-    """What the worker's exception was raised from."""
+    """Return a line with the exception that the worker's was raised from; [] where there is none."""
     before, found, _ = traceback.rpartition(_CAUSED)
     line = before.rstrip().rpartition("\n")[2].strip()
     return [f"raised from {line[:_LONGEST_LINE]}"] if found and line else []
 
 
 def _others(error: ChildFailedError, root: int) -> list[str]:
-    """The other ranks, those that say the same in one line; without those that only lost a peer by that failure."""
+    """Return lines about the other ranks, one for all that say the same, without those that only lost a peer."""
     alike: dict[str, list[int]] = {}
-    own = error.failures[root].summary(with_place=False)
+    first = error.failures[root]
+    own = first.summary(with_place=False)
     for rank, failure in sorted(error.failures.items()):
-        is_consequence = failure.secondary and not error.failures[root].secondary
-        if rank != root and not is_consequence:
-            summary = failure.summary(with_place=False)
-            alike.setdefault("the same" if summary == own else summary, []).append(rank)
-    lines = [f"{ranks_text(ranks)}: {what}" for what, ranks in alike.items()]
-    return (
-        lines
-        if len(lines) <= 4
-        else [*lines[:3], f"... and {sum(map(len, alike.values()))} ranks in all: error.failures"]
-    )
+        is_consequence = failure.secondary and not first.secondary
+        if rank == root or is_consequence:
+            continue
+        summary = failure.summary(with_place=False)
+        text = "the same" if summary == own else summary
+        alike.setdefault(text, []).append(rank)
+
+    lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in alike.items()]
+    if len(lines) > 4:
+        count = sum(map(len, alike.values()))
+        lines[3:] = [f"... and {count} ranks in all: error.failures"]
+    return lines

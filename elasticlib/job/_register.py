@@ -35,7 +35,11 @@ class Shares:
     def of(
         self, owner: str, asked: Sequence[int | str] | None, workers: int | str, *, is_started: bool
     ) -> Iterator[dict[str, str]]:
-        """For the length of the block GPUs for *owner*; the variables that let its workers see no others."""
+        """
+        Reserve GPUs for *owner* for the length of the block.
+
+        Yields the variables that let its workers see no others; {} where they may see all that this program does.
+        """
         may_share = asked is None and not is_started
         seen = _gpus.seen_by(os.environ, gpu_count())
         names = gpu_names(os.environ)
@@ -43,8 +47,12 @@ class Shares:
             found = _gpus.choose(asked, workers, seen, self._shares, may_share=may_share, names=names)
             share = _gpus.Share(owner, found or (), may_share)
             self._shares.append(share)
+        has_all = asked is None and found == seen
+        variables = {}
+        if found is not None and not has_all:
+            variables = _gpus.showing(found, os.environ)
         try:
-            yield {} if found is None or (asked is None and found == seen) else _gpus.showing(found, os.environ)
+            yield variables
         finally:
             with self._lock:
                 self._shares = [each for each in self._shares if each is not share]

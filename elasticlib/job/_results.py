@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import frozen
@@ -52,30 +52,48 @@ class Results(dict[int, Any]):
         return type(self), (dict(self), self.places)
 
     def _repr_html_(self) -> str:
-        """A table with a row for each rank; of metrics, dictionaries with the same keys, a column for each."""
+        """Return a table with a row for each rank; of metrics (dictionaries with the same keys) a column for each."""
         ranks = sorted(self)[:_MOST_ROWS]
         hosts = {place.host for place in self.places.values()}
+        shows_places = len(hosts) > 1
         names = _columns([self[rank] for rank in ranks])
-        head = ["rank", *(["node", "host"] if len(hosts) > 1 else []), *(names or ["result"])]
-        rows = [f"<tr>{''.join(f'<th>{_text(name)}</th>' for name in head)}</tr>"]
+        head = ["rank"]
+        if shows_places:
+            head += ["node", "host"]
+        rows = [_row("th", [*head, *(names or ["result"])])]
         for rank in ranks:
-            place, value = self.places.get(rank), self[rank]
-            where = (
-                [str(place.node), place.host] if place is not None and len(hosts) > 1 else [""] * (len(hosts) > 1) * 2
-            )
-            cells = [str(rank), *where, *([_shown(value[name]) for name in names] if names else [_shown(value)])]
-            rows.append(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>")
-        more = f"<p>... {len(self) - _MOST_ROWS} more ranks</p>" if len(self) > _MOST_ROWS else ""
+            cells = [str(rank)]
+            if shows_places:
+                cells += self._place_cells(rank)
+            rows.append(_row("td", [*cells, *_result_cells(self[rank], names)]))
+        more = ""
+        if len(self) > _MOST_ROWS:
+            more = f"<p>... {len(self) - _MOST_ROWS} more ranks</p>"
         return f"<table>{''.join(rows)}</table>{more}"
+
+    def _place_cells(self, rank: int) -> list[str]:
+        place = self.places.get(rank)
+        return ["", ""] if place is None else [str(place.node), place.host]
+
+
+def _row(tag: str, cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{_text(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _result_cells(value: Any, names: list[str]) -> list[str]:
+    if not names:
+        return [_shown(value)]
+    return [_shown(value[name]) for name in names]
 
 
 def _columns(values: list[Any]) -> list[str]:
-    """The keys that all *values* have, where they are dictionaries that can stand in columns."""
+    """Return the keys that all *values* have, where they are dictionaries that can stand in columns."""
     if not values or not all(type(value) is dict and value for value in values):
         return []
     names = list(values[0])
-    alike = all(value.keys() == values[0].keys() for value in values)
-    return names if alike and len(names) <= _MOST_COLUMNS and all(isinstance(name, str) for name in names) else []
+    are_alike = all(value.keys() == values[0].keys() for value in values)
+    are_texts = all(isinstance(name, str) for name in names)
+    return names if are_alike and are_texts and len(names) <= _MOST_COLUMNS else []
 
 
 def _shown(value: object) -> str:
