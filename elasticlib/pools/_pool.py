@@ -1,13 +1,12 @@
 """
 `pool`: workers that are called again and again.
 
-Rules of this file: a call that fails costs the next one a new crew at most; one thread calls at a time, and any may
+Rules of this file: a call that fails costs the next one new workers at most; one thread calls at a time, and any may
 close; nothing of a pool outlives its object.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import threading
@@ -19,13 +18,14 @@ from attrs import evolve, fields
 from typing_extensions import Self
 
 from elasticlib._wording import counted
-from elasticlib.errors import ChildFailedError, ConfigError, PicklingError, PoolError, SignalException
+from elasticlib.errors import ChildFailedError, ConfigError, PoolError, SignalException
 from elasticlib.job import Job, Place, Results
 from elasticlib.launch import title_of
-from elasticlib.pools._crew import Answer, PoolWorkers
+from elasticlib.pools._items import ItemCalls
+from elasticlib.pools._pool_workers import Answer, PoolWorkers
 from elasticlib.rendezvous import host_name
 from elasticlib.spec import LaunchConfig
-from elasticlib.workers import DeferredSignals, check_function, pack_call
+from elasticlib.workers import DeferredSignals, check_function
 
 Group: TypeAlias = Literal["shared", "fresh"] | None
 _T = TypeVar("_T")
@@ -42,43 +42,44 @@ class Pool:
     """
 
     def __init__(
-        self, config: LaunchConfig, group: Group, crew: Callable[[LaunchConfig, Group], PoolWorkers] = PoolWorkers
+        self, config: LaunchConfig, group: Group, start: Callable[[LaunchConfig, Group], PoolWorkers] = PoolWorkers
     ) -> None:
-        self._config, self._group, self._new_crew = config, group, crew
+        self._config, self._group, self._start = config, group, start
         self._owner = os.getpid()
         self._calls = 0
-        self._crews = 1
+        self._starts = 1
+        """How many times it has started workers."""
         self._is_closed = False
         self._busy = threading.Lock()
         self._caller: threading.Thread | None = None
         """The thread whose call it serves."""
         with DeferredSignals():
-            self._crew = crew(config, group)
-            self._count = len(self._crew)
-            self._watch_over(self._crew)
+            self._workers = start(config, group)
+            self._count = len(self._workers)
+            self._watch_over(self._workers)
 
-    def _watch_over(self, crew: PoolWorkers) -> None:
-        self._finalizer = weakref.finalize(self, crew.let_go)
+    def _watch_over(self, workers: PoolWorkers) -> None:
+        self._finalizer = weakref.finalize(self, workers.let_go)
 
     def __len__(self) -> int:
-        """How many workers it has."""
+        """Return the number of workers."""
         return self._count
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed: it serves no more calls."""
+        """Return whether it was closed: it serves no more calls."""
         return self._is_closed
 
     @property
     def job(self) -> Job:
-        """Its present workers, as a job: `Job.status`, `Job.logs`, `Job.stacks`."""
-        return self._crew.job
+        """Return its present workers as a job: `Job.status`, `Job.logs`, `Job.stacks`."""
+        return self._workers.job
 
     # Calls.
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Results:
         """
-        Have every worker call *function* with these arguments; {rank: what it returned}.
+        Call *function* on every worker with these arguments, and return {rank: its result}.
 
         All functions and arguments go that `elastic_launch` takes. A call finds the folder, ``sys.path`` and
         environment that the program has at that moment. What it leaves in modules that its worker has imported is there
@@ -92,20 +93,21 @@ class Pool:
         """
         check_function(function)
 
-        def call(crew: PoolWorkers) -> Results:
-            crew.ask(range(len(crew)), function, args, kwargs)
+        def call(workers: PoolWorkers) -> Results:
+            workers.ask(range(len(workers)), function, args, kwargs)
             answers: list[Answer] = []
-            while len(answers) < len(crew):
-                with self._told_of(function, crew):
-                    answers += crew.answers()
-                if failed := [each.rank for each in answers if each.failed()]:
-                    with self._told_of(function, crew):
-                        late, died = crew.abandoned(failed)
+            while len(answers) < len(workers):
+                with self.errors_named(function, workers):
+                    answers += workers.answers()
+                failed = [each.rank for each in answers if each.failed()]
+                if failed:
+                    with self.errors_named(function, workers):
+                        late, died = workers.abandoned(failed)
                     if self._group is not None:
-                        crew.spoilt = crew.spoilt or "a call has failed, and ranks may be at different collectives"
-                    raise crew.error(title_of(function), [*answers, *late], died)
+                        workers.must_be_replaced("a call has failed, and ranks may be at different collectives")
+                    raise workers.error(title_of(function), [*answers, *late], died)
             values = {each.rank: each.value() for each in sorted(answers, key=lambda each: each.rank)}
-            return Results(values, dict.fromkeys(values, Place(0, host_name(), self._crews - 1, 0)))
+            return Results(values, dict.fromkeys(values, Place(0, host_name(), self._starts - 1, 0)))
 
         return self.in_turn(call)
 
@@ -115,79 +117,19 @@ class Pool:
         """
         Call *function* once for each of *items*, each on one worker, and as many at once as there are workers.
 
-        What it returned, in the order of *items*. Raises `ChildFailedError` at the first that fails, which names the
+        Return the results in the order of *items*. Raises `ChildFailedError` at the first that fails, which names the
         item; with *return_exceptions* its exception stands in its place, and all others are done: where a worker dies,
         new ones take the place of all, and items that the others were at begin anew. An item or a result that cannot be
         sent fails with a `PicklingError`. No collective may be used in
         *function*: other ranks are at other items.
         """
         check_function(function)
-        every = list(items)
-        left = collections.deque(range(len(every)))
-        results: list[Any] = [None] * len(every)
-
-        def refuse(crew: PoolWorkers, index: int, error: PicklingError) -> None:
-            """That item, or what came of it, cannot travel."""
-            results[index] = error
-            if not return_exceptions:
-                with self._told_of(function, crew):
-                    crew.abandoned()
-                raise error
-
-        def call(crew: PoolWorkers) -> list[Any]:
-            free, at = list(range(len(crew)))[::-1], dict[int, int]()
-            while left or at:
-                if not free and not at:  # what the calls left in the workers makes them unfit for more
-                    crew, free = self._replaced(), list(range(len(crew)))[::-1]
-                while free and left:
-                    index, rank = left.popleft(), free[-1]
-                    try:
-                        crew.ask([rank], function, (every[index],), {}, by_all=False)
-                    except PicklingError as error:
-                        refuse(crew, index, error)
-                        # Nor can any other item be sent where the function cannot.
-                        pack_call(function, (), {}, self._config.main)
-                        continue
-                    at[free.pop()] = index
-                if not at:
-                    continue
-                try:
-                    with self._told_of(function, crew):
-                        answers = crew.answers()
-                except ChildFailedError as error:
-                    if not return_exceptions:
-                        raise
-                    lost = {rank for rank, failure in error.failures.items() if not failure.secondary} & at.keys()
-                    if not lost:
-                        raise
-                    for rank in lost:
-                        results[at.pop(rank)] = error
-                    left.extendleft(sorted(at.values(), reverse=True))
-                    at, free = {}, []
-                    continue
-                for answer in answers:
-                    index = at.pop(answer.rank)
-                    if not answer.dirt:
-                        free.append(answer.rank)
-                    if not answer.failed():
-                        try:
-                            results[index] = answer.value()
-                        except PicklingError as error:
-                            refuse(crew, index, error)
-                        continue
-                    failure = crew.error(f"{title_of(function)} (item {index})", [answer], item=index)
-                    if not return_exceptions:
-                        with self._told_of(function, crew):
-                            crew.abandoned([answer.rank])
-                        raise failure
-                    results[index] = failure.__cause__ or failure
-            return results
-
-        return self.in_turn(call)
+        calls = ItemCalls(self, function, list(items), main=self._config.main, return_exceptions=return_exceptions)
+        return self.in_turn(calls.run)
 
     @contextlib.contextmanager
-    def _told_of(self, function: Callable[..., Any], crew: PoolWorkers) -> Iterator[None]:
-        """Errors of the workers' job are of the call of *function*."""
+    def errors_named(self, function: Callable[..., Any], workers: PoolWorkers) -> Iterator[None]:
+        """Raise errors of the workers' job in the block as those of the call of *function*."""
         try:
             yield
         except SignalException:
@@ -195,10 +137,10 @@ class Pool:
                 raise PoolError("the pool was closed while a call ran in it: that call was ended") from None
             raise
         except ChildFailedError as error:
-            raise crew.error(title_of(function), (), error.failures) from error.__cause__
+            raise workers.error(title_of(function), (), error.failures) from error.__cause__
 
     def in_turn(self, call: Callable[[PoolWorkers], _T]) -> _T:
-        """What *call* makes of the workers, which are its own for that time; `run` and `map` are what others use."""
+        """Return the result of *call*, which has the workers for itself meanwhile; users call `run` and `map`."""
         if os.getpid() != self._owner:
             raise PoolError("this process was forked from the pool's program: only that can call its workers")
         with DeferredSignals() as put_off:  # else an interrupt could leave the turn taken, with nobody to end it
@@ -211,18 +153,18 @@ class Pool:
             try:
                 self._caller = threading.current_thread()  # before the look at what `close` has set
                 self._refuse_if_closed()
-                self._crew.look_for_changes()
-                if not self._crew.is_fit():
+                self._workers.look_for_changes()
+                if not self._workers.is_fit():
                     self._replace()
-                self._crew.turn_here()
+                self._workers.turn_here()
                 try:
                     with put_off.lifted:
-                        return call(self._crew)
+                        return call(self._workers)
                 finally:
                     self._calls += 1
-                    if not self._crew.is_fit():
-                        self._crew.stop()
-                    self._crew.show()
+                    if not self._workers.is_fit():
+                        self._workers.stop()
+                    self._workers.show()
             finally:
                 self._caller = None
                 self._busy.release()
@@ -231,20 +173,20 @@ class Pool:
         if self._is_closed:
             raise PoolError("the pool was closed: make a new one by elasticlib.pool(...)")
 
-    def _replaced(self) -> PoolWorkers:
-        """New workers, in the midst of a call."""
-        self._crew.stop()
+    def replaced(self) -> PoolWorkers:
+        """Replace the workers in the midst of a call, and return the new ones."""
+        self._workers.stop()
         self._replace()
-        self._crew.turn_here()
-        return self._crew
+        self._workers.turn_here()
+        return self._workers
 
     def _replace(self) -> None:
-        self._crew.wait()
+        self._workers.wait()
         with DeferredSignals():
             self._finalizer.detach()
-            self._crew = self._new_crew(self._config, self._group)
-            self._crews += 1
-            self._watch_over(self._crew)
+            self._workers = self._start(self._config, self._group)
+            self._starts += 1
+            self._watch_over(self._workers)
         if self._is_closed:
             raise PoolError("the pool was closed while its workers were replaced, for a call that was not begun")
 
@@ -262,17 +204,17 @@ class Pool:
         self._is_closed = True
         caller = self._caller
         if caller is not None:
-            self._crew.stop()
+            self._workers.stop()
             if caller is threading.current_thread():
                 return
         with self._busy:
             self._end(politely=caller is None)
 
     def _end(self, *, politely: bool) -> None:
-        if politely and self._crew.is_fit():
-            self._crew.end(_END_LIMIT)
+        if politely and self._workers.is_fit():
+            self._workers.end(_END_LIMIT)
         else:
-            self._crew.wait()
+            self._workers.wait()
         self._finalizer.detach()
 
     def __enter__(self) -> Self:
@@ -280,11 +222,13 @@ class Pool:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._crew.stop()  # nobody wants to wait for exit handlers
+            self._workers.stop()  # nobody wants to wait for exit handlers
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "busy" if self._busy.locked() else "idle"
+        state = "busy" if self._busy.locked() else "idle"
+        if self._is_closed:
+            state = "closed"
         calls = counted(self._calls, "call")
         return f"<{type(self).__name__} of {self._count} workers, group={self._group!r}: {state}, {calls}>"
 

@@ -190,7 +190,7 @@ def _checked(where: str, options: Mapping[str, Any], size: int = 1) -> Asked:
 
 def asked_by(case: ElasticTestCase, limit: float) -> Asked:
     """
-    What *case* asks of its ranks; *limit*: the seconds that a test may take which does not say it.
+    Return the options of the ranks of *case*, with *limit* seconds for a test which does not say its own.
 
     Raises `MarkError`, and ``unittest.SkipTest`` where GPUs are missing.
     """
@@ -198,11 +198,14 @@ def asked_by(case: ElasticTestCase, limit: float) -> Asked:
     size: Any = case.world_size
     where = f"world_size of {case.id()}"
     _asked.sizes(where, size)
-    if "device" not in options and "nccl" not in options.get("backend", ""):
+    says_device = "device" in options or "nccl" in options.get("backend", "")
+    if not says_device:
         options["device"] = "cuda" if gpus() >= size else "cpu"
     asked = _checked(where, options, size)
-    if asked.device == "cuda" and (there := gpus()) < size:
-        raise unittest.SkipTest(f"world_size={size} needs as many GPUs, and {there or 'none'} are here")
+    if asked.device == "cuda":
+        present = gpus()
+        if present < size:
+            raise unittest.SkipTest(f"world_size={size} needs as many GPUs, and {present or 'none'} are here")
     return asked
 
 
@@ -256,8 +259,8 @@ class _Plain:
             ranks, self._ranks = self._ranks, None
             ranks.close(hurry=True)
             raise
-        if told.dirt:
-            told.warn_of_dirt(call)
+        if told.leaks:
+            told.warn_of_leaks(call)
         return told
 
     def shown(self, error: RanksFailed, told: _told.Told) -> BaseException:

@@ -37,7 +37,7 @@ from elasticlib import (
     pool,
 )
 from elasticlib.logs import _shortening
-from elasticlib.pools._crew import PoolWorkers
+from elasticlib.pools._pool_workers import PoolWorkers
 from elasticlib.processes._wire import Channel, Message
 from elasticlib.workers import _machine
 from tests.patching import replace_everywhere

@@ -124,7 +124,7 @@ def test_verbs_agree_with_the_number_of_ranks(waiting: int, verb: str) -> None:
 HOUSE = pathlib.Path(elasticlib.__file__).parent
 OTHERS_TEXT = {
     "job/_raising.py": "CPython's line between an exception and its cause",
-    "pools/_crew.py": "torch's ValueError for a second process group",
+    "pools/_call_errors.py": "torch's ValueError for a second process group",
     "rendezvous/stores/_c10d.py": "torch's RuntimeError of a build without libuv",
     "rendezvous/stores/_torch_store.py": "torch's C++ stack behind a message",
     "rendezvous/stores/etcd/_v3.py": "etcd's reason for a refused request",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from elasticlib.job import Place, Results
 from elasticlib.rendezvous import host_name
 from elasticlib.testing import _case
 from elasticlib.testing.process_state import _torch_modes
-from elasticlib.testing.pytest_plugin import _asking, _debugging, _examples, _failures, _travel
+from elasticlib.testing.pytest_plugin import _asking, _debugging, _examples, _failures, _forwarding, _travel
 from elasticlib.testing.pytest_plugin._measuring import Measuring
 from elasticlib.testing.pytest_plugin.rank import _run
 from elasticlib.testing.ranks import _asked, _cases, _ranks, _told
@@ -69,7 +68,7 @@ class Plugin:
             try:
                 asked = _asking.asked(item) if case is None else _case.asked_by(case(item.name), self.limit)
                 if asked.device == "cpu" or gpus() >= asked.nproc:
-                    with self._capturing(item):
+                    with _capturing(self._config, item):
                         self.ranks.warm(asked, self._modules(item))
             except KeyboardInterrupt:
                 raise
@@ -81,37 +80,20 @@ class Plugin:
         finally:
             self._item = None
 
-    @contextlib.contextmanager
-    def _capturing(self, item: pytest.Item) -> Iterator[None]:
-        """Within the block capture what the ranks' imports print, as output of the setup of *item*."""
-        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
-        if capture is None:
-            yield
-            return
-        capture.resume_global_capture()
-        try:
-            yield
-        finally:
-            capture.suspend_global_capture(in_=False)
-            for stream, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
-                if text:
-                    item.add_report_section("setup", stream, text)
-
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if self._problem is not None and (_asking.case_of(item) or item.get_closest_marker("elastic")):
+        is_marked = item.get_closest_marker("elastic") is not None
+        if self._problem is not None and (is_marked or _asking.case_of(item)):
             problem, self._problem = self._problem, None
             raise problem.with_traceback(None)
-        if item.get_closest_marker("elastic") is None:
+        if not is_marked:
             return
         asked = _asking.asked(item)
-        if not hasattr(item, "pyfuncitem") and getattr(item, "_testcase", None) is not None:
+        is_unittest = not hasattr(item, "pyfuncitem") and getattr(item, "_testcase", None) is not None
+        if is_unittest:
             raise pytest.UsageError(
                 f"{item.nodeid} is of unittest: derive its class from ElasticTestCase instead of a marker"
             )
-        if asked.device == "cuda" and (there := gpus()) < asked.nproc:
-            pytest.skip(
-                f"nproc={asked.nproc} needs as many GPUs, and {there or 'none'} {'is' if there < 2 else 'are'} here"
-            )
+        _skip_without_gpus(asked)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
@@ -169,7 +151,7 @@ class Plugin:
             if is_body:
                 raise pytest.fail.Exception(str(refusal), pytrace=False) from None
             raise refusal.with_traceback(None) from None
-        self._forward(item, call, told)
+        _forwarding.forward(item, call, told, self._measuring)
         if told.error is not None:
             raise self.shown(told.error, told)
         if (stop := told.stop()) is not None:
@@ -195,11 +177,11 @@ class Plugin:
             told = self.ranks.run(asked, call, _cases.run_case, args, {}, self._modules(item))
         except CannotTravelError as refusal:
             raise refusal.with_traceback(None) from None
-        self._forward(item, call, told)
+        _forwarding.forward(item, call, told, self._measuring)
         return told
 
     def shown(self, error: RanksFailed, told: _told.Told) -> RanksFailed:
-        _note(self._item, told)
+        _forwarding.note(self._item, told)
         return error
 
     def _new_call(self, item: Any, asked: Asked, function: Callable[..., Any], made: tuple[str, ...]) -> Call:
@@ -213,13 +195,7 @@ class Plugin:
             seed=seed,
             device=asked.device,
             made=made,
-            style=Style(
-                tbstyle=config.getoption("tbstyle", "auto"),
-                showlocals=bool(config.getoption("showlocals", False)),
-                fulltrace=bool(config.getoption("fulltrace", False)),
-                verbosity=config.get_verbosity(),
-                directory=str(config.invocation_params.dir),
-            ),
+            style=_style(config),
             patches=_travel.patches(),
             filters=_travel.filters(),
             levels=_travel.levels(getattr(item, "funcargs", {}).get("caplog")),
@@ -239,24 +215,6 @@ class Plugin:
         module = getattr(item, "module", None)
         return [] if module is None else [module]
 
-    def _forward(self, item: Any, call: Call, told: _told.Told) -> None:
-        """Let pytest's process have the warnings and log records of rank 0, and what is to be said of dirt."""
-        first = told.outcomes.get(0)
-        for record in first.records if first is not None else ():
-            logger = logging.getLogger(record["name"])
-            if logger.isEnabledFor(record["levelno"]):
-                logger.handle(logging.makeLogRecord(record))
-        for outcome in told.outcomes.values():
-            self._measuring.add(outcome.coverage)
-        if first is not None:
-            item.user_properties += first.properties
-        for message, category, file, line in first.warnings if first is not None else ():
-            with _noted(told):
-                warnings.warn_explicit(message, category, file, line)
-        if told.dirt:
-            with _noted(told):
-                told.warn_of_dirt(call)
-
     # Reports.
 
     @pytest.hookimpl(wrapper=True)
@@ -264,17 +222,12 @@ class Plugin:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        error = call.excinfo.value if call.excinfo is not None else None
-        if isinstance(error, RanksFailed) and report.longrepr is not None and not report.skipped:
-            assert call.excinfo is not None
-            report.longrepr = _failures.representation(error, _callers(item, call.excinfo))
-        skipped = item.stash.get(_SKIPPED, None)
-        if skipped is not None and call.when == "call" and isinstance(report.longrepr, tuple):
-            report.longrepr = skipped  # where the rank has said so
-        told = item.stash.get(_TOLD, None)
-        if told is not None and call.when == "call":
-            del item.stash[_TOLD]
-            report.sections += told
+        info = call.excinfo
+        is_shown = report.longrepr is not None and not report.skipped
+        if is_shown and info is not None and isinstance(info.value, RanksFailed):
+            report.longrepr = _failures.representation(info.value, _callers(item, info))
+        if call.when == "call":
+            _add_kept(report, item)
         return report
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -333,7 +286,7 @@ class Elastic:
         **kwargs: Any,
     ) -> Results:
         """
-        Call *function* on *nproc* ranks with these arguments; {rank: what it returned}.
+        Call *function* on *nproc* ranks with these arguments, and return {rank: its result}.
 
         Raises `RanksFailed` when ranks raised, died, or have not ended after *timeout* seconds, and `ConfigError` for
         what cannot be.
@@ -342,13 +295,15 @@ class Elastic:
         plugin = self._plugin
         if plugin._item is None:
             raise RuntimeError("elastic(...) is for tests: none runs at the moment")
-        given: dict[str, Any] = {"nproc": nproc, "backend": backend, "timeout": timeout, "device": device}
-        given = {name: value for name, value in given.items() if value is not None}
-        if group != "":
+        options: dict[str, Any] = {"nproc": nproc, "backend": backend, "timeout": timeout, "device": device}
+        given = {name: value for name, value in options.items() if value is not None}
+        if group != "":  # None is a choice
             given["group"] = group
         asked = _asked.asked("elastic(...)", _asking.asked(plugin._item), given, _asking.known())
-        if asked.device == "cuda" and (there := gpus()) < asked.nproc:
-            pytest.skip(f"nproc={asked.nproc} needs as many GPUs, and {there or 'none'} are here")
+        if asked.device == "cuda":
+            present = gpus()
+            if present < asked.nproc:
+                pytest.skip(f"nproc={asked.nproc} needs as many GPUs, and {present or 'none'} are here")
         return plugin.call(asked, function, args, kwargs, is_body=False)
 
     def spawn(
@@ -372,36 +327,58 @@ class Elastic:
         return "<elastic: calls a function on ranks>"
 
 
-_TOLD = pytest.StashKey[list[tuple[str, str]]]()
 _SKIPPED = pytest.StashKey[tuple[str, int, str]]()
 
 
-def _note(item: Any, told: _told.Told) -> None:
-    """Keep for the report what ranks have written and logged, and the seeds."""
-    sections = []
-    for rank, text in sorted(told.output.items()):
-        if rank > 0 and text.strip():  # that of rank 0 is pytest's own
-            sections.append((f"Captured output of rank {rank}", text))
-    for rank, outcome in sorted(told.outcomes.items()):
-        if rank > 0 and outcome.log.strip():
-            sections.append((f"Captured log of rank {rank}", outcome.log))
-    sections.append(("Seeds of the ranks", f"rank 0: {told.seed}, and each further rank the next number"))
-    item.stash[_TOLD] = [*item.stash.get(_TOLD, []), *sections]
-
-
 @contextlib.contextmanager
-def _noted(told: _told.Told) -> Iterator[None]:
-    """A warning that is an error is not raised in place of a failure, but told with that."""
+def _capturing(config: Any, item: pytest.Item) -> Iterator[None]:
+    """Capture in the block the prints of the ranks' imports, as output of the setup of *item*."""
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    if capture is None:
+        yield
+        return
+    capture.resume_global_capture()
     try:
         yield
-    except Warning as warning:
-        if told.error is None:
-            raise
-        told.error.notes = [*told.error.notes, f"{type(warning).__name__}: {warning}"]
+    finally:
+        capture.suspend_global_capture(in_=False)
+        for stream, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
+            if text:
+                item.add_report_section("setup", stream, text)
+
+
+def _skip_without_gpus(asked: Asked) -> None:
+    if asked.device != "cuda":
+        return
+    present = gpus()
+    if present < asked.nproc:
+        are = "is" if present < 2 else "are"
+        pytest.skip(f"nproc={asked.nproc} needs as many GPUs, and {present or 'none'} {are} here")
+
+
+def _style(config: Any) -> Style:
+    return Style(
+        tbstyle=config.getoption("tbstyle", "auto"),
+        showlocals=bool(config.getoption("showlocals", False)),
+        fulltrace=bool(config.getoption("fulltrace", False)),
+        verbosity=config.get_verbosity(),
+        directory=str(config.invocation_params.dir),
+    )
+
+
+def _add_kept(report: pytest.TestReport, item: pytest.Item) -> None:
+    """Add to *report* the traces of the ranks that were kept for it."""
+    skipped = item.stash.get(_SKIPPED, None)
+    if skipped is not None and isinstance(report.longrepr, tuple):
+        report.longrepr = skipped  # where the rank has said so
+    sections = item.stash.get(_forwarding.TOLD, None)
+    if sections is not None:
+        del item.stash[_forwarding.TOLD]
+        report.sections += sections
 
 
 def _callers(item: Any, info: pytest.ExceptionInfo[BaseException]) -> Any:
-    """The lines of the test in pytest's process that have called the ranks; None where its body runs there."""
+    """Return the lines of the test in pytest's process that have called the ranks; None where its body runs there."""
     if _asking.runs_on_ranks(item):
         return None
     error = info.value

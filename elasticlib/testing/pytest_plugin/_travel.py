@@ -14,10 +14,10 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 from unittest import mock
 
 import pytest
@@ -47,7 +47,8 @@ def setting_of(config: Any) -> Setting:
         except (KeyError, ValueError):  # of another version
             continue
         if value:
-            text = "\n    ".join(map(str, value)) if isinstance(value, list) else str(value)
+            parts = value if isinstance(value, list) else [value]
+            text = "\n    ".join(map(str, parts))
             lines.append(f"{name} = {text}")
     return Setting(str(config.rootpath), "\n".join(lines) + "\n", config.get_verbosity())
 
@@ -64,10 +65,8 @@ class Modules:
         for module in always:
             self._add(module)
         if len(sys.modules) != self._count:
-            for module in list(sys.modules.values()):
-                spec = names_of_module(module).get("__spec__")
-                if type(spec) is ModuleSpec and type(spec.loader).__name__ == _REWRITER:
-                    self._add(module)
+            for module in filter(_is_rewritten, list(sys.modules.values())):
+                self._add(module)
             self._count = len(sys.modules)
         return self.known
 
@@ -81,6 +80,12 @@ class Modules:
             if name in self.known or (parent := sys.modules.get(name)) is None:
                 break
             self.known[name] = _place_of(parent)
+
+
+def _is_rewritten(module: ModuleType) -> bool:
+    """Return whether pytest has rewritten the assertions of that module."""
+    spec = names_of_module(module).get("__spec__")
+    return type(spec) is ModuleSpec and type(spec.loader).__name__ == _REWRITER
 
 
 def _place_of(module: ModuleType) -> Place:
@@ -159,31 +164,43 @@ def _watch_mocks(kind: type, enter: str, leave: str) -> None:
 
 
 def patches() -> tuple[Patch, ...]:
-    """What is patched at the moment, but for what `config` has. Raises `CannotTravelError`."""
+    """Return what is patched at the moment, but for what `config` has. Raises `CannotTravelError`."""
     found: list[Patch] = []
     for each in _patches:
-        for owner, name, _ in each._setattr:
-            if _is_of_pytest(owner) or _config_modules.is_config(owner):
-                continue
-            found.append(_of_attribute("monkeypatch.setattr", owner, name))
-        for mapping, key, _ in each._setitem:
-            found.append(_of_item("monkeypatch.setitem", mapping, key))
+        found += _of_monkeypatch(each)
     for each in _mocks:
-        if hasattr(each, "in_dict"):
-            now, before = each.in_dict, each._original
-            for key in [*{**dict.fromkeys(before), **dict.fromkeys(now)}]:
-                if key not in now or key not in before or now[key] is not before[key]:
-                    found.append(_of_item("mock.patch.dict", now, key))
-        elif not _config_modules.is_config(each.target):
-            found.append(_of_attribute("mock.patch.object", each.target, each.attribute))
+        found += _of_mock(each)
     return tuple(found)
 
 
+def _of_monkeypatch(patches: Any) -> Iterator[Patch]:
+    for owner, name, _ in patches._setattr:
+        if not _is_of_pytest(owner) and not _config_modules.is_config(owner):
+            yield _of_attribute("monkeypatch.setattr", owner, name)
+    for mapping, key, _ in patches._setitem:
+        yield _of_item("monkeypatch.setitem", mapping, key)
+
+
+def _of_mock(patch: Any) -> Iterator[Patch]:
+    if hasattr(patch, "in_dict"):
+        now, before = patch.in_dict, patch._original
+        for key in {**dict.fromkeys(before), **dict.fromkeys(now)}:
+            is_same = key in now and key in before and now[key] is before[key]
+            if not is_same:
+                yield _of_item("mock.patch.dict", now, key)
+    elif not _config_modules.is_config(patch.target):
+        yield _of_attribute("mock.patch.object", patch.target, patch.attribute)
+
+
 def _is_of_pytest(owner: Any) -> bool:
-    """Whether pytest's own plugins patch such for the whole session: of no other object of its is that known."""
+    """Return whether pytest's own plugins patch such for the whole session: no other object of its is known for it."""
     if isinstance(owner, (pytest.Item, pytest.Config)):
         return True
-    name = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__ if isinstance(owner, type) else ""
+    name = ""
+    if isinstance(owner, ModuleType):
+        name = owner.__name__
+    elif isinstance(owner, type):
+        name = owner.__module__
     return name.partition(".")[0] == "_pytest"
 
 
@@ -212,25 +229,42 @@ def _of_item(how: str, mapping: Mapping[Any, Any], key: Any) -> Patch:
     if key not in mapping:
         return _checked(Patch(owner, name, key, is_item=True, is_gone=True), where)
     value = mapping[key]
-    if mapping is sys.modules and isinstance(value, ModuleType) and getattr(value, "__spec__", None) is None:
-        values = {name: each for name, each in vars(value).items() if not name.startswith("__")}
-        value = MadeUp(value.__name__, values)
+    if mapping is sys.modules and _is_made_up(value):
+        value = _made_up(value)
     return _checked(Patch(owner, name, key, is_item=True, value=value), where)
 
 
+def _made_up(module: ModuleType) -> MadeUp:
+    return MadeUp(module.__name__, {name: each for name, each in vars(module).items() if not name.startswith("__")})
+
+
+def _is_made_up(value: object) -> TypeGuard[ModuleType]:
+    """Return whether *value* is a module that the test has made, which ranks can import from nowhere."""
+    return isinstance(value, ModuleType) and getattr(value, "__spec__", None) is None
+
+
 def _holder(mapping: Any) -> tuple[Any, str]:
-    """The module or class with the attribute that is *mapping*, and the attribute's name."""
+    """Return the module or class with the attribute that is *mapping*, and the attribute's name."""
     if mapping is sys.modules:
         return sys, "modules"
+    for owner, name, value in _attributes():
+        if value is mapping:
+            return owner, name
+    return None, ""
+
+
+def _attributes() -> Iterator[tuple[Any, str, Any]]:
+    """Yield the attributes of all modules, and of their classes, each with its owner and its name."""
     for module in list(sys.modules.values()):
         for name, value in list(names_of_module(module).items()):
-            if value is mapping:
-                return module, name
+            yield module, name, value
             if issubclass(type(value), type):  # isinstance would ask the object, which may warn
                 for inner, each in list(names_of_class(value).items()):
-                    if each is mapping:
-                        return value, inner
-    return None, ""
+                    yield value, inner, each
+
+
+def _name_in_class(kind: Any, mapping: Any) -> str | None:
+    return next((name for name, value in list(names_of_class(kind).items()) if value is mapping), None)
 
 
 def _checked(patch: Patch, where: str) -> Patch:
@@ -274,6 +308,7 @@ def _travels(warning_filter: tuple[Any, ...]) -> bool:
 
 
 def levels(caplog: Any) -> dict[str, int]:
-    """Levels of the root logger and of those that ``caplog`` has changed."""
-    names = {"", *(name or "" for name in getattr(caplog, "_initial_logger_levels", ()))}
+    """Return the levels of the root logger and of those that ``caplog`` has changed."""
+    changed = getattr(caplog, "_initial_logger_levels", ())
+    names = {"", *(name or "" for name in changed)}
     return {name: logging.getLogger(name or None).level for name in names}

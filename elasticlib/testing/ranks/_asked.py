@@ -37,25 +37,30 @@ class Asked:
 
 
 def sizes(where: str, value: Any) -> tuple[int, ...]:
-    """The numbers of ranks that ``nproc=`` names. Raises `MarkError`."""
-    found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    """Return the numbers of ranks that ``nproc=`` names. Raises `MarkError`."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    found = tuple(value) if is_list else (value,)
     if not found:
         raise MarkError(f"{where}: nproc={value!r} names no number of ranks: give one, as in nproc=[1, 2]")
-    for each in found:
-        if isinstance(each, bool) or not isinstance(each, int) or each < 1:
-            raise MarkError(f"{where}: nproc={value!r} must be 1 or more ranks, or a list of such numbers")
+    if not all(map(_is_size, found)):
+        raise MarkError(f"{where}: nproc={value!r} must be 1 or more ranks, or a list of such numbers")
     if len(set(found)) < len(found):
         raise MarkError(f"{where}: nproc={value!r} names a number twice: name each once")
     return found
+
+
+def _is_size(value: Any) -> bool:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return is_number and value >= 1
 
 
 def asked(
     where: str, defaults: Asked, options: Mapping[str, Any], known: Collection[str] = (), args: Sequence[Any] = ()
 ) -> Asked:
     """
-    *defaults* with *options*, of which ``nproc`` is one number here. Raises `MarkError` that begins with *where*.
+    Return *defaults* with *options*, of which ``nproc`` is one number here.
 
-    *known*: back ends beside torch's own.
+    Raises `MarkError` that begins with *where*. *known*: back ends beside torch's own.
     """
     if args:
         raise MarkError(f"{where}: {args[0]!r} has no name: write nproc={args[0]!r}, or backend=..., timeout=...")
@@ -65,22 +70,37 @@ def asked(
     found = evolve(defaults, **options)
     sizes(where, found.nproc)
     _check_backend(where, found.backend, known)
-    if found.group not in GROUPS:
-        raise MarkError(f"{where}: group={found.group!r} must be 'fresh', 'shared' or None (the test makes its own)")
-    limit = found.timeout
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
-        raise MarkError(f"{where}: timeout={limit!r} must be a number of seconds above 0")
-    if found.device not in _DEVICES:
-        raise MarkError(f"{where}: device={found.device!r} must be 'cpu' or 'cuda'")
-    if "nccl" in found.backend:
-        if options.get("device") == "cpu":
-            raise MarkError(f"{where}: device='cpu' has no meaning with backend={found.backend!r}: leave it out")
-        found = evolve(found, device="cuda")
-    return found
+    _check_group(where, found.group)
+    _check_timeout(where, found.timeout)
+    _check_device(where, found.device)
+    if "nccl" not in found.backend:
+        return found
+    if options.get("device") == "cpu":
+        raise MarkError(f"{where}: device='cpu' has no meaning with backend={found.backend!r}: leave it out")
+    return evolve(found, device="cuda")
 
 
 def _check_backend(where: str, backend: Any, known: Collection[str]) -> None:
-    every = [*_BACKENDS, *(each for each in known if each not in (*_BACKENDS, "undefined"))]
-    parts = [part.rpartition(":")[2] for part in backend.split(",")] if isinstance(backend, str) else []
-    if not parts or any(part.lower() not in every for part in parts):
+    every = [*_BACKENDS]
+    every += [each for each in known if each not in (*_BACKENDS, "undefined")]
+    parts: list[str] = []
+    if isinstance(backend, str):
+        parts = [part.rpartition(":")[2].lower() for part in backend.split(",")]
+    if not parts or not set(parts).issubset(every):
         raise MarkError(f"{where}: backend={backend!r} is unknown: back ends are {', '.join(every)}")
+
+
+def _check_group(where: str, group: Any) -> None:
+    if group not in GROUPS:
+        raise MarkError(f"{where}: group={group!r} must be 'fresh', 'shared' or None (the test makes its own)")
+
+
+def _check_timeout(where: str, limit: Any) -> None:
+    is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+    if not is_number or not 0 < limit < math.inf:
+        raise MarkError(f"{where}: timeout={limit!r} must be a number of seconds above 0")
+
+
+def _check_device(where: str, device: Any) -> None:
+    if device not in _DEVICES:
+        raise MarkError(f"{where}: device={device!r} must be 'cpu' or 'cuda'")

@@ -146,6 +146,6 @@ class Outcome:
     """Of the fixture ``record_property``."""
     collectives: int = 0
     """How many collectives it has called in a process group that tests share."""
-    dirt: tuple[str, ...] = ()
+    leaks: tuple[str, ...] = ()
     """What the test has left behind in this worker."""
     coverage: bytes = b""

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import unittest
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -35,10 +35,12 @@ class _Result(unittest.TestResult):
         if isinstance(error, SystemExit):
             if error.code in (None, 0):
                 return
-            if (reason := _skip_of(error.code)) is not None:
+            reason = _skip_of(error.code)
+            if reason is not None:
                 self.reason = reason
                 return
-        self.parts.append((what, error.with_traceback(_own_part(info[2], isinstance(error, AssertionError)))))
+        trace = _own_part(info[2], isinstance(error, AssertionError))
+        self.parts.append((what, error.with_traceback(trace)))
 
     def addError(self, test: Any, err: Any) -> None:
         self._add(None, err)
@@ -118,10 +120,13 @@ def _put_back(kind: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
 def _end_group(kind: Any, case: Any, *, has_failed: bool) -> None:
     """Destroy the process group that the test has made and left."""
     dist: Any = sys.modules.get("torch.distributed")
-    if kind.makes_group() and dist is not None and dist.is_available() and dist.is_initialized():
-        # One of NCCL's waits for what other ranks have not sent: the worker is replaced instead.
-        if case.destroy_pg_upon_exit and not (has_failed and "nccl" in dist.get_backend()):
-            dist.destroy_process_group()
+    has_group = dist is not None and dist.is_available() and dist.is_initialized()
+    if not has_group or not kind.makes_group() or not case.destroy_pg_upon_exit:
+        return
+    # One of NCCL's waits for what other ranks have not sent: the worker is replaced instead.
+    may_wait = has_failed and "nccl" in dist.get_backend()
+    if not may_wait:
+        dist.destroy_process_group()
 
 
 def _skip_of(code: object) -> str | None:
@@ -134,19 +139,24 @@ def _skip_of(code: object) -> str | None:
 
 
 def _own_part(trace: TracebackType | None, is_assertion: bool) -> TracebackType | None:
-    """*trace* from the user's first frame on, without unittest's own frames at its end."""
+    """Return *trace* from the user's first frame on, without unittest's own frames at its end."""
     frames = []
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    own = next((index for index, each in enumerate(frames) if is_users(each.tb_frame.f_code.co_filename)), 0)
-    frames = frames[own:]
+    frames = frames[_first_of_user(frames) :]
+    # Those of assertEqual and the like say nothing.
     while is_assertion and len(frames) > 1 and "__unittest" in frames[-1].tb_frame.f_globals:
         frames.pop()
     found: TracebackType | None = None
     for each in reversed(frames):
         found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return found
+
+
+def _first_of_user(frames: Sequence[TracebackType]) -> int:
+    """Return the index of the first frame of the user's; 0 where there is none."""
+    return next((index for index, each in enumerate(frames) if is_users(each.tb_frame.f_code.co_filename)), 0)
 
 
 def _portable(value: Any) -> Any:

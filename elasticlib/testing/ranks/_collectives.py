@@ -8,6 +8,7 @@ collectives of one process group, from 1 on, and are the same on all of its rank
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from json import loads
 from typing import Any
@@ -57,91 +58,165 @@ class At:
 
 def summary(dumps: Collection[str | bytes], begin: int, members: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
     """
-    What a rank tells, as JSON can hold it, of *dumps* of its flight recorders: of what was called since *begin*.
+    Sum up, as JSON can hold it, the collectives that *dumps* of a rank's flight recorders show since *begin*.
 
     *begin* is in nanoseconds of the wall clock, *members* are the ranks of groups, by their names.
     """
     groups: dict[str, dict[str, Any]] = {}
     for dump in dumps:
         for entry in loads(dump).get("entries", ()):
-            if entry["time_created_ns"] < begin or entry["is_p2p"]:
-                continue
-            name, description = map(str, entry["process_group"])
-            ranks = list(members.get(name, ()))[:_MOST_MEMBERS]
-            new = {"group": name, "description": description, "members": ranks, "last": 0, "pending": []}
-            group = groups.setdefault(name, new)
-            group["last"] = max(group["last"], entry["collective_seq_id"])
-            if not entry["retired"]:
-                of = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
-                called = entry["profiling_name"].rpartition(":")[2]
-                group["pending"].append([entry["collective_seq_id"], called, ", ".join(_tensor(*each) for each in of)])
+            # Sends between two ranks are not numbered with the collectives of the group.
+            if entry["time_created_ns"] >= begin and not entry["is_p2p"]:
+                _add(groups, entry, members)
     for group in groups.values():
         group["pending"] = sorted(group["pending"])[:_MOST_PENDING]
     return list(groups.values())[:_MOST_GROUPS]
 
 
+def _add(groups: dict[str, dict[str, Any]], entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) -> None:
+    """Add one collective to its group of *groups*."""
+    name, description = map(str, entry["process_group"])
+    if name not in groups:
+        groups[name] = {
+            "group": name,
+            "description": description,
+            "members": list(members.get(name, ()))[:_MOST_MEMBERS],
+            "last": 0,
+            "pending": [],
+        }
+    group = groups[name]
+    group["last"] = max(group["last"], entry["collective_seq_id"])
+    if not entry["retired"]:
+        called = entry["profiling_name"].rpartition(":")[2]  # without the back end
+        tensors = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
+        of = ", ".join(_tensor(dtype, size) for dtype, size in tensors)
+        group["pending"].append([entry["collective_seq_id"], called, of])
+
+
 def _tensor(dtype: str, size: Sequence[int]) -> str:
-    names = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64"}
-    names |= {"Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}
-    return f"{names.get(dtype, dtype)} {list(size)}"
+    return f"{_TYPES.get(dtype, dtype)} {list(size)}"
+
+
+_TYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+"""The flight recorder's names of types, and those of Python."""
 
 
 # In the tests' own process.
 
 
 def read(told: object) -> dict[str, At]:
-    """By group what a rank has told; what cannot be that is left out."""
+    """Return by group the position that a rank has sent; leave out anything malformed."""
     found: dict[str, At] = {}
-    for each in told if isinstance(told, list) else ():
+    if not isinstance(told, list):
+        return found
+    for each in told:
         try:
-            pending = tuple(Collective(int(number), str(name), str(of)) for number, name, of in each["pending"])
-            members = tuple(map(int, each["members"]))
-            found[str(each["group"])] = At(
-                int(each["last"]), pending[:_MOST_PENDING], members, str(each["description"])
-            )
+            found[str(each["group"])] = _position(each)
         except (KeyError, TypeError, ValueError):
             continue
     return found
 
 
+def _position(each: Any) -> At:
+    pending = tuple(Collective(int(number), str(name), str(of)) for number, name, of in each["pending"])
+    members = tuple(map(int, each["members"]))
+    return At(int(each["last"]), pending[:_MOST_PENDING], members, str(each["description"]))
+
+
 def told(ranks: Mapping[int, Mapping[str, At]]) -> list[str]:
-    """Lines about *ranks*, each with where it is in its groups; [] where none waits in a collective."""
-    names = dict.fromkeys(name for groups in ranks.values() for name, at in groups.items() if at.pending)
+    """Return lines about the groups in which one of *ranks* waits, from the position of each rank by group."""
     lines = []
-    for name in names:
-        at = {rank: each[name] for rank, each in ranks.items() if name in each}
-        lines += _of_group(name, at, ranks)
+    for name in _groups_with_waiting_ranks(ranks):
+        at = {rank: groups[name] for rank, groups in ranks.items() if name in groups}
+        lines.append(_about_group(name, at, ranks))
     return lines
 
 
-def _of_group(name: str, at: Mapping[int, At], ranks: Collection[int]) -> list[str]:
-    (description, *_) = [each.description for each in at.values()]
-    is_described = description not in ("", "undefined", name)
-    group = f"the process group {name}{f' ({description})' if is_described else ''}"
-    group = "the default process group" if description == "default_pg" else group
-    number = min(each.pending[0].number for each in at.values() if each.pending)
-    calls: dict[Collective, list[int]] = {}
-    for rank, each in sorted(at.items()):
-        for call in each.pending[:1]:
-            if call.number == number:
-                calls.setdefault(call, []).append(rank)
-    members = {member for each in at.values() for member in each.members}
-    lasts = {rank: at[rank].last if rank in at else 0 for rank in sorted(members.intersection(ranks))}
-    missing = {rank: last for rank, last in lasts.items() if last < number}
-    first, *others = calls
-    differ = {call.name for call in calls}
-    if len(differ) > 1 or (others and first.name in _ALIKE):
+def _groups_with_waiting_ranks(ranks: Mapping[int, Mapping[str, At]]) -> list[str]:
+    names: dict[str, None] = {}  # in the order in which ranks have named them
+    for groups in ranks.values():
+        names.update((name, None) for name, at in groups.items() if at.pending)
+    return list(names)
+
+
+def _about_group(name: str, at: Mapping[int, At], ranks: Collection[int]) -> str:
+    """Describe the first collective that has not ended: it differs, or ranks are missing, or all of them wait."""
+    group = _group_text(name, next(iter(at.values())).description)
+    pending = {rank: each.pending[0] for rank, each in sorted(at.items()) if each.pending}
+    number = min(call.number for call in pending.values())
+    calls = _ranks_by_call(number, pending)
+    if _differ(calls):
         text = ", ".join(f"{call.text()} on {ranks_text(where)}" for call, where in calls.items())
-        return [f"Collective {number} of {group} differs: {text}."]
-    waiting = [rank for each in calls.values() for rank in each]
-    waits = f"{ranks_text(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+        return f"Collective {number} of {group} differs: {text}."
+
+    waiting = [*itertools.chain(*calls.values())]
+    waits = f"{ranks_text(waiting)} {_verb(waiting, 'waits', 'wait')}"
+    collective = f"collective {number}, {next(iter(calls)).text()}"
+    missing = _missing(number, at, ranks)
     if not missing:
-        return [f"In {group} {waits} in collective {number}, {first.text()}."]
-    behind: dict[int, list[int]] = {}
-    for rank, last in missing.items():
-        behind.setdefault(last, []).append(rank)
-    whos = ", and ".join(
-        f"{ranks_text(each)} {'has' if len(each) == 1 else 'have'} called {last or 'none'} so far"
-        for last, each in behind.items()
-    )
-    return [f"In {group} {waits} in collective {number}, {first.text()}, to which not all have come: {whos}."]
+        return f"In {group} {waits} in {collective}."
+    return f"In {group} {waits} in {collective}, to which not all have come: {_missing_text(missing)}."
+
+
+def _group_text(name: str, description: str) -> str:
+    if description == "default_pg":
+        return "the default process group"
+    if description in ("", "undefined", name):  # it was made without one
+        return f"the process group {name}"
+    return f"the process group {name} ({description})"
+
+
+def _ranks_by_call(number: int, pending: Mapping[int, Collective]) -> dict[Collective, list[int]]:
+    """Return the ranks that wait in collective *number*, by the call with which they entered it."""
+    calls: dict[Collective, list[int]] = {}
+    for rank, call in pending.items():
+        if call.number == number:
+            calls.setdefault(call, []).append(rank)
+    return calls
+
+
+def _differ(calls: Collection[Collective]) -> bool:
+    """Return whether *calls* cannot be one collective."""
+    names = {call.name for call in calls}
+    if len(names) > 1:
+        return True
+    # Others, such as all_to_all, may take tensors of another size from each rank.
+    return len(calls) > 1 and not names.isdisjoint(_ALIKE)
+
+
+def _missing(number: int, at: Mapping[int, At], ranks: Collection[int]) -> dict[int, list[int]]:
+    """
+    Return the ranks that have not called collective *number*, by the number of their last one.
+
+    Only members of the group count, as far as it has said who they are, and only ranks that answered at all.
+    """
+    missing: dict[int, list[int]] = {}
+    members = set[int]().union(*(each.members for each in at.values()))
+    for rank in sorted(members.intersection(ranks)):
+        last = at[rank].last if rank in at else 0
+        if last < number:
+            missing.setdefault(last, []).append(rank)
+    return missing
+
+
+def _missing_text(missing: Mapping[int, Sequence[int]]) -> str:
+    parts = []
+    for last, ranks in missing.items():
+        have = _verb(ranks, "has", "have")
+        parts.append(f"{ranks_text(ranks)} {have} called {last or 'none'} so far")
+    return ", and ".join(parts)
+
+
+def _verb(ranks: Collection[int], singular: str, plural: str) -> str:
+    return singular if len(ranks) == 1 else plural

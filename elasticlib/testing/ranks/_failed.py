@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import frozen
 
+from elasticlib.errors import ProcessFailure
 from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks._call import Failure
 from elasticlib.workers.child import unpack_exception
@@ -73,7 +74,7 @@ class Told:
 
 
 def told(failure: Failure, error: BaseException) -> Told:
-    """Of an exception that a rank has raised; *error* is what came of it here."""
+    """Return the failure of a rank that has raised an exception, which is *error* here."""
     # A group holds no SystemExit and the like.
     held = error if isinstance(error, Exception) else RuntimeError(failure.message)
     return Told(
@@ -87,8 +88,18 @@ def told(failure: Failure, error: BaseException) -> Told:
 
 
 def unpacked(failure: Failure) -> Told:
-    """Of an exception that a rank has raised."""
+    """Return the failure of a rank that has raised an exception."""
     return told(failure, unpack_exception(failure.error) or RuntimeError(failure.message))
+
+
+def of_death(failure: ProcessFailure) -> Told:
+    """Return the failure of a rank that has died."""
+    message = failure.summary(with_place=False)
+    lines = [failure.summary()]
+    if failure.traceback:
+        lines.append(failure.traceback)
+    lines += failure.log_tail
+    return Told(message, "", 0, "\n".join(lines), RuntimeError(message))
 
 
 class RanksFailed(Exception):  # noqa: N818
@@ -193,19 +204,25 @@ def summary(told: Mapping[int, Told], root: int) -> str:
 
 
 def folded(error: RanksFailed) -> tuple[list[str], list[list[int]]]:
-    """Lines about ranks of which there is no more to tell, and the ranks to be shown, equal ones together."""
+    """Return lines about ranks of which there is no more to tell, and the ranks to be shown, equal ones together."""
     together: dict[Any, list[int]] = {}
     for rank, each in error.told.items():
         together.setdefault(each.key(), []).append(rank)
-    shown = [ranks for ranks in together.values() if not error.told[ranks[0]].is_secondary or error.root in ranks]
-    shown.sort(key=lambda ranks: error.root in ranks)
-    lines = [
-        f"{ranks_text(ranks)}: {_short(error.told[ranks[0]])}" for ranks in together.values() if ranks not in shown
-    ]
-    if len(shown) > _MOST_SHOWN:
-        left, shown = shown[:-_MOST_SHOWN], shown[-_MOST_SHOWN:]
-        lines += [f"{ranks_text(ranks)}: {_short(error.told[ranks[0]])}" for ranks in left]
-    return [*lines, *error.notes], shown
+    lines: list[str] = []
+    shown: list[list[int]] = []
+    for ranks in together.values():
+        is_root = error.root in ranks
+        if is_root or not error.told[ranks[0]].is_secondary:
+            shown.append(ranks)
+        else:
+            lines.append(_line(ranks, error))
+    shown.sort(key=lambda ranks: error.root in ranks)  # the root cause last, where a reader looks first
+    lines += [_line(ranks, error) for ranks in shown[:-_MOST_SHOWN]]
+    return [*lines, *error.notes], shown[-_MOST_SHOWN:]
+
+
+def _line(ranks: Sequence[int], error: RanksFailed) -> str:
+    return f"{ranks_text(ranks)}: {_short(error.told[ranks[0]])}"
 
 
 def _short(told: Told) -> str:

@@ -69,22 +69,29 @@ class _Imports:
         self._mine = threading.local()
 
     def entered(self, name: str) -> None:
-        """The import of *name* begins."""
+        """Note that the import of *name* begins; of the outermost one with the state before."""
         stack = self._stack()
-        stack.append((name, *(() if stack else (_state.look() if self.before else {}, _generators()))))
+        if stack:
+            stack.append((name,))
+        else:
+            stack.append((name, _state.look() if self.before else {}, _generators()))
 
     def left(self, name: str) -> None:
-        """The import of *name* is done, or has failed."""
+        """Note that the import of *name* is done, or has failed."""
         stack = self._stack()
         while stack:  # an interrupt may have kept a name from being taken off
             found, *earlier = stack.pop()
-            if not stack and earlier:
-                state, generators = earlier
-                if self.before:
-                    self.before = _state.taken_over(self.before, state, _state.look())
-                _restore(generators, self._seed)
+            is_outermost = not stack and earlier
+            if is_outermost:
+                self._take_over(*earlier)
             if found == name:
                 return
+
+    def _take_over(self, state: _state.State, generators: tuple[Any, Any, Any]) -> None:
+        """Count what an import has changed since *state* as there before, and undo its draws of random numbers."""
+        if self.before:
+            self.before = _state.taken_over(self.before, state, _state.look())
+        _restore(generators, self._seed)
 
     def _stack(self) -> list[tuple[Any, ...]]:
         try:
@@ -129,17 +136,23 @@ def _without_own_group(before: _state.State) -> _state.State:
 
 
 def _changes(before: _state.State) -> tuple[str, ...]:
-    """What is other than *before*; what goes by itself in a moment is waited for."""
+    """Describe what is other than *before*, after a moment for what ends by itself."""
     if not _state.differences(before, _state.look()):
         return ()
     gc.collect()
     until = monotonic() + _ENDING
-    for thread in threading.enumerate():
-        if thread not in before["threads"] and thread is not threading.current_thread():
-            thread.join(max(0.0, until - monotonic()))
-    while (found := _state.differences(before, _state.look())) and monotonic() < until:
+    _join_new_threads(before["threads"], until)
+    found = _state.differences(before, _state.look())
+    while found and monotonic() < until:
         sleep(_ENDING / 10)
+        found = _state.differences(before, _state.look())
     return found
+
+
+def _join_new_threads(known: Container[threading.Thread], until: float) -> None:
+    for thread in threading.enumerate():
+        if thread not in known and thread is not threading.current_thread():
+            thread.join(max(0.0, until - monotonic()))
 
 
 # Random numbers.

@@ -1,7 +1,7 @@
 """
 Tests on ranks without pytest: what workers do for them.
 
-Rules of this file: whatever a test does to its worker is undone or told as dirt; an exception of the test's is an
+Rules of this file: whatever a test does to its worker is undone or reported; an exception of the test's is an
 outcome, with its traceback as Python prints it.
 """
 
@@ -58,7 +58,7 @@ def watched(call: Call, outcome: Callable[[], Outcome]) -> Outcome:
         with _coverage.measured(call) as measured, _recorder.until(call.until):
             found = outcome()
     called = _state.collectives() - before if call.shares_group else 0
-    return evolve(found, collectives=called, dirt=changes(), coverage=measured())
+    return evolve(found, collectives=called, leaks=changes(), coverage=measured())
 
 
 def _called(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:

@@ -25,7 +25,7 @@ from elasticlib.pools import Pool, PoolWorkers
 from elasticlib.processes import Message, debugger_follows
 from elasticlib.spec import LaunchConfig
 from elasticlib.stacks import ranks_text
-from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder, _sharing, _told
+from elasticlib.testing.ranks import _blocked, _recorder, _sharing, _told
 from elasticlib.testing.ranks._asked import Asked
 from elasticlib.testing.ranks._call import Call, Outcome
 from elasticlib.testing.ranks._gpus import gpus
@@ -33,10 +33,6 @@ from elasticlib.testing.ranks._meeting import MEETING, Meeting
 from elasticlib.testing.ranks._progress import Progress
 from elasticlib.testing.ranks._refusal import refusal
 
-_AFTER_FIRST = 1.0
-"""Seconds that ranks have, once another one has failed or skipped, to end by themselves."""
-_AFTER_LOST = 10.0
-"""The same, once one has lost its peer, whose death the launcher is about to tell."""
 _AT_BREAKPOINTS = 86400.0
 """Seconds that a test may take where a debugger follows its ranks."""
 _TITLE = "the surroundings of a test"
@@ -68,8 +64,8 @@ class Ranks:
         self._work = work
         self._pools: dict[tuple[int, str], Pool] = {}
         self._prepared: dict[PoolWorkers, object] = {}
-        self._unfit: dict[PoolWorkers, str] = {}
-        """Those that serve no other call, but stay until then: somebody may look at a failure there."""
+        self._to_replace: dict[PoolWorkers, str] = {}
+        """Those that serve no other call, and why, but stay until then: somebody may look at a failure there."""
         self._terminal = terminal
         """Gives the terminal's descriptors for stdin and stdout to a debugger (True), or takes them back (False)."""
         self._debugging: int | None = None
@@ -80,7 +76,7 @@ class Ranks:
     # Who there is.
 
     def pool(self, asked: Asked) -> Pool:
-        """The pool of *asked*, started where there is none."""
+        """Return the pool of *asked*, started where there is none."""
         key = asked.nproc, asked.device
         if key not in self._pools or self._pools[key].closed:
             devices = self._share(asked).gpus if asked.device == "cuda" else ()
@@ -108,57 +104,54 @@ class Ranks:
 
     def warm(self, asked: Asked, always: Sequence[ModuleType]) -> None:
         """Have the ranks of *asked* ready for a call."""
-        while self._unfit:
-            crew, why = self._unfit.popitem()
-            crew.spoilt = crew.spoilt or why
-        self.pool(asked).in_turn(lambda crew: self._prepare(crew, always))
+        while self._to_replace:
+            workers, reason = self._to_replace.popitem()
+            workers.must_be_replaced(reason)
+        self.pool(asked).in_turn(lambda workers: self._prepare(workers, always))
 
-    def _prepare(self, crew: PoolWorkers, always: Sequence[ModuleType]) -> None:
-        """Have the workers know the modules that they will need."""
+    def _prepare(self, workers: PoolWorkers, always: Sequence[ModuleType]) -> None:
+        """Let the workers import the modules that they will need, unless they have."""
         state, prepare, args = self._work.preparation(always)
-        if self._prepared.get(crew) == state:
+        if self._prepared.get(workers) == state:
             return
         self._prepared = {each: former for each, former in self._prepared.items() if not each.job.done()}
-        crew.ask(range(len(crew)), prepare, args, {}, by_all=False)
-        answers: list[Any] = []
-        until = monotonic() + _PREPARE_LIMIT
-        with self._told_if_interrupted(crew):
-            while len(answers) < len(crew) and (left := until - monotonic()) > 0:
-                answers += crew.answers(left)
-        for answer in answers:
-            if answer.failed():
-                raise crew.error(_TITLE, answers)
-        if len(answers) < len(crew):
-            where = "\n".join(_blocked.told(self._stacks(crew)))
-            crew.spoilt = "ranks did not import the tests' modules"
+        workers.ask(range(len(workers)), prepare, args, {}, by_all=False)
+        with self._told_if_interrupted(workers):
+            answers = _answers_within(_PREPARE_LIMIT, workers)
+        if any(answer.failed() for answer in answers):
+            raise workers.error(_TITLE, answers)
+        if len(answers) < len(workers):
+            where = "\n".join(_blocked.told(self._stacks(workers)))
+            workers.must_be_replaced("ranks did not import the tests' modules")
             raise TimeoutError(
                 f"The ranks have not imported the tests' modules in {_PREPARE_LIMIT:g} s. They are at:\n{where}"
             )
-        self._prepared[crew] = state
+        self._prepared[workers] = state
 
     @contextlib.contextmanager
-    def _told_if_interrupted(self, crew: PoolWorkers) -> Iterator[None]:
+    def _told_if_interrupted(self, workers: PoolWorkers) -> Iterator[None]:
         """Where it is interrupted within the block, keep in `interrupted` at what the ranks are."""
         try:
             yield
         except KeyboardInterrupt:
             with contextlib.suppress(Exception):
-                self.interrupted = _blocked.told(crew.job.stacks(_STACKS_LIMIT))
-            crew.spoilt = "the tests were interrupted"
+                self.interrupted = _blocked.told(workers.job.stacks(_STACKS_LIMIT))
+            workers.must_be_replaced("the tests were interrupted")
             raise
 
-    def _stacks(self, crew: PoolWorkers) -> Mapping[int, str]:
+    def _stacks(self, workers: PoolWorkers) -> Mapping[int, str]:
         """By rank; in brackets why there are none."""
         try:
-            return crew.job.stacks(_STACKS_LIMIT)
+            return workers.job.stacks(_STACKS_LIMIT)
         except TimeoutError as error:
-            return dict.fromkeys(range(len(crew)), f"({error})")
+            return dict.fromkeys(range(len(workers)), f"({error})")
 
     def close(self, *, hurry: bool) -> None:
         """End all of them."""
         pools, self._pools = self._pools, {}
-        for pool in pools.values() if hurry else ():
-            pool.job.stop(0, wait=False)
+        if hurry:
+            for pool in pools.values():
+                pool.job.stop(0, wait=False)
         for pool in pools.values():
             pool.close()
 
@@ -173,159 +166,148 @@ class Ranks:
         kwargs: Mapping[str, Any],
         always: Sequence[ModuleType],
     ) -> _told.Told:
-        """*function* on each rank. Raises `CannotTravelError`."""
+        """Run *function* on each rank. Raises `CannotTravelError`."""
 
-        def ask(crew: PoolWorkers) -> tuple[Progress, dict[int, str], dict[int, tuple[str, ...]], PoolWorkers]:
-            self._prepare(crew, always)
-            before = {rank: _size(file) for rank, file in _files(crew).items()}
-            group = (None, None) if asked.group is None else (asked.group, asked.backend)
-            progress = Progress(monotonic() + (_AT_BREAKPOINTS if debugger_follows() else asked.timeout))
-            crew.on_ask, crew.on_tell = self._on_ask, progress.hear
-            is_shared = asked.group == "shared"
-            until = evolve(call, until=progress.until, shares_group=is_shared)
+        def run_on(workers: PoolWorkers) -> tuple[PoolWorkers, Progress, dict[int, str]]:
+            self._prepare(workers, always)
+            sizes = {rank: _size(file) for rank, file in _files(workers).items()}
+            limit = _AT_BREAKPOINTS if debugger_follows() else asked.timeout
+            progress = Progress(len(workers), monotonic() + limit)
+            self._ask(workers, progress, asked, call, function, args, kwargs)
             try:
-                crew.ask(range(len(crew)), self._work.run, (until, function, args, dict(kwargs)), {}, group=group)
-            except PicklingError as error:
-                raise refusal(call, function, args, kwargs, error) from error
-            try:
-                with self._told_if_interrupted(crew):
-                    self._wait(crew, progress, asked)
+                with self._told_if_interrupted(workers):
+                    self._wait(workers, progress, asked)
             finally:
                 self._debugging = None
                 self._meeting.close()
-            dirt = {rank: each.dirt for rank, each in progress.outcomes.items() if each.dirt}
-            called = {rank: each.collectives for rank, each in progress.outcomes.items() if each.kind == "passed"}
-            if len(called) == len(crew) and len({*called.values()}) > 1:
-                dirt |= {rank: (*dirt.get(rank, ()), _told.left_after(count)) for rank, count in called.items()}
-            unfit = "a test left something behind" if dirt else ""
-            if progress.told and is_shared:
-                unfit = "a test has failed in the shared group"
-            if unfit and progress.told and call.debug:
-                self._unfit[crew] = unfit
-            else:
-                crew.spoilt = crew.spoilt or unfit
-            output = {rank: _since(file, before.get(rank, 0)) for rank, file in _files(crew).items()}
-            return progress, output, dirt, crew
+            self._replace_if_needed(workers, progress, asked, may_look=call.debug)
+            output = {rank: _since(file, sizes.get(rank, 0)) for rank, file in _files(workers).items()}
+            return workers, progress, output
 
         with self._turn(asked):
-            progress, output, dirt, crew = self.pool(asked).in_turn(ask)
-        failed = None
-        if progress.told and not progress.is_cut_short():
-            notes = [*progress.notes, *progress.early()]
-            look = functools.partial(self._look, crew)
-            failed = _failed.failed(progress.told, asked.nproc, notes, look)
-        return _told.Told(progress.outcomes, failed, output, dirt, call.seed)
+            workers, progress, output = self.pool(asked).in_turn(run_on)
+        failed = progress.failed(functools.partial(self._look, workers))
+        return _told.Told(progress.outcomes, failed, output, progress.leaks(), call.seed)
 
-    def _wait(self, crew: PoolWorkers, progress: Progress, asked: Asked) -> None:
-        """Until all ranks have ended, or been given up."""
-        while not progress.outcomes or len(progress.outcomes) < len(crew):
-            began, is_debugged = monotonic(), self._debugging is not None
+    def _ask(
+        self,
+        workers: PoolWorkers,
+        progress: Progress,
+        asked: Asked,
+        call: Call,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        workers.listen(self._on_ask, progress.hear)
+        group = (None, None) if asked.group is None else (asked.group, asked.backend)
+        own = evolve(call, until=progress.until, shares_group=asked.group == "shared")
+        try:
+            workers.ask(range(len(workers)), self._work.run, (own, function, args, dict(kwargs)), {}, group=group)
+        except PicklingError as error:
+            raise refusal(call, function, args, kwargs, error) from error
+
+    def _replace_if_needed(self, workers: PoolWorkers, progress: Progress, asked: Asked, *, may_look: bool) -> None:
+        reason = "a test left something behind" if progress.leaks() else ""
+        has_failed = bool(progress.told)
+        if has_failed and asked.group == "shared":
+            reason = "a test has failed in the shared group"
+        # Somebody may look at the failure in a debugger first, where it happened.
+        if reason and has_failed and may_look:
+            self._to_replace[workers] = reason
+        else:
+            workers.must_be_replaced(reason)
+
+    def _wait(self, workers: PoolWorkers, progress: Progress, asked: Asked) -> None:
+        """Wait until all ranks have ended, or have died, or are given up."""
+        while not progress.is_complete():
+            began = monotonic()
+            was_debugged = self._debugging is not None
+            left = None if was_debugged else max(0.0, progress.until - began)
             try:
-                left = None if self._debugging is not None else max(0.0, progress.until - began)
-                answers = crew.answers(left)
+                answers = workers.answers(left)
             except ChildFailedError as error:
-                self._note_deaths(crew, progress, error)
+                progress.add_deaths(error)
                 return
-            if is_debugged or self._debugging is not None:
-                progress.collectives.clear()  # told too early
-                progress.until += monotonic() - began  # who looks at a rank takes the time that it takes
-            for answer in answers:
-                self._note(crew, progress, answer)
-            self._meeting.look(len(crew), progress.outcomes, is_over=progress.has_stopped())
-            if not answers and self._debugging is None and monotonic() >= progress.until:
-                self._give_up(crew, progress, asked)
+            if was_debugged or self._debugging is not None:
+                progress.pause(monotonic() - began)
+            self._take(answers, workers, progress)
+            if not answers and self._is_over(progress):
+                self._give_up(workers, progress, asked)
                 return
 
-    def _note(self, crew: PoolWorkers, progress: Progress, answer: Any) -> None:
-        if answer.failed():
-            raise crew.error(_TITLE, [answer])
-        outcome: Outcome = answer.value()
-        progress.outcomes[answer.rank] = outcome
-        failure = outcome.failure
-        if failure is not None:
-            progress.told[answer.rank] = _failed.unpacked(failure)
-        if outcome.kind != "passed":
-            is_lost = failure is not None and failure.is_secondary
-            progress.until = min(progress.until, monotonic() + (_AFTER_LOST if is_lost else _AFTER_FIRST))
+    def _is_over(self, progress: Progress) -> bool:
+        return self._debugging is None and monotonic() >= progress.until
 
-    def _note_deaths(self, crew: PoolWorkers, progress: Progress, error: ChildFailedError) -> None:
-        """Workers have died."""
-        for rank, each in error.failures.items():
-            if each.secondary and rank != error.get_first_failure()[0]:
-                continue
-            progress.outcomes.pop(rank, None)
-            text = "\n".join([each.summary(), *([each.traceback] if each.traceback else []), *each.log_tail])
-            lost = RuntimeError(each.summary(with_place=False))
-            progress.told[rank] = _failed.Told(each.summary(with_place=False), "", 0, text, lost)
-        left = [rank for rank in range(len(crew)) if rank not in progress.outcomes and rank not in progress.told]
-        if left:
-            progress.notes.append(f"{ranks_text(left)}: ended, as a rank of the group was gone")
+    def _take(self, answers: Sequence[Any], workers: PoolWorkers, progress: Progress) -> None:
+        for answer in answers:
+            if answer.failed():
+                raise workers.error(_TITLE, [answer])
+            progress.add(answer.rank, answer.value(), monotonic())
+        self._meeting.look(len(workers), progress.outcomes, is_over=progress.has_stopped())
 
-    def _give_up(self, crew: PoolWorkers, progress: Progress, asked: Asked) -> None:
-        """The time is over: tell where the ranks are that have not ended."""
-        stacks = self._stacks(crew)
-        late = {
-            rank: stacks.get(rank, "(it has just ended)") for rank in range(len(crew)) if rank not in progress.outcomes
-        }
+    def _give_up(self, workers: PoolWorkers, progress: Progress, asked: Asked) -> None:
+        """Report where the ranks are that have not ended in time, and end them."""
+        stacks = self._stacks(workers)
+        late = {rank: stacks.get(rank, "(it has just ended)") for rank in progress.missing()}
         late |= dict.fromkeys(self._meeting.waiting & late.keys(), "(it has ended, and waits for the others)")
-        crew.spoilt = f"{ranks_text(late)} did not end"
-        where = _blocked.told(late)
-        if progress.has_stopped():
-            progress.notes += ["did not end after that, and were ended:", *where]
-            return
-        ended = f"; {ranks_text(progress.outcomes)} ended" if progress.outcomes else ""
-        message = f"timeout of {asked.timeout:g} s: {_blocked.in_short(late)}{ended}"
-        lines = [f"The ranks have not ended within {asked.timeout:g} s{ended}. They were at:", "", *where]
-        waiting = {rank: at for rank, at in progress.collectives.items() if rank in late}
-        if collectives := _collectives.told(waiting):
-            lines += ["", *collectives]
-        for rank, text in late.items():
-            own = _blocked.blocked(text).own()
-            file, line = (own.file, own.line) if own is not None else ("", 0)
-            progress.told[rank] = _failed.Told(message, file, line, "\n".join(lines), TimeoutError(message))
-        first = progress.told[min(late)]
-        # One failure, though they are at several places: told once.
-        progress.told = {
-            rank: _failed.Told(message, first.file, first.line, first.representation, each.error)
-            for rank, each in progress.told.items()
-        }
+        workers.must_be_replaced(f"{ranks_text(late)} did not end")
+        progress.add_late(late, asked.timeout)
 
-    def _look(self, crew: PoolWorkers, rank: int) -> bool | None:
-        """Have somebody look at the failure of *rank*: as `RanksFailed.look`."""
-        if crew.job.done():
+    def _look(self, workers: PoolWorkers, rank: int) -> bool | None:
+        """Open a debugger for the failure of *rank*: as `RanksFailed.look`."""
+        if workers.job.done():
             return None
         try:
-            crew.ask([rank], self._work.look_at_failure, (), {}, by_all=False)
-            while True:
-                for answer in crew.answers():
-                    if answer.rank == rank:
-                        found: bool | None = answer.value()
-                        return found
+            workers.ask([rank], self._work.look_at_failure, (), {}, by_all=False)
+            return self._answer_of(rank, workers)
         except ChildFailedError:
             return None
         finally:
             self._debugging = None
 
+    @staticmethod
+    def _answer_of(rank: int, workers: PoolWorkers) -> bool | None:
+        while True:
+            for answer in workers.answers():
+                if answer.rank == rank:
+                    found: bool | None = answer.value()
+                    return found
+
     def _on_ask(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
-        """What a rank wants: of the terminal, or of the others."""
-        if str(message.get("wants")) in MEETING:
+        """Answer a rank that wants something of the terminal, or of the others."""
+        wants = str(message.get("wants"))
+        if wants in MEETING:
             return self._meeting.come(rank, message)
-        if message.get("wants") == "no terminal":
+        if wants == "no terminal":
             self._debugging = None
             self._terminal(False)
             return {}, ()
-        if self._debugging is not None or not (descriptors := self._terminal(True)):
+        # One rank at a time has the terminal.
+        descriptors = () if self._debugging is not None else self._terminal(True)
+        if not descriptors:
             return {"has": False}, ()
         self._debugging = rank
         return {"has": True}, tuple(descriptors)
 
 
-def _files(crew: PoolWorkers) -> dict[int, str]:
-    """By rank, the file with what it writes."""
+def _answers_within(limit: float, workers: PoolWorkers) -> list[Any]:
+    """Return the answers of all workers, or those that they give in *limit* seconds."""
+    answers: list[Any] = []
+    until = monotonic() + limit
+    left = limit
+    while len(answers) < len(workers) and left > 0:
+        answers += workers.answers(left)
+        left = until - monotonic()
+    return answers
+
+
+def _files(workers: PoolWorkers) -> dict[int, str]:
+    """Return the file with the output of each rank."""
     found = {}
-    for rank in range(len(crew)):
+    for rank in range(len(workers)):
         with contextlib.suppress(Exception):
-            found[rank] = crew.job.files(rank)[-1]
+            found[rank] = workers.job.files(rank)[-1]
     return found
 
 

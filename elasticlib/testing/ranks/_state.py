@@ -37,7 +37,7 @@ _HANDLERS_KEPT = frozenset({"torch.utils.data._utils.signal_handling"})
 
 
 def look() -> State:
-    """What there is now."""
+    """Return the present state."""
     found: State = {
         "threads": _threads(),
         "processes": _processes(),
@@ -58,29 +58,52 @@ def look() -> State:
 
 
 def _threads() -> dict[threading.Thread, str]:
-    compilers: Collection[Any] = ()
-    pool = getattr(getattr(sys.modules.get("torch._inductor.async_compile"), "AsyncCompile", None), "pool", None)
+    compilers = _compiler_threads()
+    found = {}
+    for each in threading.enumerate():
+        is_kept = type(each).__module__ in _THREADS_KEPT or each in compilers
+        if each.is_alive() and not is_kept:
+            found[each] = each.name
+    return found
+
+
+def _compiler_threads() -> Collection[Any]:
+    """Return the threads with which torch compiles, for the life of the process."""
+    module: Any = sys.modules.get("torch._inductor.async_compile")
+    pool = getattr(getattr(module, "AsyncCompile", None), "pool", None)
     with contextlib.suppress(AttributeError):  # of another version
-        if pool is not None and pool.cache_info().currsize:
-            compilers = pool()._threads
-    return {
-        each: each.name
-        for each in threading.enumerate()
-        if each.is_alive() and type(each).__module__ not in _THREADS_KEPT and each not in compilers
-    }
+        if pool is not None and pool.cache_info().currsize:  # asked, it would make them
+            return pool()._threads  # type: ignore[no-any-return]
+    return ()
 
 
 def _processes() -> dict[int, str]:
-    """Those that this one has started and that run, each with its command line."""
+    """Return the running processes that this one has started, each with its command line."""
     found = {}
-    with contextlib.suppress(OSError):  # a kernel that does not tell
-        for number in _read(f"/proc/self/task/{os.getpid()}/children").split():
-            with contextlib.suppress(OSError):  # it has just ended
-                stat, line = _read(f"/proc/{int(number)}/stat"), _read(f"/proc/{int(number)}/cmdline")
-                command = line.replace(b"\0", b" ").decode(errors="replace").strip()
-                if stat.rpartition(b") ")[2][:1] not in b"ZX" and not any(each in command for each in _PROCESSES_KEPT):
-                    found[int(number)] = command or f"process {int(number)}"
+    for number in _children():
+        with contextlib.suppress(OSError):  # it has just ended
+            command = _command(number)
+            is_kept = any(each in command for each in _PROCESSES_KEPT)
+            if _runs(number) and not is_kept:
+                found[number] = command or f"process {number}"
     return found
+
+
+def _children() -> list[int]:
+    try:
+        return [int(number) for number in _read(f"/proc/self/task/{os.getpid()}/children").split()]
+    except OSError:  # a kernel that does not tell
+        return []
+
+
+def _command(number: int) -> str:
+    return _read(f"/proc/{number}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _runs(number: int) -> bool:
+    """Return whether that process is no zombie."""
+    state = _read(f"/proc/{number}/stat").rpartition(b") ")[2][:1]
+    return state not in b"ZX"
 
 
 def _read(file: str) -> bytes:
@@ -99,15 +122,16 @@ def _folder() -> str:
 
 
 def _descriptors() -> dict[int, str]:
-    """Files, pipes and sockets."""
+    """Return the open files, pipes and sockets."""
     kept = {_kept_by("multiprocessing.resource_tracker", "_resource_tracker", "_fd")}
     kept.add(_kept_by("multiprocessing.forkserver", "_forkserver", "_forkserver_alive_fd"))
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # it was that of the listing
             target = os.readlink(f"/proc/self/fd/{name}")
+            is_kept = target.startswith(_FILES_KEPT) or int(name) in kept
             # Installed files are a library's own, such as its fonts.
-            if not target.startswith(_FILES_KEPT) and int(name) not in kept and is_users(target):
+            if not is_kept and is_users(target):
                 found[int(name)] = target
     return found
 
@@ -122,14 +146,16 @@ def _handlers() -> dict[str, Any]:
 
 
 def _loggers() -> dict[str, tuple[Any, ...]]:
-    """Those that somebody has set up."""
-    return {
-        name: (each.level, [*each.handlers], each.propagate, each.disabled)
-        for name, each in logging.root.manager.loggerDict.copy().items()
-        if isinstance(each, logging.Logger)
-        and (each.level or each.handlers or each.disabled or not each.propagate)
-        and name not in _LOGGERS_KEPT
-    }
+    """Return the loggers that somebody has set up."""
+    found = {}
+    for name, each in logging.root.manager.loggerDict.copy().items():
+        if isinstance(each, logging.Logger) and _is_set_up(each) and name not in _LOGGERS_KEPT:
+            found[name] = each.level, [*each.handlers], each.propagate, each.disabled
+    return found
+
+
+def _is_set_up(logger: logging.Logger) -> bool:
+    return bool(logger.level or logger.handlers or logger.disabled or not logger.propagate)
 
 
 def _of_torch(torch: Any) -> State:
@@ -150,7 +176,7 @@ def _of_torch(torch: Any) -> State:
 
 
 def groups() -> dict[tuple[int, str], str]:
-    """The process groups that there are, by their identities and names, each with its name."""
+    """Return the names of the process groups that exist, by their identities and names."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not sys.modules["torch.distributed"].is_available():
         return {}
@@ -158,7 +184,7 @@ def groups() -> dict[tuple[int, str], str]:
 
 
 def collectives() -> int:
-    """How many this rank has called in its default process group; 0 where that is not known."""
+    """Return how many this rank has called in its default process group; 0 where that is not known."""
     dist: Any = sys.modules.get("torch.distributed")
     with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # of another version, or of no group
         return int(dist.group.WORLD._get_sequence_number_for_group())
@@ -166,7 +192,7 @@ def collectives() -> int:
 
 
 def taken_over(before: State, earlier: State, later: State) -> State:
-    """*before*, as if what differs between *earlier* and *later* had been so then."""
+    """Return *before*, as if what differs between *earlier* and *later* had been so then."""
     found = dict(before)
     for name, after in later.items():
         there: Any = earlier.get(name)
@@ -175,47 +201,110 @@ def taken_over(before: State, earlier: State, later: State) -> State:
         elif after == there:
             continue
         elif isinstance(after, dict):
-            gone = there.keys() - after.keys()
-            new = {key: value for key, value in after.items() if key not in there or there[key] != value}
-            found[name] = {key: value for key, value in found[name].items() if key not in gone} | new
-        elif found[name] == there:
+            found[name] = _parts_taken_over(found[name], there, after)
+        elif found[name] == there:  # else the test had changed it itself by then
             found[name] = after
     return found
 
 
+def _parts_taken_over(
+    before: Mapping[Any, Any], earlier: Mapping[Any, Any], later: Mapping[Any, Any]
+) -> dict[Any, Any]:
+    gone = earlier.keys() - later.keys()
+    found = {key: value for key, value in before.items() if key not in gone}
+    for key, value in later.items():
+        if key not in earlier or earlier[key] != value:
+            found[key] = value
+    return found
+
+
 def differences(before: State, after: State) -> tuple[str, ...]:
-    """What a test has changed, in words."""
+    """Describe what a test has changed."""
     # What only torch tells is not known of a worker that has just imported it.
-    every = (_difference(name, before[name], value) for name, value in after.items() if name in before)
-    return tuple(text for text in every if text)
+    known = {name: value for name, value in after.items() if name in before}
+    every = [_difference(name, before[name], value) for name, value in known.items()]
+    return tuple(filter(None, every))
 
 
 def _difference(name: str, before: Any, after: Any) -> str:
+    """Describe how the state *name* differs; empty where it does not, or where nobody needs to know."""
     if before == after:
         return ""
-    if name in _LEFT:
-        # One that is gone harms nobody: threads end, and so do connections when a peer ends them.
-        new = [text for key, text in after.items() if before.get(key) != text]
-        if name == "process groups" and not new:
-            return f"destroyed {_many([text for key, text in before.items() if key not in after], _LEFT[name])}"
-        return f"left {_many(new, _LEFT[name])}" if new else ""
-    if name == "environment":
-        return f"changed the environment: {_of_variables(before, after)}"
-    if name in ("signal handlers", "loggers"):
-        changed = [key for key in after if before.get(key) != after[key]]
-        changed += [key for key in before if key not in after and name == "loggers"]
-        what = "the handler of" if name == "signal handlers" else "the logger"
-        return f"changed {what} {_listed(changed)}" if changed else ""
-    if name == "functions":
-        replaced = _replaced.replaced(before, after)
-        return f"replaced {_listed(replaced)}" if replaced else ""
-    if name in ("sys.path", "root logger", "warnings filters"):
-        return f"changed {'the ' * (name != 'sys.path')}{name}"
-    if name in ("sys.stdout", "sys.stderr"):
-        return f"replaced {name}"
+    if name in _DESCRIBED:
+        return _DESCRIBED[name](name, before, after)
     if isinstance(before, dict) and isinstance(after, dict):
         return f"changed {name}: {_of_parts(before, after)}"
     return f"changed {name}: {_shown(before)} is now {_shown(after)}"
+
+
+# One for each kind of state, with its name, its values before and after.
+
+
+def _left(name: str, before: Mapping[Any, str], after: Mapping[Any, str]) -> str:
+    # One that is gone harms nobody: threads end, and so do connections when a peer ends them.
+    new = _new(before, after)
+    return f"left {_many(new, _LEFT[name])}" if new else ""
+
+
+def _groups_left(name: str, before: Mapping[Any, str], after: Mapping[Any, str]) -> str:
+    if _new(before, after):
+        return _left(name, before, after)
+    gone = [text for key, text in before.items() if key not in after]
+    return f"destroyed {_many(gone, _LEFT[name])}"
+
+
+def _new(before: Mapping[Any, str], after: Mapping[Any, str]) -> list[str]:
+    return [text for key, text in after.items() if before.get(key) != text]
+
+
+def _environment_changed(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    return f"changed the environment: {_of_variables(before, after)}"
+
+
+def _handlers_changed(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    changed = _changed_keys(before, after)
+    return f"changed the handler of {_listed(changed)}" if changed else ""
+
+
+def _loggers_changed(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    # Unlike a signal, a logger may also lose all that was set up.
+    changed = [*_changed_keys(before, after), *(before.keys() - after.keys())]
+    return f"changed the logger {_listed(changed)}" if changed else ""
+
+
+def _changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return [key for key in after if before.get(key) != after[key]]
+
+
+def _functions_changed(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    replaced = _replaced.replaced(before, after)
+    return f"replaced {_listed(replaced)}" if replaced else ""
+
+
+def _changed(name: str, before: Any, after: Any) -> str:
+    return f"changed {name}" if name == "sys.path" else f"changed the {name}"
+
+
+def _stream_replaced(name: str, before: Any, after: Any) -> str:
+    return f"replaced {name}"
+
+
+_DESCRIBED: dict[str, Callable[[str, Any, Any], str]] = {
+    "threads": _left,
+    "processes": _left,
+    "descriptors": _left,
+    "process groups": _groups_left,
+    "environment": _environment_changed,
+    "signal handlers": _handlers_changed,
+    "loggers": _loggers_changed,
+    "functions": _functions_changed,
+    "sys.path": _changed,
+    "root logger": _changed,
+    "warnings filters": _changed,
+    "sys.stdout": _stream_replaced,
+    "sys.stderr": _stream_replaced,
+}
+"""By the name of a state; others are shown with their values."""
 
 
 _LEFT = {
@@ -232,7 +321,10 @@ def _many(names: list[str], what: tuple[str, str]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join([each[:80] for each in sorted(names)[:5]] + ["..."] * (len(names) > 5))
+    shown = [each[:80] for each in sorted(names)[:5]]
+    if len(names) > 5:
+        shown.append("...")
+    return ", ".join(shown)
 
 
 def _shown(value: object) -> str:
@@ -240,14 +332,26 @@ def _shown(value: object) -> str:
 
 
 def _of_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The parts of a setting that differ; one that is not there is at its default."""
-    default = "the default"
-    names = [name for name in {**before, **after} if before.get(name, default) != after.get(name, default)]
-    shown = [f"{name} from {_shown(before.get(name, default))} to {_shown(after.get(name, default))}" for name in names]
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+    """Describe the parts of a setting that differ; one that is missing is at its default."""
+    shown = []
+    for name in {**before, **after}:
+        value = before.get(name, "the default")
+        value_now = after.get(name, "the default")
+        if value != value_now:
+            shown.append(f"{name} from {_shown(value)} to {_shown(value_now)}")
+    return _first_three(shown)
 
 
 def _of_variables(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-    shown = [f"{name} {'is gone' if name not in after else f'= {after[name]!r}'}" for name in names[:3]]
-    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    shown = []
+    for name in sorted({*before, *after}):
+        if name not in after:
+            shown.append(f"{name} is gone")
+        elif before.get(name) != after[name]:
+            shown.append(f"{name} = {after[name]!r}")
+    return _first_three(shown)
+
+
+def _first_three(shown: list[str]) -> str:
+    text = ", ".join(shown[:3])
+    return f"{text} and {len(shown) - 3} more" if len(shown) > 3 else text

@@ -7,7 +7,7 @@ Rules of this file: a rank's skip counts only where none has failed; parts of a 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -20,47 +20,58 @@ from elasticlib.testing.ranks._call import Call, Outcome
 
 @frozen
 class Told:
-    """What came of a test."""
+    """The outcome of a test."""
 
     outcomes: Mapping[int, Outcome]
     error: _failed.RanksFailed | None
     output: Mapping[int, str]
     """By rank, what it wrote."""
-    dirt: Mapping[int, tuple[str, ...]]
+    leaks: Mapping[int, tuple[str, ...]]
     """By rank, what the test left behind."""
     seed: int = 0
     """Of rank 0."""
 
     def stop(self) -> tuple[str, Outcome] | None:
-        """The skip or expected failure that ranks have asked for, with the words for it."""
+        """Return the skip or expected failure that ranks have asked for, after the text that reports it."""
         found = {rank: each for rank, each in self.outcomes.items() if each.kind in ("skipped", "xfailed")}
         if self.error is not None or not found:
             return None
-        rank = min(found)
-        alike = [other for other, each in found.items() if each.reason == found[rank].reason]
-        everyone = len(alike) == len(self.outcomes)
-        return ("" if everyone else f"{ranks_text(alike)}: ") + found[rank].reason, found[rank]
+        first = found[min(found)]
+        alike = [rank for rank, each in found.items() if each.reason == first.reason]
+        if len(alike) == len(self.outcomes):
+            return first.reason, first
+        return f"{ranks_text(alike)}: {first.reason}", first
 
     def parts(self) -> list[tuple[Any, _failed.RanksFailed]]:
-        """The failures of each part of the test: see `PartsError`."""
+        """Return the failures of each part of the test: see `PartsError`."""
         if self.error is None:
             return []
-        found: dict[str, tuple[Any, dict[int, _failed.Told]]] = {}
-        for rank, whole in self.error.told.items():
-            outcome = self.outcomes.get(rank)
-            several = outcome.parts if outcome is not None else ()
-            parts = [(what, _failed.unpacked(failure)) for what, failure in several]
-            for what, told in parts or [(None, whole)]:
-                found.setdefault(repr(what), (what, {}))[1].setdefault(rank, told)
+        parts = self._ranks_by_part(self.error)
         # What others' failures have brought about stands beside these, and is no news.
-        own = [each for each in found.values() if not all(told.is_secondary for told in each[1].values())]
+        own = [(what, ranks) for what, ranks in parts if not _are_secondary(ranks.values())]
         size, notes, look = self.error.size, self.error.notes, self.error.look
-        return [(what, _failed.failed(each, size, notes, look)) for what, each in own or found.values()]
+        return [(what, _failed.failed(ranks, size, notes, look)) for what, ranks in own or parts]
 
-    def warn_of_dirt(self, call: Call) -> None:
+    def _ranks_by_part(self, error: _failed.RanksFailed) -> list[tuple[Any, dict[int, _failed.Told]]]:
+        """Return each part that has failed, with the failure of each rank in it."""
+        found: dict[str, tuple[Any, dict[int, _failed.Told]]] = {}
+        for rank, whole in error.told.items():
+            for what, told in self._parts_of(rank) or [(None, whole)]:
+                _, ranks = found.setdefault(repr(what), (what, {}))
+                ranks.setdefault(rank, told)
+        return list(found.values())
+
+    def _parts_of(self, rank: int) -> list[tuple[Any, _failed.Told]]:
+        """Return the parts that failed on *rank*; [] where it has told of none."""
+        outcome = self.outcomes.get(rank)
+        if outcome is None:
+            return []
+        return [(what, _failed.unpacked(failure)) for what, failure in outcome.parts]
+
+    def warn_of_leaks(self, call: Call) -> None:
         """Say what the test has left behind."""
         alike: dict[tuple[str, ...], list[int]] = {}
-        for rank, what in sorted(self.dirt.items()):
+        for rank, what in sorted(self.leaks.items()):
             alike.setdefault(what, []).append(rank)
         text = "; ".join(f"{ranks_text(ranks)} {_with_and(what)}" for what, ranks in alike.items())
         message = (
@@ -71,9 +82,13 @@ class Told:
 
 
 def left_after(collectives: int) -> str:
-    """What a test has left in a shared group whose ranks are at different collectives."""
+    """Describe a shared group that a test has left with its ranks at different collectives."""
     where = f"after {counted(collectives, 'collective')}" if collectives else "without a collective"
     return f"left the shared process group {where}, and another rank elsewhere"
+
+
+def _are_secondary(failures: Iterable[_failed.Told]) -> bool:
+    return all(each.is_secondary for each in failures)
 
 
 def _with_and(parts: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """
 One test on one rank: its surroundings are made, its function is called, and what came of it is told.
 
-Rules of this file: whatever a test does to this process is undone or told as dirt; an exception of the test's is an
+Rules of this file: whatever a test does to this process is undone or reported; an exception of the test's is an
 outcome, one of ours is an error of the call.
 """
 
@@ -205,7 +205,7 @@ def _shortened(info: Any, style: Style) -> Any:
 
 @contextlib.contextmanager
 def _patched(patches: tuple[Patch, ...]) -> Iterator[None]:
-    """Have in this process what ``monkeypatch`` has changed in pytest's."""
+    """Repeat in this process what ``monkeypatch`` has changed in pytest's."""
     if not patches:
         yield
         return
@@ -213,17 +213,25 @@ def _patched(patches: tuple[Patch, ...]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as here:
         for patch in patches:
-            if patch.owner is os and patch.name == "environ" and is_worker_variable(patch.key):
+            is_variable = patch.owner is os and patch.name == "environ"
+            # Each rank has its own of these.
+            if is_variable and is_worker_variable(patch.key):
                 continue
-            if patch.is_item and patch.is_gone:
-                here.delitem(getattr(patch.owner, patch.name), patch.key, raising=False)
-            elif patch.is_item:
-                here.setitem(getattr(patch.owner, patch.name), patch.key, _value(patch))
-            elif patch.is_gone:
-                here.delattr(patch.owner, patch.name, raising=False)
-            else:
-                here.setattr(patch.owner, patch.name, patch.value, raising=False)
+            _apply(patch, here)
         yield
+
+
+def _apply(patch: Patch, here: Any) -> None:
+    if patch.is_item:
+        mapping = getattr(patch.owner, patch.name)
+        if patch.is_gone:
+            here.delitem(mapping, patch.key, raising=False)
+        else:
+            here.setitem(mapping, patch.key, _value(patch))
+    elif patch.is_gone:
+        here.delattr(patch.owner, patch.name, raising=False)
+    else:
+        here.setattr(patch.owner, patch.name, patch.value, raising=False)
 
 
 def _value(patch: Patch) -> Any:
