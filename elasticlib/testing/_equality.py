@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 __unittest = True
 
 
 def is_near(*values: Any) -> bool:
-    """Whether one of *values* is, or holds, something that is compared by its nearness."""
+    """Return whether one of *values* is, or holds, something that is compared by its nearness."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and any(_has_near(value, torch) for value in values)
 
@@ -30,37 +30,63 @@ def _has_near(value: Any, torch: Any) -> bool:
 
 def check(case: Any, first: Any, second: Any, msg: Any, options: Mapping[str, Any], at: str = "") -> None:
     """Raise ``AssertionError`` unless both are equal; *at* is where they are in what is compared."""
+    if _are_like_mappings(first, second) or _are_like_lists(first, second):
+        for key, one, other in _pairs(first, second):
+            check(case, one, other, msg, options, f"{at}[{key!r}]")
+        return
+
     torch: Any = sys.modules["torch"]
-    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
-        first, second = _alike(first, second, torch), _alike(second, first, torch)
-    elif isinstance(first, Mapping) and isinstance(second, Mapping) and first.keys() == second.keys():
-        for key in first:
-            check(case, first[key], second[key], msg, options, f"{at}[{key!r}]")
-        return
-    elif _are_lists(first, second):
-        for index, (one, other) in enumerate(zip(first, second, strict=True)):
-            check(case, one, other, msg, options, f"{at}[{index}]")
-        return
-    if isinstance(first, (torch.Tensor, numbers.Number)) and isinstance(second, (torch.Tensor, numbers.Number)):
-        both = isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
-        try:
-            torch.testing.assert_close(first, second, **(options if both else {**options, "check_dtype": False}))
-        except (AssertionError, TypeError) as error:  # a TypeError: a number beside a tensor of many
-            text = f"{error}\n(at {at})" if at else str(error)
-            raise case.failureException(case._formatMessage(msg, text)) from None
-        return
-    case._plainly_equal(first, second, msg if not at else f"{msg or ''} (at {at})".strip())
+    first, second = _alike(first, second, torch), _alike(second, first, torch)
+    if _are_near_kinds(first, second, torch):
+        _check_near(case, first, second, msg, options, at)
+    elif at:
+        case._plainly_equal(first, second, f"{msg or ''} (at {at})".strip())
+    else:
+        case._plainly_equal(first, second, msg)
 
 
-def _are_lists(first: Any, second: Any) -> bool:
-    both = isinstance(first, (list, tuple)) and isinstance(second, (list, tuple))
-    return both and type(first) is type(second) and len(first) == len(second)
+def _pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield each key or index with both values there."""
+    keys = first if isinstance(first, Mapping) else range(len(first))
+    for key in keys:
+        yield key, first[key], second[key]
+
+
+def _check_near(case: Any, first: Any, second: Any, msg: Any, options: Mapping[str, Any], at: str) -> None:
+    torch: Any = sys.modules["torch"]
+    are_tensors = isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
+    if not are_tensors:  # a number has no dtype to compare
+        options = {**options, "check_dtype": False}
+    try:
+        torch.testing.assert_close(first, second, **options)
+    except (AssertionError, TypeError) as error:  # a TypeError: a number beside a tensor of many
+        text = f"{error}\n(at {at})" if at else str(error)
+        raise case.failureException(case._formatMessage(msg, text)) from None
+
+
+def _are_like_mappings(first: Any, second: Any) -> bool:
+    are_mappings = isinstance(first, Mapping) and isinstance(second, Mapping)
+    return are_mappings and first.keys() == second.keys()
+
+
+def _are_like_lists(first: Any, second: Any) -> bool:
+    are_lists = isinstance(first, (list, tuple)) and isinstance(second, (list, tuple))
+    return are_lists and type(first) is type(second) and len(first) == len(second)
+
+
+def _are_near_kinds(first: Any, second: Any, torch: Any) -> bool:
+    kinds = (torch.Tensor, numbers.Number)
+    return isinstance(first, kinds) and isinstance(second, kinds)
 
 
 def _alike(value: Any, other: Any, torch: Any) -> Any:
-    """*value*, a number or a list beside a tensor made one, or the tensor of one element beside a number that."""
+    """Return *value* as it is compared with *other*: beside a tensor, numbers and lists become like it."""
     if isinstance(value, torch.Tensor):
-        return value.item() if isinstance(other, numbers.Number) and value.numel() == 1 else value
-    if isinstance(value, Sequence) and not isinstance(value, str):
+        # A tensor of one element beside a number counts as that number.
+        is_number = isinstance(other, numbers.Number) and value.numel() == 1
+        return value.item() if is_number else value
+    if not isinstance(other, torch.Tensor) or isinstance(value, str):
+        return value
+    if isinstance(value, Sequence):
         return torch.as_tensor(value, dtype=other.dtype, device=other.device)
     return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, get_args
 
 from attrs import NOTHING, Attribute, asdict, field, fields, frozen
@@ -285,9 +285,15 @@ def _fault(body: Any) -> Fault:
         raise ValueError(f"{body!r:.80} is no fault")
     kind = _BY_NAME[body["fault"]]
     given = {name: value for name, value in body.items() if name != "fault"}
-    needed = {each.name for each in fields(kind) if each.default is NOTHING}
-    if not needed <= given.keys() <= {each.name for each in fields(kind)}:
-        names = ", ".join(each.name for each in fields(kind))
-        raise ValueError(f"{kind.__name__} has the fields {names}, of which {', '.join(sorted(needed))} must be given")
+    _check_fields(kind, given)
     made: Fault = kind(**given)
     return made
+
+
+def _check_fields(kind: Any, given: Mapping[str, Any]) -> None:
+    known = {each.name: each.default for each in fields(kind)}
+    needed = {name for name, default in known.items() if default is NOTHING}
+    if not needed <= given.keys() <= known.keys():
+        raise ValueError(
+            f"{kind.__name__} has the fields {', '.join(known)}, of which {', '.join(sorted(needed))} must be given"
+        )

@@ -63,25 +63,37 @@ def _found() -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name in _MODULES:
         yield name, names_of_module(sys.modules.get(name))
     for module, name in _ROOTS:
-        root = names_of_module(sys.modules.get(module)).get(name)
-        if isinstance(root, type):
-            yield f"{module}.{name}", names_of_class(root)
-            derived: list[type] = type.__subclasses__(root)
-            for each in derived:
-                yield from _with_derived(each)
+        yield from _of_root(module, name)
     for found in list(sys.modules.values()):
-        file = file_of_module(found)
-        if file is not None and is_users(file):
+        if _is_users_module(found):
             yield from _classes_of(names_of_module(found))
 
 
+def _of_root(module: str, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    root = names_of_module(sys.modules.get(module)).get(name)
+    if isinstance(root, type):
+        yield f"{module}.{name}", names_of_class(root)
+        yield from _below(root)
+
+
+def _is_users_module(module: Any) -> bool:
+    file = file_of_module(module)
+    return file is not None and is_users(file)
+
+
+def _below(root: type) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    derived: list[type] = type.__subclasses__(root)
+    for each in derived:
+        yield from _with_derived(each)
+
+
 def _with_derived(kind: type) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What *kind* holds, and each class of a library below it; those that a test makes come and go."""
+    """Yield what *kind* holds, and each class of a library below it; those that a test makes come and go."""
     module = sys.modules.get(kind.__module__)
-    if names_of_module(module).get(kind.__name__) is kind and kind.__module__.startswith(_FAMILIES):
+    is_known = names_of_module(module).get(kind.__name__) is kind
+    if is_known and kind.__module__.startswith(_FAMILIES):
         yield f"{kind.__module__}.{kind.__name__}", names_of_class(kind)
-        for each in type.__subclasses__(kind):
-            yield from _with_derived(each)
+        yield from _below(kind)
 
 
 def _classes_of(names: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -93,18 +105,22 @@ def _classes_of(names: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
 
 
 def replaced(before: Mapping[str, Functions], after: Mapping[str, Functions]) -> list[str]:
-    """The names of what another function, or nothing, has taken the place of."""
-    return [
-        f"{owner}.{name}"
-        for owner, functions_now in after.items()
-        if (then := before.get(owner, functions_now)) is not functions_now
-        for name, function in then.items()
-        if functions_now.get(name) is not function and not _is_the_librarys_own(functions_now.get(name), owner)
-    ]
+    """Return the names of functions that something else, or nothing, has taken the place of."""
+    found = []
+    for owner, now in after.items():
+        then = before.get(owner, now)
+        if then is not now:  # the same object says that nothing has changed
+            names = [name for name, function in then.items() if _is_replaced(function, now.get(name), owner)]
+            found += [f"{owner}.{name}" for name in names]
+    return found
+
+
+def _is_replaced(before: Any, now: Any, owner: str) -> bool:
+    return now is not before and not _is_the_librarys_own(now, owner)
 
 
 def _is_the_librarys_own(function: Any, owner: str) -> bool:
-    """Whether *function* was defined in the library of *owner*, and not in a test or in a tool that patches."""
+    """Return whether *function* was defined in the library of *owner*, and not in a test or in a tool that patches."""
     function = getattr(function, "__func__", getattr(function, "fget", function))
     if not isinstance(function, FunctionType) or is_users(function.__code__.co_filename):
         return False
