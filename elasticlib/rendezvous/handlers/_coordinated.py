@@ -13,10 +13,10 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from attrs import evolve
+from attrs import define, evolve
 
 from elasticlib.errors import (
     ConfigError,
@@ -80,17 +80,13 @@ class CoordinatedHandler(RendezvousHandler):
         self._member: Talk | None = None
         self._lent: Talk | None = None
         self._turned = threading.Condition()
+        self._notes = _Notes(self._turned)
         self._seeking = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._listener: threading.Thread | None = None
         self._stores: list[Store] = []
         self._closing = False
-        # What the coordinator said:
-        self._assignment: RankAssignment | None = None
-        self._ended = False
-        self._final: Final | None = None
-        self._error: ElasticError | None = None
-        # What was said to it:
+        # What was said to the coordinator:
         self._seeks = False
         self._closed = False
 
@@ -121,17 +117,18 @@ class CoordinatedHandler(RendezvousHandler):
                     return self._info(assignment)
                 except RendezvousConnectionError:
                     # Group rank 0 died between its ranks and now; the coordinator will say so.
-                    if not self._comes(lambda: self._ended, self.job.heartbeat):
+                    if not self._notes.wait_for(self._notes.has_ended, self.job.heartbeat):
                         raise
 
     def is_closed(self) -> bool:
-        """Whether the job is known to be over."""
+        """Return whether the job is known to be over."""
+        if self._fixed:
+            return False
         with self._turned:
-            if self._fixed:
-                return False
-            if not self._closed and self._final is None:
-                self._check()
-            return self._closed or self._final is not None
+            is_over = self._closed or self._notes.final is not None
+            if not is_over:
+                self._notes.check()
+            return is_over
 
     def set_closed(self) -> None:
         """
@@ -142,53 +139,59 @@ class CoordinatedHandler(RendezvousHandler):
         """
         if self._fixed:
             return
-        why = f"node {self.job.node} closed it"
         with self._turned:
-            if self._final is not None or self._error is not None:
+            if self._notes.is_over:
                 self._closed = True
-                self._check()
+                self._notes.check()
                 return
             if self._lent is not None:
                 self._closed = True
                 with contextlib.suppress(RendezvousClosedError):  # the agent is done
-                    self._lent.post(Close(self._lent.node, why))
+                    self._post_close(self._lent)
                 return
             member = self._open()
-            known = self._seeks or self._assignment is not None
-            member.post(Close(member.node, why))
-            if not known:
+            is_known = self._seeks or self._notes.assignment is not None
+            self._post_close(member)
+            if not is_known:
                 member.join(1, ROLE)  # whoever never asked for ranks gets no answer
-        if not self._comes(lambda: self._final is not None, self.job.close_timeout):
-            raise RendezvousTimeoutError(
-                f"job {self.job.run_id!r} was not closed in {self.job.close_timeout:g} s: no coordinator answers"
-            )
+        self._wait_until_closed()
         self._closed = True
+
+    def _post_close(self, member: Talk) -> None:
+        member.post(Close(member.node, f"node {self.job.node} closed it"))
+
+    def _wait_until_closed(self) -> None:
+        limit = self.job.close_timeout
+        if not self._notes.wait_for(self._notes.has_final, limit):
+            raise RendezvousTimeoutError(
+                f"job {self.job.run_id!r} was not closed in {limit:g} s: no coordinator answers"
+            )
 
     def num_nodes_waiting(self) -> int:
         """
-        How many nodes wait for a new round, this one's peers among them; 0 while the present round goes on.
+        Return how many nodes wait for a new round, this one's peers among them; 0 while the present round goes on.
 
         Nodes that wait for a place to become free are not counted: a new round would not give them ranks.
         """
         with self._turned:
-            if self._closed or self._final is not None:
+            if self._closed or self._notes.final is not None:
                 return 0
-            self._check()
-            if self._member is None or self._assignment is None or not self._ended:
+            self._notes.check()
+            if self._member is None or not self._notes.round_is_over:
                 return 0
             return max(1, self._member.waiting())
 
     def shutdown(self) -> bool:
         """
-        Close the job for all and free everything; False, with a warning in the log, when nobody heard it.
+        Close the job for all and free everything; return False, with a warning in the log, when nobody heard it.
 
         With back end ``static`` this node's part is reported as done instead, and the others go on.
         """
         heard = True
         try:
             if self._fixed:
-                self._part()
-            elif self._final is None:
+                self._report_success()
+            elif self._notes.final is None:
                 self.set_closed()
         except ElasticError as error:
             _log.warning("job %r: closing the rendezvous failed: %s", self.job.run_id, error)
@@ -218,7 +221,7 @@ class CoordinatedHandler(RendezvousHandler):
             with self._turned:
                 self._lent = None
                 if member.final is not None and member.final.kind != "left":  # without us, the job goes on
-                    self._final = member.final
+                    self._notes.final = member.final
 
     # Below the methods of the contract.
 
@@ -229,8 +232,8 @@ class CoordinatedHandler(RendezvousHandler):
     def _check_open(self) -> None:
         if self._closing:
             raise RendezvousClosedError(f"this handler of job {self.job.run_id!r} was shut down: make a new one")
-        if self._final is not None:
-            raise _reason(self._final, self.job)
+        if self._notes.final is not None:
+            raise _reason(self._notes.final, self.job)
         if self._lent is not None:
             raise ConfigError(f"an agent uses this handler of job {self.job.run_id!r}: make a new one")
 
@@ -248,7 +251,7 @@ class CoordinatedHandler(RendezvousHandler):
     def _next_assignment(self) -> RankAssignment:
         member = self._open()
         with self._turned:
-            old, self._assignment, self._ended = self._assignment, None, False
+            old = self._notes.forget_round()
             self._stores.clear()
             if old is not None:
                 member.post(Stopped(member.node, old.round, ()))
@@ -262,27 +265,19 @@ class CoordinatedHandler(RendezvousHandler):
 
     def _wait_for_ranks(self, member: Talk) -> RankAssignment:
         with self._turned:
-            while (assignment := self._given()) is None:
+            while True:
+                assignment = self._notes.assignment
+                if assignment is not None:
+                    return assignment
                 self._check_open()
-                self._check()
-                if self._ended:  # cut off meanwhile: the others may have crossed us off their list
-                    self._ended = False
+                self._notes.check()
+                if self._notes.ended:  # cut off meanwhile: the others may have crossed us off their list
+                    self._notes.ended = False
                     member.join(1, ROLE)
                 self._turned.wait()
-            return assignment
-
-    def _given(self) -> RankAssignment | None:
-        return self._assignment
 
     def _info(self, assignment: RankAssignment) -> RendezvousInfo:
-        assert self._member is not None, "it gave the ranks"
-        listener = self._member.listener() if assignment.group_rank == 0 else None
-        timeout = _round_store.timeout_of(self.job)
-        if listener is not None:
-            address = assignment.master_addresses[0]
-            whole = _round_store.serve(listener, _own_address(listener, address), timeout)
-        else:
-            whole, address = _round_store.reach(assignment.master_addresses, assignment.master_port, timeout)
+        whole, address = self._reach_store(assignment)
         self._stores.append(whole)
         store = _round_store.apart(whole, self.job.run_id, assignment.round)
         where = RendezvousStoreInfo(address, assignment.master_port)
@@ -290,18 +285,15 @@ class CoordinatedHandler(RendezvousHandler):
             where = RendezvousStoreInfo.build(assignment.group_rank, store, address)
         return RendezvousInfo(store, assignment.group_rank, assignment.group_world_size, where)
 
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _comes(self, condition: Callable[[], bool], limit: float) -> bool:
-        """Whether *condition* became true within *limit* seconds; raises what ended the conversation before."""
-        with self._turned:
-            self._turned.wait_for(lambda: condition() or self._error is not None or self._final is not None, limit)
-            if came := condition():
-                return came
-            self._check()
-            return False
+    def _reach_store(self, assignment: RankAssignment) -> tuple[Store, str]:
+        """Return the round's store, which group rank 0 serves, and the address at which its peers reach it."""
+        assert self._member is not None, "it gave the ranks"
+        timeout = _round_store.timeout_of(self.job)
+        listener = self._member.listener() if assignment.group_rank == 0 else None
+        if listener is None:
+            return _round_store.reach(assignment.master_addresses, assignment.master_port, timeout)
+        address = assignment.master_addresses[0]
+        return _round_store.serve(listener, _own_address(listener, address), timeout), address
 
     def _listen(self, member: Talk) -> None:
         while not self._closing:
@@ -309,33 +301,20 @@ class CoordinatedHandler(RendezvousHandler):
             try:
                 words = member.drain()
             except (ElasticError, OSError) as error:
-                broken = RendezvousError(f"the rendezvous of this node failed: {error}")
-                with self._turned:
-                    self._error = error if isinstance(error, ElasticError) else broken
-                    self._turned.notify_all()
+                self._notes.fail(error)
                 return
-            with self._turned:
-                for word in words:
-                    self._note(word)
-                self._turned.notify_all()
+            self._notes.take(words)
 
-    def _note(self, word: Word) -> None:
-        if isinstance(word, RankAssignment):
-            self._assignment, self._ended = word, False
-        elif isinstance(word, Final):
-            self._final = word
-        elif isinstance(word, ContactLost):
-            self._ended = True
-        elif isinstance(word, RoundEnd) and self._assignment is not None and word.round == self._assignment.round:
-            self._ended = True
-
-    def _part(self) -> None:
+    def _report_success(self) -> None:
         """Report this node's work as done; while the store of the others lives here, give them time to finish."""
-        if self._member is None or self._assignment is None or self._ended:
+        assignment = self._notes.assignment
+        if self._member is None or assignment is None:
             return
-        self._member.post(Succeeded(self._member.node, self._assignment.round))
+        if self._notes.ended:
+            return
+        self._member.post(Succeeded(self._member.node, assignment.round))
         if self.job.node_rank == 0:
-            self._comes(lambda: self._final is not None, self.job.close_timeout)
+            self._notes.wait_for(self._notes.has_final, self.job.close_timeout)
 
     def _release(self) -> None:
         with self._turned:
@@ -352,8 +331,90 @@ class CoordinatedHandler(RendezvousHandler):
         os.close(self._wake)
 
 
+@define(eq=False)
+class _Notes:
+    """
+    What the coordinator said, as one thread notes it and the caller's threads read it.
+
+    A thread holds *changed* while it reads several of them; it is notified after each change.
+    """
+
+    changed: threading.Condition
+    assignment: RankAssignment | None = None
+    """The ranks of the latest round; None once other ones are asked for."""
+    ended: bool = False
+    """Whether that round is over, or this node was cut off from it."""
+    final: Final | None = None
+    """How the job ended."""
+    error: ElasticError | None = None
+    """What ended the conversation."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be said."""
+        return self.final is not None or self.error is not None
+
+    @property
+    def round_is_over(self) -> bool:
+        """Whether there was a round, and it is over."""
+        return self.assignment is not None and self.ended
+
+    def has_final(self) -> bool:
+        """Return whether the job has ended."""
+        return self.final is not None
+
+    def has_ended(self) -> bool:
+        """Return whether the round has ended."""
+        return self.ended
+
+    def check(self) -> None:
+        """Raise the error that ended the conversation, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+    def wait_for(self, condition: Callable[[], bool], limit: float) -> bool:
+        """Return whether *condition* became true within *limit* s; raise what ended the conversation before."""
+        with self.changed:
+            self.changed.wait_for(lambda: condition() or self.is_over, limit)
+            if condition():
+                return True
+            self.check()
+            return False
+
+    def forget_round(self) -> RankAssignment | None:
+        """Return the ranks of the latest round, which is over from now on."""
+        old, self.assignment, self.ended = self.assignment, None, False
+        return old
+
+    def take(self, words: Iterable[Word]) -> None:
+        """Note what was said."""
+        with self.changed:
+            for word in words:
+                self._note(word)
+            self.changed.notify_all()
+
+    def fail(self, error: ElasticError | OSError) -> None:
+        """Note what ended the conversation."""
+        if not isinstance(error, ElasticError):
+            error = RendezvousError(f"the rendezvous of this node failed: {error}")
+        with self.changed:
+            self.error = error
+            self.changed.notify_all()
+
+    def _note(self, word: Word) -> None:
+        match word:
+            case RankAssignment():
+                self.assignment, self.ended = word, False
+            case Final():
+                self.final = word
+            case ContactLost():
+                self.ended = True
+            case RoundEnd(round=number) if self.assignment is not None and number == self.assignment.round:
+                self.ended = True
+
+
 def _own_address(listener: socket.socket, address: str) -> str:
-    """Where this process reaches what listens on *listener*: no name needs to be resolved for that."""
+    """Return where this process reaches what listens on *listener*: no name needs to be resolved for that."""
     host = str(listener.getsockname()[0])
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host) or address
 

@@ -61,7 +61,7 @@ class EtcdRendezvousHandler(CoordinatedHandler):
     @property
     def version(self) -> int:
         """The number of the last round; 0 before the first."""
-        assignment = self._assignment
+        assignment = self._notes.assignment
         return 0 if assignment is None else assignment.round + 1
 
 

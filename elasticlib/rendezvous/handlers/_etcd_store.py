@@ -75,12 +75,14 @@ class EtcdStore(Store):
             found = [item for item in items if item is not None]
             if len(found) == len(items):
                 return found
-            missing = [index for index, item in enumerate(items) if item is None]
             left = deadline - monotonic()
             if left <= 0:
-                names = ", ".join(repr(keys[index]) for index in missing[:5])
+                missing = [repr(key) for key, item in zip(keys, items, strict=True) if item is None]
+                names = ", ".join(missing[:5])
                 raise LookupError(f"{names} did not appear within {limit.total_seconds():.3g} s")
-            self.client.changed(paths[missing[0]], version, min(left, _SLICE))
+            # One after the other: none of them is enough.
+            first_missing = paths[items.index(None)]
+            self.client.changed(first_missing, version, min(left, _SLICE))
 
 
 EtcdStore.__module__ = "elasticlib.elastic.rendezvous.etcd_store"  # where torch's users look for it

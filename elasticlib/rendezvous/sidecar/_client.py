@@ -37,7 +37,6 @@ from elasticlib.processes import (
     Link,
     Message,
     Process,
-    Waitable,
     closed_in_forks,
     encoded_message,
     room_for_descriptors,
@@ -46,7 +45,7 @@ from elasticlib.processes import (
     wait_readable,
 )
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import STAYS, Requests, Word
+from elasticlib.rendezvous._membership import Requests, Word
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.protocol._messages import (
     Close,
@@ -62,6 +61,7 @@ from elasticlib.rendezvous.protocol._messages import (
 from elasticlib.rendezvous.protocol._shortening import fitting
 from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
 from elasticlib.rendezvous.sidecar._contact import ContactLimits, SidecarContact
+from elasticlib.rendezvous.sidecar._end import SidecarEnd
 from elasticlib.rendezvous.sidecar._kept import Kept
 from elasticlib.rendezvous.sidecar._sender import Sender, channel
 from elasticlib.spec import TOKEN_VARIABLE
@@ -113,8 +113,6 @@ class SidecarClient:
         self._error: ElasticError | None = None
         self._gone = False
         self._closed = False
-        self._stays = False
-        """Whether the process stays for other jobs, though this one has ended."""
         self._hosts = False
         """Whether the job's store lives in the process, and the job ends with it."""
         self._kept = Kept() if self._is_shared else Kept.of(job)
@@ -343,12 +341,15 @@ class SidecarClient:
         self._closed = True
         self._kept.forget_endpoint()
         self._sender.close(encoded_message({"op": "close"}))
+        end = SidecarEnd(self._link, lambda: self._child, self._hear, self.requests, limit, _ENDING)
         try:
             if not self._gone:
-                self._see_it_end(limit)
+                end.wait()
+                self._notices.drop_listener()
+                self._child.wait(0.0)
         except BaseException as error:  # the operator does not want to wait
             self._child.wait(0.0)
-            ends_last_wait = self._stays and isinstance(error, KeyboardInterrupt)
+            ends_last_wait = end.stays and isinstance(error, KeyboardInterrupt)
             if not ends_last_wait:
                 raise
         finally:
@@ -358,57 +359,6 @@ class SidecarClient:
             for lease in self._leases:
                 lease.close()
             self._kept.close()
-
-    def _see_it_end(self, limit: float) -> None:
-        """Reap the process, killed if it has not ended after *limit* s, or when the time is over that it stays."""
-        self._child.send(signal.SIGCONT)
-        self._end_by = monotonic() + limit
-        # It speaks until it closes its channel, and then it exits.
-        is_speaking = True
-        while is_speaking or not self._child.ends(0.0):
-            sources = self._sources_of_end(is_speaking)
-            ready = wait_readable(sources, max(0.0, self._end_by - monotonic()))
-            if not ready:
-                break
-            if self._takes_request(ready):
-                break
-            if is_speaking and self._link.fileno() in ready:
-                is_speaking = self._hear_to_the_end()
-            elif self._child.fileno() in ready:
-                break
-        self._notices.drop_listener()
-        self._child.wait(0.0)
-
-    def _sources_of_end(self, is_speaking: bool) -> list[int | Waitable]:
-        sources: list[int | Waitable] = []
-        if is_speaking:
-            sources.append(self._link)
-        if self._child.fileno() >= 0:
-            sources.append(self._child)
-        if self._stays and self.requests is not None:
-            sources.append(self.requests.hurry())
-        return sources
-
-    def _takes_request(self, ready: set[int]) -> bool:
-        """Return whether a request to end has come while the process stays for other jobs."""
-        requests = self.requests if self._stays else None
-        if requests is None or requests.hurry() not in ready:
-            return False
-        requests.drain()  # heeded: the program has nothing to do for them afterwards
-        return True
-
-    def _hear_to_the_end(self) -> bool:
-        """Take one message; return False where none will follow."""
-        received = self._link.receive()
-        if received is None:
-            return False
-        message, descriptors = received
-        stays = message.get(STAYS)
-        if stays:  # before people read of it, and press Ctrl-C
-            self._stays = True
-            self._end_by = monotonic() + stays + _ENDING
-        self._hear(message, descriptors)
-        return True
 
 
 @define(eq=False)

@@ -107,14 +107,10 @@ class _Arrivals:
         """Whether no entry is missing."""
         return not self._missing
 
-    def pause(self, left: float | None, now: float) -> float | None:
+    def pause(self, left: float, now: float) -> float:
         """Return the time until the next look, *left* s at most: the longer an entry is missing, the longer it is."""
-        if not self._missing:
-            return left
         age = now - max(self._missing.values())
         pause = min(max(age, SHORTEST), LONGEST)
-        if left is None:
-            return pause
         return min(pause, left)
 
 
@@ -159,15 +155,18 @@ class StoreExchange(Exchange):
         deadline = math.inf if timeout is None else self._clock() + timeout
         while True:
             entries = self._gather()
-            left = deadline - self._clock()
-            if entries or left <= 0:
+            now = self._clock()
+            left = deadline - now
+            is_late = left <= 0
+            if entries or is_late:
                 return entries
-            limit = None if timeout is None else left
-            pause = self._arrivals.pause(limit, self._clock())
-            has_news = self.wait(f"inbox/{self._arrivals.next}", pause)
-            # An entry that is missing may have come meanwhile.
-            if self._arrivals.is_complete and not has_news:
-                return ()
+            if self._arrivals.is_complete:
+                limit = None if timeout is None else left
+                if not self.wait(f"inbox/{self._arrivals.next}", limit):
+                    return ()
+            else:
+                # The next one may come, or one that is missing.
+                self.wait(f"inbox/{self._arrivals.next}", self._arrivals.pause(left, now))
 
     def _gather(self) -> list[Posted]:
         """Return the entries that are there and were not returned yet."""
@@ -234,7 +233,7 @@ class StoreExchange(Exchange):
             if left <= SOONEST:  # it would be over before the store has answered
                 return store.check([self.full_key(key)])
             while left > 0:
-                if self._wait(store, self.full_key(key), min(left, LONGEST_WAIT)):
+                if _wait(store, self.full_key(key), min(left, LONGEST_WAIT)):
                     return True
                 left -= LONGEST_WAIT
         return False
@@ -304,7 +303,7 @@ class StoreExchange(Exchange):
     def root(self, key: str, timeout: float) -> bytes | None:
         """Return a key that belongs to no job, once it is there; None if that takes longer than *timeout* s."""
         with self._speaking() as store:
-            if not self._wait(store, key, timeout):
+            if not _wait(store, key, timeout):
                 return None
             return self._read_one(store, key)
 
@@ -369,14 +368,16 @@ class StoreExchange(Exchange):
             return None
         return value
 
-    def _wait(self, store: Store, key: str, timeout: float) -> bool:
-        from torch.distributed import DistStoreError
 
-        try:
-            store.wait([key], timedelta(milliseconds=max(1, int(timeout * 1000))))  # 0 would be for ever
-        except DistStoreError:
-            return False
-        return True
+def _wait(store: Store, key: str, timeout: float) -> bool:
+    """Return whether the key is there within *timeout* seconds."""
+    from torch.distributed import DistStoreError
+
+    try:
+        store.wait([key], timedelta(milliseconds=max(1, int(timeout * 1000))))  # 0 would be for ever
+    except DistStoreError:
+        return False
+    return True
 
 
 def _prefix_of(run_id: str) -> str:

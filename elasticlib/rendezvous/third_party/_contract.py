@@ -29,7 +29,7 @@ _FINALS = {
     "RendezvousTimeoutError": Final(False, "", kind="timeout"),
 }
 """Which exceptions end this node's part, by the names of their classes."""
-_ERRORS = (RendezvousConnectionError, RendezvousStateError)
+_ERRORS: tuple[type[RendezvousError], ...] = (RendezvousConnectionError, RendezvousStateError)
 """Which exceptions keep their class."""
 
 
@@ -51,7 +51,11 @@ def meaning(error: Exception, handler: object) -> Final | RendezvousError:
             return evolve(final, why=text)
     if isinstance(error, RendezvousError):
         return error
-    kind = next((each for each in _ERRORS if each.__name__ in names), RendezvousError)
+    kind: type[RendezvousError] = RendezvousError
+    for each in _ERRORS:
+        if each.__name__ in names:
+            kind = each
+            break
     raised = kind(f"{type(handler).__name__} raised {type(error).__name__}: {text}")
     raised.__cause__ = error
     return raised

@@ -24,7 +24,7 @@ from elasticlib.rendezvous._names import node_name
 from elasticlib.rendezvous.node._session_events import Close, Seek
 from elasticlib.rendezvous.protocol._messages import WorkerReport
 from elasticlib.rendezvous.third_party._contract import METHODS as METHODS, ThirdPartyNodeInfo, checked_handler
-from elasticlib.rendezvous.third_party._rounds import HandlerRounds, Order
+from elasticlib.rendezvous.third_party._rounds import HandlerCalls, HandlerRounds, Order
 
 BARRIER = 300.0
 """Seconds that a node whose workers ended well waits for the others."""
@@ -63,9 +63,10 @@ class HandlerMember:
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._rounds = HandlerRounds(
+        self._calls = HandlerCalls(self._handler, clock)
+        rounds = HandlerRounds(
             node=self.node,
-            handler=self._handler,
+            calls=self._calls,
             max_restarts=max_restarts,
             interval=monitor_interval,
             barrier=barrier,
@@ -75,7 +76,7 @@ class HandlerMember:
             tell=self._tell,
             clock=clock,
         )
-        thread = threading.Thread(target=self._rounds.run, name="elasticlib-foreign-handler", daemon=True)
+        thread = threading.Thread(target=rounds.run, name="elasticlib-foreign-handler", daemon=True)
         self._thread = start_thread(thread)
 
     def join(self, slots: int, role: str) -> None:
@@ -99,7 +100,7 @@ class HandlerMember:
 
     def poll_timeout(self) -> float:
         """Return the seconds until `drain` must be called to notice a handler that does not answer."""
-        since = self._rounds.since
+        since = self._calls.since
         if since is None:
             return self._silence
         return max(0.0, since + self._silence - self._clock())
@@ -131,7 +132,7 @@ class HandlerMember:
         return words
 
     def _check_answers(self) -> None:
-        since = self._rounds.since
+        since = self._calls.since
         if since is None:
             return
         waited = self._clock() - since
@@ -146,7 +147,7 @@ class HandlerMember:
             self._closing.set()
         self._orders.put(Close())
         # Nobody can call a handler back from next_rendezvous.
-        self._thread.join(0.0 if self._rounds.seeking else _PARTING)
+        self._thread.join(0.0 if self._calls.seeking else _PARTING)
         self._offer.drop()
         with self._lock:
             os.close(self._ready)

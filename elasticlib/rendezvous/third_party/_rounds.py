@@ -72,12 +72,55 @@ _WITH_LOOKS = (_Phase.RUNNING, _Phase.BARRIER, _Phase.JUDGED)
 """In which the others may end it: the handler and the store are looked at."""
 
 
+@define(eq=False)
+class HandlerCalls:
+    """The calls to a handler, so that another thread notices one that does not return."""
+
+    handler: RendezvousHandler
+    clock: Clock
+    seeking: bool = field(init=False, default=False)
+    """Whether the handler is in `next_rendezvous`, from which nobody can call it back."""
+    since: float | None = field(init=False, default=None)
+    """When a call began that must return soon; None where there is none."""
+
+    def next_rendezvous(self) -> Any:
+        """Return the handler's next round, however long that takes."""
+        self.seeking = True
+        try:
+            return self.handler.next_rendezvous()
+        finally:
+            self.seeking = False
+
+    def nodes_waiting(self) -> Any:
+        """Return how many nodes wait for the next round."""
+        return self.timed(self.handler.num_nodes_waiting)
+
+    def is_closed(self) -> Any:
+        """Return whether the job is closed for all."""
+        return self.timed(self.handler.is_closed)
+
+    def timed(self, call: Callable[[], Any]) -> Any:
+        """Make a call that must return soon."""
+        self.since = self.clock()
+        try:
+            return call()
+        finally:
+            self.since = None
+
+    def shut_down(self) -> None:
+        """Shut the handler down; a failure is logged."""
+        try:
+            self.handler.shutdown()
+        except Exception as error:
+            _log.warning("%s.shutdown failed: %s", type(self.handler).__name__, error)
+
+
 @define(eq=False, kw_only=True)
 class HandlerRounds:
     """The thread's side of a `HandlerMember`: it obeys *orders*, and *tells* the agent what came of them."""
 
     node: str
-    handler: RendezvousHandler
+    calls: HandlerCalls
     max_restarts: int
     interval: float
     """Seconds between two looks."""
@@ -88,13 +131,6 @@ class HandlerRounds:
     closing: threading.Event
     tell: Callable[[Word | RendezvousError], None]
     clock: Clock
-
-    # For other threads to read.
-
-    seeking: bool = field(init=False, default=False)
-    """Whether the handler is in `next_rendezvous`, from which nobody can call it back."""
-    since: float | None = field(init=False, default=None)
-    """When a call began that must return soon; None where there is none."""
 
     _phase: _Phase = field(init=False, default=_Phase.IDLE)
     _past: Past = field(init=False, factory=Past)
@@ -117,15 +153,9 @@ class HandlerRounds:
             try:
                 self._obey(order)
             except Exception as error:
-                self._finish(meaning(error, self.handler))
+                self._finish(meaning(error, self.calls.handler))
         if self._is_decided:
-            self._shut_down()
-
-    def _shut_down(self) -> None:
-        try:
-            self.handler.shutdown()
-        except Exception as error:
-            _log.warning("%s.shutdown failed: %s", type(self.handler).__name__, error)
+            self.calls.shut_down()
 
     def _next_order(self) -> Order | None:
         """Return the next order; None where it is time for a look."""
@@ -176,10 +206,10 @@ class HandlerRounds:
         self._phase, self._last_end, self._judges = _Phase.IDLE, None, False
         assignment = None
         while assignment is None and not self.closing.is_set():
-            info = self._next_rendezvous()
+            info = self.calls.next_rendezvous()
             if self.closing.is_set():
                 return
-            self._table = Agreement(info.store, int(info.rank), int(info.world_size), self._timed)
+            self._table = Agreement(info.store, int(info.rank), int(info.world_size), self.calls.timed)
             assignment = self._agree(info, self._table, slots, role)
         if assignment is None:
             return
@@ -187,16 +217,9 @@ class HandlerRounds:
         self._phase = _Phase.RUNNING
         self.tell(assignment)
 
-    def _next_rendezvous(self) -> Any:
-        self.seeking = True
-        try:
-            return self.handler.next_rendezvous()
-        finally:
-            self.seeking = False
-
     def _agree(self, info: Any, table: Agreement, slots: int, role: str) -> RankAssignment | None:
         """Return this node's ranks; None when the handler calls for another round first."""
-        shares = bool(getattr(self.handler, "use_agent_store", False))
+        shares = bool(getattr(self.calls.handler, "use_agent_store", False))
         join = Join(self.node, self.offer.describe(info, shares=shares, slots=slots, role=role))
         deadline, pause = self.clock() + _PEERS, _SHORTEST
         while self.clock() < deadline:
@@ -206,10 +229,10 @@ class HandlerRounds:
             if self.closing.wait(pause):
                 return None
             pause = min(2 * pause, self.interval)
-            if self._nodes_waiting() > 0 or self._is_closed():
+            if self.calls.nodes_waiting() > 0 or self.calls.is_closed():
                 return None
         raise RendezvousTimeoutError(
-            f"{table.size} nodes came together by {type(self.handler).__name__}, "
+            f"{table.size} nodes came together by {type(self.calls.handler).__name__}, "
             f"but not all of them asked for ranks within {_PEERS:g} s"
         )
 
@@ -223,8 +246,14 @@ class HandlerRounds:
         if end is not None:
             self._hear(end)
             return
-        goes_on = self._look_at_others() if self._phase is _Phase.BARRIER else self._look_for_arrivals()
-        if goes_on and self._is_closed() and self._assigned.ended() is None:
+        if self._phase is _Phase.BARRIER:
+            goes_on = self._look_at_others()
+        else:
+            goes_on = self._look_for_arrivals()
+        if not goes_on:
+            return
+        # Whoever ends the round may close the rendezvous next: then that end counts.
+        if self.calls.is_closed() and self._assigned.ended() is None:
             self._finish(Final(False, "the rendezvous was closed", kind="closed"))
 
     def _look_at_others(self) -> bool:
@@ -242,18 +271,12 @@ class HandlerRounds:
 
     def _look_for_arrivals(self) -> bool:
         """End the round if nodes wait to join; return whether it goes on."""
-        waiting = self._nodes_waiting()
+        waiting = self.calls.nodes_waiting()
         # Work that a node has finished is not thrown away for an arrival.
         if waiting <= 0 or self._assigned.count_done():
             return True
         self._end(RoundEnd(self._past.round, f"{waiting} nodes wait to join", True))
         return False
-
-    def _nodes_waiting(self) -> Any:
-        return self._timed(self.handler.num_nodes_waiting)
-
-    def _is_closed(self) -> Any:
-        return self._timed(self.handler.is_closed)
 
     # The end of a round.
 
@@ -340,11 +363,3 @@ class HandlerRounds:
     def _finish(self, last: Final | RendezvousError) -> None:
         self._phase = _Phase.OVER
         self.tell(last)
-
-    def _timed(self, call: Callable[[], Any]) -> Any:
-        """Make a call that must return soon, so that the agent notices one that does not."""
-        self.since = self.clock()
-        try:
-            return call()
-        finally:
-            self.since = None

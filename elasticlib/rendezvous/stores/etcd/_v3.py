@@ -191,13 +191,18 @@ class V3Keys(Keys):
         code = reply.get("code")
         if code == _NOT_FOUND:
             self._keeper.lease = 0  # nothing else is looked for by its number: the next write gets a new one
-        why = str(reply.get("message") or reply.get("error") or reply)
+        why = _reason(reply)
         text = f"etcd at {self._line.site.url} refused {verb}: {why}"
         if not _is_final(code, why):
             raise RendezvousConnectionError(text)
         if any(each in why for each in _TOO_LARGE):
             raise RequestRefusedError(f"{text}; {RAISE}", too_large=True)
         raise RequestRefusedError(text)
+
+
+def _reason(reply: dict[str, Any]) -> str:
+    """Return why a request was refused, in etcd's words."""
+    return str(reply.get("message") or reply.get("error") or reply)
 
 
 def _is_final(code: object, why: str) -> bool:

@@ -459,7 +459,7 @@ def test_a_lost_store_is_an_error_of_every_later_call(meeting: Meeting) -> None:
     a, b = meeting.node("a"), meeting.node("b")
     together(a, b)
     with a._turned:
-        a._error = RendezvousConnectionError("the store is gone")
+        a._notes.error = RendezvousConnectionError("the store is gone")
 
     for call in (a.num_nodes_waiting, a.is_closed, a.next_rendezvous, a.set_closed):
         with pytest.raises(RendezvousConnectionError, match="the store is gone"):
