@@ -153,12 +153,13 @@ def _chosen(text: Text) -> Choice:
 def _modules_beside_torch(text: Text, others: Collection[str]) -> list[str]:
     """Return the modules that torch's own import leaves out, and that the program uses."""
     found = []
-    uses_compiler = TORCH in others and not _COMPILERS.isdisjoint(text.words)
+    uses_optimizer = not _OPTIMIZERS.isdisjoint(text.words)
     uses_trainer = not _TRAINERS.isdisjoint(others)
-    if uses_compiler or uses_trainer or not _OPTIMIZERS.isdisjoint(text.words):
-        found.append(OPTIMIZER)
+    uses_compiler = TORCH in others and not _COMPILERS.isdisjoint(text.words)
+    if uses_optimizer or uses_trainer:
+        found = [OPTIMIZER]
     if uses_compiler:
-        found.append(COMPILER)
+        found = [OPTIMIZER, COMPILER]
     if KERNELS in others:
         found.append(KERNELS)
     return found

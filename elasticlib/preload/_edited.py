@@ -85,14 +85,15 @@ def _was_edited(spec: ModuleSpec, found: os.stat_result) -> bool:
     """
     if type(spec.loader) is not SourceFileLoader or spec.cached is None:
         return False
-    if sys.dont_write_bytecode:
+    if not _imports_write(spec.cached):
         return False
+    of_file = int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF
     written = _source_of_bytecode(spec.cached)
-    if written is None:
-        return False
-    if not os.access(os.path.dirname(spec.cached), os.W_OK):
-        return False  # an import could not have written it
-    return written != (int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF)
+    return written is not None and written != of_file
+
+
+def _imports_write(bytecode: str) -> bool:
+    return not sys.dont_write_bytecode and os.access(os.path.dirname(bytecode), os.W_OK)
 
 
 def _source_of_bytecode(path: str) -> tuple[int, int] | None:

@@ -39,7 +39,7 @@ class ImportWatch:
     _is_restart: bool = False
     """Whether the next start of workers is one."""
     _due: float | None = None
-    _asked: float | None = None
+    _awaited: float | None = None
     """When the question was due whose answer is awaited."""
     _unknown: int = 0
     """Looks in a row that did not find out where the worker is."""
@@ -53,11 +53,11 @@ class ImportWatch:
         is_watched = self._is_restart and bool(preload)
         self._preload, self._is_restart, self._seconds = preload, True, {}
         self._due = now + FIRST if is_watched else None
-        self._asked, self._unknown = None, 0
+        self._awaited, self._unknown = None, 0
 
     def rest(self) -> None:
         """Workers are being stopped, and have better things to do."""
-        self._due = self._asked = None
+        self._due = self._awaited = None
 
     def due_in(self, now: float) -> float | None:
         """Seconds until the worker is to be asked where it is; None where it is not."""
@@ -66,12 +66,12 @@ class ImportWatch:
     def tend(self, ask: Callable[[], object], now: float) -> None:
         """*Ask* the worker where it is, if that is due; the answer is to be `heard`."""
         if self._due is not None and now >= self._due:
-            self._due, self._asked = None, self._due
+            self._due, self._awaited = None, self._due
             ask()
 
     def heard(self, stacks: str) -> None:
         """Take in where the worker was; an empty text, or one in brackets, does not say that."""
-        due, self._asked = self._asked, None
+        due, self._awaited = self._awaited, None
         if due is None:
             return
         module = imported(stacks)

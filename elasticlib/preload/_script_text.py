@@ -59,10 +59,10 @@ class _Part:
 
 @frozen
 class _File:
-    """What one file says."""
+    """Facts in one file."""
 
     names: tuple[tuple[str, bool], ...] = ()
-    """What it imports, and whether that must be a module."""
+    """Its imports, and for each whether it must be a module."""
     parts: tuple[_Part, ...] = ()
     is_read: bool = True
 

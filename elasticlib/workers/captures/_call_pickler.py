@@ -178,7 +178,7 @@ def _sent_cached(call: Any) -> tuple[Any, ...]:
 
 
 def _is_small(large: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
-    """Whether *buffer* stays where it is, and need not go apart, to the *large* ones."""
+    """True if *buffer* stays where it is; else it is added to the *large* ones, which go apart."""
     size = buffer.raw().nbytes
     if size < _LARGE or not can_be_apart([*(each.raw().nbytes for each in large), size]):
         return True
@@ -194,7 +194,7 @@ class _Storage:
 
 
 def _shared(memory: Any) -> tuple[Callable[[int, int], Any], Memory]:
-    """What makes the storage *memory* in a worker, of the descriptor behind it. It stays where its program put it."""
+    """Return the function that makes the storage *memory* in a worker, and the descriptor behind it."""
     if memory.filename is not None:
         return _buffers.shared_storage, Memory(os.open, memory.filename, os.O_RDWR | os.O_CLOEXEC)
     try:

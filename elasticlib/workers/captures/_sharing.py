@@ -24,7 +24,7 @@ from elasticlib.workers.child.program import _sharing
 _PLAIN = (types.MethodType, functools.partial, type(list.append), type(int.__add__))
 """Kinds for which multiprocessing has reducers, and which any pickler sends."""
 _COPIED = (io.IOBase, tempfile.SpooledTemporaryFile)
-"""What has a descriptor at most, and is sent as its content or refused by other rules."""
+"""Kinds that may have a descriptor, and are sent as their content or refused by other rules."""
 
 
 class _Spawning:
@@ -54,7 +54,7 @@ def spawning(shared: list[Memory]) -> Iterator[None]:
 
 
 def reduced(obj: Any) -> Any:
-    """How *obj* travels by multiprocessing's rules, or by its name in torch; NotImplemented for all other objects."""
+    """Reduce *obj* by multiprocessing's rules, or to its name in torch; NotImplemented for all other objects."""
     if _is_for_forked_processes(obj):
         raise TypeError(
             "it was made in the fork context of multiprocessing, for forked processes alone: make it with "
@@ -80,7 +80,7 @@ def reduced(obj: Any) -> Any:
 
 
 def _is_for_forked_processes(obj: Any) -> bool:
-    """Whether *obj* is a lock without a name; Python 3.10 would send its address, which is another thing's there."""
+    """True for a lock without a name; Python 3.10 would send its address, which is another object's there."""
     synchronize: Any = sys.modules.get("multiprocessing.synchronize")
     return synchronize is not None and isinstance(obj, synchronize.SemLock) and obj._semlock.name is None
 
@@ -111,7 +111,7 @@ def _is_selector(obj: Any) -> bool:
 
 
 def _says_how_it_travels(kind: type) -> bool:
-    """Whether *kind* has a rule of its own for pickling."""
+    """True if *kind* has a rule of its own for pickling."""
     names = ("__reduce__", "__reduce_ex__", "__getstate__")
     return any(getattr(kind, name, None) is not getattr(object, name, None) for name in names)
 

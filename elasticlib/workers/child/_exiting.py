@@ -6,21 +6,21 @@ run, finalizers or native calls do not come back. From the outcome on, which the
 timeout*; then the stacks of its threads are asked for, and then it is stopped by the same ladder as every other. A
 function that returned waits for those of the other local ranks first.
 
-    RUNS --outcome--> EXITS --exit timeout--> DUMPS --stacks written--> ASKED --grace--> KILLED --limit--> given up
-      |                                         |                        ^  |
-      |                                         |                        |  +-- it ends, its group does not --> GROUP
+    RUNS --outcome--> EXITS --exit timeout--> DUMPS --stacks written--> SIGNALLED --grace--> KILLED --limit--> given up
+      |                                         |                        ^    |
+      |                                         |                        |    +-- it ends, its group does not --> GROUP
       |                                         +-- a program that ended well, no timeout set --> LINGERS
       +------------------------------ the round is being stopped --------+
       |
       +-- a function returned --> WAITS --all others returned or ended--> EXITS
       |
       +-- all others ended well --> LAST_RUNS --some time--> DUMPS --stacks written--> LAST_RUNS
-                                                               +-- its function had returned --exit timeout--> ASKED
+                                                               +-- its function had returned --exit timeout--> SIGNALLED
 
-In ASKED the signal goes to the worker alone, and to its group when half of the grace is over. The last worker that runs
-may be at work, such as on a checkpoint: people are told where it is, and no more. But a function may hang where nothing
-is announced yet: in the destructor of a process group that was a local variable. Only where its stacks show that twice
-does a timeout that the user set end it.
+In SIGNALLED the signal goes to the worker alone, and to its group when half of the grace is over. The
+last worker that runs may be at work, such as on a checkpoint: people are told where it is, and no more.
+But a function may hang where nothing is announced yet: in the destructor of a process group that was a
+local variable. Only where its stacks show that twice does a timeout that the user set end it.
 
 Rules of this file: time is an argument; PURE: nothing is sent or read here.
 """
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import enum
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elasticlib.processes import KILL_SECONDS
 from elasticlib.workers.child._announcing import Outcome
@@ -63,14 +63,14 @@ class Stage(enum.Enum):
     DUMPS = enum.auto()
     LINGERS = enum.auto()
     """Its program ended well, and it may take the time that it likes."""
-    ASKED = enum.auto()
+    SIGNALLED = enum.auto()
     """It was sent the stop signal."""
     GROUP = enum.auto()
     """It ended by that, and what it started in its group has the rest of its time."""
     KILLED = enum.auto()
 
 
-_STOPPED = (Stage.ASKED, Stage.GROUP, Stage.KILLED)
+_STOPPED = (Stage.SIGNALLED, Stage.GROUP, Stage.KILLED)
 
 
 class Act(enum.Enum):
@@ -92,6 +92,35 @@ class Act(enum.Enum):
     KILL = enum.auto()
     GIVE_UP = enum.auto()
     """Not even SIGKILL ended it."""
+
+
+@dataclass
+class _LastRun:
+    """The last worker that runs, once all others have finished well."""
+
+    others_finished: float = 0.0
+    had_returned: bool = False
+    """True if its function had returned at the last look, though that is not announced."""
+    was_reported: bool = False
+
+    def next_look(self, now: float, exit_timeout: float) -> float | None:
+        """Return the time of the next look at it; None for none."""
+        if self.had_returned:
+            return now + exit_timeout
+        tell_at = self.others_finished + _TELL_LAST_RUNS_AFTER
+        if now < tell_at:
+            return tell_at
+        return None
+
+    def must_be_reported(self, now: float) -> bool:
+        """True once, after some time; at once where it has returned, for it may be stopped then."""
+        if self.was_reported:
+            return False
+        is_early = now < self.others_finished + _TELL_LAST_RUNS_AFTER
+        if is_early and not self.had_returned:
+            return False
+        self.was_reported = True
+        return True
 
 
 @dataclass
@@ -117,10 +146,7 @@ class Course:
     """True if nothing that its process does from here on changes the status."""
     was_waiting: bool = False
     """True if it waited for other local ranks when the stop began: released, it leaves by itself."""
-    _others_finished: float = 0.0
-    _had_returned: bool = False
-    """True if its function had returned at the last look, though that is not announced."""
-    _told_last_runs: bool = False
+    _last_run: _LastRun = field(default_factory=_LastRun)
     _dump_until: float = 0.0
     _kill_at: float = 0.0
     """When the stop signal is followed by SIGKILL."""
@@ -181,7 +207,8 @@ class Course:
         """Note that all others have finished well."""
         if self.stage is not Stage.RUNS:
             return
-        self.stage, self._others_finished = Stage.LAST_RUNS, now
+        self.stage = Stage.LAST_RUNS
+        self._last_run.others_finished = now
         wait = _TELL_LAST_RUNS_AFTER
         # A function may have returned, too: that is seen before people are told.
         if is_function and self.was_chosen:
@@ -190,8 +217,8 @@ class Course:
 
     def time_of_last_runs(self, now: float) -> tuple[float, float | None]:
         """Return the seconds since all others have finished, and those that it has left; None: any."""
-        left = self.exit_timeout if self._had_returned else None
-        return now - self._others_finished, left
+        left = self.exit_timeout if self._last_run.had_returned else None
+        return now - self._last_run.others_finished, left
 
     def stop(self, grace: float, now: float, spare_failed: bool) -> bool:
         """
@@ -209,14 +236,14 @@ class Course:
         self.was_waiting |= self.waits()
         if spare_failed and self._exits_after_failure():
             return False
-        self._ask(now)
+        self._signal(now)
         return True
 
     def _exits_after_failure(self) -> bool:
         return self.failed() and self.stage in (Stage.EXITS, Stage.DUMPS)
 
-    def _ask(self, now: float) -> None:
-        self.stage = Stage.ASKED
+    def _signal(self, now: float) -> None:
+        self.stage = Stage.SIGNALLED
         self._kill_at = now + self.grace
         # Its group has the signal at once, or when half of the grace is over.
         self.deadline = self._kill_at if self.for_group else now + self.grace / 2
@@ -226,12 +253,8 @@ class Course:
         self.deadline = min(self._kill_at, now + _GROUP_LATER)
 
     def leaves_time_to_group(self, now: float) -> bool:
-        """
-        Note that its process has ended, with others left in its group.
-
-        True if these have time, after the signal.
-        """
-        if self.stage is not Stage.ASKED or now >= self._kill_at:
+        """Note that its process has ended before its group; True if that has time left."""
+        if self.stage is not Stage.SIGNALLED or now >= self._kill_at:
             return False
         self.stage = Stage.GROUP
         self.deadline = now + _GROUP_LOOK
@@ -258,7 +281,7 @@ class Course:
                 return self._begin_dump(now)
             case Stage.DUMPS:
                 return self._after_dump(now, dumped, returned)
-            case Stage.ASKED:
+            case Stage.SIGNALLED:
                 return self._after_signal(now)
             case Stage.GROUP:
                 return self._after_group_look(now)
@@ -288,14 +311,19 @@ class Course:
 
     def _after_look_at_last(self, now: float, returned: bool) -> list[Act]:
         # Stacks may show by chance a function that is about to end: only two in a row count.
-        hangs_at_end = returned and self._had_returned
+        hangs_at_end = returned and self._last_run.had_returned
         if hangs_at_end:
             return self._end_overdue(now)
-        return self._run_on(now, had_returned=returned and self.was_chosen)
+        self.stage = Stage.LAST_RUNS
+        self._last_run.had_returned = returned and self.was_chosen
+        self.deadline = self._last_run.next_look(now, self.exit_timeout)
+        if self._last_run.must_be_reported(now):
+            return [Act.TELL_LAST_RUNS]
+        return []
 
     def _end_overdue(self, now: float) -> list[Act]:
         self.overdue = True
-        self._ask(now)
+        self._signal(now)
         return [Act.TELL, Act.TERM]
 
     def _after_signal(self, now: float) -> list[Act]:
@@ -312,28 +340,6 @@ class Course:
             return [Act.LOOK_AT_GROUP]
         self.deadline = None
         return [Act.END_GROUP]
-
-    def _run_on(self, now: float, had_returned: bool) -> list[Act]:
-        """Let the last worker run on after a look at it: choose the time of the next one."""
-        tell_at = self._others_finished + _TELL_LAST_RUNS_AFTER
-        is_early = now < tell_at
-        self.stage, self._had_returned = Stage.LAST_RUNS, had_returned
-        if had_returned:
-            self.deadline = now + self.exit_timeout
-        elif is_early:
-            self.deadline = tell_at
-        else:
-            self.deadline = None
-        # One that has returned is reported at once: it is about to be stopped.
-        if is_early and not had_returned:
-            return []
-        return self._report_last_runs_once()
-
-    def _report_last_runs_once(self) -> list[Act]:
-        if self._told_last_runs:
-            return []
-        self._told_last_runs = True
-        return [Act.TELL_LAST_RUNS]
 
     def facts_of_end(self, code: int) -> dict[str, object]:
         """Return the facts for the launcher on the end of the process, which ended with *code*."""
@@ -367,5 +373,5 @@ class Course:
 
     def crashed_late(self, code: int) -> bool:
         """True if a process that ended with *code* crashed by itself, after its status was final."""
-        was_stopped = self.stage in (Stage.ASKED, Stage.KILLED)
+        was_stopped = self.stage in (Stage.SIGNALLED, Stage.KILLED)
         return self.is_final and code != self.status and not was_stopped

@@ -58,7 +58,9 @@ class _Text(reprlib.Repr):
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
         shown = islice(x.items(), self.maxdict) if level > 0 else ()
-        parts = [f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}" for key, value in [*shown]]
+        parts = []
+        for key, value in [*shown]:
+            parts.append(f"{self.repr1(key, level - 1)}: {self.repr1(value, level - 1)}")
         return self._in_braces(parts, len(x))
 
     def repr_set(self, x: Iterable[Any], level: int) -> str:
@@ -70,7 +72,8 @@ class _Text(reprlib.Repr):
         return self._in_braces(parts, len(every))
 
     def repr_frozenset(self, x: frozenset[Any], level: int) -> str:
-        return f"frozenset({self.repr_set(x, level) if x else ''})"
+        content = self.repr_set(x, level) if x else ""
+        return f"frozenset({content})"
 
     @staticmethod
     def _in_braces(parts: list[str], count: int) -> str:
@@ -85,8 +88,11 @@ class _Text(reprlib.Repr):
         return super().repr_int(x, level)
 
     def repr_range(self, x: range, level: int) -> str:
-        parts = [x.start, x.stop] if x.step == 1 else [x.start, x.stop, x.step]
-        return f"range({', '.join(self.repr_int(part, level) for part in parts)})"
+        numbers = [x.start, x.stop]
+        if x.step != 1:
+            numbers.append(x.step)
+        parts = [self.repr_int(number, level) for number in numbers]
+        return f"range({', '.join(parts)})"
 
 
 def _class_of(value: Any) -> str:

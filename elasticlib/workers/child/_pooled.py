@@ -174,20 +174,21 @@ class _Group:
             # connections then fails there, as the loss of a peer.
             with contextlib.suppress(Exception):  # of whoever died meanwhile, the launcher knows
                 self._store.wait([_ALL_ARRIVED], _ARRIVAL_LIMIT)
-            held, self._made, self._store = [self._made], None, None
+            made = [self._made]
+            self._made = self._store = None
             dist: Any = sys.modules["torch.distributed"]
-            if dist.is_initialized() and dist.group.WORLD is held[0]:  # else a call has done so
+            if dist.is_initialized() and dist.group.WORLD is made[0]:  # else a call has done so
                 dist.destroy_process_group()
             # Its end takes gloo's loop 10 ms, in which the next group can be made. No thread of `threading`, for a call
             # may count those.
             self._ending.acquire()
-            _thread.start_new_thread(self._let_go, (held,))
+            _thread.start_new_thread(self._let_go, (made,))
             if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed"):
                 sys.excepthook = self._hook
 
-    def _let_go(self, held: list[object]) -> None:
+    def _let_go(self, made: list[object]) -> None:
         try:
-            held.clear()
+            made.clear()
         finally:
             self._ending.release()
 
@@ -293,9 +294,9 @@ class _Server:
         answer = _report.report_files(report)
         try:
             dirt = self.group.end() if report.kind == "result" else ""
-            told = {"op": "answer", "call": message["call"], "dirt": dirt, "files": self._imports.new()}
+            reply = {"op": "answer", "call": message["call"], "dirt": dirt, "files": self._imports.new()}
             with self._sending:
-                self._channel.send(told, tuple(answer))
+                self._channel.send(reply, tuple(answer))
         finally:
             for descriptor in answer:
                 os.close(descriptor)

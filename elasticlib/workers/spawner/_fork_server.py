@@ -58,12 +58,12 @@ def main(at_start: Collection[str]) -> NoReturn:
     """
     _own_modules.note_start(at_start)
     parent = os.getppid()
-    asked = loads(sys.argv.pop())
-    if "base" in asked:
-        sys.path[:] = asked["base"]
+    settings = loads(sys.argv.pop())
+    if "base" in settings:
+        sys.path[:] = settings["base"]
         fork_worker.start_all_fresh()
     elif _leftovers.hooks_run():
-        _start_without_hooks(asked, parent)
+        _start_without_hooks(settings, parent)
     settle_signals()
     mine = {0, 1, 2, FORK_SERVER_FD, KEPT_FD}
     control = Channel.adopt(FORK_SERVER_FD)
@@ -73,9 +73,9 @@ def main(at_start: Collection[str]) -> NoReturn:
     given, before = _first_environment(parent), dict(os.environ)
     folders = _times_of_change(_installed_folders())  # before the imports: what is installed meanwhile is news
     with shared_imports():
-        sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
+        sys.path[:] = [*settings["path"], *(folder for folder in sys.path if folder not in settings["path"])]
         with out_of_removed_folder():
-            named = _preload(asked["preload"], asked["path"], control)
+            named = _preload(settings["preload"], settings["path"], control)
         sys.path[:] = _child.base_path
         keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
         _ending.inherit(named)
@@ -90,7 +90,7 @@ def main(at_start: Collection[str]) -> NoReturn:
         "files": {**folders, **_times_of_change(_files_of(named))},
         "intel_openmp": _is_mapped("libiomp", "libomp"),
         "whole": wrapped != {} or read_at_start is None,
-        "left_out": asked.get("left_out", []),
+        "left_out": settings.get("left_out", []),
     }
     changed = _differences(given or before, dict(os.environ))
     for name in _leftovers.RANK_VARIABLES:
@@ -98,15 +98,15 @@ def main(at_start: Collection[str]) -> NoReturn:
     RequestLoop(control, parent, keep, changed, processes.SharedSessions(KEPT_FD)).serve(ready)
 
 
-def _start_without_hooks(asked: Mapping[str, Any], parent: int) -> NoReturn:
+def _start_without_hooks(settings: Mapping[str, Any], parent: int) -> NoReturn:
     """
     Become a fork server whose interpreter runs no start hooks and imports nothing ahead, on the same search path.
 
     A hook (``sitecustomize``, a ``.pth`` file) has started a thread or opened a socket here, which a fork would lack or
     share. Workers are new interpreters then, in which it does so again.
     """
-    asked = {**asked, "preload": [], "left_out": asked["preload"], "base": sys.path}
-    command = [sys.executable, "-S", *sys.orig_argv[1:-1], dumps(asked)]
+    settings = {**settings, "preload": [], "left_out": settings["preload"], "base": sys.path}
+    command = [sys.executable, "-S", *sys.orig_argv[1:-1], dumps(settings)]
     os.execve(sys.executable, command, _first_environment(parent) or dict(os.environ))
 
 

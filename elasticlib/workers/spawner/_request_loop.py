@@ -167,8 +167,8 @@ def _answer(question: str, asker: Channel, changed: Mapping[str, str | None]) ->
     try:
         # The launcher gets a handle to end this process by, should a driver hang.
         with processes.own_descriptors() as itself:
-            told = asker.send({"op": "asking"}, itself)
-        received = asker.receive() if told else None
+            was_sent = asker.send({"op": "asking"}, itself)
+        received = asker.receive() if was_sent else None
         if received is None:
             os._exit(0)  # nobody waits any more
         # Which devices are visible is up to the launch, and not to the one that this fork server was made for.

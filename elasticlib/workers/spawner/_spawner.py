@@ -353,7 +353,7 @@ class Spawner:
 
     def _look_for_stuck(self, stop: _stuck.Stop) -> None:
         """End a worker that sits in native code, in case that frees the others for their own ends."""
-        signalled = {rank: each for rank, each in self._live.items() if each.course.stage is _exiting.Stage.ASKED}
+        signalled = {rank: each for rank, each in self._live.items() if each.course.stage is _exiting.Stage.SIGNALLED}
         if not signalled:
             self._stopping = None
             return

@@ -41,7 +41,7 @@ _IDLE = 0.05
 """Share of a processor that a waiting process may use."""
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _ENTRY = struct.Struct("i4xP")
-"""What CPython notes of one signal: whether it waits to be handled, and the handler."""
+"""An entry of CPython's table of signals: a flag that it waits to be handled, and the handler."""
 _POINTER = struct.Struct("P")
 _HANDLER = _ENTRY.size - _POINTER.size
 
@@ -53,13 +53,13 @@ class Look:
     cpu: float
     """Seconds of processor time that the process has used."""
     sleeps: bool
-    """Whether its main thread waits, and not for a disk."""
+    """True if its main thread waits, and not for a disk."""
     own_handler: bool
-    """Whether the program has a handler of its own for the signal."""
+    """True if the program has a handler of its own for the signal."""
     written: int = 0
     """Bytes that the process has written."""
     own_file: bool = False
-    """Whether it or a child of it has a file of its own open for writing."""
+    """True if it or a child of it has a file of its own open for writing."""
 
 
 @dataclass
@@ -69,9 +69,9 @@ class Stop:
     signum: int
     began: float
     restart_waits: bool = False
-    """Whether the next round waits for all ends: else the last worker, which nobody waits for, has its whole time."""
+    """True if the next round waits for all ends: else the last worker, which nobody waits for, has its whole time."""
     next_look: float = field(init=False)
-    """When `stuck` is to be asked again."""
+    """When `stuck` must be called again."""
     _idle: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By local rank: since when it has been deaf and idle, and the processor time it had used then."""
     _wrote: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -175,7 +175,7 @@ def look(pid: int, signum: int) -> Look | None:
 
 
 class _Handler(enum.Enum):
-    """What handles a signal in Python."""
+    """The kind of a Python handler of a signal."""
 
     RAISES = enum.auto()
     """Python's own: it raises `KeyboardInterrupt`."""
@@ -207,7 +207,7 @@ def _handler_that_waits(pid: int, signum: int, layout: _Layout) -> _Handler | No
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where an interpreter has what is looked at: in bytes from the beginning of its file in memory."""
+    """Places in an interpreter, in bytes from the beginning of its file in memory."""
 
     file: str
     table: int
@@ -260,17 +260,17 @@ def _has_handlers(data: bytes, table: int, handlers: Mapping[int, bytes]) -> boo
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A part of a process' memory that is of its interpreter's files, and may be written to."""
+class _Region:
+    """A region of a process' memory that is of its interpreter's files, and may be written to."""
 
     file: str
     begin: int
-    """Where this file begins in memory."""
+    """The beginning of this file in memory."""
     start: int
     end: int
 
 
-def _memory(pid: int) -> Iterator[_Part]:
+def _memory(pid: int) -> Iterator[_Region]:
     program = os.path.realpath(f"/proc/{pid}/exe")
     begins: dict[str, int] = {}
     former_file, former_end = "", 0
@@ -284,7 +284,7 @@ def _memory(pid: int) -> Iterator[_Part]:
             begin = begins.setdefault(file, start)
             former_file, former_end = file, end
             if access.startswith("rw"):
-                yield _Part(file, begin, start, end)
+                yield _Region(file, begin, start, end)
 
 
 def _parsed_mapping(line: str) -> tuple[int, int, str, str]:

@@ -20,11 +20,11 @@ from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
 NAMES = ("__main__", "__mp_main__")
-"""What functions and classes of a script have as their module: run, and imported by a worker."""
+"""The names of the module of a script: run, and imported by a worker."""
 
 
 class Origin(NamedTuple):
-    """Where a script is imported from."""
+    """The place that a script is imported from."""
 
     name: str | None
     """Its module's, where the program is ``python -m name``."""

@@ -82,7 +82,7 @@ def test_a_stop_knows_who_waited_then(outcome: Outcome) -> None:
 
     assert course.stop(30.0, 1.0, spare_failed=True) and course.stop(5.0, 2.0, spare_failed=False)
 
-    assert (outcome is Outcome.RETURNED, Stage.ASKED) == (course.was_waiting, course.stage)
+    assert (outcome is Outcome.RETURNED, Stage.SIGNALLED) == (course.was_waiting, course.stage)
 
 
 @pytest.mark.parametrize("outcome", MAIN_PARTS)
@@ -216,7 +216,7 @@ def test_a_stop_leaves_a_failed_worker_the_time_for_its_exit_handlers() -> None:
     assert 10.0 == course.deadline
     assert other.stop(30.0, now=1.0, spare_failed=True)
     assert course.stop(30.0, now=2.0, spare_failed=False)
-    assert (Stage.ASKED, 17.0) == (course.stage, course.deadline)
+    assert (Stage.SIGNALLED, 17.0) == (course.stage, course.deadline)
     assert [Act.ASK_GROUP] == course.due(17.0, dumped=True)
     assert 32.0 == course.deadline
 
