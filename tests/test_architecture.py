@@ -105,6 +105,7 @@ PURE = [
     "rendezvous/coordinator/_liveness.py",
     "rendezvous/coordinator/_places.py",
     "rendezvous/protocol/_exchange.py",
+    "rendezvous/sidecar/_contact.py",
     "rendezvous/stores/_candidacy.py",
     "rendezvous/coordinator/_garbage.py",
     "rendezvous/coordinator/_handover.py",

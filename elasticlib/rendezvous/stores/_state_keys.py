@@ -91,28 +91,30 @@ class SharedState:
 
     def read(self, max_age: float = 0.0) -> tuple[Document, int]:
         """
-        The state as it was at most *max_age* seconds ago, without keys whose holders are gone.
+        Return the state as it was at most *max_age* seconds ago, without keys whose holders are gone.
 
         Besides, a number that grows when any of that changes: a holder goes though nobody writes.
         """
         with self._lock:
-            if self.clock() - self._looked > max_age or not max_age:
+            is_old = self.clock() - self._looked > max_age
+            if is_old or not max_age:
                 self._look()
             return self._present(), self._views
 
     def pause(self, path: str, folder: bool, part: object) -> float:
         """
-        Seconds until one who waits for another *part* at *path* is to look again: as long as it was that one.
+        Return the seconds until one who waits for another *part* at *path* is to look again.
 
-        A wait that was cut short and taken up again is one wait.
+        They are as many as it has been that one. A wait that was cut short and taken up again is one wait.
         """
         now = self.clock()
         with self._lock:
             before, since = self._still.pop((path, folder), (part, now))
-            since = since if before == part else now
+            if before != part:
+                since = now
             self._still[path, folder] = part, since
             if len(self._still) > _REMEMBERED:
-                del self._still[next(iter(self._still))]
+                del self._still[next(iter(self._still))]  # the oldest
         return min(max(now - since, SHORTEST), self.longest)
 
     def change(self, step: Callable[[Document], Document | None]) -> Document | None:
@@ -127,8 +129,11 @@ class SharedState:
             while True:
                 before = self._present()
                 after = step(before)
-                if after is None or after is before or self._write(after):
+                if after is None or after is before:
+                    return after  # there is nothing to write
+                if self._write(after):
                     return after
+                # At random, or two nodes that collided would do so again.
                 collisions = min(collisions + 1, _COLLISIONS)
                 with self.turned:
                     self.turned.wait(random.uniform(0.0, _COLLISION * 2**collisions))
@@ -141,34 +146,47 @@ class SharedState:
     def _write(self, document: Document) -> bool:
         data = document.encode()
         reply = _asked(lambda: self.backend.set_state(data, self._token))
-        self._take(None if reply is None else reply[:2])
-        return reply is not None and reply[2]
+        if reply is None:
+            self._take(None)
+            return False
+        present, token, is_ours = reply
+        self._take((present, token))
+        return is_ours
 
     def _take(self, found: tuple[bytes, Token] | None) -> None:
+        """Note the state that the back end has."""
         data, token = (None, None) if found is None else found
         if data is None or data != self._data:
             document = Document() if data is None else decode_document(data)
-            if document.rev < self._document.rev:
-                # A copy that lags behind catches up; where somebody put an old state back, contact stays lost.
-                what = (
-                    f"the state in {self.backend.name} went back from revision {self._document.rev} to {document.rev}"
-                )
-                raise RendezvousConnectionError(f"{what}: it is an old one")
+            self._check_revision(document)
             self._document, self._data = document, data
             with self.turned:
                 self.turned.notify_all()
         self._token = token
-        now, items = self.clock(), self._document.items
-        held = ((items[path], each) for path, each in self._document.held.items())
-        self._sightings = {each: self._sightings.get(each, now) for each in held}
+        now = self.clock()
+        sightings = {}
+        for path, held in self._document.held.items():
+            sighting = self._document.items[path], held
+            sightings[sighting] = self._sightings.get(sighting, now)
+        self._sightings = sightings
+
+    def _check_revision(self, document: Document) -> None:
+        # A copy that lags behind catches up; where somebody put an old state back, contact stays lost.
+        if document.rev < self._document.rev:
+            name = self.backend.name
+            why = f"the state in {name} went back from revision {self._document.rev} to {document.rev}"
+            raise RendezvousConnectionError(f"{why}: it is an old one")
 
     def _present(self) -> Document:
+        """Return the state without the keys whose holders were not seen for their time to live."""
         now = self.clock()
         gone = frozenset(item.path for (item, held), since in self._sightings.items() if now - since > held.ttl)
         if self._shown != (self._data, gone):
             self._shown = (self._data, gone)
             self._views += 1
-        return self._document.hiding(gone) if gone else self._document
+        if not gone:
+            return self._document
+        return self._document.hiding(gone)
 
 
 @define(eq=False)
@@ -203,8 +221,10 @@ class StateKeys(Keys):
     def swap(self, path: str, data: bytes, version: int, hold: Hold | None = None) -> int | None:
         def step(document: Document) -> Document | None:
             item = document.items.get(path)
-            same = (0 if item is None else item.version) == version
-            return document.put({path: data}) if same and _is_held(document, hold) else None
+            present = 0 if item is None else item.version
+            if present != version or not _is_held(document, hold):
+                return None
+            return document.put({path: data})
 
         after = self._state.change(step)
         return None if after is None else after.rev
@@ -234,16 +254,22 @@ class StateKeys(Keys):
     def seize(self, path: str, name: str, ttl: float) -> Hold | None:
         token = f"{name}/{uuid.uuid4().hex[:8]}"
 
-        after = self._state.change(
-            lambda document: None if path in document.items else document.hold(path, token.encode(), ttl)
-        )
-        return None if after is None else Hold(path, token, after.rev, 0, ttl)
+        def step(document: Document) -> Document | None:
+            if path in document.items:
+                return None
+            return document.hold(path, token.encode(), ttl)
+
+        after = self._state.change(step)
+        if after is None:
+            return None
+        return Hold(path, token, after.rev, 0, ttl)
 
     def renew(self, hold: Hold) -> bool:
         return self._change_held(hold, lambda document: document.renew(hold.path))
 
     def holds(self, hold: Hold) -> bool:
-        return _is_held(self._state.read()[0], hold)
+        document, _ = self._state.read()
+        return _is_held(document, hold)
 
     def release(self, hold: Hold) -> None:
         self._change_held(hold, lambda document: document.without({hold.path}))
@@ -263,9 +289,15 @@ class StateKeys(Keys):
         self._closed = True
         self.interrupt()
 
-    def _change_held(self, hold: Hold | None, step: Callable[[Document], Document]) -> bool:
-        """Whether that was done, as the hold is still ours."""
-        return self._state.change(lambda document: step(document) if _is_held(document, hold) else None) is not None
+    def _change_held(self, hold: Hold | None, change: Callable[[Document], Document]) -> bool:
+        """Change the state if the hold is still ours; return whether it was."""
+
+        def step(document: Document) -> Document | None:
+            if not _is_held(document, hold):
+                return None
+            return change(document)
+
+        return self._state.change(step) is not None
 
     def _change(self, hold: Hold | None, step: Callable[[Document], Document]) -> None:
         if not self._change_held(hold, step):
@@ -273,11 +305,13 @@ class StateKeys(Keys):
 
 
 def _part(document: Document, path: str, folder: bool) -> object:
-    """What somebody sees who looks at the key, or at the keys in the folder."""
+    """Return what somebody sees who looks at the key, or at the keys in the folder."""
     if folder:
         return {(each, document.items[each].version) for each in document.below(path)}
     item = document.items.get(path)
-    return None if item is None else item.version
+    if item is None:
+        return None
+    return item.version
 
 
 def _is_held(document: Document, hold: Hold | None) -> bool:

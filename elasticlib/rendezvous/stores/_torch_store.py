@@ -269,14 +269,9 @@ class StoreExchange(Exchange):
             return number
 
     def count(self, folder: str) -> int:
-        """The number of the last entry of *folder*; 0 where there never was one."""
+        """Return the number of the last entry of *folder*; 0 where there never was one."""
         [text] = self.read([folder])  # adding 0 to what is no number would break the connection
-        try:
-            if text and len(text) > _DIGITS:
-                raise ValueError("no counter has so many digits")
-            return int(text or b"0")
-        except ValueError as error:
-            raise RendezvousStateError(f"the {folder} counter was overwritten: it holds {text!r:.80}") from error
+        return _counted(folder, text or b"0")
 
     def numbers(self, folder: str) -> list[int]:
         """The numbers of all entries of *folder* that are there, whatever its counter says."""
@@ -310,11 +305,10 @@ class StoreExchange(Exchange):
     def _check(self, values: Mapping[str, bytes]) -> None:
         for key, data in values.items():
             fits = len(data) <= _LONGEST_VALUE and self.takes(key)
-            if fits:
-                continue
-            asked = f"{len(data):,} bytes at {key:.80}"
-            most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
-            raise RequestRefusedError(f"the store at {self.where} takes no {asked}: {most} are its limit", True)
+            if not fits:
+                asked = f"{len(data):,} bytes at {key:.80}"
+                most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
+                raise RequestRefusedError(f"the store at {self.where} takes no {asked}: {most} are its limit", True)
 
     def _list(self, store: Store) -> list[str]:
         try:
@@ -378,6 +372,16 @@ def _wait(store: Store, key: str, timeout: float) -> bool:
     except DistStoreError:
         return False
     return True
+
+
+def _counted(folder: str, text: bytes) -> int:
+    """Return the number that a counter holds."""
+    try:
+        if len(text) > _DIGITS:
+            raise ValueError("no counter has so many digits")
+        return int(text)
+    except ValueError as error:
+        raise RendezvousStateError(f"the {folder} counter was overwritten: it holds {text!r:.80}") from error
 
 
 def _prefix_of(run_id: str) -> str:
