@@ -1,4 +1,10 @@
-"""The agents: one supervises the workers of one node. (torch: ``torch.distributed.elastic.agent.server``)"""
+"""
+The agents: one supervises the workers of one node. (torch: ``torch.distributed.elastic.agent.server``)
+
+`SimpleElasticAgent` is one loop: it waits for workers, the rendezvous and requests at once, has `_policy` decide, which
+is pure, and does what that says; `LocalElasticAgent` knows the processes. The other names check a launch's settings
+before anything starts, and serve torch's health check.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The command line: options, the parser, and what is asked for by their values. `elasticlib.run` is its way in."""
+"""
+The command line: the table of options, the parser, and the request that their values make.
+
+`elasticrun` is `elasticlib.run`, which uses this package. `Parser` reads options and ``PET_*`` variables, `request_of`
+makes a `LaunchConfig` and an entry point of them, `Brief` and `progress_screen` write to a terminal.
+"""
 
 from __future__ import annotations
 

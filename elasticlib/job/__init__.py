@@ -1,8 +1,10 @@
 """
 Launches as objects: one that runs beside the program that made it is watched, awaited and stopped by its `Job`.
 
-Rules of this package: a job is carried out by one thread of its own; what others want of it they leave in its inbox,
-and what happens to it comes as records. Nothing here decides anything about workers.
+`Results` and `JobStatus` are what a program gets of it; `JobLogs` and `CallersStream` are its output in files and in a
+cell; `combined_error` makes the exception that is raised for a worker's. Rules of this package: a job is carried out by
+one thread of its own; what others want of it they leave in its inbox, and what happens to it comes as records. Nothing
+here decides anything about workers.
 """
 
 from __future__ import annotations

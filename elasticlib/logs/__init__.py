@@ -1,7 +1,8 @@
 """
-Where the workers' output goes: the default specification, which keeps it in files.
+Where the workers' output goes: files, the console's copy of them, and the default specification of both.
 
-`DefaultLogsSpecs` is for users. For the launcher: streams of a round, the console's copy of them, and their files.
+`DefaultLogsSpecs` is for users. For the launcher: `prepare_streams` and `follow_streams` of a round, `Tee`, which copies
+lines to the `Console`, `BarText` for progress bars among them, `Follower` for programs that read along.
 """
 
 from __future__ import annotations

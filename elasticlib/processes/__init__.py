@@ -1,9 +1,11 @@
 """
-Processes as this kernel lets them be held, and memory that they share: in one way here, whatever the kernel offers.
+Processes, folders, memory and messages, in one way here, whatever this kernel offers.
 
-A handle (`Handle`) is a descriptor that is readable once its process has ended, and through which that process alone is
-signalled. Rules of this package: the standard library only, since the reaper imports it and must start in
-milliseconds; nobody outside asks which way is taken.
+A `Handle` holds a process: it is readable once that has ended, and signals that process alone. `spawn` starts a process
+of ours, which ends with this program; the names of `_reaper` watch a parent and clear up what is below. `Channel`
+carries messages with descriptors between them, `anonymous_file` and its kin carry what is large. `Caller` is the
+program that launches, as its children would have it. Rules of this package: the standard library and `errors` only,
+since the reaper starts in milliseconds; no other package asks which way is taken.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """
 Small helpers that worker scripts and launchers share: variables, ports, macros; stores, samplers, loggers beside them.
 
-Rules of this package: the ground floor, which nothing but `errors` lies below; torch is imported only where a
-function or class that needs it is first used.
-
-(torch: ``torch.distributed.elastic.utils``)
+Rules of this package: only `errors` and `stacks` lie below it; torch is imported only where a function or class that
+needs it is first used. (torch: ``torch.distributed.elastic.utils``)
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """
 Worker processes of this machine: started, watched and ended together.
 
-`start_processes` is the way in for programs without an agent. This package is the launcher's side; `spawner` is what
-runs between launcher and workers, `child` what runs in a worker. It knows local ranks only, nothing of rounds between
-nodes; whatever a context starts ends with this program (a `SubprocessHandler` by itself is a plain child, as torch's).
+`start_processes` is the way in for programs without an agent; an agent asks `prepare_workers` once a launch and has
+`Processes` start and stop each round. `Signals` and its kin bring signals to a launch as requests. This package is the
+launcher's side; `spawner` is what runs between launcher and workers, `child` what runs in a worker. It knows local
+ranks only, nothing of rounds between nodes; what a context starts ends with this program (a `SubprocessHandler` by
+itself is a plain child, as torch's).
 """
 
 from __future__ import annotations
