@@ -1,8 +1,8 @@
 """
 Where the workers' output goes: files, the console's copy of them, and the default specification of both.
 
-`DefaultLogsSpecs` is for users. For the launcher: `prepare_streams` and `follow_streams` of a round, `Tee`, which copies
-lines to the `Console`, `BarText` for progress bars among them, `Follower` for programs that read along.
+`DefaultLogsSpecs` is for users. For the launcher: `prepare_streams` and `follow_streams` of a round, `Tee`, which
+copies lines to the `Console`, `BarText` for progress bars among them, `Follower` for programs that read along.
 """
 
 from __future__ import annotations
