@@ -140,7 +140,7 @@ def identity(instance: Any, attribute: Attribute[Any], value: Any) -> None:
 
 
 def is_unicode(value: str) -> bool:
-    """Return True where UTF-8 can hold *value*: an argument of the command line may be any bytes."""
+    """Return True where UTF-8 can hold *value*: an argument may be any bytes."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -228,7 +228,7 @@ def words(value: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def devices(value: Any) -> tuple[int | str, ...] | None:
-    """Return GPUs by index or name, from a sequence, text with commas, or one index; None as it is."""
+    """Return GPUs by index or name, from a sequence, text with commas, or an index; None as it is."""
     if value is None:
         return None
     found = _split_devices(value)
@@ -258,7 +258,7 @@ def _is_device(value: Any) -> bool:
 
 
 def ranks(value: Any) -> Any:
-    """Return ``all`` or None as it is, and one rank, or a sequence of ranks from 0 on, as a tuple."""
+    """Return ``all`` or None as it is; ranks from 0 on, or a single one, as a tuple."""
     if value is None or value == "all":
         return value
     found = [number(each) for each in value] if isinstance(value, Iterable) else [number(value)]

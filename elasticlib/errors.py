@@ -263,28 +263,33 @@ class ProcessFailure:
 
     def _read_error_file(self) -> None:
         """Take the facts of the error file that are not known otherwise."""
-        has_file = bool(self.error_file) and os.path.isfile(self.error_file)
-        data: Any = None
-        if has_file:
-            with contextlib.suppress(OSError, ValueError):
-                data = read_error_file(self.error_file)
-        if not isinstance(data, dict) or "message" not in data:
-            if not has_file:
-                self.error_file = NOT_AVAILABLE
+        data = self._error_file_content()
+        if data is None:
             self.error_file_data = {"message": "<NONE>"}
             return
         self.error_file_data = data
-        message = data["message"]
-        if isinstance(message, dict):
+        message, trace, stamp = data["message"], "", data.get("timestamp", 0)
+        if isinstance(message, dict):  # as torch's error handler writes it
             extra = message.get("extraInfo")
-            extra = extra if isinstance(extra, dict) else {}
-            self.message = self.message or str(message.get("message", ""))
-            self.traceback = self.traceback or str(extra.get("py_callstack") or "")
-            seconds = _seconds_of(extra.get("timestamp", 0))
-        else:
-            self.message = self.message or str(message)
-            seconds = _seconds_of(data.get("timestamp", 0))
-        self.timestamp = self.timestamp or seconds
+            if not isinstance(extra, dict):
+                extra = {}
+            trace, stamp = str(extra.get("py_callstack") or ""), extra.get("timestamp", 0)
+            message = message.get("message", "")
+        self.message = self.message or str(message)
+        self.traceback = self.traceback or trace
+        self.timestamp = self.timestamp or _seconds_of(stamp)
+
+    def _error_file_content(self) -> dict[str, Any] | None:
+        """Return the data of the error file; None where it has no message, or there is no file."""
+        if not self.error_file or not os.path.isfile(self.error_file):
+            self.error_file = NOT_AVAILABLE
+            return None
+        data: Any = None
+        with contextlib.suppress(OSError, ValueError):
+            data = read_error_file(self.error_file)
+        if not isinstance(data, dict) or "message" not in data:
+            return None
+        return data
 
     def _describe(self) -> str:
         if self.exitcode < 0:
@@ -417,13 +422,15 @@ class ChildFailedError(ElasticError):
         blocks = {}
         for index, (rank, failure) in enumerate(self.failures.items()):
             blocks[rank] = _record(index, rank, failure, traces[rank])
-        others = [blocks[rank] for rank in self.failures if rank != root_rank]
-        others = others or ["  <NO_OTHER_FAILURES>"]
+        root = blocks.pop(root_rank)
+        others = [*blocks.values()] or ["  <NO_OTHER_FAILURES>"]
         unseen = self._elastic_ranks - len(self.failures)
         if unseen > 0 and len(self.failures) > 1:
-            others.append(f"  and {unseen} more of {self._elastic_ranks} ranks, which had ended or were stopped")
+            others.append(
+                f"  and {unseen} more of {self._elastic_ranks} ranks, which had ended or were stopped",
+            )
         title = f"{self._elastic_title or self.name} FAILED"
-        lines = [title, "Failures:", *others, "Root Cause (first observed failure):", blocks[root_rank]]
+        lines = [title, "Failures:", *others, "Root Cause (first observed failure):", root]
         longest = max(len(line) for block in lines for line in block.split("\n"))
         width = min(60, longest)
         border, section = border_delim * width, section_delim * width

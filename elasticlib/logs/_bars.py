@@ -98,38 +98,53 @@ class BarAssembler:
         return b"".join([*out, self._rest(now)])
 
     def tick(self, now: float) -> bytes:
-        """The states of bars that are due at *now* and were not shown yet; what waited for a bar that has ended."""
+        """Return the new states of bars that are due at *now*, and lines that waited for a bar."""
         if self.due is None or now < self.due:
             return b""
         out = [*self._settled(now)]
         if self._bars_due is not None and now >= self._bars_due:
             self._bars_due = None
-            for row in self._rows:
-                if row.shown is None and self._at > 0:
-                    # One that has ended may be a line like others; one after it is not to be shown above such lines.
-                    self._bars_due = _next_moment(now)
-                    continue
-                is_bar = row.under is not None or (self._held == b"\r" and row is self._rows[self._at])
-                state = row.state() if is_bar else b""
-                state = state if state.strip() else b""
-                if state != (row.shown or b""):
-                    row.shown = state
-                    out.append(self._bar(self._prefix, row.number, state, False))
+            out += self._states(now)
         return b"".join([*out, self._rest(now, fed=False)])
 
+    def _states(self, now: float) -> Iterator[bytes]:
+        """Return the states of bars that were not shown yet."""
+        for row in self._rows:
+            may_be_a_line = row.shown is None and self._at > 0
+            if may_be_a_line:
+                # One that has ended may be a line like others. One after it must not be shown
+                # above such lines.
+                self._bars_due = _next_moment(now)
+                continue
+            state = self._visible_state(row)
+            if state != (row.shown or b""):
+                row.shown = state
+                yield self._bar(self._prefix, row.number, state, False)
+
+    def _visible_state(self, row: _Row) -> bytes:
+        """Return the state of a bar; empty for other lines, and for a bar that took itself away."""
+        if not self._is_bar(row):
+            return b""
+        state = row.state()
+        return state if state.strip() else b""
+
+    def _is_bar(self, row: _Row) -> bool:
+        """Return True for a row that was rewritten, or will be by the ``\\r`` that is held back."""
+        if row.under is not None:
+            return True
+        return self._held == b"\r" and row is self._rows[self._at]
+
     def finish(self) -> bytes:
-        """The open lines, each with a newline, and the ends of all bars. What is fed after it begins a new line."""
+        """Return the open lines, each with a newline, and the ends of all bars."""
         if not self._rows:
             return self._plain.finish()
         current = self._rows[self._at]
-        is_rewritten = self._held == b"\r"
         current.open += self._held.removesuffix(b"\r")
+        is_rewritten = self._held == b"\r"
         current.is_wiped = not is_rewritten and current.under is not None and current.under.isspace()
         out = []
         for row in self._rows:
-            state = row.state()
-            is_bar = row.under is not None or (is_rewritten and row is current)
-            if row.left_at < math.inf or (state.strip() if is_bar else state):
+            if self._has_end(row):
                 out.append(self._last(row))
             elif row.shown is not None:
                 out.append(self._bar(self._prefix, row.number, b"", True))
@@ -137,6 +152,13 @@ class BarAssembler:
         self._held, self._at = b"", 0
         self._bars_due = self.due = None
         return b"".join(out)
+
+    def _has_end(self, row: _Row) -> bool:
+        """Return True where something of *row* is to be seen at the end of all."""
+        if row.left_at < math.inf:
+            return True
+        state = row.state()
+        return bool(state.strip() if self._is_bar(row) else state)
 
     def _new_row(self) -> None:
         self._numbers += 1
@@ -176,14 +198,19 @@ class BarAssembler:
     def _ended(self, newline: bytes, now: float) -> Iterator[bytes]:
         row = self._rows[self._at]
         row.end, row.left_at = newline, now
-        row.is_wiped = row.under is not None and row.under.isspace()
+        row.is_wiped = False
         if row.under is not None:
+            row.is_wiped = row.under.isspace()
             row.fold()
         self._at += 1
         if self._at == len(self._rows):
             self._new_row()
-        while self._at > 0 and (len(self._rows) > _MOST_ROWS or self._rows[0].under is None):
+        while self._at > 0 and self._must_release_top():
             yield self._without_top()
+
+    def _must_release_top(self) -> bool:
+        """Return True where the topmost row is no bar, or too far away to be returned to."""
+        return len(self._rows) > _MOST_ROWS or self._rows[0].under is None
 
     def _up(self, rows: int) -> None:
         current = self._rows[self._at]
@@ -195,16 +222,20 @@ class BarAssembler:
         self._rows[self._at].fold()
 
     def _settled(self, now: float) -> Iterator[bytes]:
-        """What nothing has returned to for long enough."""
-        while self._at > 0 and (self._rows[0].under is None or now >= self._rows[0].left_at + BAR_PERIOD):
+        """Return the rows to which nothing has returned for long enough."""
+        while self._at > 0 and self._is_top_settled(now):
             yield self._without_top()
+
+    def _is_top_settled(self, now: float) -> bool:
+        top = self._rows[0]
+        return top.under is None or now >= top.left_at + BAR_PERIOD
 
     def _without_top(self) -> bytes:
         self._at -= 1
         return self._last(self._rows.pop(0))
 
     def _last(self, row: _Row) -> bytes:
-        """What goes out at the end of *row*."""
+        """Return the output at the end of *row*."""
         state = row.state()
         if row.shown is None:
             return self._prefix + state + row.end
@@ -214,7 +245,7 @@ class BarAssembler:
         return self._bar(self._prefix, row.number, state, True)
 
     def _rest(self, now: float, *, fed: bool = True) -> bytes:
-        """Go back to plain lines where there is no bar any more; else say when there is something to do."""
+        """Go back to plain lines where there is no bar any more; else note when `tick` is due."""
         self.due = None
         if not self._rows:
             return b""
@@ -224,9 +255,14 @@ class BarAssembler:
             return self._plain.feed(text, now)
         if fed and self._bars_due is None:
             self._bars_due = _next_moment(now)
-        waits = [self._rows[0].left_at + BAR_PERIOD] if self._at > 0 else []
-        self.due = min([*waits, *([] if self._bars_due is None else [self._bars_due])], default=None)
+        self.due = self._bars_due
+        if self._at > 0:  # the topmost row has ended, and waits for a return
+            self._make_due_by(self._rows[0].left_at + BAR_PERIOD)
         return b""
+
+    def _make_due_by(self, at: float) -> None:
+        if self.due is None or at < self.due:
+            self.due = at
 
     def _has_bar(self) -> bool:
         return len(self._rows) > 1 or self._rows[0].under is not None

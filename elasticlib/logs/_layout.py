@@ -66,7 +66,8 @@ def destinations(
         _plan_files(plan, folder, to_file, to_both)
     for rank in range(local_world_size):
         plan.error_files[rank] = os.path.join(folder, str(rank), "error.json") if folder is not None else ""
-        if local_ranks_filter and rank not in local_ranks_filter:
+        is_hidden = local_ranks_filter and rank not in local_ranks_filter
+        if is_hidden:
             _hide(plan, rank)
     if folder is not None:
         plan.filtered_stdout = os.path.join(folder, "filtered_stdout.log")
@@ -74,7 +75,12 @@ def destinations(
     return plan
 
 
-def _plan_files(plan: LogsDest, folder: str, to_file: Mapping[int, Std], to_both: Mapping[int, Std]) -> None:
+def _plan_files(
+    plan: LogsDest,
+    folder: str,
+    to_file: Mapping[int, Std],
+    to_both: Mapping[int, Std],
+) -> None:
     """Give each stream of each rank that goes to a file, or to both, its file."""
     for std, name, files, followed in (
         (Std.OUT, "stdout.log", plan.stdouts, plan.tee_stdouts),

@@ -117,7 +117,7 @@ def _has_ended(folder: str) -> bool:
 
 
 def _is_gone(program: dict[str, Any]) -> bool:
-    """Return True where the *program*, as a mark describes it, has ended. Raise for a mark that is damaged."""
+    """Return True where the *program* of a mark has ended. Raise for a damaged mark."""
     ours = _program(os.getpid())
     if program.get("v") != 1:
         return False  # of another version
@@ -128,7 +128,10 @@ def _is_gone(program: dict[str, Any]) -> bool:
     if program["namespace"] != ours["namespace"]:
         return False  # a container's: its processes cannot be seen from here
     pid = program["pid"]
-    return type(pid) is int and _program(pid)["started"] != program["started"]
+    if type(pid) is not int:
+        return False
+    now = _program(pid)  # the number may be another process's by now
+    return bool(now["started"] != program["started"])
 
 
 def _program(pid: int) -> dict[str, Any]:

@@ -42,12 +42,12 @@ class LineAssembler:
         return bool(self._open) or self._under is not None
 
     def feed(self, data: bytes, now: float) -> bytes:
-        """Take *data*; returns the whole lines that it ended. *now* is in seconds."""
+        """Take *data*; return the whole lines that it ended. *now* is in seconds."""
         if len(data) > self._longest:
-            parts = range(0, len(data), self._longest)
-            return b"".join([self.feed(data[at : at + self._longest], now) for at in parts])
-        rewritten = self._under is not None or self._open.endswith(b"\r")
-        if rewritten or (b"\r" in data and data.count(b"\r") != data.count(b"\r\n")):
+            return self._feed_in_parts(data, now)
+        is_rewritten = self._under is not None or self._open.endswith(b"\r")
+        # A "\r" is rare, so that its lines are not counted for most data.
+        if is_rewritten or (b"\r" in data and data.count(b"\r") != data.count(b"\r\n")):
             return self._feed_rewritten(data, now)
         end = data.rfind(b"\n")
         if end < 0:
@@ -60,18 +60,26 @@ class LineAssembler:
         self._open[:] = data[end + 1 :]
         return whole
 
+    def _feed_in_parts(self, data: bytes, now: float) -> bytes:
+        parts = range(0, len(data), self._longest)
+        return b"".join([self.feed(data[at : at + self._longest], now) for at in parts])
+
     def tick(self, now: float) -> bytes:
-        """The present state of rewritten text if it is due at *now* and was not shown yet, as a line; else nothing."""
+        """Return the present state of rewritten text as a line, if it is due and was not shown yet."""
         if self.due is None or now < self.due:
             return b""
         self.due = None
-        state = self._under or b""
-        if self._open.endswith(b"\r"):
-            state = self._seen(bytes(self._open[:-1]))
-        if state == self._shown or not state.strip():
+        state = self._rewritten_state()
+        was_shown = state == self._shown
+        if was_shown or not state.strip():
             return b""
         self._shown = state
         return self._line(state)
+
+    def _rewritten_state(self) -> bytes:
+        if self._open.endswith(b"\r"):
+            return self._seen(bytes(self._open[:-1]))
+        return self._under or b""
 
     def finish(self) -> bytes:
         """The last line, when it has no newline: it gets one. What is fed after it begins a new line."""
@@ -124,22 +132,34 @@ class LineAssembler:
         return b"".join(out)
 
     def _rewrite(self, text: bytes) -> bytes:
-        """Make *text*, in which every ``\\r`` rewrites, the open line; returns pieces that were too long."""
+        """Make *text*, in which every ``\\r`` rewrites, the open line; return pieces that were too long."""
         *ended, last = text.split(b"\r")
         out = b""
         if ended:
-            parts = [self._under or b"", *ended]
-            widest = max(map(len, parts))
-            if widest <= self._longest and len(parts[-1]) == widest and parts[-1].isascii() and b"\x1b" not in text:
-                # Progress bars: the newest state covers all older ones. No loop over what nobody will see.
-                self._under = parts[-1]
-            else:
-                for part in ended:
-                    self._open[:] = part
-                    out += self._overflow()
-                    self._under = overtype(self._under or b"", bytes(self._open))
+            is_plain = b"\x1b" not in text
+            out = self._write_over(ended, is_plain=is_plain)
         self._open[:] = last
         return out + self._overflow()
+
+    def _write_over(self, states: list[bytes], *, is_plain: bool) -> bytes:
+        """Write *states* over the open line, one after the other; return pieces that were too long."""
+        newest = states[-1]
+        if is_plain and self._covers_all(newest, states):
+            self._under = newest  # no loop over states that nobody will see
+            return b""
+        out = b""
+        for state in states:
+            self._open[:] = state
+            out += self._overflow()
+            self._under = overtype(self._under or b"", bytes(self._open))
+        return out
+
+    def _covers_all(self, newest: bytes, states: list[bytes]) -> bool:
+        """Return True where nothing of older states stays beside *newest*, as with most bars."""
+        widest = max(len(self._under or b""), *map(len, states))
+        if widest > self._longest or len(newest) < widest:
+            return False
+        return newest.isascii()
 
 
 class Verbatim:
@@ -163,21 +183,27 @@ class Verbatim:
 
 def overtype(old: bytes, new: bytes) -> bytes:
     """
-    What a terminal shows of *old* after *new* was written over it from the first column.
+    Return what a terminal shows of *old* after *new* was written over it from the first column.
 
-    Colours have no width and "erase line" takes the rest of *old* away; what sticks out loses its colours,
-    hence text that is rewritten for ever does not grow.
+    Colours have no width, and "erase line" takes the rest of *old* away. The rest of *old* that stays beside
+    *new* loses its colours, hence text that is rewritten for ever does not grow.
     """
     if not old:
         return _ERASE.sub(b"", new)
     if not new:
         return old
-    if b"\x1b" not in new and new.isascii() and len(new) >= len(old):
+    covers_all = _is_plain(new) and len(new) >= len(old)
+    if covers_all:
         return new
     if _ERASE.search(new):
         return _ERASE.sub(b"", new)
     width = len(_plain(new))
     return new + _plain(old)[width:].encode("utf-8", "surrogateescape")
+
+
+def _is_plain(text: bytes) -> bool:
+    """Return True where each byte of *text* is a column."""
+    return text.isascii() and b"\x1b" not in text
 
 
 def _plain(text: bytes) -> str:

@@ -51,7 +51,7 @@ def load_logs_specs(name: str) -> Callable[..., LogsSpecs]:
 
 
 def _entry_points_of(name: str) -> list[EntryPoint]:
-    """Return the entry points of *name*; none for the default without torch. Raise `ConfigError` for another name."""
+    """Return the entry points of *name*; the default may have none."""
     by_value = {}
     for point in entry_points(group=GROUP):
         if point.name == name:

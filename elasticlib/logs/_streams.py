@@ -205,7 +205,8 @@ def follow_streams(
     followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
     if console is not None and followed:
         console.begin(tee.catch_up, tee.wake)
-    is_alone = len(followed) == 1 and not _has_prefix(dest, prefixes)
+    has_prefix = any(map(prefixes.get, dest.tee_stdouts))
+    is_alone = len(followed) == 1 and not has_prefix
     seen: set[str] = set()
     for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
         copy = duplicates.open(std, dest)
@@ -219,14 +220,12 @@ def follow_streams(
                 tee.follow(path, prefixes[rank], std, copy=copy, verbatim=verbatim, bar=bar)
 
 
-def _has_prefix(dest: LogsDest, prefixes: Mapping[int, bytes]) -> bool:
-    return any(prefixes.get(rank) for rank in dest.tee_stdouts)
-
-
 def _check_stream_file(std: Std, rank: int, path: str) -> None:
     """Raise `ConfigError` for a *path* that cannot be followed."""
     if not os.path.isfile(path):
-        raise ConfigError(f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream")
+        raise ConfigError(
+            f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream",
+        )
 
 
 def warn_of_strange_ranks(logs: LogsSpecs, workers: int) -> None:

@@ -216,7 +216,12 @@ class Tee:
 
     def _start(self) -> threading.Thread:
         copier = self._copier = _Copier(self._sinks, self._gather, self._look, self._notify)
-        thread = threading.Thread(target=self._run, args=(copier,), name="elasticlib-tee", daemon=True)
+        thread = threading.Thread(
+            target=self._run,
+            args=(copier,),
+            name="elasticlib-tee",
+            daemon=True,
+        )
         return start_thread(thread)
 
     def _run(self, copier: _Copier) -> None:
@@ -247,7 +252,13 @@ class _Copier:
     in each turn: where no watch could be had, or while its lines gather.
     """
 
-    def __init__(self, sinks: _Sinks, gather: float, look: Callable[[], float | None], notify: bool) -> None:
+    def __init__(
+        self,
+        sinks: _Sinks,
+        gather: float,
+        look: Callable[[], float | None],
+        notify: bool,
+    ) -> None:
         self._sinks = sinks
         self._gather = gather
         self._look = look
@@ -547,4 +558,8 @@ class _Sinks:
         except Exception as error:
             self.broken[std] = error
             name = "stdout" if std == Std.OUT else "stderr"
-            logger.warning("the console's %s takes no more lines (%r); the workers' log files go on", name, error)
+            logger.warning(
+                "the console's %s takes no more lines (%r); the workers' log files go on",
+                name,
+                error,
+            )

@@ -188,10 +188,11 @@ class ChildProcess(Process):
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close every descriptor of this process that is not in *keep*, in a time that does not depend on its limit."""
+    """Close every descriptor of this process that is not in *keep*, whatever its limit is."""
     # The lowest ones blindly: that makes room for the listing where the limit leaves none.
-    lowest = [-1, *sorted(number for number in keep if number < _LOW), _LOW]
-    for before, after in itertools.pairwise(lowest):
+    lowest_kept = sorted(number for number in keep if number < _LOW)
+    bounds = [-1, *lowest_kept, _LOW]
+    for before, after in itertools.pairwise(bounds):
         if before + 1 < after:  # an empty range that ends below 0 is all there is, to the interpreter
             os.closerange(before + 1, after)  # which minds none that is not open
     try:
@@ -199,7 +200,8 @@ def close_all_but(keep: Collection[int]) -> None:
     except OSError:  # no /proc
         _close_high_but(keep)
         return
-    for number in numbers.difference(keep):
+    others = numbers.difference(keep)
+    for number in others:
         os.closerange(number, number + 1)
 
 
@@ -335,13 +337,14 @@ def _is_letters(word: str) -> bool:
 
 
 def _flags_of_letters(word: str, words: Iterator[str]) -> tuple[list[str], bool]:
-    """Return the options in *word*, whose value may be the next of *words*; True where the program follows."""
+    """Return the options in *word*, and whether the program follows; a value may be the next word."""
     flags: list[str] = []
     for at, letter in enumerate(word[1:], 2):
         if letter in "cm":
             return flags, True
         if letter in "WX":  # the rest is its value
-            flags += [f"-{letter}", word[at:] or next(words, "")]
+            value = word[at:] or next(words, "")
+            flags += [f"-{letter}", value]
             break
         if letter in _FLAGS:
             flags.append(f"-{letter}")

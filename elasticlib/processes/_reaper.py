@@ -116,7 +116,11 @@ def _children_by_parent() -> dict[int, list[tuple[int, str]]]:
     return children
 
 
-def descendants(root: int, spare: Collection[int] = (), kept: Container[int] = ()) -> list[tuple[int, int, str]]:
+def descendants(
+    root: int,
+    spare: Collection[int] = (),
+    kept: Container[int] = (),
+) -> list[tuple[int, int, str]]:
     """(pid, parent, state letter) of every descendant of *root*, without those in *spare* or *kept*, and theirs."""
     children = _children_by_parent()
     found: list[tuple[int, int, str]] = []

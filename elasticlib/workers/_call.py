@@ -118,7 +118,10 @@ def _encoded(setting: str, text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise ConfigError.of_setting(setting, f"{text!r} cannot be written in UTF-8: give other text") from None
+        raise ConfigError.of_setting(
+            setting,
+            f"{text!r} cannot be written in UTF-8: give other text",
+        ) from None
 
 
 def seconds(name: str, value: object) -> float:

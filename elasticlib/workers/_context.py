@@ -209,15 +209,19 @@ class PContext(abc.ABC):
         finally:
             self._lock.release()
 
+    def _stop_after_failure(self) -> None:
+        """Begin to stop the others where one has failed."""
+        if self._processes.any_failed() and not self._processes.gone():
+            self._stopping = True
+            self._processes.ask_to_stop(signal.SIGTERM, _GRACE)
+
     def _poll(self) -> RunProcsResult | None:
         if not self.nprocs:
             return RunProcsResult()
         processes = self._processes
         processes.poll()
-        must_stop = processes.any_failed() and not processes.gone()
-        if must_stop and not self._stopping:
-            self._stopping = True
-            processes.ask_to_stop(signal.SIGTERM, _GRACE)
+        if not self._stopping:
+            self._stop_after_failure()
         have_ended = processes.gone() or self._over
         if not have_ended:
             return None

@@ -48,7 +48,8 @@ def workers_per_node(
     if asked == "auto":
         return count or len(os.sched_getaffinity(0))
     wanted = "cuda" if asked == "gpu" else asked
-    if count > 0 and kind == wanted:
+    has_wanted = count > 0 and kind == wanted
+    if has_wanted:
         return count
     found = f"{count} of kind {kind!r}" if count else "no accelerator at all"
     words = ", ".join(DEVICE_WORDS)
@@ -112,7 +113,7 @@ def _accelerators(
 
 
 def _with_torch(preload: tuple[str, ...]) -> tuple[str, ...]:
-    """Return *preload* where a fork server with it has torch and serves jobs of any path; else torch alone."""
+    """Return *preload* if a fork server with it has torch for jobs of any path; else torch."""
     if preload == AUTO:
         return preload
     if "torch" not in preload or depends_on_path(preload):

@@ -153,7 +153,13 @@ def _reported(end: Exit, rank: int, error_file: str, error: Report) -> ProcessFa
     )
 
 
-def _unreported(end: Exit, rank: int, error_file: str, written: float | None, noticed: float) -> ProcessFailure:
+def _unreported(
+    end: Exit,
+    rank: int,
+    error_file: str,
+    written: float | None,
+    noticed: float,
+) -> ProcessFailure:
     """
     Return the failure of a worker without a report of an exception.
 
@@ -202,7 +208,15 @@ def _lost(rank: int, rank_base: int, pids: Mapping[int, int], why: str) -> Proce
         return ProcessFailure(0, 0, -signal.SIGKILL, "", message=why, rank=rank_base, process=SPAWNER)
     message = f"the worker was killed with all others: {why}"
     pid = pids.get(rank, 0)
-    return ProcessFailure(rank, pid, -signal.SIGKILL, "", message=message, rank=rank_base + rank, secondary=True)
+    return ProcessFailure(
+        rank,
+        pid,
+        -signal.SIGKILL,
+        "",
+        message=message,
+        rank=rank_base + rank,
+        secondary=True,
+    )
 
 
 def _frames(text: str) -> tuple[Frame, ...]:
@@ -311,7 +325,7 @@ class _UserStacks:
         self._action: str | None = None
         """What elasticlib does in this stack."""
         self._is_below_call = False
-        """True below the frame that calls the user's function: these frames are the launcher's, or its caller's."""
+        """True below the frame that calls the user's function: no frame there is the user's."""
 
     def take(self, line: str) -> None:
         """Add *line*, unless it is not the user's."""
@@ -374,7 +388,7 @@ def last_lines(text: str, most: int = 10) -> tuple[str, ...]:
 
 
 def original_exception(end: Exit) -> BaseException | None:
-    """Return the worker's own exception, or a stand-in where it cannot be rebuilt; None when it raised none."""
+    """Return the worker's own exception, or a stand-in for it; None when it raised none."""
     report = _error_of(end)
     if report is None:
         return None
@@ -401,7 +415,7 @@ class _WorkersTraceback(Exception):  # noqa: N818 - it is shown as the cause, wh
 
 
 def blamed(ends: Mapping[int, Exit], count: int) -> int | None:
-    """Return the rank, of *count* workers, that stands for a lost store: the first without another cause."""
+    """Return the rank that stands for a lost store: the first without another cause."""
     for rank in range(count):
         end = ends.get(rank)
         if end is None or not has_failed(end, ""):

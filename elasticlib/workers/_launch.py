@@ -231,7 +231,14 @@ class SpawnerClient:
         if lease is not None:
             more["lease"] = lease.fileno()
         differences = [worker.differences(self._common) for worker in workers]
-        message: Message = {"op": "start", "round": number, "workers": differences, "more": list(more)}
+        message: Message = {
+            "op": "start",
+            "round": number,
+            "workers": differences,
+            "more": list(
+                more,
+            ),
+        }
         self._channel.send(message, (*streams, *more.values()))
         for stream in streams:
             os.close(stream)
@@ -272,10 +279,14 @@ class SpawnerClient:
         pid = 0 if self._spawner is None else self._spawner.pid
         if self._fork_server is not None:
             return self._fork_server.failure("spawner", pid)
-        if self._anchor is not None:
-            status = self._anchor.exitcode() or 0
-            if status < 0:
-                return HelperLostError.of("reaper", self._anchor.pid, -status)
+        return self._why_gone_without_fork_server(pid)
+
+    def _why_gone_without_fork_server(self, pid: int) -> HelperLostError:
+        """Return the error where this program itself was forked: its reaper may have been killed first."""
+        reaper = self._anchor
+        status = 0 if reaper is None else reaper.exitcode() or 0
+        if reaper is not None and status < 0:
+            return HelperLostError.of("reaper", reaper.pid, -status)
         return HelperLostError.of("spawner", pid)
 
     def _event(self, message: Message, descriptors: list[int]) -> list[Event]:

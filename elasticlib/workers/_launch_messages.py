@@ -44,12 +44,24 @@ def _failed_of(message: Message, descriptors: Sequence[int]) -> Failed:
 
 def _lingers_of(message: Message, descriptors: Sequence[int]) -> Lingers:
     stacks = content_of_files(descriptors).decode()
-    return Lingers(message["local_rank"], message["pid"], message["seconds"], message["ends"], stacks)
+    return Lingers(
+        message["local_rank"],
+        message["pid"],
+        message["seconds"],
+        message["ends"],
+        stacks,
+    )
 
 
 def _last_runs_of(message: Message, descriptors: Sequence[int]) -> LastRuns:
     stacks = content_of_files(descriptors).decode()
-    return LastRuns(message["local_rank"], message["pid"], message["seconds"], message["left"], stacks)
+    return LastRuns(
+        message["local_rank"],
+        message["pid"],
+        message["seconds"],
+        message["left"],
+        stacks,
+    )
 
 
 def _stuck_of(message: Message, descriptors: Sequence[int]) -> Stuck:

@@ -172,7 +172,10 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
 def _warn_without_device(variables: Sequence[Mapping[str, str]]) -> None:
     bare = [rank for rank, own in enumerate(variables) if not own[_environment.CUDA_DEVICES_VARIABLE]]
     if bare:
-        _log.warning("virtual_local_rank=True: no device is listed for %s", ranks_text(bare, "local rank"))
+        _log.warning(
+            "virtual_local_rank=True: no device is listed for %s",
+            ranks_text(bare, "local rank"),
+        )
 
 
 def _openmp_binds(environment: Mapping[str, str]) -> bool:
@@ -215,9 +218,16 @@ def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
     if options is None:
         return found
     with binding_attempt(options):
-        topology = read_topology(_devices.gpu_addresses(job.fork_server, job.common.env, job.search_path))
+        topology = read_topology(
+            _devices.gpu_addresses(job.fork_server, job.common.env, job.search_path),
+        )
         allowed = frozenset(job.common.affinity)
-        found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
+        found = [
+            cpus_for(options.affinity_mode, rank, topology, allowed)
+            for rank in range(
+                spec.local_world_size,
+            )
+        ]
     return found
 
 
@@ -269,11 +279,10 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
     args = tuple(str(arg) for arg in spec.args)
     _check_command(entry, args, spec.kwargs)
     job = evolve(job, args=args)
-    is_script = isinstance(spec.entrypoint, os.PathLike) or entry.endswith((".py", ".pyc"))
     if spec.module:
         return _module(job, spec, entry, start_method)
-    if not is_script or spec.no_python:
-        return _any_program(job, spec, entry, start_method)
+    if not _is_script(spec, entry):
+        return _any_program(job, spec, entry)
     if _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
         return _script_by_rank(job, spec, entry)
     job, text = _script(job, entry)
@@ -286,7 +295,9 @@ def _check_command(entry: str, args: tuple[str, ...], kwargs: Mapping[str, Any])
         if "\0" in word:
             raise EntrypointError(f"{word!r} holds a NUL character, which no command line can: leave it out")
     if kwargs:
-        raise EntrypointError(f"{entry!r} takes no keyword arguments ({', '.join(kwargs)}): pass them as text")
+        raise EntrypointError(
+            f"{entry!r} takes no keyword arguments ({', '.join(kwargs)}): pass them as text",
+        )
 
 
 def _interpreter(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
@@ -311,7 +322,14 @@ def _script_by_rank(job: Job, spec: WorkerSpec, entry: str) -> Job:
     return _from_fork_server(evolve(job, args=(entry, *job.args)), spec, "spawn")
 
 
-def _any_program(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
+def _is_script(spec: WorkerSpec, entry: str) -> bool:
+    """Return True for a script that Python runs, not by itself."""
+    if spec.no_python:
+        return False
+    return isinstance(spec.entrypoint, os.PathLike) or entry.endswith((".py", ".pyc"))
+
+
+def _any_program(job: Job, spec: WorkerSpec, entry: str) -> Job:
     program = _program(entry, job.common.env)
     _refuse_preload(spec)
     job = _saying(job, signals_group=True, kind="program", argv=[program], fresh=False)
@@ -329,7 +347,14 @@ def _by_interpreter(
     if python == sys.executable or importable_by(python, environment):
         job = _saying(job, python=fresh_command(python, flags))
         path = (job.common.path0,) if depends_on_path(spec.preload) else ()
-        return _from_fork_server(evolve(job, search_path=path), spec, start_method, python, flags, text=text)
+        return _from_fork_server(
+            evolve(job, search_path=path),
+            spec,
+            start_method,
+            python,
+            flags,
+            text=text,
+        )
     if text is not None:
         raise EntrypointError(
             f"script {command[-1]!r} is read from a pipe, and PYTHON_EXEC={python!r} cannot import elasticlib to get "

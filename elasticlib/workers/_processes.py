@@ -1,5 +1,5 @@
 """
-The worker processes of one launch on this machine: started, watched and stopped in each round, with their logs.
+The worker processes of one launch on this machine, round after round, with their logs.
 
 Rules of this file: ranks are local ones. It decides nothing, and waits for nothing but the workers: a
 caller that wants to be interrupted gives a descriptor, or waits by itself. Whatever ends a round, the
@@ -133,7 +133,12 @@ class Processes:
             follow_streams(self._tee, self._dest, prefixes, self._duplicates, self._console)
             outs, errs = self._dest.stdouts, self._dest.stderrs
             whole = [
-                replace(spec, stdout=outs.get(spec.local_rank), stderr=errs.get(spec.local_rank)) for spec in specs
+                replace(
+                    spec,
+                    stdout=outs.get(spec.local_rank),
+                    stderr=errs.get(spec.local_rank),
+                )
+                for spec in specs
             ]
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
@@ -240,7 +245,7 @@ class Processes:
                     self.lost = event
 
     def _tend(self, spawner: SpawnerClient) -> None:
-        """End a spawner that does not stop its workers in time; else look at the helpers, when it is time."""
+        """End a spawner that does not stop its workers in time; else look at the helpers."""
         if monotonic() >= self._latest():
             self._end_deaf(spawner)
         elif not self.gone():
@@ -261,7 +266,7 @@ class Processes:
         return soonest(until_latest, self._helpers.due_in(), until_asked)
 
     def _look_at_helpers(self, spawner: SpawnerClient) -> float:
-        """Wake or replace helpers that stand still, if it is time to look; return the seconds until it is."""
+        """Wake or replace helpers that stand still, if it is time; return the seconds until then."""
         return self._helpers.tend(spawner.helpers, self._running().values(), spawner.replace)
 
     def _running(self) -> dict[int, int]:
@@ -298,7 +303,7 @@ class Processes:
         return {**self._failed, **self.exits}
 
     def all_succeeded(self) -> bool:
-        """Return True where all workers have ended well, and the processes that they started are gone too."""
+        """Return True where all workers have ended well, and nothing that they started is left."""
         have_all_ended = len(self.exits) == self._count
         return have_all_ended and not self.any_failed() and self.gone()
 
@@ -462,7 +467,13 @@ class Processes:
             return found
         blamed = _failure.blamed(self._ends(), self._count)
         if blamed is not None:
-            found[rank_base + blamed] = _failure.lost_store(store, blamed, rank_base, kills, self._store_gone_at)
+            found[rank_base + blamed] = _failure.lost_store(
+                store,
+                blamed,
+                rank_base,
+                kills,
+                self._store_gone_at,
+            )
         return found
 
     def _missed_store(self) -> heard.StoreGone | None:
