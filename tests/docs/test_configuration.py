@@ -25,7 +25,7 @@ from elasticlib.cli._parser import Parser
 from elasticlib.cli._request import _OF_SEVERAL_NODES, request_of
 from elasticlib.errors import ConfigError
 from elasticlib.launch import elastic_launch
-from elasticlib.logs import DefaultLogsSpecs
+from elasticlib.logs import DefaultLogsSpecs, _plugins
 from elasticlib.logs._layout import DEFAULT_PREFIX
 from elasticlib.numa import NumaOptions
 from elasticlib.rendezvous import _options
@@ -39,6 +39,7 @@ from elasticlib.utils.log_level import get_log_level
 from elasticlib.workers import _environment
 from elasticlib.workers.child import _exiting, _function, _serving
 from tests.docs import configuration
+from tests.patching import replace_everywhere
 
 HOUSE = pathlib.Path(elasticlib.__file__).parent
 ROWS = {row.long: row for rows in OPTIONS.values() for row in rows}
@@ -266,7 +267,7 @@ def test_an_option_fills_the_fields_that_stand_beside_it(name: str, monkeypatch:
     class Plugin(DefaultLogsSpecs):
         pass
 
-    monkeypatch.setattr("elasticlib.logs._plugins.load_logs_specs", lambda _: Plugin)
+    replace_everywhere(monkeypatch, _plugins, "load_logs_specs", lambda _: Plugin)
     beside = TOGETHER.get(name, ())
     before, after = (
         config_of(*beside),
