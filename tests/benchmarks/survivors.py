@@ -30,7 +30,7 @@ SURVIVORS: dict[str, str] = {
     "node/_session_liveness.py step: not (contact.quiet_since)": ("only the seconds in a text for people"),
     "node/_session_liveness.py step: over stays, not True": ("the session hears nothing more once its part is over"),
     "coordinator/_outbox.py Outbox.written: self._unread stays": ("nodes of simulated jobs always send heartbeats"),
-    "coordinator/_outbox.py Outbox.is_parted: not (known is None)": (
+    "coordinator/_outbox.py Outbox.is_parted: not (known is not None)": (
         "no history has a memory set back that only the count of notices shows"
     ),
     "coordinator/_outbox.py Outbox.is_parted: not (known != mailbox)": (
@@ -127,7 +127,7 @@ SURVIVORS: dict[str, str] = {
             "only a message that a stranger withholds for minutes needs it: test_session.py, test_server_handover.py"
         )
         for fault in (
-            "greeted: heard stays, not self.heard if heard is None else max(self.heard, heard.count)",
+            "greeted: heard stays, not max(self.heard, heard.count)",
             "greeted: not (heard is None)",
             "felt: heard stays, not max(self.heard, heard.count)",
         )
@@ -151,8 +151,8 @@ BY_HAND: dict[str, tuple[str, str, str]] = {
     "the outbox keeps every node": ("coordinator/_outbox.py", "if node not in nodes]", "if not node]"),
     "notices are written again before a heartbeat can say that they were read": (
         "coordinator/_outbox.py",
-        "if now >= notice.at + timeout}",
-        "if now > notice.at}",
+        "if now >= each.at + timeout:",
+        "if now > each.at:",
     ),
 }
 """For each its file, a text that is there once, and what takes its place."""
