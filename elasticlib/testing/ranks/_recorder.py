@@ -31,7 +31,7 @@ _MOST_BEFORE = 0.1
 
 
 def pool(group: str | None) -> None:
-    """Serve calls of tests: as `_pooled.serve_calls`, whose name it has."""
+    """Serve calls of tests: as `_pooled.serve_calls` does."""
     with contextlib.suppress(ImportError):
         c10d: Any = importlib.import_module("torch._C._distributed_c10d")
         chosen = any(name in os.environ for name in _SIZES)
