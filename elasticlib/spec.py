@@ -145,8 +145,14 @@ class LogsSpecs(abc.ABC):
         """The folder that holds all logs of the launch."""
 
 
-NOT_FOR_POOLS = {"for pools": False}
+_FOR_POOLS = "for pools"
+NOT_FOR_POOLS = {_FOR_POOLS: False}
 """Metadata of a field of `LaunchConfig` that has no meaning for a pool, which is of one machine and mends itself."""
+
+
+def is_for_pools(setting: Attribute[Any]) -> bool:
+    """Return True for a field of `LaunchConfig` that `pool` takes."""
+    return bool(setting.metadata.get(_FOR_POOLS, True))
 
 
 def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:

@@ -24,7 +24,7 @@ from elasticlib.launch import title_of
 from elasticlib.pools._items import ItemCalls
 from elasticlib.pools._pool_workers import Answer, PoolWorkers
 from elasticlib.rendezvous import host_name
-from elasticlib.spec import LaunchConfig
+from elasticlib.spec import LaunchConfig, is_for_pools
 from elasticlib.workers import DeferredSignals, check_function
 
 Group: TypeAlias = Literal["shared", "fresh"] | None
@@ -255,7 +255,7 @@ def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **setti
     for name in settings:
         if name not in known:
             raise TypeError(f"pool() got an unexpected keyword argument {name!r}: settings are fields of LaunchConfig")
-        if not known[name].metadata.get("for pools", True):
+        if not is_for_pools(known[name]):
             raise ConfigError(
                 f"{name}={settings[name]!r} has no meaning for a pool, which is of one machine and replaces its "
                 "workers by itself: leave it out"

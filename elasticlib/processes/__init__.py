@@ -21,6 +21,7 @@ if typing.TYPE_CHECKING:
         followed_by_debugger as followed_by_debugger,
         unseen_by_debugger as unseen_by_debugger,
     )
+    from elasticlib.processes._descriptors import close_all_but as close_all_but
     from elasticlib.processes._folders import (
         absolute_path as absolute_path,
         absolute_path_without_parents as absolute_path_without_parents,
@@ -68,14 +69,18 @@ if typing.TYPE_CHECKING:
         seal as seal,
         sealable_file as sealable_file,
     )
+    from elasticlib.processes._parent_death import (
+        adopt_orphans as adopt_orphans,
+        die_with_parent as die_with_parent,
+        outlive_parent as outlive_parent,
+        wake_with_parent as wake_with_parent,
+    )
     from elasticlib.processes._pidfd import Handle as Handle, pidfds as pidfds
     from elasticlib.processes._programs import (
         AT_START_CODE as AT_START_CODE,
         BEGIN_CODE as BEGIN_CODE,
         BOOT_CODE as BOOT_CODE,
         CHANNEL_FD as CHANNEL_FD,
-        FEW_DESCRIPTORS as FEW_DESCRIPTORS,
-        FEW_PROCESSES as FEW_PROCESSES,
         FROM_OUTSIDE as FROM_OUTSIDE,
         KILL_SECONDS as KILL_SECONDS,
         ChildProcess as ChildProcess,
@@ -84,7 +89,6 @@ if typing.TYPE_CHECKING:
         Process as Process,
         above_standard_streams as above_standard_streams,
         check_system as check_system,
-        close_all_but as close_all_but,
         closed_in_forks as closed_in_forks,
         flags_here as flags_here,
         flags_of as flags_of,
@@ -95,23 +99,19 @@ if typing.TYPE_CHECKING:
         spawn as spawn,
         start_error as start_error,
         start_thread as start_thread,
-        wake_with_parent as wake_with_parent,
     )
     from elasticlib.processes._reaper import (
         FORK_SERVER_FD as FORK_SERVER_FD,
         KEPT_FD as KEPT_FD,
         REAPER_PATH as REAPER_PATH,
         STOP_SIGNALS as STOP_SIGNALS,
-        adopt_orphans as adopt_orphans,
         descendants as descendants,
-        die_with_parent as die_with_parent,
         guard_child as guard_child,
         is_ending as is_ending,
         is_memory_cleaner as is_memory_cleaner,
         kill_descendants as kill_descendants,
         living_parent as living_parent,
         new_parent as new_parent,
-        outlive_parent as outlive_parent,
         process_facts as process_facts,
         settle_signals as settle_signals,
         signal_descendant as signal_descendant,
@@ -119,6 +119,7 @@ if typing.TYPE_CHECKING:
         signal_process as signal_process,
         wait_until_gone as wait_until_gone,
     )
+    from elasticlib.processes._refusals import FEW_DESCRIPTORS as FEW_DESCRIPTORS, FEW_PROCESSES as FEW_PROCESSES
     from elasticlib.processes._sessions import Sessions as Sessions, SharedSessions as SharedSessions
     from elasticlib.processes._surroundings import Surroundings as Surroundings
     from elasticlib.processes._wire import (
@@ -136,6 +137,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.processes._caller": "Caller",
         "elasticlib.processes._debugger": "debugger_follows followed_by_debugger unseen_by_debugger",
+        "elasticlib.processes._descriptors": "close_all_but",
         "elasticlib.processes._folders": (
             "absolute_path absolute_path_without_parents current_folder current_folder_can_be_entered "
             "enter_folder folder_of_script identity_of_current_folder is_own_folder make_private_folder "
@@ -152,18 +154,20 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.processes._lease": "CUT_OFF Lease",
         "elasticlib.processes._mapping": "mapped_bytes",
         "elasticlib.processes._memory": "anonymous_file memfds seal sealable_file",
+        "elasticlib.processes._parent_death": "adopt_orphans die_with_parent outlive_parent wake_with_parent",
         "elasticlib.processes._pidfd": "Handle pidfds",
         "elasticlib.processes._programs": (
-            "AT_START_CODE BEGIN_CODE BOOT_CODE CHANNEL_FD ChildProcess FEW_DESCRIPTORS FEW_PROCESSES "
-            "FROM_OUTSIDE HelperLostError KILL_SECONDS Link Process above_standard_streams check_system "
-            "close_all_but closed_in_forks flags_here flags_of fresh_command importable_by open_files_needed "
-            "search_path_argument spawn start_error start_thread wake_with_parent"
+            "AT_START_CODE BEGIN_CODE BOOT_CODE CHANNEL_FD ChildProcess FROM_OUTSIDE HelperLostError "
+            "KILL_SECONDS Link Process above_standard_streams check_system closed_in_forks flags_here "
+            "flags_of fresh_command importable_by open_files_needed search_path_argument spawn start_error "
+            "start_thread"
         ),
         "elasticlib.processes._reaper": (
-            "FORK_SERVER_FD KEPT_FD REAPER_PATH STOP_SIGNALS adopt_orphans descendants die_with_parent "
-            "guard_child is_ending is_memory_cleaner kill_descendants living_parent new_parent outlive_parent "
-            "process_facts settle_signals signal_descendant signal_group signal_process wait_until_gone"
+            "FORK_SERVER_FD KEPT_FD REAPER_PATH STOP_SIGNALS descendants guard_child is_ending "
+            "is_memory_cleaner kill_descendants living_parent new_parent process_facts settle_signals "
+            "signal_descendant signal_group signal_process wait_until_gone"
         ),
+        "elasticlib.processes._refusals": "FEW_DESCRIPTORS FEW_PROCESSES",
         "elasticlib.processes._sessions": "Sessions SharedSessions",
         "elasticlib.processes._surroundings": "Surroundings",
         "elasticlib.processes._wire": (

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import os
 import signal
 import stat
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -28,6 +27,7 @@ from elasticlib.errors import EntrypointError, StartError, name_of_signal
 from elasticlib.processes._debugger import unseen_by_debugger
 from elasticlib.processes._handles import handle_of, received_handle
 from elasticlib.processes._pidfd import Handle
+from elasticlib.processes._refusals import FEW_DESCRIPTORS, FEW_PROCESSES
 from elasticlib.processes._wire import Channel, wait_readable
 
 CHANNEL_FD = 3
@@ -45,7 +45,7 @@ _FRESH_BOOT = BOOT_CODE + AT_START_CODE + "from elasticlib.workers.child._child 
 
 BEGIN_CODE = (
     BOOT_CODE
-    + "import json; from elasticlib.processes._programs import close_all_but; close_all_but({0, 1, 2, 3}); "
+    + "import json; from elasticlib.processes._descriptors import close_all_but; close_all_but({0, 1, 2, 3}); "
     + "p += [f for f in json.loads(sys.argv.pop()) if f not in p]; "
 )
 """First words of a program whose argument is the `search_path_argument`."""
@@ -56,12 +56,8 @@ _CHECK_OF_HASHES = "--check-hash-based-pycs"
 _OF_COMMANDS = ("-s", "-P", "-I", "-E")
 """Options in the first line of an installed command, which are for that command alone."""
 _COMMANDS = ("elasticrun", "elasticrun.exe")
-FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 NOT_THIS_USERS = "; the user of this program may not execute it: let all users read it and the folders above it"
 FROM_OUTSIDE = " (killed from outside, or out of memory)"
-FEW_DESCRIPTORS = "; raise the limit of open files (ulimit -n)"
-_PR_SET_PDEATHSIG = 1
-_LOW = 256
 KILL_SECONDS = 5.0
 """Seconds in which a process that was sent SIGKILL ends, unless it is in uninterruptible sleep."""
 
@@ -187,45 +183,9 @@ class ChildProcess(Process):
             self._handle.reap()
 
 
-def close_all_but(keep: Collection[int]) -> None:
-    """Close every descriptor of this process that is not in *keep*, whatever its limit is."""
-    # The lowest ones blindly: that makes room for the listing where the limit leaves none.
-    lowest_kept = sorted(number for number in keep if number < _LOW)
-    bounds = [-1, *lowest_kept, _LOW]
-    for before, after in itertools.pairwise(bounds):
-        if before + 1 < after:  # an empty range that ends below 0 is all there is, to the interpreter
-            os.closerange(before + 1, after)  # which minds none that is not open
-    try:
-        numbers = {int(name) for name in os.listdir("/proc/self/fd")}
-    except OSError:  # no /proc
-        _close_high_but(keep)
-        return
-    others = numbers.difference(keep)
-    for number in others:
-        os.closerange(number, number + 1)
-
-
-def _close_high_but(keep: Collection[int]) -> None:
-    """Close without a listing: as slow as the limit is high, where the kernel has no call for ranges."""
-    kept = sorted({*keep, _LOW - 1})
-    for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(before + 1, after)
-
-
 def search_path_argument() -> str:
     """Where the process finds modules, as its argument."""
     return dumps([os.path.abspath(folder) for folder in sys.path if folder])
-
-
-def wake_with_parent() -> None:
-    """
-    Have the kernel wake this process, should it be stopped then, when its parent or just the thread that made it ends.
-
-    Who watches its parent to end with it can do so only when it runs.
-    """
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 def check_system() -> None:

@@ -1,5 +1,5 @@
 """
-Nothing outlives the launcher: how a process watches its parent, adopts orphans and clears up.
+Nothing outlives the launcher: how a process watches its parent and clears up what is below it.
 
 Run as a script it is the reaper: a tiny process in a session of its own that stands between the launcher and the fork
 server. When the launcher is gone it kills every descendant and ends; only what removes the named shared memory of
@@ -9,13 +9,11 @@ Fork server and spawner use the same three steps, so that any one of the chain m
 whoever of them was stopped when the one above it dies.
 
 Rules of this file: nobody is signalled by a number that may be another's by now; standard library only, and of the
-package what is named below, since the reaper must start in milliseconds and stay small. Linux only (sub-reaper,
-parent-death signal).
+package what is imported below, since the reaper must start in milliseconds and stay small.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -29,13 +27,14 @@ if __name__ == "__main__":  # run by its path: the interpreter finds no package,
     _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from elasticlib._clock import monotonic, sleep
+from elasticlib.processes._descriptors import close_all_but
 from elasticlib.processes._handles import handle_of, handle_of_parent, wait_for_ends
 from elasticlib.processes._memory import anonymous_file
+from elasticlib.processes._parent_death import adopt_orphans, die_with_parent, outlive_parent
 from elasticlib.processes._pidfd import Handle
+from elasticlib.processes._refusals import FEW_PROCESSES
 from elasticlib.processes._sessions import SharedSessions
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 REAPER_PATH = os.path.abspath(__file__)
 """Where the reaper's program is."""
@@ -43,44 +42,12 @@ FORK_SERVER_FD = 3
 """The descriptor on which a fork server finds its control socket."""
 KEPT_FD = 4
 """The descriptor on which it finds the file of the sessions that outlive their launch."""
-FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 _RESOURCE_TRACKER = b"resource_tracker import main"
 """In the command line of Python's, and of that of loky (joblib)."""
 _TORCHS_MANAGER = b"torch_shm_manager"
 _LONGEST_COMMAND = 4096
 _LOOKS_AT_SLEEP, _LOOK = 20, 0.005
 """How often, and each how many seconds, one in uninterruptible sleep is looked at."""
-_LOW = 256
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _prctl(option: int, argument: int) -> None:
-    if _libc.prctl(option, argument, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), f"prctl({option}, {argument})")
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel SIGKILL this process when the thread that forked it ends; at once if *parent* has ended."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the signal was armed
-        os._exit(1)
-
-
-def outlive_parent() -> None:
-    """
-    In place of `die_with_parent`: from here on this process watches its parent and clears up by itself.
-
-    A stopped one could do neither, so the kernel wakes it when its parent, or just the thread that forked it, ends.
-    """
-    _prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, also of those in other sessions."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -353,24 +320,11 @@ def _is_spawner(pid: int, command: Sequence[str]) -> bool:
         return False  # it has ended
 
 
-def _close_inherited() -> None:
-    """Close all but the standard streams and `FORK_SERVER_FD`, however high the limit is."""
-    os.closerange(FORK_SERVER_FD + 1, _LOW)  # blindly: that makes room for the listing where the limit leaves none
-    try:
-        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:  # no /proc: as slow as the limit is high, where the kernel has no call for ranges
-        os.closerange(_LOW, os.sysconf("SC_OPEN_MAX"))
-        return
-    for number in numbers:
-        if number >= _LOW:
-            os.closerange(number, number + 1)  # which minds none that is not open
-
-
 def _main(argv: Sequence[str]) -> NoReturn:
     """``_reaper.py LAUNCHER_PID COMMAND...``: start COMMAND with descriptor 3 kept, then guard it."""
     launcher = int(argv[1])
     # What the launcher's program made inheritable is none of ours: its peers wait for the last copy to close.
-    _close_inherited()
+    close_all_but({0, 1, 2, FORK_SERVER_FD})
     os.dup2(anonymous_file("detached sessions"), KEPT_FD)
     settle_signals()
     adopt_orphans()

@@ -1,10 +1,16 @@
-"""Whether the kernel has a call: asked once in each program, by trying it: a container may refuse what is there."""
+"""
+Calls that the kernel refuses: whether it has them, and how a user makes room where it has none left.
+
+Whether it has one is asked once in each program, by trying it: a container may refuse calls that are there.
+"""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable
 
+FEW_DESCRIPTORS = "; raise the limit of open files (ulimit -n)"
+FEW_PROCESSES = "; raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 

@@ -17,11 +17,9 @@ the fork server has those of its own beginning; it does not outlive the tests.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from json import dumps
@@ -31,12 +29,11 @@ from types import ModuleType
 from typing import Any, ClassVar
 from unittest import mock
 
-from elasticlib.processes import Surroundings, without_garbage_collection
+from elasticlib.processes import Surroundings, die_with_parent, without_garbage_collection
 from elasticlib.testing.torch_cases import _imports
 from elasticlib.workers import THREADS_VARIABLE, threads_per_worker
 from elasticlib.workers.child import reseed_caller, set_blas_threads
 
-_PR_SET_PDEATHSIG = 1
 _OF_TORCH = ("torch", "functorch", "torchgen", "numpy")
 """Packages whose modules no process can tell from those of an import of its own."""
 _BASES = "torch.testing._internal.common_distributed"
@@ -183,4 +180,4 @@ def _end_with_tests() -> None:
         # Each process is given this, and as long as one has it the fork server stays.
         os.close(alive)
         server._forkserver_alive_fd = None
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent(os.getppid())

@@ -266,7 +266,7 @@ import os, subprocess, sys
 inner = '''
 import os
 from elasticlib import processes
-from elasticlib.processes._programs import wake_with_parent
+from elasticlib.processes import wake_with_parent
 from elasticlib.processes._wire import wait_readable
 processes.pidfds._known = {refusal!r}
 parent = os.getppid()

@@ -137,7 +137,7 @@ def test_all_descriptors_but_those_that_are_kept_are_closed_however_high_the_lim
     """By what is open, and not by what could be: the limit has no part in it."""
     script = (
         "import os, resource, sys\n"
-        "from elasticlib.processes._programs import close_all_but\n"
+        "from elasticlib.processes import close_all_but\n"
         "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
         "low, kept, high = os.dup(0), os.dup2(0, 700), os.dup2(0, most - 1)\n"
@@ -155,7 +155,7 @@ def test_all_descriptors_but_those_that_are_kept_are_closed_however_high_the_lim
 def test_descriptors_are_closed_though_none_is_left_to_look_for_them() -> None:
     script = (
         "import os, resource\n"
-        "from elasticlib.processes._programs import close_all_but\n"
+        "from elasticlib.processes import close_all_but\n"
         "most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (600, most))\n"
         "try:\n"

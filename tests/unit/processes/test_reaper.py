@@ -299,7 +299,7 @@ def test_a_reaper_says_what_it_cannot_run() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_dies_with_its_parent_ends_when_that_is_already_gone() -> None:
-    script = "from elasticlib.processes import _reaper; _reaper.die_with_parent(1); print('alive')"
+    script = "from elasticlib.processes import die_with_parent; die_with_parent(1); print('alive')"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=LIMIT)

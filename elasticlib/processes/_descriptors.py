@@ -1,0 +1,40 @@
+"""
+Closes the descriptors of this process.
+
+Rules of this file: the standard library only, since the reaper imports it; the time does not grow with the limit of
+open files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Collection
+
+_LOW = 256
+"""Descriptors below it are closed without a look at which are open."""
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close every descriptor of this process that is not in *keep*, whatever its limit is."""
+    # The lowest ones blindly: that makes room for the listing where the limit leaves none.
+    lowest_kept = sorted(number for number in keep if number < _LOW)
+    bounds = [-1, *lowest_kept, _LOW]
+    for before, after in itertools.pairwise(bounds):
+        if before + 1 < after:  # an empty range that ends below 0 is all there is, to the interpreter
+            os.closerange(before + 1, after)  # which minds none that is not open
+    try:
+        numbers = {int(name) for name in os.listdir("/proc/self/fd")}
+    except OSError:  # no /proc
+        _close_high_but(keep)
+        return
+    others = numbers.difference(keep)
+    for number in others:
+        os.closerange(number, number + 1)
+
+
+def _close_high_but(keep: Collection[int]) -> None:
+    """Close without a listing: as slow as the limit is high, where the kernel has no call for ranges."""
+    kept = sorted({*keep, _LOW - 1})
+    for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(before + 1, after)
