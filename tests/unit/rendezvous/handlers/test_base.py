@@ -230,7 +230,7 @@ class Meeting:
             last_call=0.05,
             join_timeout=LIMIT,
             heartbeat=1.0,
-            close_timeout=0.2,
+            close_timeout=LIMIT if coordinated else 0.2,
         )
         self.exchange = MemoryExchange()
         rules = evolve(self.job.rules, fixed_places=False, shared_store=False, heartbeat=0.0)
