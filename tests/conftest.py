@@ -23,7 +23,7 @@ os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 IN_CI = os.environ.get("CI") == "true"
 SAMPLE = os.environ.get("ELASTICLIB_SAMPLE", "0")
-PACE = 0.4
+PACE = 0.32
 """Of the share that a file's marker names: what two cores do in less than twelve minutes, with all else."""
 HAS_ACCELERATOR = pathlib.Path("/dev/nvidiactl").exists()
 

@@ -252,7 +252,7 @@ def until_attempt(member: NodeClient, is_over: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LIMIT
     while not is_over():
         assert time.monotonic() < deadline, member._session.contact.trouble
-        time.sleep(0.001)
+        select.select([member], [], [], 0.01)
 
 
 def fails(member: NodeClient) -> Exception:
