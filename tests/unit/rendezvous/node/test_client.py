@@ -247,14 +247,6 @@ def test_a_thread_that_hears_of_its_own_work_wakes_nobody(
     assert ([ask], woken) == (asked, len(calls))
 
 
-def until_attempt(member: NodeClient, is_over: Callable[[], bool]) -> None:
-    """Return once an attempt has come that far: it does so in a thread, which is nothing to wake the owner for."""
-    deadline = time.monotonic() + LIMIT
-    while not is_over():
-        assert time.monotonic() < deadline, member._session.contact.trouble
-        select.select([member], [], [], 0.01)
-
-
 def fails(member: NodeClient) -> Exception:
     deadline = time.monotonic() + LIMIT
     with pytest.raises(ElasticError) as caught:
@@ -536,7 +528,7 @@ def test_a_node_that_finds_nobody_says_what_was_wrong(stage: Stage) -> None:
         raise RendezvousConnectionError("node1:29400 refused")
 
     member = make(stage, dial=dial, limits=Limits(join_timeout=60.0), clock=lambda: now)
-    until_attempt(member, lambda: "refused" in member._session.contact.trouble)
+    until(member, lambda: "refused" in member._session.contact.trouble)
     now = 161.0
     error = fails(member)
 
@@ -548,7 +540,7 @@ def test_a_node_that_finds_nobody_says_what_was_wrong(stage: Stage) -> None:
 def test_a_store_without_a_coordinator_is_named_as_such() -> None:
     now, no_coordinator = 100.0, "the store answers, but no node coordinates this job yet"
     member = make(Stage(), limits=Limits(join_timeout=60.0), clock=lambda: now)
-    until_attempt(member, lambda: member._session.status == no_coordinator)
+    until(member, lambda: member._session.status == no_coordinator)
     now = 161.0
 
     assert no_coordinator in str(fails(member))
@@ -668,7 +660,7 @@ def test_one_that_seeks_says_what_is_wrong_and_how_long_it_goes_on(
 
     member = make(stage, dial=dial, limits=Limits(join_timeout=60.0), clock=lambda: now)
     member.join(1, "trainer")
-    until_attempt(member, lambda: "cannot be reached" in member._session.contact.trouble)
+    until(member, lambda: "cannot be reached" in member._session.contact.trouble)
     now = 106.0
     member.drain()
     member.close()
