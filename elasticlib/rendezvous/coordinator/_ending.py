@@ -93,6 +93,7 @@ def request_whole_cause(state: State, current: Round, *, gone: bool) -> tuple[Ou
         return (state, ()), True
     is_too_early = len(current.requested) >= ASKED_EARLY and not gone
     if is_too_early:
+        # It may yet turn out not to be the first failure.
         return (state, ()), True
     return _request_rest(state, current, root.node), True
 

@@ -78,6 +78,7 @@ class Belief:
         if not isinstance(announcement, messages.Announcement) or announcement.run_id != self.run_id:
             raise RendezvousStateError(f"where the announcement of job {self.run_id!r} should be is {data[:80]!r}")
         if self.nonce and announcement.nonce != self.nonce:
+            # The job that this node was in is over.
             anew = f"job {self.run_id!r} was started anew on {announcement.host}"
             raise RendezvousClosedError(f"{anew}: this node is no longer part of it")
         return announcement

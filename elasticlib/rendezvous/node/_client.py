@@ -13,7 +13,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from typing_extensions import Self, assert_never
@@ -171,13 +171,19 @@ class NodeClient:
             self._session, words = self._session.drain()
             error = None if self._session.final is not None else self._session.error
             if error is not None and words:
+                # The next call raises it.
                 os.eventfd_write(self._ready, 1)
-        for word in words:
-            self.round = word.round if isinstance(word, messages.RankAssignment) else self.round
-            self.final = word if isinstance(word, messages.Final) else self.final
         if error is not None and not words:
             raise error
+        self._note(words)
         return list(words)
+
+    def _note(self, words: Iterable[Word]) -> None:
+        for word in words:
+            if isinstance(word, messages.RankAssignment):
+                self.round = word.round
+            elif isinstance(word, messages.Final):
+                self.final = word
 
     def close(self) -> None:
         """Send what waits to be sent, end the watch, close `fileno`. Says nothing more to the others."""
@@ -202,17 +208,23 @@ class NodeClient:
     def tell(self, event: events.Event, lane: events.Lane | None = None) -> None:
         """Let the session know of it, and do what it asks for; the *lane* of its connection finds its own work."""
         with self.turned:
-            news = (len(self._session.words), self._session.error)
-            wakes, due = self._session.speaks_at(), self._due_at()
-            self._session, actions = self._session.step(event, self._clock())
+            before, due = self._session, self._due_at()
+            self._session, actions = before.step(event, self._clock())
             self._perform(actions)
-            sooner = self._due_at() < due  # than whoever waits for this node was told
-            if self._ready >= 0 and (sooner or news != (len(self._session.words), self._session.error)):
+            has_news = self._has_news(before)
+            is_sooner = self._due_at() < due  # than the agent, which waits for this node, knows
+            if self._ready >= 0 and (has_news or is_sooner):
                 os.eventfd_write(self._ready, 1)
-            own = (getattr(event, "connection", None), lane)
-            others = any(not isinstance(it, events.Ask) or (it.connection, it.lane) != own for it in actions)
-            if others or wakes != self._session.speaks_at():
-                self.turned.notify_all()  # a connection has something to do, or something else to wait for
+            connection = getattr(event, "connection", None)
+            has_work = any(not _is_own_work(action, connection, lane) for action in actions)
+            if has_work or before.speaks_at() != self._session.speaks_at():
+                # A connection has something to do, or something else to wait for.
+                self.turned.notify_all()
+
+    def _has_news(self, before: Session) -> bool:
+        """Return whether the agent has something to `drain` that it had not *before*."""
+        has_words = len(before.words) != len(self._session.words)
+        return has_words or before.error != self._session.error
 
     def _due_at(self) -> float:
         times = soonest(self._session.wake_at(), self._session.kill_at())
@@ -248,23 +260,39 @@ class NodeClient:
             except StartError as error:
                 self.tell(events.Refused(None, error))
 
+    def _connect(self, action: events.Connect) -> None:
+        if self._connection is not None:
+            self._connection.abandon()
+        self._connection = Connection(action.connection, self, self._dial, action.limit)
+        self._connection.start()
+
+    def _ask(self, action: events.Ask) -> None:
+        assert self._connection is not None
+        self._connection.ask(action)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.end()
+
     def _do(self, action: events.Action) -> None:
         match action:
-            case events.Connect(number, limit):
-                if self._connection is not None:
-                    self._connection.abandon()
-                self._connection = Connection(number, self, self._dial, limit)
-                self._connection.start()
+            case events.Connect():
+                self._connect(action)
             case events.Ask():
-                assert self._connection is not None
-                self._connection.ask(action)
+                self._ask(action)
             case events.Disconnect():
-                if self._connection is not None:
-                    self._connection.end()
+                self._disconnect()
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
             case _:
                 assert_never(action)
+
+
+def _is_own_work(action: events.Action, connection: int | None, lane: events.Lane | None) -> bool:
+    """Return whether the *lane* that is at work finds the action by itself."""
+    if not isinstance(action, events.Ask):
+        return False
+    return action.connection == connection and action.lane == lane
 
 
 def _checked(report: messages.Report) -> messages.Report:

@@ -120,6 +120,10 @@ class Connection:
         except RequestRefusedError as error:
             return events.Denied(self.number, ask.number, str(error), error.too_large)
 
+    def _idle(self, lane: events.Lane) -> float | None:
+        """Return the seconds until the lane has work of its own: only the one that speaks ever has."""
+        return self.client.idle() if lane is events.Lane.SPEAK else None
+
     def _next(self, lane: events.Lane) -> events.Ask | None:
         """What is to be done on the lane, once there is something; None at the end."""
         while True:
@@ -128,8 +132,10 @@ class Connection:
                     return ask
                 if self._ending:
                     return None
-                idle = self.client.idle() if lane is events.Lane.SPEAK else None
-                if idle is None or idle > 0:
+                idle = self._idle(lane)
+                # Without a time of its own it waits until the client has something for it.
+                is_early = idle is None or idle > 0
+                if is_early:
                     self.client.turned.wait(idle)
-                    continue
-            self.client.tell(Tick())
+            if not is_early:
+                self.client.tell(Tick())

@@ -111,16 +111,21 @@ class Host:
 
     def _work(self, actions: tuple[events.Action, ...]) -> None:
         while actions:
-            came: events.Event | None = None
-            for index, action in enumerate(actions):
-                try:
-                    came = self._do(action)
-                except RequestRefusedError as error:
-                    if not isinstance(action, events.Save) or self._server.refused >= REFUSALS:
-                        raise
-                    came = events.Unsaved(str(error), actions[index + 1 :])
-                    break
-            actions = () if came is None else self._step(came)
+            event = self._perform(actions)
+            actions = () if event is None else self._step(event)
+
+    def _perform(self, actions: tuple[events.Action, ...]) -> events.Event | None:
+        """Do the actions in order; return what came of the last one, or that a state was not saved."""
+        event = None
+        for index, action in enumerate(actions):
+            try:
+                event = self._do(action)
+            except RequestRefusedError as error:
+                may_save_less = isinstance(action, events.Save) and self._server.refused < REFUSALS
+                if not may_save_less:
+                    raise
+                return events.Unsaved(str(error), actions[index + 1 :])
+        return event
 
     def _do(self, action: events.Action) -> events.Event | None:
         """Do it; what came of it, where somebody waits for that."""
@@ -130,26 +135,24 @@ class Host:
             case Read():
                 return events.Heard(self._exchange.read(action.keys))
             case events.Load():
-                assert self._state_log is not None
-                try:
-                    return events.Loaded(self._state_log.load(), isinstance(self._state_log, KeptDocument))
-                except RendezvousStateError as error:
-                    return events.Destroyed(str(error))
+                return _load(self._log_of_state())
             case events.Save(data):
-                assert self._state_log is not None
-                self._state_log.save(data)
+                self._log_of_state().save(data)
             case events.Purge():
-                assert self._state_log is not None
-                self._state_log.purge()
+                self._log_of_state().purge()
             case events.Interrupt():
                 self._wake()
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
             case events.Stop():
-                pass
+                pass  # it is the last action
             case _:
                 perform(self._exchange, action)
         return None
+
+    def _log_of_state(self) -> StateLog | KeptDocument:
+        assert self._state_log is not None
+        return self._state_log
 
     def _step(self, event: events.Event) -> tuple[events.Action, ...]:
         with self._stepping:
@@ -175,3 +178,12 @@ class Host:
             start_thread(threading.Thread(target=post, name="elasticlib-wake", daemon=True))
         except StartError:
             post()  # there is room for no more
+
+
+def _load(state_log: StateLog | KeptDocument) -> events.Event:
+    """Return what the last coordinator saved, or that it cannot be read."""
+    try:
+        data = state_log.load()
+    except RendezvousStateError as error:
+        return events.Destroyed(str(error))
+    return events.Loaded(data, is_private=isinstance(state_log, KeptDocument))

@@ -96,18 +96,18 @@ class Outbox:
         Of a message that was *posted* less is said, and if that does not help, in its place, that the job cannot go
         on: the store does not have it, so its number is free.
         """
-        envelope, error = self.next, RendezvousError(f"node {node} cannot go on: {event.why}")
+        envelope = self.next
+        error = RendezvousError(f"node {node} cannot go on: {event.why}")
         if not posted or envelope is None:
             return self, error
-        what = envelope.what
-        if event.too_large and isinstance(what, (Failed, Stopped)):
-            size = len(encode(what))
-            if len(encode(less := fitting(what, size // 2))) < size:
-                return self.described(envelope.seq, less), None
-        if isinstance(what, Close):
+        less = _with_half(envelope.what) if event.too_large else None
+        if less is not None:
+            return self.described(envelope.seq, less), None
+        if isinstance(envelope.what, Close):
+            # Not even this gets through: there is nothing less to say.
             return evolve(self, envelopes=()), error
-        told = fitting(Close(node, f"the store refused a message of node {node}: {event.why}"))
-        return self.described(envelope.seq, told), error
+        close = fitting(Close(node, f"the store refused a message of node {node}: {event.why}"))
+        return self.described(envelope.seq, close), error
 
     def sent(self, seq: int, now: float) -> Self:
         """The message *seq* goes out."""
@@ -136,3 +136,12 @@ class Outbox:
         others = [each for each in self.late if all_late and each.seq not in (*waiting, self.join_seq)]
         said = sorted((join, *others), key=lambda each: each.seq)
         return evolve(self, envelopes=(*said, *self.envelopes))
+
+
+def _with_half(what: Report | Describe) -> Report | None:
+    """Return a report on failures in half of its bytes; None for one that cannot be shortened any more."""
+    if not isinstance(what, (Failed, Stopped)):
+        return None
+    size = len(encode(what))
+    less = fitting(what, size // 2)
+    return less if len(encode(less)) < size else None

@@ -233,30 +233,54 @@ class NodeRuntime:
 
     def _dial_c10d(self, timeout: float) -> Exchange:
         """Connect; before the first contact, become the store's host if this machine is it."""
-        backend, job = self._backend, self.job
-        if not self._met and not self._host and backend.serve(self._began + self.job.rules.join_limit):
-            own = self._attempt(timeout)
-            self._coordinate(backend.coordinating(own), state_log=self._document)
-            own.close()
+        if self._is_new():
+            self._host_store(timeout)
+        exchange = self._reach_store(timeout)
+        served = self._backend.served_run(exchange)
+        if self._is_new() and served != self.job.run_id:
+            self._share_store(exchange, served)
+        self._met = True
+        return exchange
+
+    def _is_new(self) -> bool:
+        """Return whether this node has reached no store yet, and coordinates nothing."""
+        return self._host is None and not self._met
+
+    def _host_store(self, timeout: float) -> None:
+        """Open the store and coordinate the job, if this machine is the host of the endpoint."""
+        backend = self._backend
+        if not backend.serve(self._began + self.job.rules.join_limit):
+            return
+        own = self._attempt(timeout)
+        self._coordinate(backend.coordinating(own), state_log=self._document)
+        own.close()
+
+    def _reach_store(self, timeout: float) -> Exchange:
+        """Connect to the store; raise `RefusedError` where it was another job's, and is gone."""
         try:
             exchange = self._attempt(timeout)
         except RefusedError as error:
             if self._served is None:
                 raise
             raise self._lost_as_guest(str(error)) from error
-        if self._served is not None and backend.word_of(exchange) != self._word:
+        is_shared = self._served is not None
+        if is_shared and self._backend.word_of(exchange) != self._word:
             exchange.close()
-            raise self._lost_as_guest(f"the store at {job.endpoint} was opened again, and has nothing of this job")
-        # The store of another job on this endpoint serves this one as well: the first who comes coordinates.
-        served = backend.served_run(exchange)
-        if self._host is None and not self._met and served != job.run_id:
-            self._served, self._word = served, backend.word_of(exchange)
-            if backend.claim(exchange):
-                owner = f"the store at {job.endpoint} was opened for job {_named(served)}" if served else ""
-                remark = f"{owner}, this is job {job.run_id!r}: is its id right?" if served else ""
-                self._coordinate(backend.coordinating(exchange), remark)
-        self._met = True
+            again = f"the store at {self.job.endpoint} was opened again, and has nothing of this job"
+            raise self._lost_as_guest(again)
         return exchange
+
+    def _share_store(self, exchange: Exchange, served: str) -> None:
+        """Use the store of the job *served*: the first node of this job that claims it coordinates."""
+        backend, job = self._backend, self.job
+        self._served, self._word = served, backend.word_of(exchange)
+        if not backend.claim(exchange):
+            return
+        remark = ""
+        if served:
+            owner = f"the store at {job.endpoint} was opened for job {_named(served)}"
+            remark = f"{owner}, this is job {job.run_id!r}: is its id right?"
+        self._coordinate(backend.coordinating(exchange), remark)
 
     def _lost_as_guest(self, why: str) -> RefusedError:
         owner = f"of job {_named(self._served)}" if self._served else "of a job that has ended"

@@ -94,11 +94,13 @@ class Session:
 
     def speaks_at(self) -> float | None:
         """When the lane that speaks wants a `Tick`; None: not before something happens."""
-        if not self._lanes.is_free(events.Lane.SPEAK) or not self._connected or self.parted:
+        if not self._connected or self.parted:
             return None
-        if not self._greeted:
-            return None if self._doubt is None else self._doubt.look_at
-        return self._heartbeats.due_at if self._may_send_heartbeat() else None
+        if not self._lanes.is_free(events.Lane.SPEAK):
+            return None
+        if self._greeted:
+            return self._heartbeats.due_at if self._may_send_heartbeat() else None
+        return None if self._doubt is None else self._doubt.look_at
 
     def kill_at(self) -> float | None:
         """When workers that still run here must be killed; None: there is no need that can be foreseen."""
@@ -116,7 +118,9 @@ class Session:
             case events.Lost(_, why, gone):
                 if not self.parted:
                     self._disconnected()
-                    self.contact, self.status = evolve(self.contact, trying=False), ""  # also where it judges no more
+                    # Also where contact is not judged any more.
+                    self.contact = evolve(self.contact, trying=False)
+                    self.status = ""
                     self._judge(_session_liveness.Broken(why, gone), now, out)
             case events.Answer(_, number, result):
                 self._lanes, asked = self._lanes.answered(number)
@@ -151,27 +155,40 @@ class Session:
         self.contact = _session_liveness.rejoin(self.contact)
 
     def _judge(self, event: _session_liveness.Event, now: float, out: list[events.Action]) -> None:
-        if self.final is None and self.error is None and not self.closed:
+        if self.error is not None:
+            return
+        if self.final is not None:
+            # Workers may still run: how long they may is all that matters yet.
+            self.contact = _session_liveness.observe(self.contact, event, now)
+        elif not self.closed:
             self.contact, actions = _session_liveness.step(self.contact, event, now)
             self._obey(actions, now, out)
-        elif self.final is not None and self.error is None:
-            self.contact = _session_liveness.observe(self.contact, event, now)
 
     def _obey(self, actions: tuple[_session_liveness.Action, ...], now: float, out: list[events.Action]) -> None:
         for action in actions:
             match action:
                 case _session_liveness.Connect():
-                    self._disconnected()
-                    self._connection += 1
-                    out.append(events.Connect(self._connection, _session_liveness.attempt_of(self.contact)))
+                    self._connect(out)
                 case _session_liveness.Fence(why, grace):
                     self._stop(why, grace)
-                case _session_liveness.GiveUp(why, closed, gone):
-                    # Nobody coordinates the job any more: its store is gone, or the one who does is cut off here.
-                    if gone or (closed and not self.contact.limits.elected and self._host == self.belief.node):
-                        self.words += (messages.StoreGone(why),)
-                    place = memory.search(self.where, self._host if self.contact.met else "", self.status)
-                    self.error = self.belief.gave_up(closed, f"{place}: {why}")
+                case _session_liveness.GiveUp():
+                    self._give_up(action)
+
+    def _connect(self, out: list[events.Action]) -> None:
+        self._disconnected()
+        self._connection += 1
+        out.append(events.Connect(self._connection, _session_liveness.attempt_of(self.contact)))
+
+    def _give_up(self, action: _session_liveness.GiveUp) -> None:
+        """End this node's part with an error that says where the job was looked for."""
+        hosts_alone = self._host == self.belief.node and not self.contact.limits.elected
+        # Nobody coordinates the job any more: its store is gone, or its coordinator is this node, which is cut off.
+        has_no_coordinator = action.gone or (action.closed and hosts_alone)
+        if has_no_coordinator:
+            self.words += (messages.StoreGone(action.why),)
+        host = self._host if self.contact.met else ""
+        place = memory.search(self.where, host, self.status)
+        self.error = self.belief.gave_up(action.closed, f"{place}: {action.why}")
 
     def _stop(self, why: str, grace: float | None = None) -> None:
         """Others may have this node's ranks by now, and an assignment that was not taken yet is none any more."""
@@ -194,35 +211,48 @@ class Session:
 
     def _answered(self, asked: Asked, result: events.Answered, now: float, out: list[events.Action]) -> None:
         match asked.task, result:
-            case Task.FIND, True:
-                self._ask(Task.GREET, Read((exchange.ANNOUNCEMENT, exchange.COORDINATOR_HEARTBEAT)), now, out)
             case Task.FIND, _:
-                self.status = "the store answers, but no node coordinates this job yet"
+                self._found(result is True, now, out)
             case Task.GREET, [data, heard]:
                 self._greet(data or b"", heard, now, out)
             case Task.DESCRIBE, messages.Descriptor():
-                self._outbox = self._outbox.described(asked.seq, self.belief.join(result, self.terms, self.seen))
+                join = self.belief.join(result, self.terms, self.seen)
+                self._outbox = self._outbox.described(asked.seq, join)
             case Task.POST, _:
-                self._outbox = self._outbox.done(asked.seq)
-                self._mailbox = self._mailbox.woken(asked.key)
-                if asked.seq == self._outbox.join_seq and not self._heartbeats.unanswered:
-                    self._heartbeats = evolve(self._heartbeats, due_at=now)
-                    self._judge(_session_liveness.Acknowledged(asked.sent), now, out)
+                self._posted(asked, now, out)
+            # The coordinator's heartbeat, read after one of this node's or while they rest.
             case ((Task.HEARTBEAT | Task.LISTEN), [heard]):
-                if asked.task is Task.HEARTBEAT:
-                    self._heartbeats = evolve(self._heartbeats, stored=asked.sent)
                 self._feel(heard, asked, now, out)
             case Task.TAKE, data:
-                self._mailbox = self._mailbox.awaits(None)
-                if isinstance(data, bytes):
-                    self._notice(asked.key, data, now, out)
+                self._taken(asked.key, data, now, out)
             case Task.FORGET, _ if isinstance(asked.what, Delete):
                 self._mailbox = self._mailbox.cleared(asked.what.keys)
             case Task.CAUSE, [cause] if self._ending is not None:
-                whole = self.belief.whole(self._ending, cause)
-                if cause is not None and whole is self._ending:
-                    self._refuse("root cause", "it is not the one that the job's outcome names", now, out)
-                self._deliver(asked.key, whole, now, out)
+                self._end_with_cause(asked.key, self._ending, cause, now, out)
+
+    def _taken(self, key: str, data: events.Answered, now: float, out: list[events.Action]) -> None:
+        """The wait for the next notice is over, with the notice or without."""
+        self._mailbox = self._mailbox.awaits(None)
+        if isinstance(data, bytes):
+            self._notice(key, data, now, out)
+
+    def _found(self, is_there: bool, now: float, out: list[events.Action]) -> None:
+        """Read the greeting if there is one; else the lane that speaks waits for it again."""
+        if not is_there:
+            self.status = "the store answers, but no node coordinates this job yet"
+            return
+        greeting = Read((exchange.ANNOUNCEMENT, exchange.COORDINATOR_HEARTBEAT))
+        self._ask(Task.GREET, greeting, now, out)
+
+    def _posted(self, asked: Asked, now: float, out: list[events.Action]) -> None:
+        """The store has a message of this node."""
+        self._outbox = self._outbox.done(asked.seq)
+        self._mailbox = self._mailbox.woken(asked.key)
+        is_first_sign = asked.seq == self._outbox.join_seq and not self._heartbeats.unanswered
+        if is_first_sign:
+            # A request to join counts as a heartbeat; the first of the new mailbox follows at once.
+            self._heartbeats = evolve(self._heartbeats, due_at=now)
+            self._judge(_session_liveness.Acknowledged(asked.sent), now, out)
 
     def _greet(self, data: bytes, heard: bytes | None, now: float, out: list[events.Action]) -> None:
         try:
@@ -240,35 +270,67 @@ class Session:
             self._judge(_session_liveness.Greeted(announcement.heartbeat), now, out)
 
     def _feel(self, raw: bytes | None, asked: Asked, now: float, out: list[events.Action]) -> None:
+        """Take the coordinator's heartbeat in that was read after, or in place of, one of this node."""
+        if asked.task is Task.HEARTBEAT:
+            self._heartbeats = evolve(self._heartbeats, stored=asked.sent)
         heard, doubt = self.belief.heard(raw)
-        read = None
         if heard is None and raw is not None:
             self._refuse("coordinator's heartbeat", doubt, now, out)
+        read, count = None, NOTHING_HEARD
         if heard is not None:
-            # Whoever reads it right after the Join reads of a time before it, in which nobody may have been there.
-            self.status, self.spares = heard.status if self._heartbeats.answered else "", heard.waiting
-            told = heard.read if heard.count >= self.contact.heard else None
-            self._heartbeats, read = self._heartbeats.hears(told, answered=asked.task is Task.HEARTBEAT)
-            if heard.epoch > self.seen.epoch and self.final is None:
-                self._outbox = self._outbox.again(self.seen, all_late=not self.contact.limits.elected)
-            self.seen = self.seen.felt(heard)
-            if heard.over:
-                self._fail(errors.RendezvousClosedError(f"job {self.belief.run_id!r} has ended: {heard.over}"), out)
-        count = NOTHING_HEARD if heard is None else heard.count
+            read, count = self._read_of(heard, asked.task), heard.count
+            self._follow_coordinator(heard, out)
         self._judge(_session_liveness.Heard(self._heartbeats.stored, count, doubt, read), now, out)
         self._take_up(read, now, out)
 
+    def _read_of(self, heard: messages.CoordinatorHeartbeat, task: Task) -> float | None:
+        """Return when the last heartbeat of this node was sent that the coordinator says to have read."""
+        # The first one that is read after a Join is of a time before it, in which nobody may have been there.
+        self.status = heard.status if self._heartbeats.answered else ""
+        self.spares = heard.waiting
+        is_old = heard.count < self.contact.heard
+        report = None if is_old else heard.read
+        self._heartbeats, read = self._heartbeats.hears(report, answered=task is Task.HEARTBEAT)
+        return read
+
+    def _follow_coordinator(self, heard: messages.CoordinatorHeartbeat, out: list[events.Action]) -> None:
+        """Send again what a new coordinator may not know, and end with a job that is over."""
+        is_new_coordinator = heard.epoch > self.seen.epoch
+        if is_new_coordinator and self.final is None:
+            # Without elections the store itself may have been lost with the old coordinator.
+            all_late = not self.contact.limits.elected
+            self._outbox = self._outbox.again(self.seen, all_late=all_late)
+        self.seen = self.seen.felt(heard)
+        if heard.over:
+            ended = f"job {self.belief.run_id!r} has ended: {heard.over}"
+            self._fail(errors.RendezvousClosedError(ended), out)
+
     def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
-        notice = None
-        try:
-            notice = None if data == memory.WAKE else self.belief.notice(key, data, self.seen.round)
-        except errors.RendezvousStateError as error:
-            self._refuse("notice", error, now, out)
-        if isinstance(notice, messages.Final) and notice.root is not None and notice.root.cut:
+        notice = self._decoded(key, data, now, out)
+        if isinstance(notice, messages.Final) and _is_cause_cut(notice):
             self._ending = notice
             self._ask(Task.CAUSE, Read((exchange.CAUSE,)), now, out, key=key)
         else:
             self._deliver(key, notice, now, out)
+
+    def _decoded(self, key: str, data: bytes, now: float, out: list[events.Action]) -> messages.Told | None:
+        """Return the notice that lay at *key*; None for one that cannot be the coordinator's."""
+        if data == memory.WAKE:
+            return None
+        try:
+            return self.belief.notice(key, data, self.seen.round)
+        except errors.RendezvousStateError as error:
+            self._refuse("notice", error, now, out)
+            return None
+
+    def _end_with_cause(
+        self, key: str, ending: messages.Final, cause: bytes | None, now: float, out: list[events.Action]
+    ) -> None:
+        """Deliver the end of the job with its whole root cause, if that is what was found."""
+        whole = self.belief.whole(ending, cause)
+        if cause is not None and whole is ending:
+            self._refuse("root cause", "it is not the one that the job's outcome names", now, out)
+        self._deliver(key, whole, now, out)
 
     def _refuse(self, kind: str, why: object, now: float, out: list[events.Action]) -> None:
         self._refusals, said = refuse(self._refusals, kind, why, now)
@@ -295,7 +357,8 @@ class Session:
         else:
             self._take_up(-math.inf, now, out)
             self.words += (notice,)
-            self._waiting = self._waiting if isinstance(notice, messages.RoundEnd) else None
+            if not isinstance(notice, messages.RoundEnd):
+                self._waiting = None
         if isinstance(notice, messages.Final):
             self.final = notice
             self._outbox = self._outbox.add(messages.Acknowledgement(self.belief.node))
@@ -322,24 +385,36 @@ class Session:
     # What comes next.
 
     def _go_on(self, now: float, out: list[events.Action]) -> None:
-        if self.closed and not (self._greeted or self.parted or (self.contact.trying and self._outbox.next)):
+        """Keep both lanes busy, or part once there is nobody to whom the rest can be sent."""
+        if self.closed and self._cannot_send():
             self._part(out)
         if not self._connected or self.parted:
             return
         if self._lanes.is_free(events.Lane.SPEAK):
             self._speak(now, out)
-        if self._lanes.is_free(events.Lane.WATCH) and self._greeted:
-            key = self._next_key()
-            if done := self._mailbox.deletable(key):
-                self._ask(Task.FORGET, Delete(done), now, out)
-            elif key is not None:
-                self._mailbox = self._mailbox.awaits(key)
-                self._ask(Task.TAKE, Take(key, memory.SLICE), now, out, key=key)
+        if self._greeted and self._lanes.is_free(events.Lane.WATCH):
+            self._watch(now, out)
+
+    def _cannot_send(self) -> bool:
+        """Return whether nothing more can be sent: without a coordinator, unless one is sought for messages."""
+        if self._greeted or self.parted:
+            return False
+        has_messages = self._outbox.next is not None
+        return not (self.contact.trying and has_messages)
+
+    def _watch(self, now: float, out: list[events.Action]) -> None:
+        """Delete what was read, if this is the time for it; else wait for the next notice."""
+        key = self._next_key()
+        if done := self._mailbox.deletable(key):
+            self._ask(Task.FORGET, Delete(done), now, out)
+        elif key is not None:
+            self._mailbox = self._mailbox.awaits(key)
+            self._ask(Task.TAKE, Take(key, memory.SLICE), now, out, key=key)
 
     def _speak(self, now: float, out: list[events.Action]) -> None:
+        """Begin the most urgent operation: greeting, messages, the end of a wait, heartbeats."""
         if not self._greeted:
-            if self._doubt is None or now >= self._doubt.look_at:
-                self._ask(Task.FIND, Wait(exchange.ANNOUNCEMENT, memory.GREETING), now, out)
+            self._seek_greeting(now, out)
         elif (envelope := self._outbox.next) is not None:
             self._send(envelope, now, out)
         elif (stale := self._mailbox.stale(self._next_key())) is not None:
@@ -347,8 +422,14 @@ class Session:
             self._ask(Task.WAKE, Update({stale: memory.WAKE}, ()), now, out)
         elif self.closed:
             self._part(out)
-        elif self._may_send_heartbeat() and now >= self._heartbeats.due_at:
+        elif self._is_heartbeat_due(now):
             self._send_heartbeat(now, out)
+
+    def _seek_greeting(self, now: float, out: list[events.Action]) -> None:
+        # A greeting in doubt is read again after a while: its coordinator renews it.
+        is_due = self._doubt is None or now >= self._doubt.look_at
+        if is_due:
+            self._ask(Task.FIND, Wait(exchange.ANNOUNCEMENT, memory.GREETING), now, out)
 
     def _send(self, envelope: Written, now: float, out: list[events.Action]) -> None:
         seq, what = envelope.seq, envelope.what
@@ -363,6 +444,9 @@ class Session:
 
     def _may_send_heartbeat(self) -> bool:
         return self.contact.limits.heartbeat > 0 and self._outbox.has_joined and not self.closed
+
+    def _is_heartbeat_due(self, now: float) -> bool:
+        return self._may_send_heartbeat() and now >= self._heartbeats.due_at
 
     def _send_heartbeat(self, now: float, out: list[events.Action]) -> None:
         """Or listen to the coordinator, while they rest."""
@@ -393,8 +477,16 @@ class Session:
 
     def _complain(self, now: float, out: list[events.Action]) -> None:
         """Say that nothing has come for long, and why; whose part is over waits for nothing."""
-        self._waiting = None if self.closed or self.error or self.final else self._waiting
-        if self._waiting is not None and now >= self._waiting.due_at():
-            why = self.status or _session_liveness.search(self.contact, now)
-            self._waiting, said = self._waiting.complain(self.belief.node, self.belief.run_id, why, now)
-            out.append(Log("warning", said))
+        is_over = self.closed or self.error is not None or self.final is not None
+        if is_over:
+            self._waiting = None
+        if self._waiting is None or now < self._waiting.due_at():
+            return
+        why = self.status or _session_liveness.search(self.contact, now)
+        self._waiting, text = self._waiting.complain(self.belief.node, self.belief.run_id, why, now)
+        out.append(Log("warning", text))
+
+
+def _is_cause_cut(final: messages.Final) -> bool:
+    """Return whether the *final* has only a few lines of the root cause."""
+    return final.root is not None and final.root.cut

@@ -30,6 +30,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 from typing_extensions import assert_never
 
+from elasticlib._times import soonest
 from elasticlib.rendezvous.protocol._messages import EPOCH_BITS
 from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, KILL, STALE, STILL, TICK
 
@@ -243,14 +244,23 @@ def wake_at(contact: SessionLiveness) -> float | None:
     """When `step` wants a `Tick` at the latest."""
     if contact.over:
         return None
-    times = [] if contact.live else [_deadline(contact)]
+    times: list[float | None] = []
+    if not contact.live:
+        times.append(_deadline(contact))
     if not contact.live and not contact.trying:
         times.append(contact.try_at)
-    if contact.met and contact.limits.heartbeat and not contact.fenced:
-        times.append(_fence_at(contact))
-    elif contact.live and contact.limits.heartbeat:
-        times.append(_doubt_at(contact))
-    return min(times, default=None)
+    times.append(_next_check(contact))
+    return soonest(*times)
+
+
+def _next_check(contact: SessionLiveness) -> float | None:
+    """Return when the workers are fenced or the connection is given up; None: neither is to come."""
+    if not contact.limits.heartbeat:
+        # Nobody is ever thought lost: the workers may run on.
+        return None
+    if contact.met and not contact.fenced:
+        return _fence_at(contact)
+    return _doubt_at(contact) if contact.live else None
 
 
 def attempt_of(contact: SessionLiveness) -> float:
@@ -273,46 +283,63 @@ def kill_at(contact: SessionLiveness) -> float | None:
 
 def _killed_at(contact: SessionLiveness) -> float:
     limit = _alive_at(contact) + KILL * contact.limits.heartbeat
-    return limit if contact.doomed_at is None else min(limit, contact.doomed_at)
+    if contact.doomed_at is None:
+        return limit
+    return min(limit, contact.doomed_at)
 
 
 def _alive_at(contact: SessionLiveness) -> float:
-    """When the last sign of life was sent that counts."""
+    """Return when the last sign of life was sent that counts."""
     if contact.read is None:
         return contact.acknowledged
-    changes = contact.limits.elected and contact.quiet_since is not None
-    return max(contact.read, contact.acknowledged) if changes else contact.read
+    # While the coordination may change hands, it is enough that the store has the heartbeats.
+    may_change = contact.limits.elected and contact.quiet_since is not None
+    if may_change:
+        return max(contact.read, contact.acknowledged)
+    return contact.read
 
 
 def _heard(contact: SessionLiveness, event: Heard, now: float) -> SessionLiveness:
-    """With what the coordinator's heartbeat says, or that there was none that counts."""
-    count = event.count
+    """Note what the coordinator's heartbeat says, or that none was found that counts."""
     contact = evolve(contact, compares=True, doubt=event.doubt)
-    # Whoever hides the coordinator's, or puts an older one there, does the same with heartbeats in the store.
-    if count != NOTHING_HEARD and count >= contact.heard:
-        contact = evolve(contact, acknowledged=max(event.sent, contact.acknowledged))
-        if contact.read is not None and event.read is not None:
-            contact = evolve(contact, read=max(event.read, contact.read))
-    elif count != NOTHING_HEARD:
-        contact = evolve(contact, doubt="the heartbeat of the job's coordinator is an old one")
-    if count > contact.heard:
-        return evolve(contact, heard=count, heard_at=now, quiet_since=None)
-    if contact.quiet_since is None and now >= contact.heard_at + STILL * contact.limits.heartbeat:
+    if event.count != NOTHING_HEARD:
+        contact = _with_signs_of_life(contact, event)
+    if event.count > contact.heard:
+        return evolve(contact, heard=event.count, heard_at=now, quiet_since=None)
+    stands_still = now >= contact.heard_at + STILL * contact.limits.heartbeat
+    if stands_still and contact.quiet_since is None:
         return evolve(contact, quiet_since=now)
     return contact
 
 
+def _with_signs_of_life(contact: SessionLiveness, event: Heard) -> SessionLiveness:
+    """Note which heartbeats of this node the store has, and which the coordinator has read."""
+    if event.count < contact.heard:
+        # Who puts an older one there, or hides the present one, does the same with this node's heartbeats.
+        return evolve(contact, doubt="the heartbeat of the job's coordinator is an old one")
+    contact = evolve(contact, acknowledged=max(event.sent, contact.acknowledged))
+    if contact.read is None or event.read is None:
+        return contact
+    return evolve(contact, read=max(event.read, contact.read))
+
+
 def _contact_is_back(contact: SessionLiveness, now: float) -> SessionLiveness:
-    return evolve(contact, fenced=False) if contact.live and now < _fence_at(contact) else contact
+    is_back = contact.live and now < _fence_at(contact)
+    return evolve(contact, fenced=False) if is_back else contact
 
 
 def _slept(contact: SessionLiveness, heard: int) -> int:
-    """By how much the coordinator's time has gone on more than this node's can have; 0: not so."""
-    if heard <= contact.heard or not contact.compares or not contact.limits.heartbeat:
-        return 0  # one that is not there, or of the past: somebody put it there
-    # A new coordinator counts anew, and gives every node a full heartbeat time.
-    same = heard >> EPOCH_BITS == contact.heard >> EPOCH_BITS
-    grown = heard - contact.heard if same else heard & ((1 << EPOCH_BITS) - 1)
+    """Return how far the coordinator's time went on while this node must have slept; 0: it did not."""
+    if not contact.compares or not contact.limits.heartbeat:
+        return 0
+    if heard <= contact.heard:
+        # There is none, or somebody put an old one there.
+        return 0
+    grown = heard - contact.heard
+    is_new_coordinator = heard >> EPOCH_BITS != contact.heard >> EPOCH_BITS
+    if is_new_coordinator:
+        # It counts from 0, and gives every node a full heartbeat time.
+        grown = heard & ((1 << EPOCH_BITS) - 1)
     return grown if grown >= SLEPT else 0
 
 
@@ -370,28 +397,60 @@ def _why_lost(contact: SessionLiveness, now: float) -> str:
 
 
 def _settle(contact: SessionLiveness, now: float) -> Outcome:
-    actions: list[Action] = []
-    heartbeat = contact.limits.heartbeat
-    if contact.met and heartbeat and not contact.fenced and now >= _fence_at(contact):
-        why = _why_lost(contact, now) if contact.live else contact.trouble
-        # Those who are told have to be done before the workers are killed.
-        left = _killed_at(contact) - TICK * heartbeat - now
-        actions.append(Fence(f"contact with the job is lost: {why}", max(0.0, min(GRACE * heartbeat, left))))
-        contact = evolve(contact, fenced=True, trouble=why)
-        if contact.live:  # a frozen store answers no call on the old connection, but perhaps on a new one
-            contact = evolve(contact, live=False, began=now, try_at=now)
-    elif contact.live and contact.fenced and heartbeat and now >= _doubt_at(contact):
-        contact = evolve(contact, live=False, began=now, try_at=now)
+    """Do what the time calls for: fence the workers, connect again, give up."""
+    actions: tuple[Action, ...] = ()
+    check = _next_check(contact)
+    if check is not None and now >= check:
+        contact, actions = _lose_contact(contact, now)
     if not contact.live:
-        sought = now - contact.began
-        if contact.met and contact.refusals >= _REFUSALS and not contact.limits.elected:
-            why = f"the host of the job's store is gone: {contact.trouble}"
-            return evolve(contact, over=True), (*actions, GiveUp(why, True, gone=True))
-        if now >= _deadline(contact):
-            lost = "contact with the job was lost" if contact.met else "the job was not found"
-            why = f"{lost}, and {sought:.3g} s of trying did not help: {contact.trouble}"
-            return evolve(contact, over=True), (*actions, GiveUp(why, contact.met))
-        if not contact.trying and now >= contact.try_at:
-            contact = evolve(contact, trying=True)
-            actions.append(Connect())
-    return contact, tuple(actions)
+        contact, more = _seek(contact, now)
+        actions += more
+    return contact, actions
+
+
+def _lose_contact(contact: SessionLiveness, now: float) -> Outcome:
+    """Fence the workers, unless that was done, and give up a connection that acknowledges nothing."""
+    actions: tuple[Action, ...] = ()
+    must_fence = contact.met and not contact.fenced
+    if must_fence:
+        contact, actions = _fence(contact, now)
+    if contact.live:
+        # A frozen store answers no call on the old connection, but perhaps on a new one.
+        contact = evolve(contact, live=False, began=now, try_at=now)
+    return contact, actions
+
+
+def _fence(contact: SessionLiveness, now: float) -> Outcome:
+    heartbeat = contact.limits.heartbeat
+    why = _why_lost(contact, now) if contact.live else contact.trouble
+    # The workers must have stopped before they are killed.
+    left = _killed_at(contact) - TICK * heartbeat - now
+    grace = max(0.0, min(GRACE * heartbeat, left))
+    contact = evolve(contact, fenced=True, trouble=why)
+    return contact, (Fence(f"contact with the job is lost: {why}", grace),)
+
+
+def _seek(contact: SessionLiveness, now: float) -> Outcome:
+    """Try to connect when it is time, until the job's host is gone or the deadline has passed."""
+    if _is_host_gone(contact):
+        why = f"the host of the job's store is gone: {contact.trouble}"
+        return evolve(contact, over=True), (GiveUp(why, True, gone=True),)
+    if now >= _deadline(contact):
+        why = _why_given_up(contact, now)
+        return evolve(contact, over=True), (GiveUp(why, contact.met),)
+    if contact.trying or now < contact.try_at:
+        return contact, ()
+    return evolve(contact, trying=True), (Connect(),)
+
+
+def _is_host_gone(contact: SessionLiveness) -> bool:
+    """Return whether nothing listens any more at the job's store, and no other host may take its place."""
+    if not contact.met or contact.limits.elected:
+        return False
+    return contact.refusals >= _REFUSALS
+
+
+def _why_given_up(contact: SessionLiveness, now: float) -> str:
+    lost = "contact with the job was lost" if contact.met else "the job was not found"
+    sought = f"{now - contact.began:.3g} s of trying"
+    return f"{lost}, and {sought} did not help: {contact.trouble}"
