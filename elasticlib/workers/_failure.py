@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -51,6 +52,8 @@ _STATUSES_MEAN = {
     127: _NO_PROGRAM,
 }
 """The most likely meaning of an exit status: Python's own 120, and those of shells."""
+_RANK_PREFIX = re.compile(r"^(\[rank\d+\]: )+")
+"""Torch puts it before each line of a traceback, once for each ``init_process_group``."""
 _CRASH = "Fatal Python error"
 """Begins the fault handler's text of a crash."""
 _OVERDUE = "it did not end within {:g} s (exit_timeout) after that and was stopped"
@@ -125,7 +128,7 @@ def failure_of(
     stacks = _stacks_of(end)
     failure.traceback = raised or stacks
     known_lines = set(failure.traceback.splitlines())
-    failure.log_tail = tuple(line for line in tail if line not in known_lines)
+    failure.log_tail = tuple(line for line in tail if _RANK_PREFIX.sub("", line) not in known_lines)
     if end.overdue is not None:
         are_shown = stacks and not raised
         failure.hint = _OVERDUE.format(end.overdue) + ("" if are_shown else _threads_then(stacks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
 LIMIT = 50.0
 FAILS = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('bad batch')\n"
+IN_A_GROUP = f"import torch.distributed as dist\ndist.init_process_group('gloo')\n{FAILS}"
+"""Torch's own hook puts "[rank1]: " before each line of the traceback."""
 HANGS = (
     "import os, threading\n"
     "def wait_for_batch():\n    threading.Event().wait()\n"
@@ -80,14 +83,15 @@ def hanging(tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> Call
 RUN = ("-m", "elasticlib.run", "--nproc-per-node", "2")
 
 
+@pytest.mark.parametrize("script", [FAILS, IN_A_GROUP], ids=["alone", "in a process group"])
 @pytest.mark.parametrize("streams", [(), ("--tee", "3"), ("--redirects", "3")], ids=["console", "tee", "files"])
 def test_an_error_of_a_script_is_shown_once(
-    streams: tuple[str, ...], start: Callable[..., subprocess.Popen[str]]
+    streams: tuple[str, ...], script: str, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    out, err = start(*RUN, *streams, "script.py", script=FAILS).communicate(timeout=LIMIT)
+    out, err = start(*RUN, *streams, "script.py", script=script).communicate(timeout=LIMIT)
 
     assert 1 == (out + err).count("raise ValueError('bad batch')")
-    assert "rank 1: ValueError: bad batch (script.py:3)" in err
+    assert re.search(r"rank 1: ValueError: bad batch \(script\.py:[35]\)", err)
 
 
 def test_an_error_of_a_function_is_shown_once_without_frames_of_the_launcher(

@@ -454,11 +454,23 @@ def _raised(error: BaseException, handed: Handed, shared: Collection[str] | None
         pickled = _results.pack_exception(error, shared)
     except Exception:
         pickled = b""
-    is_shown = sys.excepthook is sys.__excepthook__ and sys.stderr is sys.__stderr__
+    is_shown = _shows_tracebacks(sys.excepthook) and sys.stderr is sys.__stderr__
     entry = replace(_report.report_of_exception(error, pickled), is_shown=is_shown)
     if _deliver(entry, handed):
         _record.leave(entry)
     _announcing.announce(handed, _announcing.Outcome.RAISED, status)
+
+
+def _shows_tracebacks(hook: Callable[..., object]) -> bool:
+    """Return True for the interpreter's hook, and for torch's, which puts "[rank1]: " before each line of it."""
+    while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
+        # Each init_process_group() wraps the hook that it finds, and keeps it in its closure.
+        names, cells = hook.__code__.co_freevars, hook.__closure__ or ()
+        wrapped = dict(zip(names, cells, strict=True)).get("old_hook")
+        if wrapped is None:
+            return False
+        hook = wrapped.cell_contents
+    return hook is sys.__excepthook__
 
 
 def _deliver(report: _report.Report, handed: Handed) -> bool:

@@ -219,8 +219,9 @@ def test_the_log_beats_what_python_wrote(tmp_path: Path) -> None:
     assert describe(evolve(END, tail="of Python alone\n"), stderr=str(path)).log_tail == ("of native code too",)
 
 
-def test_last_lines_do_not_repeat_the_traceback() -> None:
-    failure = describe(evolve(END, report=ERROR, tail="epoch 3\nTraceback\nValueError: bad\n"))
+@pytest.mark.parametrize("prefix", ["", "[rank1]: ", "[rank1]: [rank1]: "], ids=["none", "one group", "two groups"])
+def test_last_lines_do_not_repeat_the_traceback(prefix: str) -> None:
+    failure = describe(evolve(END, report=ERROR, tail=f"epoch 3\n{prefix}Traceback\n{prefix}ValueError: bad\n"))
 
     assert failure.log_tail == ("epoch 3",)
 
