@@ -9,14 +9,8 @@ SURVIVORS: dict[str, str] = {
         "the end names the same node already, or does not refer to what was found"
     ),
     "node/_session.py Session._hear: self.contact stays": "what it sets is set where a loss is judged, too",
-    "node/_session.py Session._hear: trying stays, not False": (
-        "what it sets is set where a loss is judged, too; a node that judges no more is in test_adversary.py"
-    ),
     "node/_session.py Session._refuse: self._refusals stays": (
         "no history has so many refusals of one kind that some are not said"
-    ),
-    "node/_session.py Session._believe: not (isinstance(notice, messages.RoundEnd))": (
-        "only whether a node that waits for ranks says so in its log"
     ),
     "node/_session.py Session._in_time: not (self.final is not None)": (
         "ranks that come beside the job's end start nothing: the agent acts on the end"
@@ -51,6 +45,20 @@ SURVIVORS: dict[str, str] = {
     "node/_outbox.py Outbox.elaborate: asked stays, not round": (
         "no history has failures after the coordinator asked for all of their round"
     ),
+    "node/_session.py Session._believe: not (not isinstance(notice, messages.RoundEnd))": (
+        "only whether a node that waits for ranks says so in its log"
+    ),
+    "node/_session_liveness.py _with_signs_of_life: doubt stays, not "
+    '"the heartbeat of the job\'s coordinator is an old one"': "only a text for people",
+    "node/_session_liveness.py _lose_contact: try_at stays, not now": (
+        "the moment of the last attempt lies before: the next one comes at once all the same"
+    ),
+    "node/_session_liveness.py _fence: trouble stays, not why": "only a text for people",
+    "node/_session_liveness.py _seek: over stays, not True": "the session hears nothing more once its part is over",
+    "node/_session_liveness.py _seek: over stays, not True (2)": "the session hears nothing more once its part is over",
+    "node/_outbox.py Outbox.done: late stays, not late": (
+        "no history has the store replaced with its coordinator; test_outbox.py"
+    ),
     "node/_session_liveness.py _wake: compares stays, not False": (
         "the next answer has grown by an interval: it says nothing about a suspension"
     ),
@@ -75,28 +83,6 @@ SURVIVORS: dict[str, str] = {
         "a heartbeat that was read was stored, and mostly its answer said so; test_session_liveness.py"
     ),
     "node/_session_liveness.py attempt_of: not (heartbeat)": "only how long an attempt that fails may take",
-    "node/_session_liveness.py _heard: contact stays (4)": "only a text for people",
-    "node/_session_liveness.py _settle: trouble stays, not why": ("only a text for people"),
-    "node/_session_liveness.py _settle: try_at stays, not now": (
-        "the moment of the last attempt lies before: the next one comes at once all the same"
-    ),
-    "node/_session_liveness.py _settle: began stays, not now (2)": (
-        "only from when the search counts that follows a greeting after which nothing was answered"
-    ),
-    "node/_session_liveness.py _settle: try_at stays, not now (2)": (
-        "the moment of the last attempt lies before: the next one comes at once all the same"
-    ),
-    "node/_session_liveness.py _settle: without the action *actions": (
-        "contact counts as lost long before the search ends: never in one step"
-    ),
-    "node/_session_liveness.py _settle: over stays, not True": ("the session hears nothing more once its part is over"),
-    "node/_session_liveness.py _settle: not (contact.met) (3)": ("only a text for people"),
-    "node/_session_liveness.py _settle: without the action *actions (2)": (
-        "contact counts as lost long before the search ends: never in one step"
-    ),
-    "node/_session_liveness.py _settle: over stays, not True (2)": (
-        "the session hears nothing more once its part is over"
-    ),
     "node/_session_liveness.py step: doubt stays, not ''": "only a text for people",
     "node/_session_liveness.py _broken: trying stays, not False": "the session sets it for itself at each loss, too",
     "node/_session_memory.py Waiting.complain: why stays": "only a text for people",
