@@ -57,7 +57,7 @@ def test_what_is_imported_is_what_is_required() -> None:
     optional = {name for extra in ("completion", "gpu", "progress") for name in listed("options.extras_require", extra)}
 
     assert required | {IMPORT_NAMES.get(name, name) for name in optional - {""}} == third_party
-    assert listed("options.extras_require", "testing") == imported_by(tools) - required
+    assert listed("options.extras_require", "pytest") == imported_by(tools) - required
 
 
 def test_every_folder_of_sources_is_a_package() -> None:
@@ -67,11 +67,11 @@ def test_every_folder_of_sources_is_a_package() -> None:
 
 
 def test_the_package_says_that_it_is_typed_and_brings_its_guides() -> None:
-    assert {"py.typed", "docs/*.md"} == listed("options.package_data", "elasticlib") - {""}
+    assert {"py.typed", "docs/*.md", "docs/*.svg"} == listed("options.package_data", "elasticlib") - {""}
     assert (ROOT / "elasticlib" / "py.typed").exists()
     guides = "fork_server frameworks many_nodes migration names notebooks testing troubleshooting"
     pages = f"architecture configuration contributing figures {guides}"
-    assert {f"{page}.md" for page in pages.split()} == {path.name for path in (ROOT / "elasticlib/docs").iterdir()}
+    assert {f"{page}.md" for page in pages.split()} == {path.name for path in (ROOT / "elasticlib/docs").glob("*.md")}
 
 
 def test_the_console_script_is_the_command_line() -> None:
@@ -103,7 +103,7 @@ def test_the_readme_installs_and_tests_in_one_command() -> None:
     (command,) = readme_lines("-m pytest")
 
     assert "-c tests/constraints.txt" in command
-    assert "-e '.[test]'" in command
+    assert "-e '.[dev]'" in command
     assert command.startswith("python3 -m venv .venv && ")
     assert command.endswith(" && .venv/bin/python -m pytest")
 

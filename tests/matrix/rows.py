@@ -47,7 +47,7 @@ class Row:
     @property
     def packages(self) -> list[str]:
         """What pip is asked for."""
-        extras = ["testing", *(["test"] if self.torch else [])]
+        extras = ["pytest", *(["dev"] if self.torch else [])]
         asked = settings()["options"]["install_requires"].split()
         asked += [each for extra in extras for each in settings()["options.extras_require"][extra].split()]
         kept = {each for each in asked if each not in ("torch", "mypy", "ruff")} | {"hypothesis", "pytest>=8.2"}
