@@ -95,7 +95,6 @@ PURE = [
     "helpers/_liveness.py",
     "rendezvous/coordinator/_coordinator.py",
     "rendezvous/coordinator/_state.py",
-    "rendezvous/coordinator/_admission.py",
     "rendezvous/coordinator/_arrivals.py",
     "rendezvous/coordinator/_causes.py",
     "rendezvous/coordinator/_departures.py",

@@ -1,8 +1,10 @@
 """
-How nodes ask for ranks, and whether the running round ends for them. Pure.
+How nodes ask for ranks, which of them are refused, and whether the running round ends for them. Pure.
 
 Rules of this file: a node that asks again keeps what is known of it, and waits at the end. It has no worker left,
-whatever it reported before. Newcomers are compared with those who are there, once.
+whatever it reported before. Newcomers are compared with those who are there, once. All nodes of a job have the same
+terms, and those of one role the same work. Where each node has a place of its own, it must be in range, and no other
+node's.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 from attrs import evolve
 
 from elasticlib.rendezvous.coordinator import (
-    _admission,
     _commands,
     _departures,
     _ending,
@@ -18,9 +19,18 @@ from elasticlib.rendezvous.coordinator import (
     _places,
     _replacements,
 )
-from elasticlib.rendezvous.coordinator._state import Action, Entry, Outcome, Round, State, WakeAt, entry_of
+from elasticlib.rendezvous.coordinator._state import (
+    Action,
+    Entry,
+    Outcome,
+    Round,
+    State,
+    WakeAt,
+    entry_of,
+    present,
+)
 from elasticlib.rendezvous.protocol._exchange import mailbox_name
-from elasticlib.rendezvous.protocol._messages import Join
+from elasticlib.rendezvous.protocol._messages import Join, Terms
 from elasticlib.rendezvous.protocol._shortening import line
 
 
@@ -31,26 +41,87 @@ def join(state: State, report: Join, seq: int, now: float) -> Outcome:
     state = _liveness.asks_anew(state, node)
     if state.final is not None:
         return state, _ending.tell_end(state, node, mailbox)
-    entry = Entry(node, mailbox, seq, report.descriptor, came=now, arrived=now)
+    entry = Entry(node, mailbox, seq, report.descriptor, requested_at=now, arrived=now)
     known = entry_of(state, node)
     if known is not None:
         entry = _as_known(entry, known)
-    why = _admission.refusal(state, report, entry)
-    if known is None and not why:
+    # A node that is known was compared when it came: it keeps its marks, and is not warned of again.
+    is_newcomer = known is None
+    why = _refusal(state, report, entry)
+    if is_newcomer and not why:
         why = _places.refusal(state, entry, now) or _commands.refusal(state, entry)
     if why:
         return _departures.refuse(state, entry, why)
     cautions: tuple[Action, ...] = ()
-    if known is None:
+    if is_newcomer:
         state, entry = _places.arrived(state, entry, now)
         entry, cautions = _compare(state, entry, had_ranks=report.round >= 0)
+    # Its report of the success may be lost with its sidecar: the request to join repeats it.
     state = _ending.count_success(state, node, report.succeeded)
     state, actions = _let_wait(state, entry, now, report.after)
     return state, (*cautions, *actions)
 
 
+# Who is refused.
+
+
+def _refusal(state: State, report: Join, entry: Entry) -> str | None:
+    """Return why the node of *report*, remembered as *entry*, may not take part in the job; None if it may."""
+    return _of_terms(state, report) or _of_work(state, report) or _of_place(state, entry)
+
+
+def _of_terms(state: State, report: Join) -> str | None:
+    node, theirs, ours = report.node, report.terms, state.rules.terms
+    if theirs is None or theirs == ours:
+        return None
+    difference = f"node {node} asks for {_terms(theirs)}, but this job runs with {_terms(ours)}"
+    return f"{difference}: give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
+
+
+def _terms(terms: Terms) -> str:
+    return f"{terms.min_nodes} to {terms.max_nodes} nodes and {terms.max_restarts} restarts"
+
+
+def _of_work(state: State, report: Join) -> str | None:
+    role, work = report.descriptor.role, report.descriptor.work
+    peer = _peer_with_work(state, role)
+    # Work that is not known differs from none.
+    if peer is None or work in ("", peer.descriptor.work):
+        return None
+    return (
+        f"node {report.node} runs {work!r}, but node {peer.node} of this job runs {peer.descriptor.work!r} in the same "
+        f"role {role!r}: if these are two jobs, give each an id of its own (--rdzv-id)"
+    )
+
+
+def _peer_with_work(state: State, role: str) -> Entry | None:
+    """Return a node of the *role* whose work is known: one for all, as each was compared when it came."""
+    for entry in present(state):
+        if entry.descriptor.role == role and entry.descriptor.work:
+            return entry
+    return None
+
+
+def _of_place(state: State, entry: Entry) -> str | None:
+    rules, node, index = state.rules, entry.node, entry.descriptor.index
+    if not rules.fixed_places:
+        return None
+    places = f"0 to {rules.max_nodes - 1}"
+    if index is None:
+        return f"node {node} has no node rank, and each node of this job needs one: give --node-rank, from {places}"
+    if index >= rules.max_nodes:
+        return f"node rank {index} of node {node} is out of range: {rules.max_nodes} nodes have the ranks {places}"
+    other = _replacements.holder(state, entry)
+    # A node that died is often started again before its loss is known: it waits for that instead.
+    if other is None or _replacements.may_replace(state, entry, other):
+        return None
+    return _replacements.refusal(entry, other)
+
+
+# Who waits.
+
+
 def _as_known(entry: Entry, known: Entry) -> Entry:
-    """Return the *entry* with the marks that the node has already."""
     return evolve(
         entry,
         arrived=known.arrived,
@@ -62,7 +133,6 @@ def _as_known(entry: Entry, known: Entry) -> Entry:
 
 
 def _compare(state: State, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tuple[Action, ...]]:
-    """Return the newcomer with its marks, and the cautions for people."""
     entry, of_commands = _commands.compared(state, entry, had_ranks=had_ranks)
     entry, of_replacements = _replacements.compared(state, entry)
     return entry, (*of_commands, *of_replacements)
@@ -72,18 +142,23 @@ def _let_wait(state: State, entry: Entry, now: float, why: str) -> Outcome:
     """Have a node wait for ranks, and end the running round if it is for that node."""
     node = entry.node
     waiting = dict(state.waiting)
-    waiting.pop(node, None)  # a node that asks again waits at the end
+    # A node that asks again waits at the end.
+    waiting.pop(node, None)
     waiting[node] = entry
     state = evolve(state, waiting=waiting, last_join=now)
     current = state.round
+    # A node that has succeeded in this round waits for the next one, and disturbs nobody.
     if current is None or node in current.succeeded:
         return state, ()
     if node in current.entries:
         return _rejoin(state, current, node, why)
     if current.end is not None:
         return state, ()
+    # `let_in_rested` lets a node in once its pause is over.
     is_pausing = entry.free_at > now
-    return (state, ()) if is_pausing else _let_in(state, current, node)
+    if is_pausing:
+        return state, ()
+    return _let_in(state, current, node)
 
 
 def _rejoin(state: State, current: Round, node: str, why: str) -> Outcome:
@@ -92,6 +167,7 @@ def _rejoin(state: State, current: Round, node: str, why: str) -> Outcome:
     rejoined = current.rejoined
     if why:
         text = f"{text}: {why}"
+        # The first one counts, as with failures.
         rejoined = rejoined or line(text)
     current = evolve(current, stopped=current.stopped | {node}, rejoined=rejoined)
     state = evolve(state, round=current)

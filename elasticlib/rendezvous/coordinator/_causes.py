@@ -12,22 +12,27 @@ that were lost while a node left, was lost, or lost its sidecar, were cut by tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from attrs import evolve
 
 from elasticlib.rendezvous.coordinator import _ending
-from elasticlib.rendezvous.coordinator._state import Cause, Outcome, Round, Send, State
-from elasticlib.rendezvous.protocol._messages import Failed, RoundEnd, Stopped
-from elasticlib.rendezvous.protocol._shortening import line
+from elasticlib.rendezvous.coordinator._state import Cause, Outcome, Round, Send, State, host_of
+from elasticlib.rendezvous.protocol._messages import Elaborate, Failed, RoundEnd, Stopped
+from elasticlib.rendezvous.protocol._shortening import brief, line, place, short
 
 CAUSE_WAIT = 1.0
 """Seconds in which nodes tell of failures that came before the one that ended the round."""
+WHOLE_CAUSES, MOST_CAUSES = 2, 16
+"""Failures of a round that are kept: so many with all that was told of them, so many in all."""
+ASKED_EARLY = 4
+"""Nodes that are asked for all of a failure before it is certain that it is the root cause."""
 
 
 def add_failures(state: State, current: Round, report: Failed | Stopped, now: float) -> Outcome:
     """Note the failures that a node reports, or that its workers stopped; the running round ends."""
-    current = evolve(current, causes=_ending.worth_keeping(_with_failures(current, report, now)))
+    # Kept within bounds at each report: a handover holds all of them.
+    current = evolve(current, causes=worth_keeping(_with_failures(current, report, now)))
     if isinstance(report, Stopped):
         current = evolve(current, stopped=current.stopped | {report.node})
     state = evolve(state, round=current)
@@ -54,9 +59,10 @@ def _with_failures(current: Round, report: Failed | Stopped, now: float) -> Coll
 
 def _end_for_failure(state: State, current: Round, reporter: str, now: float) -> Outcome:
     """End the running round, whose cause is yet to be decided, because workers of the node *reporter* failed."""
-    root = _ending.root_cause(current.causes)
-    why = f"workers of node {reporter} failed" if root is None else _ending.describe(root)
+    root = root_cause(current.causes)
+    why = f"workers of node {reporter} failed" if root is None else describe(root)
     restart = _ending.may_restart(state, fatal=is_fatal(current))
+    # The first report is seldom the root cause: the end is announced at once, and its cause later.
     current = evolve(current, cause_due=now + CAUSE_WAIT)
     end = RoundEnd(current.number, line(why), restart, decided=False)
     return _ending.stop_workers(state, current, end)
@@ -83,7 +89,6 @@ def decide(state: State, current: Round, end: RoundEnd, now: float, *, gone: boo
 
 
 def _report_cause(state: State, current: Round, end: RoundEnd) -> tuple[Send, ...]:
-    """Send the decided *end* to each node, in its latest mailbox."""
     actions = []
     for member in current.members():
         entry = state.waiting.get(member.node, member)
@@ -99,17 +104,9 @@ def _is_decidable(current: Round, *, gone: bool, is_late: bool) -> bool:
     return is_late and not _are_lost_connections(current)
 
 
-def is_fatal(current: Round) -> bool:
-    """Whether a restart would only meet one of the failures again."""
-    return any(cause.note.fatal for cause in current.causes)
-
-
 def _are_lost_connections(current: Round) -> bool:
-    """Whether nothing but connections that peers have lost is known of the failure."""
-    for cause in current.causes:
-        if cause.note.fatal or not cause.note.secondary:
-            return False
-    return True
+    """Return whether all that is known of the failure is that peers lost connections."""
+    return all(cause.note.secondary and not cause.note.fatal for cause in current.causes)
 
 
 def _decided(state: State, current: Round, reported: str) -> tuple[State, RoundEnd]:
@@ -118,14 +115,15 @@ def _decided(state: State, current: Round, reported: str) -> tuple[State, RoundE
         cut = _cut_by_a_node(state, current)
         if cut is not None:
             return cut
-    root = _ending.root_cause(current.causes)
-    why = reported if root is None else _ending.describe(root)
+    root = root_cause(current.causes)
+    why = reported if root is None else describe(root)
     return _ending.spend(state, current, why, fatal=is_fatal(current))
 
 
 def _cut_by_a_node(state: State, current: Round) -> tuple[State, RoundEnd] | None:
     """Return the end of the round if connections were lost because a node is gone; else None."""
     unfinished = current.left.keys() - current.succeeded
+    # A lost node comes first: a host that is lost again and again costs restarts, a node that leaves does not.
     lost = _reasons(current, current.lost & unfinished)
     if lost:
         return _ending.lose(state, current, lost)
@@ -141,8 +139,99 @@ def _cut_by_a_node(state: State, current: Round) -> tuple[State, RoundEnd] | Non
 
 def _reasons(current: Round, nodes: Collection[str]) -> Mapping[str, str]:
     """Return the *nodes* in the order of ranks, each with the reason why it is gone."""
-    reasons = {}
-    for node in current.entries:
-        if node in nodes:
-            reasons[node] = current.left[node]
-    return reasons
+    return {node: current.left[node] for node in current.entries if node in nodes}
+
+
+# The root cause.
+
+
+def is_fatal(current: Round) -> bool:
+    """Return whether a restart would only meet one of the failures again."""
+    return any(cause.note.fatal for cause in current.causes)
+
+
+def root_cause(causes: Iterable[Cause]) -> Cause | None:
+    """Return the first failure; a lost connection never beats another kind of failure."""
+    return min(causes, key=_place, default=None)
+
+
+def worth_keeping(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    """Return the failures that may be the root cause, in a bounded number of bytes."""
+    kept = sorted(causes, key=_place)[:MOST_CAUSES]
+    shortened = [_shortened(cause) for cause in kept[WHOLE_CAUSES:]]
+    return (*kept[:WHOLE_CAUSES], *shortened)
+
+
+def in_brief(state: State) -> State:
+    """Return the state with a few lines of the root cause and without other failures."""
+    current = state.round
+    root = None if current is None else root_cause(current.causes)
+    if current is not None and root is not None:
+        state = evolve(state, round=evolve(current, causes=(_shortened(root),)))
+    if state.final is not None:
+        state = evolve(state, final=brief(state.final))
+    return state
+
+
+def _shortened(cause: Cause) -> Cause:
+    return evolve(cause, note=short(cause.note))
+
+
+def _place(cause: Cause) -> tuple[bool, float, str, int]:
+    return place(cause.note, -cause.at, cause.node)
+
+
+def describe(root: Cause) -> str:
+    """Describe the failure that ended a round, for people."""
+    note = root.note
+    message = note.message.strip()
+    host = host_of(root.node)
+    if note.process:
+        return f"{line(message)} on node {host}"
+    if note.fatal:
+        return f"rank {note.rank} on node {host} cannot go on ({line(message)})"
+    has_signal = note.exitcode < 0
+    if has_signal:
+        how = f"was ended by signal {-note.exitcode}"
+    else:
+        how = f"ended with exit status {note.exitcode}"
+    text = f"rank {note.rank} on node {host} {how}"
+    # Without an exception the message of a signal only repeats the signal.
+    is_repetition = has_signal and not note.exception_type
+    if is_repetition or not message:
+        return text
+    return f"{text} ({line(message.splitlines()[0])})"
+
+
+# All of it.
+
+
+def request_whole_cause(state: State, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
+    """
+    Have the node of the root cause send all of it, and return whether that is still missing.
+
+    The node is asked soon, as it may be lost. But when thousands of nodes fail, each of them may
+    for a moment be the first that is known. So most are asked only once all workers are *gone*.
+    """
+    root = root_cause(current.causes)
+    if root is None or not _is_incomplete(current, root):
+        return (state, ()), False
+    if root.node in current.requested:
+        # Its answer is under way.
+        return (state, ()), True
+    is_too_early = len(current.requested) >= ASKED_EARLY and not gone
+    if is_too_early:
+        # It may yet turn out not to be the first failure.
+        return (state, ()), True
+    return _request_rest(state, current, root.node), True
+
+
+def _request_rest(state: State, current: Round, node: str) -> Outcome:
+    entry = state.waiting.get(node) or current.entries[node]
+    state = evolve(state, round=evolve(current, requested=current.requested | {node}))
+    return state, (Send(entry.mailbox, node, Elaborate(current.number)),)
+
+
+def _is_incomplete(current: Round, root: Cause) -> bool:
+    """Return whether only a part of the failure is known, and its node is there to send the rest."""
+    return root.note.cut and root.node not in current.left

@@ -19,7 +19,8 @@ _OWN_ID = "give each job an id of its own (--rdzv-id)"
 
 
 def refusal(state: State, entry: Entry) -> str | None:
-    """Why the newcomer *entry* may not be a spare of this job; None where it may."""
+    """Return why the newcomer *entry* may not be a spare of this job; None if it may."""
+    # With several nodes arguments may differ on purpose: a caution must do.
     if state.rules.max_nodes > 1:
         return None
     first = _first(state, entry)
@@ -29,7 +30,7 @@ def refusal(state: State, entry: Entry) -> str | None:
 
 
 def compared(state: State, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tuple[Action, ...]]:
-    """The newcomer as it is remembered, and what people of both nodes must know."""
+    """Return the newcomer as it is remembered, and the cautions for people on both nodes."""
     first = _first(state, entry)
     if first is None or not _differ(first, entry):
         return entry, ()
@@ -44,7 +45,8 @@ def compared(state: State, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tup
 
 
 def final_for(entry: Entry, final: Final) -> Final:
-    """How the job ended for the node of *entry*: who ran nothing of what it was asked for did not succeed."""
+    """Return the job's end for the node of *entry*: a node that ran nothing of its own command did not succeed."""
+    # It never had ranks, and its own arguments were not run by any other node.
     ran_nothing = entry.is_other
     if not final.succeeded or not ran_nothing:
         return final
@@ -55,6 +57,7 @@ def final_for(entry: Entry, final: Final) -> Final:
 def _first(state: State, entry: Entry) -> Entry | None:
     if not entry.descriptor.command:
         return None
+    # Nodes with ranks come first: they are the job.
     for each in present(state):
         if each.descriptor.command and _is_of_role(each, entry):
             return each

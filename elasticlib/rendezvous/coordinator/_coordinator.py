@@ -78,6 +78,7 @@ def _receive(state: State, event: Received, now: float) -> Outcome:
     if _is_one_missing(state, event, heard):
         missing = f"message {heard + 1} of node {report.node} is missing: {event.seq} came next"
         state, actions = abandon(state, missing)
+    # A message that repeats an earlier one changes nothing.
     if event.seq > heard:
         state = evolve(state, heard={**state.heard, report.node: event.seq})
         state, more = _hear(state, event, now)
@@ -113,6 +114,7 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
         return state, ()
     match report:
         case messages.Acknowledgement():
+            # The server takes note: it waits no more for this node.
             return state, ()
         case messages.Close():
             return abandon(state, f"node {report.node} closed the job: {report.why}")
@@ -139,7 +141,6 @@ def _hear_of_workers(
 
 
 def _round_of(state: State, report: messages.WorkerReport) -> Round | None:
-    """Return the present round if a member of it reports on it; else None."""
     current = state.round
     if current is None or report.round != current.number:
         return None
@@ -163,6 +164,7 @@ def _settle(state: State, now: float) -> Outcome:
         return state, ()
     if current is None:
         return gather(state, now)
+    # A node that left after its success counts, too.
     if len(current.succeeded) == len(current.entries):
         why = f"all {len(current.entries)} nodes succeeded in round {current.number}"
         return _ending.finish(state, messages.Final(True, why, round=current.number))
@@ -197,11 +199,11 @@ def _are_workers_gone(current: Round) -> bool:
 
 def _close(state: State, current: Round, end: messages.RoundEnd, *, gone: bool) -> Outcome:
     """End the job, once no worker is left and all of the root cause is known."""
-    (state, actions), is_incomplete = _ending.request_whole_cause(state, current, gone=gone)
+    (state, actions), is_incomplete = _causes.request_whole_cause(state, current, gone=gone)
     if is_incomplete or not gone:
         return state, actions
     final = messages.Final(False, end.why)
-    root = _ending.root_cause(current.causes)
+    root = _causes.root_cause(current.causes)
     if root is not None:
         final = evolve(final, root_node=root.node, root=root.note)
     return _ending.finish(state, final)
@@ -220,10 +222,7 @@ def _cause_due(state: State, now: float) -> float | None:
 
 def _wake_by(due: float, actions: tuple[Action, ...]) -> tuple[Action, ...]:
     """Return the *actions* with one `WakeAt`, at *due* or earlier."""
-    others: list[Action] = []
-    for action in actions:
-        if isinstance(action, WakeAt):
-            due = min(due, action.when)
-        else:
-            others.append(action)
-    return (*others, WakeAt(due))
+    # The shell keeps the last `WakeAt` of a step only.
+    wakes = [action.when for action in actions if isinstance(action, WakeAt)]
+    others = [action for action in actions if not isinstance(action, WakeAt)]
+    return (*others, WakeAt(min([due, *wakes])))

@@ -37,6 +37,7 @@ def leave(state: State, report: Leave, now: float) -> Outcome:
     final = Final(False, f"node {node} left: {report.why}", kind="left")
     goodbye = Send(entry.mailbox, node, final)
     if by_itself and _is_deserted(state, node):
+        # Nobody is left to whom the round's end could be sent.
         state, actions = _ending.finish(state, final)
     return state, (goodbye, *actions)
 
@@ -57,9 +58,8 @@ def _entry_that_leaves(state: State, node: str) -> Entry | None:
 
 def _is_in_its_round(current: Round | None, report: Leave) -> bool:
     """Return whether the node leaves the present round with workers that it has yet to stop."""
-    if current is None:
-        return False
-    return report.node in current.entries and report.round == current.number
+    # A node that speaks of an older round has stopped the workers of that one, and has none of this one.
+    return current is not None and report.node in current.entries and report.round == current.number
 
 
 def _disturbs(current: Round | None, node: str) -> bool:
@@ -98,7 +98,6 @@ def refuse(state: State, entry: Entry, why: str) -> Outcome:
 
 
 def _remove(state: State, node: str, why: str, *, may_still_run: bool = False, by_itself: bool = True) -> Outcome:
-    """Take a node out; a round that runs with it ends."""
     if node in state.waiting:
         state = _without_waiting(state, (node,))
     current = state.round
@@ -143,7 +142,6 @@ def _note_gone(current: Round, gone: Mapping[str, str], *, are_lost: bool) -> Ro
 
 
 def _end_for_losses(state: State, current: Round, lost: Mapping[str, str]) -> Outcome:
-    """End the running round because it lost nodes, given with the reasons."""
     state, end = _ending.lose(state, current, lost)
     return _ending.stop_workers(state, current, end)
 
@@ -163,7 +161,6 @@ def note_heartbeats(state: State, counts: Mapping[str, int], now: float) -> Outc
 
 
 def _refuse_replacements(before: State, state: State, now: float) -> Outcome:
-    """Refuse the nodes whose places belong to nodes that were heard since *before*."""
     actions: tuple[Action, ...] = ()
     for node, why in _replacements.rejected(before, state, now).items():
         state, more = refuse(state, state.waiting[node], why)

@@ -8,23 +8,19 @@ leaves do not, and losses do when they repeat.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from attrs import evolve
 
 from elasticlib.rendezvous.coordinator._commands import final_for
-from elasticlib.rendezvous.coordinator._state import MOST_NAMES, Cause, Outcome, Round, Send, State, host_of
-from elasticlib.rendezvous.protocol._messages import Elaborate, Final, RoundEnd
-from elasticlib.rendezvous.protocol._shortening import brief, line, place, short
+from elasticlib.rendezvous.coordinator._state import MOST_NAMES, Outcome, Round, Send, State, host_of
+from elasticlib.rendezvous.protocol._messages import Final, RoundEnd
+from elasticlib.rendezvous.protocol._shortening import line
 
 LOSSES_IN_A_ROW = 3
 """Rounds that a host may be lost from, one after the other, until that is taken for a failure."""
 REMEMBERED = 1024
 """Hosts whose losses are counted: the latest."""
-WHOLE_CAUSES, MOST_CAUSES = 2, 16
-"""Failures of a round that are kept: so many with all that was told of them, so many in all."""
-ASKED_EARLY = 4
-"""Nodes that are asked for all of a failure before it is certain that it is the root cause."""
 
 
 def count_success(state: State, node: str, number: int) -> State:
@@ -46,11 +42,10 @@ def end_round(state: State, current: Round, why: str, *, restart: bool) -> Outco
 
 def stop_workers(state: State, current: Round, end: RoundEnd) -> Outcome:
     """End the round with *end*: have each node that may still have workers stop them."""
-    actions = []
-    for entry in current.members():
-        if entry.node not in state.waiting:
-            actions.append(Send(entry.mailbox, entry.node, end))
-    return evolve(state, round=evolve(current, end=end)), tuple(actions)
+    # A node that waits for ranks has stopped its workers already.
+    audience = [entry for entry in current.members() if entry.node not in state.waiting]
+    actions = tuple(Send(entry.mailbox, entry.node, end) for entry in audience)
+    return evolve(state, round=evolve(current, end=end)), actions
 
 
 def spend(state: State, current: Round, why: str, *, fatal: bool = False) -> tuple[State, RoundEnd]:
@@ -78,37 +73,6 @@ def _why_no_restart(state: State, *, fatal: bool) -> str:
     return f"all {allowed} restarts are used"
 
 
-def request_whole_cause(state: State, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
-    """
-    Have the node of the root cause send all of it, and return whether that is still missing.
-
-    The node is asked soon, as it may be lost. But when thousands of nodes fail, each of them may
-    for a moment be the first that is known. So most are asked only once all workers are *gone*.
-    """
-    root = root_cause(current.causes)
-    if root is None or not _is_more_to_come(current, root):
-        return (state, ()), False
-    if root.node in current.requested:
-        # Its answer is under way.
-        return (state, ()), True
-    is_too_early = len(current.requested) >= ASKED_EARLY and not gone
-    if is_too_early:
-        # It may yet turn out not to be the first failure.
-        return (state, ()), True
-    return _request_rest(state, current, root.node), True
-
-
-def _request_rest(state: State, current: Round, node: str) -> Outcome:
-    entry = state.waiting.get(node) or current.entries[node]
-    state = evolve(state, round=evolve(current, requested=current.requested | {node}))
-    return state, (Send(entry.mailbox, node, Elaborate(current.number)),)
-
-
-def _is_more_to_come(current: Round, root: Cause) -> bool:
-    """Return whether only a part of the failure is known, and its node is there to send the rest."""
-    return root.note.cut and root.node not in current.left
-
-
 def finish(state: State, final: Final) -> Outcome:
     """End the job: send *final* to every node that is still there."""
     final = evolve(final, why=line(final.why))
@@ -124,6 +88,7 @@ def finish(state: State, final: Final) -> Outcome:
 def lose(state: State, current: Round, lost: Mapping[str, str]) -> tuple[State, RoundEnd]:
     """Return the end of the round because it lost nodes, given with the reasons."""
     what = _name_losses(lost)
+    # Where a worker has succeeded, the job gets on: such a loss begins no row.
     if current.succeeded:
         return state, RoundEnd(current.number, line(what), restart=True)
     hosts = [host_of(node) for node in lost]
@@ -147,6 +112,7 @@ def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]
     """Return, for each host, how many of its rounds in a row lost it, *current* among them."""
     if current.succeeded:
         return {}
+    # The usual case, without a walk through all nodes.
     if not losses and not current.lost:
         return losses
     after = dict(losses)
@@ -154,63 +120,11 @@ def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]
     for node in current.entries:
         after.pop(host_of(node), None)
     lost_hosts = {host_of(node) for node in current.lost}
+    # Sorted, as the order of a set differs between processes, and only the latest hosts are kept.
     for host in sorted(lost_hosts):
         after[host] = losses.get(host, 0) + 1
     latest = list(after.items())[-REMEMBERED:]
     return dict(latest)
-
-
-def root_cause(causes: Iterable[Cause]) -> Cause | None:
-    """Return the first failure; a lost connection never beats another kind of failure."""
-    return min(causes, key=_place, default=None)
-
-
-def worth_keeping(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Return the failures that may be the root cause, in a bounded number of bytes."""
-    kept = sorted(causes, key=_place)[:MOST_CAUSES]
-    shortened = [_shortened(cause) for cause in kept[WHOLE_CAUSES:]]
-    return (*kept[:WHOLE_CAUSES], *shortened)
-
-
-def in_brief(state: State) -> State:
-    """Return the state with a few lines of the root cause and without other failures."""
-    current = state.round
-    root = None if current is None else root_cause(current.causes)
-    if current is not None and root is not None:
-        state = evolve(state, round=evolve(current, causes=(_shortened(root),)))
-    if state.final is not None:
-        state = evolve(state, final=brief(state.final))
-    return state
-
-
-def _shortened(cause: Cause) -> Cause:
-    return evolve(cause, note=short(cause.note))
-
-
-def _place(cause: Cause) -> tuple[bool, float, str, int]:
-    return place(cause.note, -cause.at, cause.node)
-
-
-def describe(root: Cause) -> str:
-    """Describe the failure that ended a round, for people."""
-    note = root.note
-    message = note.message.strip()
-    host = host_of(root.node)
-    if note.process:
-        return f"{line(message)} on node {host}"
-    if note.fatal:
-        return f"rank {note.rank} on node {host} cannot go on ({line(message)})"
-    has_signal = note.exitcode < 0
-    if has_signal:
-        how = f"was ended by signal {-note.exitcode}"
-    else:
-        how = f"ended with exit status {note.exitcode}"
-    text = f"rank {note.rank} on node {host} {how}"
-    # Without an exception the message of a signal only repeats the signal.
-    is_repetition = has_signal and not note.exception_type
-    if is_repetition or not message:
-        return text
-    return f"{text} ({line(message.splitlines()[0])})"
 
 
 def tell_end(state: State, node: str, mailbox: str) -> tuple[Send, ...]:
@@ -230,6 +144,6 @@ def _took_part(state: State, node: str) -> bool:
         return True
     if current is None:
         return False
-    if node in current.succeeded:
-        return True
-    return node in current.entries and node not in current.left
+    # A node may leave once it has succeeded: the job's end is its outcome all the same.
+    is_member = node in current.entries and node not in current.left
+    return is_member or node in current.succeeded

@@ -40,18 +40,19 @@ def gather(state: State, now: float) -> Outcome:
         return state, ()
     if state.gathering_since is None:
         state = evolve(state, gathering_since=now)
+    # A successor that may have read an old document waits until nodes at work have had the time to object.
     if now < state.opens_at:
         return state, (WakeAt(state.opens_at),)
     available = _available(state, now)
     if len(available) < state.rules.min_nodes:
         return _wait_for_more(state, now)
+    # Without those that come back the others would be stopped again at once.
     if _is_any_returning(state):
         return _wait_for_return(state, available, now)
     return _start_or_wait(state, available, now)
 
 
 def _available(state: State, now: float) -> Mapping[str, Entry]:
-    """Return the nodes that may have ranks now."""
     available = without_replacements(state, ready(state, now))
     is_short = len(available) < state.rules.min_nodes
     if is_short and now >= _deadline(state, now):
@@ -63,6 +64,7 @@ def _available(state: State, now: float) -> Mapping[str, Entry]:
 def _wait_for_more(state: State, now: float) -> Outcome:
     """Too few nodes are there: wait for others until the deadline, or end the job."""
     rules = state.rules
+    # With join_timeout=0 no replacement is waited for, but the nodes that come back are.
     if state.round is not None and rules.join_timeout == 0:
         possible = len(state.waiting) + len(returning(state))
         if possible < rules.min_nodes:
@@ -91,6 +93,7 @@ def _start_or_wait(state: State, available: Mapping[str, Entry], now: float) -> 
     most = state.rules.max_nodes
     if present >= most:
         return finalize(state, f"all {most} nodes are there", available)
+    # After a restart nobody new is waited for; where all of the last round are gone, it is like a first round.
     if current is not None and len(current.left) < len(current.entries):
         why = f"all nodes that stayed after round {current.number} are back, {present} are there"
         return finalize(state, why, available)
@@ -101,7 +104,6 @@ def _start_or_wait(state: State, available: Mapping[str, Entry], now: float) -> 
 
 
 def _wake(state: State, due: float, now: float) -> WakeAt:
-    """Wake at *due*, or when the pause of a node is over."""
     free = next_free(state, now)
     if free is None:
         return WakeAt(due)
@@ -129,6 +131,7 @@ def finalize(state: State, why: str, available: Mapping[str, Entry]) -> Outcome:
         round=Round(number, entries, assignments),
     )
     actions: list[Action] = []
+    # Keys of the last round's workers would mislead those of this one; none of them runs any more.
     if rules.shared_store and number > 0:
         actions.append(ClearStore())
     for entry, assignment in zip(entries.values(), assignments, strict=True):
@@ -137,18 +140,17 @@ def finalize(state: State, why: str, available: Mapping[str, Entry]) -> Outcome:
 
 
 def _choose(state: State, heard: Sequence[str]) -> Mapping[str, Entry]:
-    """Return the nodes that get ranks, in the order of group ranks."""
     current = state.round
     last = () if current is None else tuple(current.entries)
     stayed = set() if current is None else {entry.node for entry in current.members()}
-    by_claim = sorted(heard, key=lambda node: node not in stayed)  # stable
+    # Sorting is stable: among equal claims the first that asked comes first.
+    by_claim = sorted(heard, key=lambda node: node not in stayed)
     chosen = by_claim[: state.rules.max_nodes]
     descriptors = {node: state.waiting[node].descriptor for node in chosen}
     return {node: _with_ranks(state.waiting[node]) for node in order(descriptors, last)}
 
 
 def _with_ranks(entry: Entry) -> Entry:
-    """Return the *entry* without the marks of nodes that wait."""
     is_marked = entry.free_at or entry.is_other or entry.is_replacement
     if not is_marked:
         return entry
@@ -156,7 +158,6 @@ def _with_ranks(entry: Entry) -> Entry:
 
 
 def _assign(state: State, entries: Mapping[str, Entry], number: int, why: str) -> tuple[RankAssignment, ...]:
-    """Return the rank assignments of round *number*, one for each of the *entries*."""
     descriptors = [entry.descriptor for entry in entries.values()]
     assignments = assign(descriptors, number, state.restarts, state.rules.max_restarts, why)
     cause = _cause_of_restart(state.round)
@@ -241,9 +242,7 @@ def _is_any_returning(state: State) -> bool:
 
 
 def _deadline(state: State, now: float) -> float:
-    since = state.gathering_since
-    if since is None:
-        since = now
+    since = now if state.gathering_since is None else state.gathering_since
     return since + state.rules.join_limit
 
 
@@ -272,7 +271,6 @@ def _give_up(state: State, how: str, note: str) -> Outcome:
 
 
 def _gone(current: Round) -> Mapping[str, str]:
-    """Return the nodes that are gone, each with how and why, for people."""
     reasons = {}
     for node, why in current.left.items():
         how = "lost" if node in current.lost else "left"

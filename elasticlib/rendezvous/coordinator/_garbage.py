@@ -35,7 +35,7 @@ class _LastHeartbeat:
     count: int
 
     def follows(self, other: _LastHeartbeat) -> bool:
-        """Whether the node lived after the *other* one; each mailbox counts anew."""
+        """Return whether the node lived after the *other* one; each mailbox counts anew."""
         return self.count > (other.count if self.mailbox == other.mailbox else -1)
 
 
@@ -48,30 +48,31 @@ class Garbage:
     """Nodes that are gone, and since when."""
     _ends: dict[str, tuple[_LastHeartbeat, float]] = Factory(dict)
     """Nodes that were told the end: their last heartbeat, and since when."""
-    _buried: dict[str, _LastHeartbeat] = Factory(dict)
+    _silent: dict[str, _LastHeartbeat] = Factory(dict)
     """Those of them whose heartbeats stopped before they had read it, and the last one."""
 
     def copy(self) -> Self:
-        """The same, to be changed apart."""
-        return type(self)(dict(self._mailboxes), dict(self._gone), dict(self._ends), dict(self._buried))
+        """Return a copy that changes apart."""
+        return type(self)(dict(self._mailboxes), dict(self._gone), dict(self._ends), dict(self._silent))
 
     def opened(self, node: str, mailbox: str, told: int = 0) -> None:
-        """The node waits for answers there, of which it was given so many."""
+        """Note that the node reads in *mailbox*, which was given so many notices."""
         known = self._mailboxes.get(node, {})
         self._mailboxes[node] = {**known, mailbox: max(told, known.get(mailbox, 0))}
         self._gone.pop(node, None)
 
     def know(self, mailboxes: Mapping[str, str], outbox: Outbox) -> None:
-        """The nodes that live, at the beginning, and their mailboxes."""
+        """Note the live nodes that a predecessor left, and their mailboxes."""
         for node, mailbox in mailboxes.items():
             self.opened(node, mailbox, outbox.next_index(mailbox))
         # They may be gone: each is waited for again once a heartbeat of it is read.
         for node, mailbox in outbox.unsure().items():
-            self._buried[node] = _LastHeartbeat(mailbox, -1)
+            self._silent[node] = _LastHeartbeat(mailbox, -1)
 
     def has_read(self, node: str, mailbox: str) -> None:
-        """The node reads there: it has cleared up, or is about to, what lay in mailboxes before the last one."""
+        """Note that the node reads there: it clears up the mailboxes before the last one itself."""
         known = self._mailboxes.get(node, {})
+        # Only a node that reads in its newest mailbox has cleared up the older ones.
         if len(known) > _LAST and next(reversed(known)) == mailbox:
             self._mailboxes[node] = dict(list(known.items())[-_LAST:])
 
@@ -92,48 +93,47 @@ class Garbage:
                 keys += (heartbeat_key(mailbox), *(mailbox_key(mailbox, index) for index in range(first, told + 1)))
         return tuple(keys), nodes
 
-    def bury(self, outbox: Outbox, counts: Mapping[str, int], now: float, timeout: float) -> None:
+    def give_up_silent(self, outbox: Outbox, counts: Mapping[str, int], now: float, timeout: float) -> None:
         """Wait no more for nodes that were told the end, and whose heartbeats have stopped since."""
         for node in list(outbox.unparted):
             mailbox = outbox.mailbox_of(node)
             heartbeat = _LastHeartbeat(mailbox, counts.get(mailbox, -1))
-            if node not in self._ends:
-                self._ends[node] = heartbeat, now
-                continue
-            last, since = self._ends[node]
+            # The time of a node begins with the first look after its end.
+            last, since = self._ends.setdefault(node, (heartbeat, now))
             if heartbeat.follows(last):
                 self._ends[node] = heartbeat, now
             elif now >= since + timeout:
                 outbox.part(node)
-                self._buried[node] = last
+                self._silent[node] = last
         # Nodes that have read the end are waited for no more, either.
         for node in self._ends.keys() - outbox.unparted:
             del self._ends[node]
 
     def expect(self, outbox: Outbox, node: str, mailbox: str) -> None:
-        """The node has written that it waits there: it is back once it sends a heartbeat, or else given up again."""
+        """Note that the node waits there: it is back at its first heartbeat, or else is given up again."""
         outbox.expect(node, mailbox)
-        self._buried[node] = _LastHeartbeat(mailbox, -1)
+        self._silent[node] = _LastHeartbeat(mailbox, -1)
 
     def awaited(self, outbox: Outbox) -> Mapping[str, str]:
         """Nodes that have not read the end, and where their heartbeats are if they live: the last mailbox of each."""
-        buried = {node: heartbeat.mailbox for node, heartbeat in self._buried.items()}
-        return {**buried, **{node: outbox.mailbox_of(node) for node in outbox.unparted}}
+        silent = {node: heartbeat.mailbox for node, heartbeat in self._silent.items()}
+        return {**silent, **{node: outbox.mailbox_of(node) for node in outbox.unparted}}
 
-    def has_come_back(self, node: str, mailbox: str, count: int) -> bool:
+    def is_back(self, node: str, mailbox: str, count: int) -> bool:
         """Return whether a node that was given up before it read the end sends heartbeats; wait for it again."""
-        last = self._buried.get(node)
+        last = self._silent.get(node)
         if last is None:
             return False
         is_alive = _LastHeartbeat(mailbox, count).follows(last)
         if is_alive:
-            del self._buried[node]
+            del self._silent[node]
         return is_alive
 
     def clear_up(self, outbox: Outbox, watched: Collection[str], state: State, now: float) -> tuple[str, ...]:
-        """Those who are gone get no notices any more; and the keys that are to be deleted for them."""
+        """Forget nodes that are gone; return the keys that are to be deleted for them."""
         here = outbox.unparted.union(watched)
         keys, gone = self.sweep(here, now, state.rules.heartbeat)
+        # A notice that is never read would be written again for ever.
         for node in gone:
             outbox.give_up(node)
         # As long as it is known to the job, what it was told must not be numbered anew.
@@ -141,12 +141,12 @@ class Garbage:
         return keys
 
     def plain(self, here: Collection[str]) -> dict[str, Any]:
-        """As a JSON object, for whoever takes over: those who are gone; the mailboxes of who is *here* are known."""
+        """Return a JSON object for a successor: the nodes that are gone, as the mailboxes of those *here* are known."""
         return {node: mailboxes for node, mailboxes in self._mailboxes.items() if node not in here}
 
     @classmethod
     def from_plain(cls, body: Mapping[str, Mapping[str, Any]], now: float) -> Self:
-        """What `plain` made; ValueError for a number that counts nothing."""
+        """Return what `plain` made; raise ValueError for a number that counts nothing."""
         mailboxes = {
             str(node): {str(mailbox): _untrusted.whole(told, 0) for mailbox, told in its.items()}
             for node, its in body.items()

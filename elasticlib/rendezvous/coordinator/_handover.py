@@ -71,7 +71,8 @@ class Handover:
 
 
 def write_handover(memory: Handover, run_id: str, key: bytes | None, now: float) -> bytes:
-    """The text; *now* is the time of the clock that the memory was made with."""
+    """Return the text; *now* is the time of the clock that the memory was made with."""
+    # The state is a text of its own: it is read, and refused, as one.
     state = encode_state(memory.state, now).decode("ascii")
     parts = {
         "state": state,
@@ -127,6 +128,7 @@ def _checked(data: bytes, run_id: str, key: bytes | None) -> bytes:
         raise RendezvousStateError("the coordinator's document is not signed, and this job has a token")
     start = len(_MARK) + _DIGITS
     found, mark, text = data[len(_MARK) : start], data[start : start + 1], data[start + 1 :]
+    # In constant time, or a stranger could find the signature byte by byte.
     if mark != b":" or not hmac.compare_digest(found, _signature(text, run_id, key)):
         raise RendezvousStateError("the signature of the coordinator's document is not of this job and its token")
     return text
@@ -141,7 +143,7 @@ def _signature(text: bytes, run_id: str, key: bytes) -> bytes:
 
 
 def encode_state(state: State, now: float) -> bytes:
-    """The state as ASCII JSON; *now* is the time of the clock that it was made with."""
+    """Return the state as ASCII JSON; *now* is the time of the clock that it was made with."""
     commands: dict[str, int] = {}
     """Each that is known, once, and its number."""
     body = {
@@ -167,7 +169,7 @@ def encode_state(state: State, now: float) -> bytes:
 
 
 def decode_state(data: bytes, now: float) -> State:
-    """The state that *data* holds, in the time of a clock that shows *now*; else a `RendezvousStateError`."""
+    """Return the state in *data*, by a clock that shows *now*; raise `RendezvousStateError` for anything else."""
     try:
         body = _untrusted.parse(data)
         if _untrusted.whole(body["v"]) != VERSION:
@@ -181,6 +183,7 @@ def decode_state(data: bytes, now: float) -> State:
 def _state(body: Any, now: float) -> State:
     rules = Rules(**{name: read(body["rules"][name]) for name, read in _RULES.items()})
     after = _counts(body["after"])
+    # A node of an earlier version, without the parts that are read by `get`, may have written this.
     commands = [_untrusted.line(text) for text in body.get("commands", [])]
     waiting = [_read_entry(entry, now, after, commands) for entry in _untrusted.exactly(body["waiting"], list)]
     others = {_untrusted.name(node) for node in body.get("others", [])}
@@ -228,6 +231,7 @@ def _read_exits(value: Any, now: float) -> Exits:
 
 
 def _read_entry(value: Any, now: float, after: Mapping[str, int], commands: Sequence[str]) -> Entry:
+    # Rows of earlier versions are shorter.
     node, seq, slots, role, addresses, port, index, hosts, work, *more = value
     command = more[0] if more else None
     is_scheduled = more[1] if len(more) > 1 else False
@@ -276,6 +280,7 @@ def _read_round(value: Any, now: float, after: Mapping[str, int], commands: Sequ
     entries = [_read_entry(entry, now, after, commands) for entry in _untrusted.exactly(value["entries"], list)]
     nodes = [entry.node for entry in entries]
     assignments = _read_assignments(value["seats"], _untrusted.exactly(value["own"], list))
+    # Ranks are looked up by place: each node stands there once, with one assignment.
     if not len(set(nodes)) == len(nodes) == len(assignments) > 0:
         raise ValueError(f"{len(assignments)} rank assignments for the nodes {nodes!r:.80}")
     return Round(

@@ -41,18 +41,20 @@ class Incoming:
     """The number of a message that was said and not heard, by node, and since when that is known."""
 
     def copy(self) -> Self:
-        """The same, to be changed apart."""
+        """Return a copy that changes apart."""
         latest, hidden, said = dict(self._latest), set(self._hidden), dict(self._said)
         return type(self)(self.run_id, self.key, self._refusals, latest, hidden, said)
 
     def envelope(self, data: bytes, nonce: str, now: float) -> tuple[Envelope | None, tuple[Log, ...]]:
-        """The message that *data* holds, if it does; *nonce* is that of this beginning of the job."""
+        """Return the message in *data*, if there is one; *nonce* is that of this beginning of the job."""
 
-        def place(message: Message) -> str:  # whom it is from must be known to check that it is from them
+        # The sender must be known to check the signature against that sender's place.
+        def place(message: Message) -> str:
             if not isinstance(message, Envelope):
                 raise ValueError(f"a node cannot post a {type(message).__name__}")
             return report_place(self.run_id, nonce, message.report.node, message.seq)
 
+        # Checked before it is parsed: parsing a stranger's megabytes would hold every node up.
         if len(data) > ENVELOPE:
             error = f"the inbox holds {len(data):,} bytes, and a message has at most {ENVELOPE:,}"
             return None, self._refuse("report", error, now)
@@ -61,7 +63,8 @@ class Incoming:
     def heartbeat(
         self, mailbox: str, data: bytes | None, nonce: str, now: float
     ) -> tuple[NodeHeartbeat | None, tuple[Log, ...]]:
-        """The heartbeat that *data* holds, or the one that is known already if this one is older."""
+        """Return the heartbeat in *data*, or the known one if that is newer."""
+        # Hidden until one can be read: a heartbeat that was overwritten tells nobody that its node lives.
         self._hidden.add(mailbox)
         if data is None:
             return None, ()
@@ -70,22 +73,24 @@ class Incoming:
         if heartbeat is None:
             return None, said
         self._hidden.discard(mailbox)
+        # An older one may be the past, written again by a stranger.
         known = self._latest.get(mailbox)
         if known is None or heartbeat.count >= known.count:
             self._latest[mailbox] = heartbeat
         return self._latest[mailbox], said
 
     def counts(self, mailboxes: Collection[str]) -> dict[str, int]:
-        """How many heartbeats each of them sent, where one can be read now; heartbeats of others are forgotten."""
+        """Return the count of each heartbeat that can be read now; forget those of other mailboxes."""
         self._hidden.intersection_update(mailboxes)
         self._latest = {mailbox: self._latest[mailbox] for mailbox in mailboxes if mailbox in self._latest}
         return {each: heartbeat.count for each, heartbeat in self._latest.items() if each not in self._hidden}
 
     def removed(self, node: str, said: int, heard: int, now: float, timeout: float) -> int | None:
-        """The number of the message that was removed from the store unread; None where none was."""
+        """Return the number of a message that was removed from the store unread; None if none was."""
         if said <= heard:
             self._said.pop(node, None)
             return None
+        # A message may be on its way: it is missing once the time for that is over.
         number, since = self._said.setdefault(node, (said, now))
         if number <= heard:
             del self._said[node]

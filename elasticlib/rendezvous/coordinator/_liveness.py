@@ -42,13 +42,15 @@ def _watched(state: State) -> Mapping[str, Entry]:
     if current is None:
         return found
     for node, entry in current.entries.items():
+        # A node that leaves counts until it says that its workers are gone: they hold up the next round.
         if node not in current.left or current.may_run_on(node):
+            # A node that waits sends heartbeats in its newer mailbox.
             found.setdefault(node, entry)
     return found
 
 
 def given_up(state: State) -> Mapping[str, str]:
-    """The mailbox of each node that was lost, and is told so if it is heard again."""
+    """Return the mailbox of each node that was lost, and is told so if it is heard again."""
     return {node: sighting.mailbox for node, sighting in state.watch.given_up.items()}
 
 
@@ -62,7 +64,7 @@ def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tu
         sighting = _last_sighting(state, entry)
         if sighting is None:
             # Its request to join is its first sign of life.
-            sighting = Sighting(entry.mailbox, None, entry.came)
+            sighting = Sighting(entry.mailbox, None, entry.requested_at)
         count = counts.get(entry.mailbox)
         if sighting.is_before(count):
             sighting = Sighting(entry.mailbox, count, now)
@@ -86,6 +88,7 @@ def _last_sighting(state: State, entry: Entry) -> Sighting | None:
 def was_away(state: State, now: float) -> bool:
     """Return whether the coordinator has not looked at heartbeats for a while."""
     last = state.watch.at
+    # Looks are a tenth of the heartbeat time apart: half of it means that this process stood still.
     return last is None or now - last > state.rules.heartbeat / 2
 
 
@@ -95,13 +98,14 @@ def give_up(state: State, silent: Iterable[str]) -> State:
 
 
 def listen_again(state: State, node: str, mailbox: str, now: float) -> State:
-    """The *node* has no part in the job any more; should it send heartbeats there, it is told so."""
+    """Listen to a *node* that has no part in the job any more, to tell it so."""
     if node in state.watch.given_up or node in _watched(state):
         return state
     return _listen(state, {node: Sighting(mailbox, None, now)})
 
 
 def _listen(state: State, lost: Mapping[str, Sighting]) -> State:
+    # Bounded: under a stranger's load, or in years, thousands may be given up.
     every = {**state.watch.given_up, **lost}
     return evolve(state, watch=evolve(state.watch, given_up=dict(list(every.items())[-REMEMBERED:])))
 
@@ -139,7 +143,7 @@ def read(state: State) -> HeartbeatsRead | None:
 
 
 def last_count(state: State, entry: Entry) -> int:
-    """The count of the last heartbeat that was read in that mailbox; 0: none was."""
+    """Return the count of the last heartbeat read in that mailbox; 0 if none was."""
     sighting = _last_sighting(state, entry)
     if sighting is None or sighting.count is None:
         return 0
@@ -159,13 +163,8 @@ def next_loss(state: State) -> float | None:
     """Return when the next node is lost if it stays silent; None if no node can be lost."""
     timeout = state.rules.heartbeat
     looked_at = state.watch.at
-    if not timeout or looked_at is None:
+    if not timeout or looked_at is None or state.final is not None:
         return None
-    if state.final is not None:
-        return None
-    due = []
-    for sighting in state.watch.sightings.values():
-        time = sighting.at + timeout
-        if time > looked_at:
-            due.append(time)
-    return min(due, default=None)
+    due = [sighting.at + timeout for sighting in state.watch.sightings.values()]
+    # One that was due at the last look was judged by it.
+    return min((time for time in due if time > looked_at), default=None)

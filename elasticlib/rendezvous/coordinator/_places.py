@@ -35,7 +35,7 @@ _NAMED = 4
 
 
 def place_of(entry: Entry) -> str:
-    """The place of a node, as a text for people, too."""
+    """Return the place of a node, as a text that people read, too."""
     descriptor = entry.descriptor
     host = host_of(entry.node)
     if descriptor.index is None:
@@ -47,7 +47,7 @@ def place_of(entry: Entry) -> str:
 
 
 def refusal(state: State, entry: Entry, now: float) -> str | None:
-    """Why the newcomer of *entry* gets no ranks, if it gets none."""
+    """Return why the newcomer of *entry* gets no ranks; None if it gets some."""
     place = place_of(entry)
     exits = state.exits.get(place)
     if exits is None or not _is_refused(exits):
@@ -64,6 +64,7 @@ def arrived(state: State, entry: Entry, now: float) -> tuple[State, Entry]:
     exits = state.exits.get(place)
     if exits is None:
         return state, entry
+    # Nobody came for a steady time: the row is over.
     if not _counts(exits, state.rules, now):
         return evolve(state, exits=_without(state.exits, place)), entry
     entry = evolve(entry, exits=exits.times)
@@ -77,10 +78,12 @@ def arrived(state: State, entry: Entry, now: float) -> tuple[State, Entry]:
 
 
 def left(state: State, entry: Entry, why: str, now: float) -> State:
-    """The node of *entry* goes by itself, its work is not done, and others lose time for it."""
+    """Note that the node of *entry* leaves by itself before its work is done, and costs others time."""
+    # A node that was there for a steady time did no harm.
     if now >= entry.arrived + _steady(state.rules):
         return state
     place = place_of(entry)
+    # Each exit clears up: rows that are over would fill the memory.
     known = {each: exits for each, exits in state.exits.items() if _counts(exits, state.rules, now)}
     times = entry.exits + 1
     # Another node may have left the same place meanwhile: the higher count stands.
@@ -124,14 +127,14 @@ def forget_names(state: State) -> State:
 
 
 def ready(state: State, now: float) -> Mapping[str, Entry]:
-    """Those of the nodes that wait which do not pause."""
+    """Return the waiting nodes that do not pause."""
     if not state.pausing:
         return state.waiting
     return {node: entry for node, entry in state.waiting.items() if entry.free_at <= now}
 
 
 def next_free(state: State, now: float) -> float | None:
-    """When the next pause of a node that waits is over; None where none pauses."""
+    """Return when the next pause of a waiting node is over; None if none pauses."""
     return min((entry.free_at for entry in _had_to_pause(state) if entry.free_at > now), default=None)
 
 
@@ -141,7 +144,7 @@ def rested(state: State, now: float) -> list[str]:
 
 
 def pauses(state: State, now: float) -> str:
-    """Who pauses, and for how long still, for people; empty where nobody does."""
+    """Describe the nodes that pause, and for how long still; empty if none does."""
     pausing = [entry for entry in _had_to_pause(state) if entry.free_at > now]
     return "; ".join(
         f"node {entry.node} pauses for {entry.free_at - now:.0f} s more, since the node at {place_of(entry)} joined "
@@ -156,6 +159,7 @@ def refused(state: State) -> str:
     for place, exits in state.exits.items():
         if _is_refused(exits):
             places.append(f"{place}, which joined and left {exits.times} times")
+    # A thousand places would fill a screen.
     text = "; ".join(places[:_NAMED])
     if len(places) > _NAMED:
         text += f"; and {len(places) - _NAMED} more"
@@ -175,7 +179,7 @@ def _is_refused(exits: Exits) -> bool:
 
 
 def _counts(exits: Exits, rules: Rules, now: float) -> bool:
-    """Whether they still cost the place something: they did so for good, or not for a steady time yet."""
+    """Return whether the exits still cost the place something: refused for good, or not steady for long enough."""
     return _is_refused(exits) or exits.at > now - _steady(rules)
 
 

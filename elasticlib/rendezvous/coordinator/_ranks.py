@@ -26,7 +26,7 @@ def natural_key(name: str) -> tuple[Any, ...]:
 
 
 def order(nodes: Mapping[str, Descriptor], last: Sequence[str] = ()) -> tuple[str, ...]:
-    """The nodes by group rank; *last* is the order of the round before."""
+    """Return the nodes by group rank; *last* is the order of the round before."""
     places = {node: place for place, node in enumerate(last)}
     indexes = [its.index for its in nodes.values() if its.index is not None]
     are_distinct = len(set(indexes)) == len(indexes)
@@ -42,7 +42,7 @@ def order(nodes: Mapping[str, Descriptor], last: Sequence[str] = ()) -> tuple[st
 def assign(
     descriptors: Sequence[Descriptor], round: int, restart_count: int, max_restarts: int, why: str
 ) -> tuple[RankAssignment, ...]:
-    """The rank assignments of a round, for nodes given in the order of their group ranks."""
+    """Return the rank assignments of a round, for nodes given in the order of their group ranks."""
     world_size = sum(descriptor.slots for descriptor in descriptors)
     role_sizes: Counter[str] = Counter()
     for descriptor in descriptors:

@@ -24,7 +24,7 @@ PATIENCE = 0.5
 
 
 def holder(state: State, entry: Entry) -> Entry | None:
-    """The other node that has the place of *entry*, or asked for it before; None: nobody."""
+    """Return the other node that has the place of *entry*, or claimed it before; None if there is none."""
     for other in _by_claim(state):
         if other.descriptor.index == entry.descriptor.index:
             return None if other.node == entry.node else other
@@ -35,28 +35,24 @@ def _by_claim(state: State) -> Iterator[Entry]:
     """Yield the nodes in the order in which they may claim a place: replacements last."""
     if state.round is not None:
         yield from state.round.members()
-    for entry in state.waiting.values():
-        if not entry.is_replacement:
-            yield entry
-    for entry in state.waiting.values():
-        if entry.is_replacement:
-            yield entry
+    # Sorting is stable: among each kind the one that came first claims first.
+    yield from sorted(state.waiting.values(), key=lambda entry: entry.is_replacement)
 
 
 def may_replace(state: State, entry: Entry, other: Entry) -> bool:
-    """Whether the node of *entry* may be *other*, started again."""
+    """Return whether the node of *entry* may be *other*, started again."""
     same_host = host_of(entry.node) == host_of(other.node)
     return state.rules.heartbeat > 0 and (same_host or entry.descriptor.is_scheduled)
 
 
 def refusal(entry: Entry, other: Entry) -> str:
-    """Why the node of *entry* does not get the place that *other* has."""
+    """Return why the node of *entry* does not get the place that *other* has."""
     index = entry.descriptor.index
     return f"node rank {index} was given twice: node {other.node} has it, and node {entry.node} asks for it"
 
 
 def compared(state: State, entry: Entry) -> tuple[Entry, tuple[Action, ...]]:
-    """The node as it is remembered, and what it is told when it must wait for another one's end."""
+    """Return the node as it is remembered, and its caution if it must wait for another one's end."""
     other = holder(state, entry) if state.rules.fixed_places else None
     if other is None:
         return entry, ()
@@ -68,21 +64,22 @@ def compared(state: State, entry: Entry) -> tuple[Entry, tuple[Action, ...]]:
 
 
 def without_replacements(state: State, there: Mapping[str, Entry]) -> Mapping[str, Entry]:
-    """Those of the nodes that are *there* whose place nobody else has."""
+    """Return those of the nodes *there* whose place no other node has."""
+    # The usual case, without a look at each place.
     if not any(entry.is_replacement for entry in there.values()):
         return there
-    free = {}
-    for node, entry in there.items():
-        has_holder = entry.is_replacement and holder(state, entry) is not None
-        if not has_holder:
-            free[node] = entry
-    return free
+
+    def is_free(entry: Entry) -> bool:
+        return not entry.is_replacement or holder(state, entry) is None
+
+    return {node: entry for node, entry in there.items() if is_free(entry)}
 
 
 def rejected(before: State, state: State, now: float) -> Mapping[str, str]:
     """Replacements whose places belong to nodes that were heard since *before*, each with the reason."""
     if was_away(before, now):
-        return {}  # what is read now may have been sent long ago, by a node that has died since
+        # What is read now may have been sent long ago, by a node that has died since.
+        return {}
     reasons = {}
     for entry in _long_waiting(state, now):
         other = holder(state, entry)
@@ -94,7 +91,7 @@ def rejected(before: State, state: State, now: float) -> Mapping[str, str]:
 def _long_waiting(state: State, now: float) -> list[Entry]:
     """Return the replacements that arrived before any heartbeat was sent that is read now."""
     due = now - PATIENCE * state.rules.heartbeat
-    return [entry for entry in state.waiting.values() if entry.is_replacement and entry.came <= due]
+    return [entry for entry in state.waiting.values() if entry.is_replacement and entry.requested_at <= due]
 
 
 def _was_heard(before: State, state: State, entry: Entry) -> bool:
@@ -103,6 +100,6 @@ def _was_heard(before: State, state: State, entry: Entry) -> bool:
     new = state.watch.sightings.get(entry.node)
     if old is None or new is None:
         return False
-    if old.mailbox != new.mailbox or old.count is None:
-        return False
-    return old.is_before(new.count)
+    # The first heartbeat of a mailbox may have lain there for long.
+    is_first = old.mailbox != new.mailbox or old.count is None
+    return not is_first and old.is_before(new.count)

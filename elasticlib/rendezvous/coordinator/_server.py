@@ -23,7 +23,7 @@ from typing_extensions import Self, assert_never
 from elasticlib._times import soonest
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator import _coordinator, _server_events as events, _state
-from elasticlib.rendezvous.coordinator._ending import in_brief
+from elasticlib.rendezvous.coordinator._causes import in_brief
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import ADVICE, Handover, read_handover, write_handover
 from elasticlib.rendezvous.coordinator._incoming import Incoming
@@ -54,7 +54,7 @@ class Server:
     state: State
     journaled: bool = False
     """Whether another node may take the coordination over."""
-    remark: str = ""
+    hint: str = ""
     """What may explain that nobody comes."""
     seen: Seen = field(factory=Seen)
     """What this node knows of the job as one of those who take part in it."""
@@ -80,14 +80,15 @@ class Server:
     _wake_at: float | None = None
     _is_unsaved: bool = False
     _abandon: events.Abandon | None = None
-    _leaver: str | None = None  # the node that had the job abandoned because it goes
+    _leaver: str | None = None
+    """The node that had the job abandoned because it leaves."""
     _garbage: Garbage = field(factory=Garbage)
     _leftover_keys: tuple[str, ...] = ()
     _incoming: Incoming = field(init=False, default=Factory(lambda it: Incoming(it.run_id, it.key), takes_self=True))
     _leave_by: float | None = None
     _over: str = ""
     """Why the job ended, where it is not known any more who is to be told."""
-    _told_at: float = 0.0
+    _readers_until: float = 0.0
 
     def begin(self, now: float) -> tuple[Self, tuple[events.Action, ...]]:
         """Start to coordinate."""
@@ -101,14 +102,14 @@ class Server:
         return after, tuple(out)
 
     def step(self, event: events.Event, now: float) -> tuple[Self, tuple[events.Action, ...]]:
-        """The server after *event*, and what is to be done, in order; *now* never goes back."""
+        """Return the server after *event*, and the actions in order; *now* never goes back."""
         after, out = self._copy(), list[events.Action]()
         if not self.stopped:
             after._hear(event, now, out)
         return after, tuple(out)
 
     def is_over(self) -> bool:
-        """Whether the job has ended."""
+        """Return whether the job has ended."""
         return self.state.final is not None
 
     def _copy(self) -> Self:
@@ -140,7 +141,8 @@ class Server:
                 self._save_less(why, undone, now, out)
             case events.Broke(why):
                 self._receives = False
-                self._outbox.remind(now, 0.0)  # how far it came with what was to be written is not known
+                # The failure may have come before or after a write: write every unread notice again.
+                self._outbox.remind(now, 0.0)
                 self._follow(self.logic.abandon(self.state, why), now, out)
                 self._conclude(now, out)
             case _:
@@ -214,7 +216,7 @@ class Server:
             return False
         if now >= self._leave_by:
             return True
-        has_readers = bool(self._outbox.unparted) or now < self._told_at
+        has_readers = bool(self._outbox.unparted) or now < self._readers_until
         return not has_readers and self._abandon is None
 
     def _stop(self, out: list[events.Action]) -> None:
@@ -274,7 +276,7 @@ class Server:
         self._served += passed if passed <= timeout / 2 else TICK * timeout
         # By it a node sees which of its heartbeats were read, and that time passed while it slept.
         self._looked_at, self._greets = now, True
-        self._garbage.bury(self._outbox, counts, now, self.state.rules.heartbeat)
+        self._garbage.give_up_silent(self._outbox, counts, now, self.state.rules.heartbeat)
         # Once a heartbeat says that a notice was not read for longer than a heartbeat takes, the store has lost it.
         self._outbox.remind(now, 3 * self._interval)
         self._leftover_keys = self._garbage.clear_up(self._outbox, set(here), self.state, now)
@@ -287,8 +289,8 @@ class Server:
     def _heed(
         self, node: str, mailbox: str, heartbeat: messages.NodeHeartbeat, now: float, out: list[events.Action]
     ) -> None:
-        """What a heartbeat tells besides that its node lives."""
-        if self._garbage.has_come_back(node, mailbox, heartbeat.count):
+        """Act on all that a heartbeat says besides that its node lives."""
+        if self._garbage.is_back(node, mailbox, heartbeat.count):
             # It was thought gone, and has not read how its job ended.
             self._outbox.catch_up(node, mailbox, heartbeat.read)
             self._follow((self.state, self.logic.tell_end(self.state, node, mailbox)), now, out)
@@ -337,10 +339,9 @@ class Server:
         self._garbage.opened(action.node, action.mailbox, count)
 
     def _explained(self, final: messages.Final) -> messages.Final:
-        """Return the *final* with what may explain that nobody comes, if nobody came."""
-        if final.kind != "timeout" or not self.remark:
+        if final.kind != "timeout" or not self.hint:
             return final
-        return evolve(final, why=f"{final.why}; {self.remark}")
+        return evolve(final, why=f"{final.why}; {self.hint}")
 
     def _commit(self, now: float, out: list[events.Action]) -> None:
         """Save the state if it changed, then write what is due: nobody may hear what is not saved."""
@@ -364,7 +365,7 @@ class Server:
         """Say who we are and that we live; again and again, in case somebody removed or scribbled on it."""
         rules, signed = self.state.rules, self.key is not None
         status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
-        status = f"{status}; {self.remark}" if status and self.remark else status
+        status = f"{status}; {self.hint}" if status and self.hint else status
         read = self.logic.read(self.state) if self._interval else None
         heartbeat = messages.CoordinatorHeartbeat(self.nonce, self._count(), status, waiting, self._over, read)
         announcement = messages.Announcement(self.run_id, self.nonce, self.name, rules.terms, rules.heartbeat, signed)
@@ -384,11 +385,12 @@ class Server:
     # For whoever takes over.
 
     def _save_less(self, why: str, undone: Sequence[events.Action], now: float, out: list[events.Action]) -> None:
-        """The store is there, and does not take the document: keep less; then end the job, and say why."""
+        """The store refuses the document: keep less; if that does not help, end the job and say why."""
         self.refused += 1
         if self.refused >= REFUSALS:
             self._follow(self.logic.abandon(self.state, f"the store refused the job's state: {why}"), now, out)
-        self._is_unsaved = True  # of what was to be saved this is the latest; what was to follow follows now
+        # The present state takes the place of the refused one; the actions that were to follow it come after.
+        self._is_unsaved = True
         self._commit(now, out)
         out += [action for action in undone if not isinstance(action, events.Save)]
 
@@ -413,7 +415,7 @@ class Server:
         self._save_and_open(now, out)
 
     def _set_back(self, why: str, now: float, out: list[events.Action]) -> None:
-        """Somebody put an old memory in the place of ours: what was decided since would be decided again."""
+        """End the job: an old memory was put back, so what was decided since would be decided again."""
         self._end(f"{SET_BACK}: {why}", now, out)
 
     def _forget_all(self, why: str, now: float, out: list[events.Action]) -> None:
@@ -426,14 +428,15 @@ class Server:
         """End the job for nodes that may be in it unknown here: the coordinator's heartbeat says it to everybody."""
         why += ADVICE
         out.append(Log("error", f"job {self.run_id!r}: {why}"))
-        self._over, self._told_at, self._greets = why, now + self.state.rules.heartbeat, True
+        self._over, self._readers_until, self._greets = why, now + self.state.rules.heartbeat, True
         self._follow(self.logic.abandon(self.state, why), now, out)
 
     def _save_and_open(self, now: float, out: list[events.Action]) -> None:
         """From now on nothing of a former holder is accepted."""
         if self._interval and self._epoch:
             out.append(events.Save(self._document(now)))
-            self._ask_for_heartbeats(out)  # before anything is decided: who lives may have seen more than is known here
+            # Heartbeats are read before anything is decided: live nodes may have seen more than this memory has.
+            self._ask_for_heartbeats(out)
         else:
             self._is_unsaved = True
             self._open(now, out)

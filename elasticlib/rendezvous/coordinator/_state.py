@@ -95,7 +95,7 @@ class Rules:
 
     @property
     def terms(self) -> messages.Terms:
-        """What all nodes must have been told alike."""
+        """Return the numbers that all nodes must have been given alike."""
         return messages.Terms(self.min_nodes, self.max_nodes, self.max_restarts)
 
 
@@ -168,7 +168,7 @@ class Entry:
     mailbox: str
     seq: int
     descriptor: messages.Descriptor
-    came: float = field(default=0.0, eq=False)
+    requested_at: float = field(default=0.0, eq=False)
     """When it asked, in the coordinator's seconds: a sign of life."""
     arrived: float = field(default=0.0, eq=False)
     """When it asked for the first time."""
@@ -217,7 +217,7 @@ class Round:
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers of this round may still run: nobody may get ranks before they are gone."""
+        """Whether workers of this round may still run: no node may get ranks before they are gone."""
         return len(self.stopped) + len(self.succeeded) < len(self.entries)
 
     def may_run_on(self, node: str) -> bool:
@@ -308,7 +308,7 @@ def entry_of(state: State, node: str) -> Entry | None:
 
 
 def host_of(node: str) -> str:
-    """The host part of a node's name."""
+    """Return the host part of a node's name."""
     return node.partition("/")[0]
 
 

@@ -43,7 +43,7 @@ from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
 from elasticlib.rendezvous.protocol._reading import greeting_of
 from elasticlib.rendezvous.stores._file_store import PolledFileStore, is_stale, sign
-from elasticlib.rendezvous.stores._guests import Claim, Guests, forget, wait_for_guests
+from elasticlib.rendezvous.stores._guests import Claim, Guests, forget, wait_for_jobs
 from elasticlib.rendezvous.stores._torch_store import (
     CLAIMANT,
     SERVER,
@@ -83,7 +83,7 @@ class C10dBackend:
     _path: str | None = field(init=False, default=None)
     """The FileStore's file."""
     _temporary: bool = field(init=False, default=False)
-    _word: str = field(init=False, factory=lambda: secrets.token_hex(8))
+    _identity: str = field(init=False, factory=lambda: secrets.token_hex(8))
     server: Any = field(init=False, default=None)
     """The TCPStore that this process hosts, for as long as it lives; None where it does not."""
     listening: socket.socket | None = field(init=False, default=None)
@@ -110,7 +110,7 @@ class C10dBackend:
 
     @property
     def endpoint(self) -> str:
-        """Where the store is, with the true port once it is bound."""
+        """The store's place, with the true port once it is bound."""
         if self.job.store_type == "file":
             return self._path or ""
         return spell(self.host, self.port)
@@ -137,13 +137,15 @@ class C10dBackend:
             return False
         self.prepare()
         addresses = resolve(self.host, self.port, min(LOOK_UP, deadline - monotonic()))
-        if self.listening is not None:  # kept open since a process of this node hosted the store before
+        # The launcher kept the socket open when the process of this node that hosted the store ended.
+        if self.listening is not None:
             self._start(self.listening.dup(), addresses)
             return True
         bound = bind_endpoint(self.host, self.port, addresses, alone=self.job.max_nodes == 1)
         if isinstance(bound, socket.socket):
             self._start(bound, addresses)
             return True
+        # Another machine, or another node of this one, hosts the store: dial it.
         if not self._role.must_host:
             return False
         if isinstance(bound, Elsewhere):
@@ -179,11 +181,12 @@ class C10dBackend:
         if not self._local or self.job.store_type == "file":
             return self._local
         if is_loopback(self._local) and not is_loopback(self.host):
-            return outward_address()  # the host's own way to its store is shorter than that of its peers
+            # The host's own way to its store is shorter than that of its peers.
+            return outward_address()
         return self._local
 
     def host_and_port(self) -> tuple[str, int]:
-        """The endpoint's parts, with the true port once it is bound."""
+        """Return the endpoint's parts, with the true port once it is bound."""
         return self.host, self.port
 
     def served_run(self, exchange: Exchange) -> str | None:
@@ -191,7 +194,7 @@ class C10dBackend:
         return exchange.served_run if isinstance(exchange, StoreExchange) else None
 
     def word_of(self, exchange: Exchange) -> bytes | None:
-        """The word of the process that hosts the store, unlike that of any other; None where it has none."""
+        """Return the identity of the process that hosts the store, unlike any other; None if it has none."""
         if self.job.store_type == "file" or not isinstance(exchange, StoreExchange):
             return None
         return exchange.root(SERVER, ANNOUNCED)
@@ -209,8 +212,8 @@ class C10dBackend:
         return self._claim.take(exchange) or self._claim.take_over(exchange)
 
     def _claim_file(self, exchange: StoreExchange) -> bool:
-        claimant = exchange.replace(CLAIMANT, b"", self._claim.word)
-        if claimant == self._claim.word:
+        claimant = exchange.replace(CLAIMANT, b"", self._claim.identity)
+        if claimant == self._claim.identity:
             return True
         if is_stale(claimant):
             why = f"the process that coordinated the job in {self._path} is gone: remove that file, or name another one"
@@ -236,6 +239,7 @@ class C10dBackend:
 
         Who they are is told before the wait, if there is any; *gone* ends it. This job is over: its id is free.
         """
+        # Only a TCPStore ends with its process.
         if self.server is None or self.job.store_type == "file":
             return
 
@@ -246,7 +250,7 @@ class C10dBackend:
 
         with suppress(RendezvousConnectionError):
             exchange = self._dial_store(_FORGETTING)
-            wait_for_guests(Guests(exchange.clone()), limit, settle, gone)
+            wait_for_jobs(Guests(exchange.clone()), limit, settle, gone)
 
     def close(self) -> None:
         """End the server, if there is one; may come twice."""
@@ -282,7 +286,8 @@ class C10dBackend:
         with suppress(RendezvousConnectionError):
             with closing(self._talk(addresses, min(3.0, deadline - monotonic()))) as exchange:
                 word = exchange.root(SERVER, 1.0)
-            if word == self._word.encode():
+            # Our own identity came back through the endpoint: its connections arrive here.
+            if word == self._identity.encode():
                 return
         self.close()
         raise self._role.refusal(
@@ -291,12 +296,11 @@ class C10dBackend:
         )
 
     def _start(self, listener: socket.socket, addresses: list[Address]) -> None:
-        """Start the server on *listener*, which it owns from then on."""
         _raise_descriptor_limit()
         self.listening = self.listening or listener.dup()
         self.port = listener.getsockname()[1]
         inner = _way_to(listener, addresses)
-        facts = {SERVER: self._word, SERVES: self.job.run_id}
+        facts = {SERVER: self._identity, SERVES: self.job.run_id}
         start = partial(_start_server, inner.host, self.port, listener, facts)
         why = f"a name server of this machine is silent, and RES_OPTIONS={QUIET_LOOKUPS} is not set"
         silence = f"the store at {self.endpoint} did not start in {START:.0f} s: {why}"
@@ -370,6 +374,7 @@ class _HostRole:
             return RendezvousConnectionError(f"{self.reason}, but {bound.why}: {why}")
         why = f" was given twice: node {other} hosts job {self.job.run_id!r} there already, and "
         why += f"node {self.job.node} is to host it as well"
+        # The other may be this very node's last process, which was killed and is still ending.
         if now >= self._taken_since + PREDECESSOR:
             return self.refusal(why)
         return RendezvousConnectionError(f"{self.reason}{why}")
@@ -378,7 +383,8 @@ class _HostRole:
 def _claim_of(job: Job) -> Claim:
     word = secrets.token_hex(16).encode()
     if job.store_type == "file":
-        word = b" ".join([sign(), word])  # tells others whether this process still runs
+        # The process's signature tells others whether it still runs.
+        word = b" ".join([sign(), word])
     key = key_of(job.token) if job.token else None
     return Claim(job.run_id, job.heartbeat, word, key)
 
@@ -404,6 +410,7 @@ def _raise_descriptor_limit() -> None:
 def _way_to(listener: socket.socket, addresses: list[Address]) -> Address:
     """Return the address by which this process reaches its own server; *addresses* are the endpoint's."""
     here, port = listener.getsockname()[:2]
+    # A listener on one address is reached there only.
     if here not in ("::", "0.0.0.0"):
         return Address(listener.family, here)
     for each in addresses:
@@ -418,7 +425,8 @@ def _start_server(host: str, port: int, listener: socket.socket, facts: dict[str
         server = _server(host, port, listener)
     for key, value in facts.items():
         server.set(key, value)
-    server.check(list(facts))  # answered after all of them were set
+    # Requests are served in order: this answer says that all facts are set.
+    server.check(list(facts))
     return server
 
 
@@ -432,7 +440,8 @@ def _server(host: str, port: int, listener: socket.socket) -> Any:
         try:
             return start(use_libuv=True)
         except RuntimeError as error:
-            if "libuv" not in str(error):  # torch has no class of its own for a build without libuv
+            # Torch has no class of its own for a build without libuv.
+            if "libuv" not in str(error):
                 raise
             return start(use_libuv=False)
     except RuntimeError as error:
@@ -442,7 +451,8 @@ def _server(host: str, port: int, listener: socket.socket) -> Any:
 def _client(host: str, port: int, where: str, limit: float) -> Store:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    once = timedelta(seconds=max(1.0, limit / 2))  # it tries twice
+    # The client tries twice within this time.
+    once = timedelta(seconds=max(1.0, limit / 2))
     try:
         store = TCPStore(host, port, world_size=None, is_master=False, timeout=once, wait_for_workers=False)
     except RuntimeError as error:

@@ -51,7 +51,7 @@ class Found:
     """Whether somebody leads, as of that version."""
 
     version: int
-    held: bool
+    is_taken: bool
 
 
 @frozen
@@ -77,7 +77,7 @@ class Declined:
 class Renewed:
     """Whether it was still ours."""
 
-    held: bool
+    is_ours: bool
 
 
 @frozen
@@ -231,7 +231,8 @@ class Candidacy:
         self._connected = False
         if self.hold is None:
             return Rest(PAUSE)
-        return Rest(min(PAUSE, self.hold.ttl / 10))  # the lease runs out meanwhile
+        # The lease runs out during the pause.
+        return Rest(min(PAUSE, self.hold.ttl / 10))
 
     def _extend_term(self, hold: Hold, now: float, out: list[Action]) -> Action:
         self.until = self._sent + hold.ttl
@@ -255,7 +256,8 @@ class Candidacy:
             self.stopped = True
             return
         if isinstance(wanted, Rest):
-            out.append(wanted)  # the only one that needs no connection
+            # A pause is the only action that needs no connection.
+            out.append(wanted)
             return
         if not self._connected:
             self._connected = True
@@ -282,7 +284,6 @@ class Candidacy:
         return Renew(self.hold)
 
     def _leave(self, why: str, out: list[Action]) -> None:
-        """End the term."""
         hold, self.hold = self.hold, None
         if self._is_leader:
             self._is_leader = False

@@ -23,7 +23,7 @@ from elasticlib.rendezvous.stores._keys import Hold, Item, Keys, component
 
 
 def key_path(root: str, key: str) -> str:
-    """Where an exchange's key lies."""
+    """Return the path of an exchange's key."""
     return f"{root}/keys/{component(key)}"
 
 
@@ -103,6 +103,7 @@ class CompareAndSetExchange(Exchange):
     ) -> list[Item]:
         deadline = math.inf if timeout is None else monotonic() + timeout
         while True:
+            # Looked at before each wait: what came between is after *version*, and ends it at once.
             items, version = look()
             found = [item for item in items if item is not None]
             left = min(SLICE, deadline - monotonic())

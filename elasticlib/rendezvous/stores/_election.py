@@ -57,6 +57,7 @@ class Term:
     def end(self, why: str) -> None:
         """End it; the first reason counts."""
         if not self._over.is_set():
+            # In this order: whoever sees the end reads the reason.
             self.why = why
             self._over.set()
 
@@ -107,7 +108,8 @@ class StateLog:
             version = self._keys.swap(self._state, data, found_version, self._term.hold)
             if version is not None:
                 break
-            self._check_hold()  # else an earlier holder saved in between: look again
+            # If the lease is still ours, an earlier holder saved in between: look again.
+            self._check_hold()
         self._version = version
         if data:
             return _unpack(data)
@@ -136,13 +138,15 @@ class StateLog:
     def exchange(self) -> CompareAndSetExchange:
         """A new connection, whose writing and deleting raise `LeadershipLost` once the term is over."""
         self._term.check()
-        self._reconnect(self._term.left())  # the former server may be gone, where there are several
+        # Of several servers the one used before may be gone.
+        self._reconnect(self._term.left())
         return CompareAndSetExchange(self._keys.clone(), self._root, self._term.hold, self._term.check)
 
     def purge(self) -> None:
         """Delete everything that the job has in the store, so that its id can be used again."""
         self._term.check()
         self._check_hold()
+        # The lease is checked again within the transaction: a successor's keys must not be deleted.
         self._keys.clear(self._root, self._term.hold)
         self._term.last = True
         self._term.end("the job's keys were deleted")
@@ -183,7 +187,7 @@ class StateLog:
         return item.version if has_arrived else None
 
     def _blame(self) -> None:
-        """Raise the error for a state that is not as we left it: a successor wrote it, or a stranger."""
+        """Raise the error for a state that a successor or a stranger has changed."""
         (item,), _ = self._keys.read([self._state])
         self._check_hold()
         self._version = 0 if item is None else item.version
@@ -238,6 +242,7 @@ class Candidate:
                 self._term.end("it resigned")
             elif self._keys is not None:
                 self._keys.interrupt()
+        # Callbacks run in that thread, and may close: a thread cannot wait for itself.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -271,17 +276,17 @@ class Candidate:
             return actions
 
     def _perform(self, actions: tuple[events.Action, ...]) -> events.Event:
-        """Do them in their order; return what came of the last."""
-        came: events.Event = events.Done()
+        """Perform the actions in their order; return the outcome of the last."""
+        outcome: events.Event = events.Done()
         try:
             for action in actions:
-                came = self._do(action) or came
+                outcome = self._do(action) or outcome
         except RendezvousError as error:
             return events.Broke(str(error))
-        return came
+        return outcome
 
     def _do(self, action: events.Action) -> events.Event | None:
-        """Perform one action; return what came of it, if anything did."""
+        """Perform one action; return its outcome, if it has one."""
         match action:
             case events.Connect(limit):
                 self._reach(limit)
@@ -300,8 +305,8 @@ class Candidate:
         leader = f"{self._root}/leader"
         match action:
             case events.Look():
-                (held,), version = keys.read([leader])
-                return events.Found(version, held is not None)
+                (leader_item,), version = keys.read([leader])
+                return events.Found(version, leader_item is not None)
             case events.Await(version, seconds):
                 keys.changed(leader, version, seconds)
             case events.Acquire(ttl):
@@ -328,6 +333,7 @@ class Candidate:
         keys = self._connect(limit)
         with self._lock:
             old, self._keys = self._keys, keys
+            # `close` interrupted the old connection; a leader keeps this one to release its lease.
             if self._closing.is_set() and self._term is None:
                 keys.interrupt()
         if old is not None:
@@ -336,6 +342,7 @@ class Candidate:
     def _lead(self, keys: Keys, hold: Hold) -> events.Event:
         with self._lock:
             term = self._term = Term(hold, self._candidacy.until, self._clock)
+            # `close` may have come between the step and this term, which it did not know.
             if self._closing.is_set():
                 term.end("it resigned")
         try:
@@ -375,7 +382,7 @@ class KeysBackend(abc.ABC):
         self._address: str | None = None
 
     def address(self) -> str | None:
-        """Where peers reach this machine; None for loopback, and where that is not known yet."""
+        """Return where peers reach this machine; None for loopback, and while that is unknown."""
         return self._address
 
     @abc.abstractmethod
@@ -416,6 +423,7 @@ def _pack(data: bytes) -> bytes:
 def _unpack(data: bytes) -> bytes:
     if not data.startswith(_PACKED):
         return data
+    # With a bound: a few bytes of a stranger's may unpack to gigabytes.
     unpacker = zlib.decompressobj()
     try:
         plain = unpacker.decompress(data.removeprefix(_PACKED), _UNPACK_TO)

@@ -44,7 +44,7 @@ class PolledFileStore:
 
     @classmethod
     def open(cls, path: str) -> PolledFileStore:
-        """The store in the file at *path*, which is made if need be; raises `ConfigError` where that cannot be."""
+        """Return the store in the file at *path*, made if need be; raise `ConfigError` if it cannot be."""
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         try:
@@ -62,6 +62,7 @@ class PolledFileStore:
     def __getattr__(self, name: str) -> Any:
         if name not in ("set", "add", "check", "compare_set", "delete_key", "multi_get", "multi_set"):
             raise AttributeError(name)
+        # torch opens the file by its path in each call: another file there is another store.
         if not os.path.samestat(os.stat(self.path), self._file):
             raise OSError(errno.ESTALE, "the file was replaced", self.path)
         return getattr(self._store, name)
@@ -71,11 +72,11 @@ class PolledFileStore:
         return []
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long `get` waits."""
+        """Set how long `get` waits."""
         self._patience = timeout
 
     def get(self, key: str) -> bytes:
-        """The key's value, once it is there; raises torch's DistStoreError when it is not in time."""
+        """Return the key's value once it is there; raise torch's DistStoreError if it is not in time."""
         self.wait([key], self._patience)
         value: bytes = self._store.get(key)
         return value
@@ -94,7 +95,7 @@ def sign() -> bytes:
 
 
 def is_stale(signature: bytes) -> bool:
-    """Whether the process that signed is gone for sure."""
+    """Return whether the process that signed is certainly gone."""
     try:
         namespace, pid, born, *_ = signature.decode().split()
         return namespace == _namespace() and _born(int(pid)) != born
@@ -109,4 +110,6 @@ def _namespace() -> str:
 def _born(pid: int) -> str:
     """Start time of a process, in clock ticks; empty when it is gone."""
     facts = stat_words(pid)
-    return "" if not facts or facts[0] in "ZX" else facts[19]
+    # A zombie does nothing any more.
+    is_gone = not facts or facts[0] in "ZX"
+    return "" if is_gone else facts[19]

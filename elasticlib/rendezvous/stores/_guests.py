@@ -70,16 +70,17 @@ class LeaderExchange(StoreExchange):
     def _write_again(self) -> None:
         with self._speaking() as store:
             for key, data in self.again.items():
-                store.set(key, data)  # what is written next is acknowledged after it
+                # Not awaited: the write that follows is acknowledged after it.
+                store.set(key, data)
 
     def _hold_claim(self) -> None:
         """Raise `LeadershipLost` unless the claim is ours, written again where a stranger wrote over it."""
         [claimant] = self.read([CLAIMANT])
-        word = self.claim.word
-        if claimant == word:
+        identity = self.claim.identity
+        if claimant == identity:
             return
         may_claim = self._may_claim(claimant)
-        if may_claim and self.replace(CLAIMANT, claimant or b"", word) == word:
+        if may_claim and self.replace(CLAIMANT, claimant or b"", identity) == identity:
             return
         raise LeadershipLost(f"job {self._run_id!r} was counted as dead, and started anew by another node")
 
@@ -119,13 +120,13 @@ class Claim:
 
     run_id: str
     heartbeat: float
-    word: bytes
+    identity: bytes
     """Unlike that of any other node."""
     key: bytes | None = None
     """With which the job's coordinator signs."""
     clock: Clock = monotonic
     _number: int | None = field(default=None, init=False)
-    """Under which the guest is announced."""
+    """Under which the job is announced."""
     _first: int = field(default=1, init=False)
     _silent: tuple[bytes, float] | None = field(default=None, init=False)
     """The claimant that was found silent first, and when."""
@@ -137,7 +138,7 @@ class Claim:
         [announcement] = exchange.read([ANNOUNCEMENT])
         if announcement is not None:
             return False
-        if exchange.replace(CLAIMANT, b"", self.word) != self.word:
+        if exchange.replace(CLAIMANT, b"", self.identity) != self.identity:
             return False
         self._announce(exchange)
         return True
@@ -152,8 +153,9 @@ class Claim:
             self._silent = None
             return False
         claimant = self._silent_claimant(exchange)
-        first = exchange.count("inbox") + 1  # what was posted until now was for the one that is dead
-        if exchange.replace(CLAIMANT, claimant, self.word) != self.word:
+        # Earlier entries were for the dead coordinator.
+        first = exchange.count("inbox") + 1
+        if exchange.replace(CLAIMANT, claimant, self.identity) != self.identity:
             self._silent = None
             raise RendezvousConnectionError(f"another node has just started job {self.run_id!r} anew")
         self._first = first
@@ -191,7 +193,8 @@ class Claim:
         """Free the job's id for the next one: the job is over."""
         if self._number is not None:
             exchange.of(_NOBODY).delete([f"{_FOLDER}/{self._number}"])
-        is_still_ours = exchange.read([CLAIMANT]) == [self.word]  # else another node has started it again
+        # Another node that has started the job again needs these keys.
+        is_still_ours = exchange.read([CLAIMANT]) == [self.identity]
         if is_still_ours:
             forget(exchange)
 
@@ -262,14 +265,14 @@ class Guests:
                 return sorted(living)
 
     def _without_dead(self, announced: set[int]) -> set[str]:
-        """Forget the jobs that are dead; return the ids of the others."""
         living = set()
-        for number, guest in sorted(self._known.items()):
-            if self._lives(guest, number in announced):
-                living.add(guest.run_id)
+        for number, job in sorted(self._known.items()):
+            if self._lives(job, number in announced):
+                living.add(job.run_id)
                 continue
             del self._known[number]
-            if number in announced:  # if it only stood still, it announces itself again
+            # A job that only stood still announces itself again.
+            if number in announced:
                 self._remove(number)
         return living
 
@@ -286,47 +289,47 @@ class Guests:
         new = [number for number in numbers if number not in self._known]
         for start in range(0, len(new), MOST):
             for number, data in self._entries(new[start : start + MOST]).items():
-                guest = self._read_guest(data)
-                if guest is None:
+                job = self._read_announcement(data)
+                if job is None:
                     self._remove(number)
                     continue
                 if len(self._known) == MOST:
                     return announced, True
-                self._known[number] = guest
+                self._known[number] = job
                 announced.add(number)
         return announced, False
 
-    def _read_guest(self, data: bytes) -> _Guest | None:
+    def _read_announcement(self, data: bytes) -> _Guest | None:
         """Return the guest of an announcement; None for what is none, or names a job that the store cannot hold."""
-        guest = _read(data, self._clock())
-        if guest is None:
+        job = _read(data, self._clock())
+        if job is None:
             return None
-        if not self._exchange.of(guest.run_id).takes(COORDINATOR_HEARTBEAT):
+        if not self._exchange.of(job.run_id).takes(COORDINATOR_HEARTBEAT):
             return None
-        return guest
+        return job
 
     def _entries(self, numbers: list[int]) -> dict[int, bytes]:
-        """Return the announcements that are there."""
         keys = [f"{_FOLDER}/{number}" for number in numbers]
         found = self._ask(_NOBODY, lambda store: store.read(keys))
-        if found is None:  # not known: whoever was there is
+        # The store did not answer: those that were known count as announced.
+        if found is None:
             return {number: b"" for number in numbers if number in self._known}
         return {number: data for number, data in zip(numbers, found, strict=True) if data is not None}
 
     def _remove(self, number: int) -> None:
         self._ask(_NOBODY, lambda store: store.delete([f"{_FOLDER}/{number}"]))
 
-    def _lives(self, guest: _Guest, announced: bool) -> bool:
-        found = self._ask(guest.run_id, lambda store: store.read([COORDINATOR_HEARTBEAT]))
+    def _lives(self, job: _Guest, announced: bool) -> bool:
+        found = self._ask(job.run_id, lambda store: store.read([COORDINATOR_HEARTBEAT]))
         if found is not None:
             [heartbeat] = found
             has_ended = heartbeat is None and not announced
             if has_ended:
                 return False
-            if heartbeat != guest.last:
-                guest.last = heartbeat
-                guest.since = self._clock()
-        return self._clock() < guest.since + SILENT * guest.heartbeat
+            if heartbeat != job.last:
+                job.last = heartbeat
+                job.since = self._clock()
+        return self._clock() < job.since + SILENT * job.heartbeat
 
     def _ask(self, run_id: str, question: Callable[[StoreExchange], _Answer]) -> _Answer | None:
         """Return the store's answer to a question of that job; None where it ends the connection for it."""
@@ -337,7 +340,7 @@ class Guests:
             return None
 
 
-def wait_for_guests(
+def wait_for_jobs(
     guests: Guests, limit: float, tell: Callable[[list[str]], None], gone: threading.Event, clock: Clock = monotonic
 ) -> None:
     """Wait until no guest lives, at most *limit* s; who they are is told before, if there is any; *gone* ends it."""
@@ -352,10 +355,10 @@ def wait_for_guests(
 
 
 def _numbers(store: StoreExchange) -> list[int]:
-    """Return those of the announcements in the store."""
     try:
         return store.numbers(_FOLDER)
-    except RendezvousStateError:  # it does not tell its keys
+    except RendezvousStateError:
+        # A stranger's key that is no text keeps the store from listing its keys.
         pass
     last = 0
     with suppress(RendezvousStateError):
@@ -370,7 +373,8 @@ def _read(data: bytes, now: float) -> _Guest | None:
     try:
         body = _untrusted.parse(data)
         run_id = _untrusted.exactly(body["run_id"], str)
-        run_id.encode()  # no id of a job holds half of a character, and no key could
+        # Half of a surrogate pair: no job's id holds one, and no key could.
+        run_id.encode()
         heartbeat = _untrusted.seconds(body["heartbeat"], 0.0, _LONGEST)
     except (ValueError, KeyError, TypeError):
         return None

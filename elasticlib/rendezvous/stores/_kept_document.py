@@ -25,24 +25,26 @@ class KeptDocument:
         self._descriptor = processes.anonymous_file("coordinator") if descriptor is None else descriptor
 
     def fileno(self) -> int:
-        """What another process gets, to read and write the same document; -1 once closed."""
+        """Return the descriptor for another process to read and write the same document; -1 once closed."""
         return self._descriptor
 
     def load(self) -> bytes | None:
-        """What was saved last; None where nothing was."""
+        """Return the last saved document; None if there is none."""
         offset, size = self._place()
         return read_exactly(self._descriptor, size, offset) if size else None
 
     def save(self, data: bytes) -> None:
         """Replace it. Where a limit of a file's size leaves no room, nothing is kept."""
         offset, size = self._place()
+        # The last document stays whole until the head names the new one: a killed writer leaves the last one valid.
         before = _HEAD.size + len(data) <= offset
         start = _HEAD.size if before else max(_HEAD.size, offset + size)
         try:
             write_exactly(self._descriptor, data, start)
             write_exactly(self._descriptor, _HEAD.pack(start, len(data)))
         except OSError:
-            self.purge()  # an older one would have a successor repeat what was decided since
+            # With the older document a successor would repeat what was decided since.
+            self.purge()
 
     def purge(self) -> None:
         """Forget it."""

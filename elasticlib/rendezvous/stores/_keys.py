@@ -52,7 +52,7 @@ class Keys(Protocol):
     """
 
     def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
-        """The keys, in order, and a version since which `changed` misses nothing."""
+        """Return the keys, in order, and a version since which `changed` misses nothing."""
 
     def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
         """Set all keys."""
@@ -82,7 +82,7 @@ class Keys(Protocol):
         """Hold on for the time to live again; whether it was still ours."""
 
     def holds(self, hold: Hold) -> bool:
-        """Whether the key is still ours."""
+        """Return whether the key is still ours."""
 
     def release(self, hold: Hold) -> None:
         """Delete the key now, if it is still ours."""

@@ -44,6 +44,7 @@ class MemoryExchange(Exchange):
     def receive(self, timeout: float | None) -> Sequence[Posted]:
         shelf = self._shelf
         with shelf.changed:
+            # Entries may be discarded meanwhile: the counter tells what came, not the entries.
             shelf.changed.wait_for(lambda: shelf.posted > self._received, timeout)
             new = [Posted(number, data) for number, data in shelf.inbox.items() if number > self._received]
             self._received = shelf.posted

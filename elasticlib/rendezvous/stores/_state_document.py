@@ -38,7 +38,7 @@ class Document:
 
     rev: int = 0
     items: Mapping[str, Item] = {}
-    held: Mapping[str, Held] = {}
+    leases: Mapping[str, Held] = {}
 
     def put(self, values: Mapping[str, bytes]) -> Document:
         """With these values, which all get one new version."""
@@ -54,37 +54,37 @@ class Document:
         return evolve(self.hiding(gone), rev=self.rev + 1) if gone & self.items.keys() else self
 
     def hiding(self, gone: Set[str]) -> Document:
-        """The same, as somebody sees it for whom these keys are gone; nothing was changed."""
+        """Return the document as seen without these keys; nothing was changed."""
         items = {path: item for path, item in self.items.items() if path not in gone}
-        return Document(self.rev, items, {path: held for path, held in self.held.items() if path not in gone})
+        return Document(self.rev, items, {path: lease for path, lease in self.leases.items() if path not in gone})
 
     def hold(self, path: str, token: bytes, ttl: float) -> Document:
         """With this key as one that was created now and is held."""
         free = self.without({path}).put({path: token})
-        return evolve(free, held={**free.held, path: Held(ttl, 0)})
+        return evolve(free, leases={**free.leases, path: Held(ttl, 0)})
 
     def renew(self, path: str) -> Document:
         """With one renewal more of this key, which is held; its version stays."""
-        held = self.held[path]
-        return evolve(self, rev=self.rev + 1, held={**self.held, path: evolve(held, renewals=held.renewals + 1)})
+        lease = self.leases[path]
+        return evolve(self, rev=self.rev + 1, leases={**self.leases, path: evolve(lease, renewals=lease.renewals + 1)})
 
     def below(self, folder: str) -> set[str]:
-        """The paths of all keys in the folder, at any depth."""
+        """Return the paths of all keys in the folder, at any depth."""
         return {path for path in self.items if path.startswith(f"{folder}/")}
 
     def encode(self) -> bytes:
-        """As ASCII JSON."""
+        """Return the document as ASCII JSON."""
         body = {
             "v": VERSION,
             "rev": self.rev,
             "keys": {path: [_spelled(item.data), item.version, item.born] for path, item in self.items.items()},
-            "held": {path: [held.ttl, held.renewals] for path, held in self.held.items()},
+            "held": {path: [lease.ttl, lease.renewals] for path, lease in self.leases.items()},
         }
         return dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def decode_document(data: bytes) -> Document:
-    """The document that *data* holds; else a `RendezvousStateError`."""
+    """Return the document in *data*; raise `RendezvousStateError` for anything else."""
     try:
         body = _untrusted.parse(data)
         if body["v"] != VERSION:
@@ -93,10 +93,10 @@ def decode_document(data: bytes) -> Document:
             path: Item(path, _read(text), _count(version), _count(born))
             for path, (text, version, born) in body["keys"].items()
         }
-        held = {path: Held(_seconds(ttl), _count(renewals)) for path, (ttl, renewals) in body["held"].items()}
-        if not held.keys() <= items.keys():
+        leases = {path: Held(_seconds(ttl), _count(renewals)) for path, (ttl, renewals) in body["held"].items()}
+        if not leases.keys() <= items.keys():
             raise ValueError("a key is held that is not there")
-        return Document(_count(body["rev"]), items, held)
+        return Document(_count(body["rev"]), items, leases)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RendezvousStateError(f"the state {data[:80]!r} was not written by a job: {error!r}") from error
 

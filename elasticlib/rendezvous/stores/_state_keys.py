@@ -114,7 +114,8 @@ class SharedState:
                 since = now
             self._still[path, folder] = part, since
             if len(self._still) > _REMEMBERED:
-                del self._still[next(iter(self._still))]  # the oldest
+                # Forget the oldest wait.
+                del self._still[next(iter(self._still))]
         return min(max(now - since, SHORTEST), self.longest)
 
     def change(self, step: Callable[[Document], Document | None]) -> Document | None:
@@ -130,7 +131,8 @@ class SharedState:
                 before = self._present()
                 after = step(before)
                 if after is None or after is before:
-                    return after  # there is nothing to write
+                    # Nothing changed, so nothing is written.
+                    return after
                 if self._write(after):
                     return after
                 # At random, or two nodes that collided would do so again.
@@ -139,13 +141,13 @@ class SharedState:
                     self.turned.wait(random.uniform(0.0, _COLLISION * 2**collisions))
 
     def _look(self) -> None:
-        asked = self.clock()
-        self._take(_asked(self.backend.get_state))
-        self._looked = asked
+        began = self.clock()
+        self._take(_answer_of(self.backend.get_state))
+        self._looked = began
 
     def _write(self, document: Document) -> bool:
         data = document.encode()
-        reply = _asked(lambda: self.backend.set_state(data, self._token))
+        reply = _answer_of(lambda: self.backend.set_state(data, self._token))
         if reply is None:
             self._take(None)
             return False
@@ -165,8 +167,8 @@ class SharedState:
         self._token = token
         now = self.clock()
         sightings = {}
-        for path, held in self._document.held.items():
-            sighting = self._document.items[path], held
+        for path, lease in self._document.leases.items():
+            sighting = self._document.items[path], lease
             sightings[sighting] = self._sightings.get(sighting, now)
         self._sightings = sightings
 
@@ -180,7 +182,7 @@ class SharedState:
     def _present(self) -> Document:
         """Return the state without the keys whose holders were not seen for their time to live."""
         now = self.clock()
-        gone = frozenset(item.path for (item, held), since in self._sightings.items() if now - since > held.ttl)
+        gone = frozenset(item.path for (item, lease), since in self._sightings.items() if now - since > lease.ttl)
         if self._shown != (self._data, gone):
             self._shown = (self._data, gone)
             self._views += 1
@@ -222,7 +224,7 @@ class StateKeys(Keys):
         def step(document: Document) -> Document | None:
             item = document.items.get(path)
             present = 0 if item is None else item.version
-            if present != version or not _is_held(document, hold):
+            if present != version or not _is_ours(document, hold):
                 return None
             return document.put({path: data})
 
@@ -240,7 +242,8 @@ class StateKeys(Keys):
         deadline = state.clock() + timeout
         document, view = state.read(state.longest)
         if view != since:
-            return  # of what came between nothing is known: whoever asks looks again
+            # What came in between is not known: the caller looks again.
+            return
         before = _part(document, path, folder)
         while not self._interrupted and (left := deadline - state.clock()) > 0:
             pause = state.pause(path, folder, before)
@@ -265,14 +268,14 @@ class StateKeys(Keys):
         return Hold(path, token, after.rev, 0, ttl)
 
     def renew(self, hold: Hold) -> bool:
-        return self._change_held(hold, lambda document: document.renew(hold.path))
+        return self._change_if_ours(hold, lambda document: document.renew(hold.path))
 
     def holds(self, hold: Hold) -> bool:
         document, _ = self._state.read()
-        return _is_held(document, hold)
+        return _is_ours(document, hold)
 
     def release(self, hold: Hold) -> None:
-        self._change_held(hold, lambda document: document.without({hold.path}))
+        self._change_if_ours(hold, lambda document: document.without({hold.path}))
 
     def keep(self, folder: str) -> None:
         """Nothing: the state stays for as long as its back end keeps it."""
@@ -289,23 +292,21 @@ class StateKeys(Keys):
         self._closed = True
         self.interrupt()
 
-    def _change_held(self, hold: Hold | None, change: Callable[[Document], Document]) -> bool:
-        """Change the state if the hold is still ours; return whether it was."""
+    def _change_if_ours(self, hold: Hold | None, change: Callable[[Document], Document]) -> bool:
 
         def step(document: Document) -> Document | None:
-            if not _is_held(document, hold):
+            if not _is_ours(document, hold):
                 return None
             return change(document)
 
         return self._state.change(step) is not None
 
     def _change(self, hold: Hold | None, step: Callable[[Document], Document]) -> None:
-        if not self._change_held(hold, step):
+        if not self._change_if_ours(hold, step):
             raise LeadershipLost("another node coordinates now")
 
 
 def _part(document: Document, path: str, folder: bool) -> object:
-    """Return what somebody sees who looks at the key, or at the keys in the folder."""
     if folder:
         return {(each, document.items[each].version) for each in document.below(path)}
     item = document.items.get(path)
@@ -314,18 +315,19 @@ def _part(document: Document, path: str, folder: bool) -> object:
     return item.version
 
 
-def _is_held(document: Document, hold: Hold | None) -> bool:
+def _is_ours(document: Document, hold: Hold | None) -> bool:
     if hold is None:
         return True
     item = document.items.get(hold.path)
     return item is not None and item.data == hold.token.encode()
 
 
-def _asked(call: Callable[[], _T]) -> _T:
-    """The back end's answer; whatever it raises is one of the errors that a rendezvous knows."""
+def _answer_of(call: Callable[[], _T]) -> _T:
+    """Return the back end's answer; turn whatever it raises into an error that a rendezvous knows."""
     try:
         return call()
     except RendezvousError:
         raise
-    except Exception as error:  # somebody else's code
+    # The back end may be a user's code and raise anything.
+    except Exception as error:
         raise RendezvousConnectionError(f"the back end failed: {type(error).__name__}: {error}") from error

@@ -85,7 +85,7 @@ class _Arrivals:
     """Numbers whose entries were not there, and since when."""
 
     def numbers(self, count: int) -> list[int]:
-        """Return the numbers to look for, now that the counter is at *count*; raise an error if it cannot be that."""
+        """Return the numbers of all entries of *folder* that are there, whatever its counter says."""
         is_possible = self.next - 1 <= count < self.next + MOST
         if not is_possible or len(self._missing) > MOST:
             raise RendezvousStateError(f"the inbox counter was overwritten: it holds {count} after {self.next - 1}")
@@ -147,7 +147,7 @@ class StoreExchange(Exchange):
             raise RendezvousConnectionError(f"the store at {self.where} {why}")
 
     def answers(self, limit: float) -> bool:
-        """Whether somebody receives and discards an entry of the inbox within *limit* seconds."""
+        """Return whether a coordinator receives and discards an inbox entry within *limit* seconds."""
         number = self.append("inbox", b"")
         return poll(lambda: self.read([f"inbox/{number}"]) == [None], limit, self._clock)
 
@@ -169,7 +169,6 @@ class StoreExchange(Exchange):
                 self.wait(f"inbox/{self._arrivals.next}", self._arrivals.pause(left, now))
 
     def _gather(self) -> list[Posted]:
-        """Return the entries that are there and were not returned yet."""
         numbers = self._arrivals.numbers(self.count("inbox"))
         now = self._clock()
         entries = []
@@ -190,10 +189,11 @@ class StoreExchange(Exchange):
         with self._speaking() as store:
             last = self._write(store, values)
             if last:
-                store.check([last])  # requests of a connection are served in order
+                # Requests of a connection are served in order: this answer acknowledges the writes.
+                store.check([last])
 
     def _write(self, store: Store, values: Mapping[str, bytes]) -> str:
-        """Send them, and wait for no answer; the last key that was sent."""
+        """Send the values without waiting for an answer; return the last key that was sent."""
         last = ""
         for part in parts(values, TOGETHER, _BYTES):
             keys = [self.full_key(key) for key, _ in part]
@@ -214,23 +214,27 @@ class StoreExchange(Exchange):
         self._check(values)
         with self._speaking() as store:
             self._write(store, values)
-        return self.read(keys)  # requests of a connection are served in order: with the answer, these were
+        # Requests of a connection are served in order: the answer says that the writes were done.
+        return self.read(keys)
 
     def take(self, key: str, timeout: float) -> bytes | None:
         from torch.distributed import DistStoreError
 
         with self._speaking() as store:
             if timeout != self._limit:
-                store.set_timeout(timedelta(seconds=max(timeout, SOONEST)))  # 0 would be for ever
+                # A timeout of 0 means forever to torch.
+                store.set_timeout(timedelta(seconds=max(timeout, SOONEST)))
                 self._limit = timeout
             with suppress(DistStoreError):
-                return store.get(self.full_key(key))  # empty where it is deleted meanwhile
+                # The value is empty if the key is deleted meanwhile.
+                return store.get(self.full_key(key))
         return None
 
     def wait(self, key: str, timeout: float | None) -> bool:
         left = math.inf if timeout is None else timeout
         with self._speaking() as store:
-            if left <= SOONEST:  # it would be over before the store has answered
+            # So short a wait would be over before the store has answered.
+            if left <= SOONEST:
                 return store.check([self.full_key(key)])
             while left > 0:
                 if _wait(store, self.full_key(key), min(left, LONGEST_WAIT)):
@@ -265,23 +269,25 @@ class StoreExchange(Exchange):
                 store.multi_set([entry, *map(self.full_key, values)], [data, *values.values()])
             else:
                 store.set(entry, data)
-            store.check([entry])  # the acknowledgement; the entry itself may have been received by now
+            # The answer acknowledges the entry, whether it is still there or was received meanwhile.
+            store.check([entry])
             return number
 
     def count(self, folder: str) -> int:
         """Return the number of the last entry of *folder*; 0 where there never was one."""
-        [text] = self.read([folder])  # adding 0 to what is no number would break the connection
+        # The counter is read as text: add(0) on a key that is no number breaks the connection.
+        [text] = self.read([folder])
         return _counted(folder, text or b"0")
 
     def numbers(self, folder: str) -> list[int]:
-        """The numbers of all entries of *folder* that are there, whatever its counter says."""
+        """Return the numbers of all entries of *folder* that are there, whatever its counter says."""
         prefix = self.full_key(f"{folder}/")
         with self._speaking() as store:
             found = (key[len(prefix) :] for key in self._list(store) if key.startswith(prefix))
             return sorted(int(text) for text in found if _NUMBER.fullmatch(text))
 
     def takes(self, key: str) -> bool:
-        """Whether the store has room for such a key: it ends the connection of whoever asks for a longer one."""
+        """Return whether the store takes such a key: it ends the connection for a longer one."""
         return len(self.full_key(key).encode()) <= _LONGEST_KEY
 
     def of(self, run_id: str) -> StoreExchange:
@@ -306,9 +312,9 @@ class StoreExchange(Exchange):
         for key, data in values.items():
             fits = len(data) <= _LONGEST_VALUE and self.takes(key)
             if not fits:
-                asked = f"{len(data):,} bytes at {key:.80}"
+                request = f"{len(data):,} bytes at {key:.80}"
                 most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
-                raise RequestRefusedError(f"the store at {self.where} takes no {asked}: {most} are its limit", True)
+                raise RequestRefusedError(f"the store at {self.where} takes no {request}: {most} are its limit", True)
 
     def _list(self, store: Store) -> list[str]:
         try:
@@ -317,7 +323,7 @@ class StoreExchange(Exchange):
             raise RendezvousStateError(f"a foreign key in the store at {self.where} is not text") from error
 
     def full_key(self, key: str) -> str:
-        """Where the key of this job lies in the store."""
+        """Return the place of this job's key in the store."""
         return self._prefix + key
 
     @contextmanager
@@ -368,14 +374,14 @@ def _wait(store: Store, key: str, timeout: float) -> bool:
     from torch.distributed import DistStoreError
 
     try:
-        store.wait([key], timedelta(milliseconds=max(1, int(timeout * 1000))))  # 0 would be for ever
+        # A timeout of 0 means forever to torch.
+        store.wait([key], timedelta(milliseconds=max(1, int(timeout * 1000))))
     except DistStoreError:
         return False
     return True
 
 
 def _counted(folder: str, text: bytes) -> int:
-    """Return the number that a counter holds."""
     try:
         if len(text) > _DIGITS:
             raise ValueError("no counter has so many digits")

@@ -83,10 +83,12 @@ class Agreement:
         else:
             self._follow(join, past)
         if not self.nonce:
-            return None  # rank 0 has not called the round yet
+            # Rank 0 has not called the round yet.
+            return None
         assignment = self.read(RankAssignment, f"seat/{join.node}")
         if assignment is None:
             return None
+        # Two rounds of the handler may share one store: ranks of the other one would mix the groups.
         if (assignment.group_rank, assignment.group_world_size) != (self.rank, self.size):
             raise RendezvousStateError(
                 f"node {join.node} has rank {self.rank} of {self.size} by its handler, but what rank 0 wrote "
@@ -105,7 +107,8 @@ class Agreement:
         if not self._guarded(lambda: self.store.check([_CALL])):
             return
         nonce = bytes(self._guarded(lambda: self.store.get(_CALL))).decode(errors="replace")
-        if nonce not in (self.nonce, past.nonce):  # that of the last round may still be there
+        # The store may be the same for each round, with the last round's call in it.
+        if nonce not in (self.nonce, past.nonce):
             self.nonce = nonce
             self._describe_node(join, past)
 
@@ -132,15 +135,16 @@ class Agreement:
             self._set(f"seat/{join.node}", encode(assignment))
         return True
 
-    def end(self, word: RoundEnd) -> bool:
+    def end(self, round_end: RoundEnd) -> bool:
         """Say that the round ends, and why; False when somebody else said so before."""
+        # The store counts atomically: of several nodes that end the round, one is the first.
         if self._add("ends", 1) != 1:
             return False
-        self._set("ended", encode(word))
+        self._set("ended", encode(round_end))
         return True
 
     def ended(self) -> RoundEnd | None:
-        """How the round ends; None while nobody has said that it does."""
+        """Return how the round ends; None while no node has said that it does."""
         return self.read(RoundEnd, "ended")
 
     def report_failures(self, stopped: Stopped) -> None:
@@ -152,15 +156,15 @@ class Agreement:
         self._set("final", encode(final))
 
     def count_done(self, one: int = 0) -> int:
-        """How many nodes' workers ended well, *one* more with this call."""
+        """Return how many nodes' workers ended well, *one* more with this call."""
         return self._add("done", one)
 
     def count_heard(self, one: int = 0) -> int:
-        """How many nodes know how the job ended, *one* more with this call."""
+        """Return how many nodes know how the job ended, *one* more with this call."""
         return self._add("heard", one)
 
     def read(self, kind: type[T], key: str) -> T | None:
-        """The message that is at *key* in this round; None while there is none."""
+        """Return the message at *key* in this round; None while there is none."""
         if not self._there([key]):
             return None
         message = decode(self._get(key))
@@ -189,7 +193,8 @@ class Agreement:
     def _guarded(self, call: Callable[[], Any]) -> Any:
         try:
             return self.guard(call)
-        except Exception as error:  # stores raise what they like
+        # A third party's store may raise anything.
+        except Exception as error:
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             raise RendezvousConnectionError(f"the store that the rendezvous handler gave failed: {why}") from error
 
@@ -231,7 +236,8 @@ class FailureCollection:
             return final
         is_late = now >= self.began + TIMEOUT + _GRACE
         if is_late:
-            return self._final()  # as far as this node knows
+            # The judge is gone: each node says what it knows itself.
+            return self._final()
         return None
 
     def _judge(self, now: float) -> Final | None:

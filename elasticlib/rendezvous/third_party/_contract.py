@@ -44,6 +44,7 @@ def checked_handler(handler: Any) -> RendezvousHandler:
 
 def meaning(error: Exception, handler: object) -> Final | RendezvousError:
     """Return what an exception of a handler, known by the names of its classes, means for this node."""
+    # By name: torch's own classes are never imported, and a handler may have classes of its own below them.
     names = {cls.__name__ for cls in type(error).__mro__}
     text = str(error) or type(error).__name__
     for name, final in _FINALS.items():
@@ -51,11 +52,7 @@ def meaning(error: Exception, handler: object) -> Final | RendezvousError:
             return evolve(final, why=text)
     if isinstance(error, RendezvousError):
         return error
-    kind: type[RendezvousError] = RendezvousError
-    for each in _ERRORS:
-        if each.__name__ in names:
-            kind = each
-            break
+    kind = next((each for each in _ERRORS if each.__name__ in names), RendezvousError)
     raised = kind(f"{type(handler).__name__} raised {type(error).__name__}: {text}")
     raised.__cause__ = error
     return raised
@@ -102,7 +99,8 @@ class ThirdPartyNodeInfo:
         if self.local_addr is not None:
             return self.local_addr
         if shared is not None:
-            return str(shared.master_addr)  # rank 0 hosts the handler's own store, too
+            # Rank 0 hosts the handler's own store, too.
+            return str(shared.master_addr)
         return socket.getfqdn()
 
     def listener(self) -> socket.socket | None:

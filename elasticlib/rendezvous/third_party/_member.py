@@ -59,7 +59,7 @@ class HandlerMember:
         self._silence = silence
         self._clock = clock
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._words: deque[Word | RendezvousError] = deque()
+        self._notices: deque[Word | RendezvousError] = deque()
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class HandlerMember:
         """Nothing: such handlers never say that contact is lost."""
 
     def listener(self) -> socket.socket | None:
-        """The bound socket for the round's worker store; None where the handler's own store serves the workers."""
+        """Return the bound socket for the round's worker store; None if the handler's own store serves the workers."""
         return self._offer.listener()
 
     def fileno(self) -> int:
@@ -111,25 +111,25 @@ class HandlerMember:
             return []
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._ready)
-        words = self._take_words()
-        if not words:
+        notices = self._take_notices()
+        if not notices:
             self._check_answers()
-        return words
+        return notices
 
-    def _take_words(self) -> list[Word]:
-        words: list[Word] = []
-        while self._words:
-            word = self._words.popleft()
-            if not isinstance(word, RendezvousError):
-                words.append(word)
+    def _take_notices(self) -> list[Word]:
+        notices: list[Word] = []
+        while self._notices:
+            notice = self._notices.popleft()
+            if not isinstance(notice, RendezvousError):
+                notices.append(notice)
                 continue
-            if not words:
-                raise word
+            if not notices:
+                raise notice
             # First what came before it; the next call raises it.
-            self._words.appendleft(word)
+            self._notices.appendleft(notice)
             os.eventfd_write(self._ready, 1)
             break
-        return words
+        return notices
 
     def _check_answers(self) -> None:
         since = self._calls.since
@@ -158,8 +158,8 @@ class HandlerMember:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {order!r:.60} comes too late")
         self._orders.put(order)
 
-    def _tell(self, word: Word | RendezvousError) -> None:
-        self._words.append(word)
+    def _tell(self, notice: Word | RendezvousError) -> None:
+        self._notices.append(notice)
         with self._lock:
             if self._ready >= 0:
                 os.eventfd_write(self._ready, 1)

@@ -158,7 +158,6 @@ class HandlerRounds:
             self.calls.shut_down()
 
     def _next_order(self) -> Order | None:
-        """Return the next order; None where it is time for a look."""
         timeout = self.interval if self._phase in _WITH_LOOKS else None
         try:
             return self.orders.get(timeout=timeout)
@@ -186,7 +185,8 @@ class HandlerRounds:
                 self._depart(why)
                 self._finish(Final(False, why, kind="left"))
             case _:
-                pass  # about a round that is over already
+                # It speaks of a round that is over.
+                pass
 
     @property
     def _assigned(self) -> Agreement:
@@ -207,6 +207,7 @@ class HandlerRounds:
         assignment = None
         while assignment is None and not self.closing.is_set():
             info = self.calls.next_rendezvous()
+            # The handler may have taken minutes, and `close` did not wait for it.
             if self.closing.is_set():
                 return
             self._table = Agreement(info.store, int(info.rank), int(info.world_size), self.calls.timed)
@@ -218,7 +219,6 @@ class HandlerRounds:
         self.tell(assignment)
 
     def _agree(self, info: Any, table: Agreement, slots: int, role: str) -> RankAssignment | None:
-        """Return this node's ranks; None when the handler calls for another round first."""
         shares = bool(getattr(self.calls.handler, "use_agent_store", False))
         join = Join(self.node, self.offer.describe(info, shares=shares, slots=slots, role=role))
         deadline, pause = self.clock() + _PEERS, _SHORTEST
@@ -246,10 +246,8 @@ class HandlerRounds:
         if end is not None:
             self._hear(end)
             return
-        if self._phase is _Phase.BARRIER:
-            goes_on = self._look_at_others()
-        else:
-            goes_on = self._look_for_arrivals()
+        is_at_barrier = self._phase is _Phase.BARRIER
+        goes_on = self._look_at_others() if is_at_barrier else self._look_for_arrivals()
         if not goes_on:
             return
         # Whoever ends the round may close the rendezvous next: then that end counts.
@@ -281,7 +279,6 @@ class HandlerRounds:
     # The end of a round.
 
     def _end_by(self, number: int, notes: tuple[FailureNote, ...]) -> RoundEnd:
-        """Return how the round ends by these failures of ours."""
         if not notes:
             return RoundEnd(number, f"node {self.node} stopped its workers", True)
         why = describe(self.node, min(notes, key=lambda note: (note.secondary, -note.age)))
@@ -319,6 +316,7 @@ class HandlerRounds:
             return
         is_between_rounds = self._phase in (_Phase.ENDED, _Phase.JUDGED)
         if is_between_rounds and self._last_end is not None:
+            # The others wait for the word of the node that ended the round.
             if self._judges:
                 self._assigned.judge(Final(False, self._last_end.why))
             self._assigned.report_failures(Stopped(self.node, self._past.round, ()))
@@ -329,9 +327,7 @@ class HandlerRounds:
     def _report_failures(self, stopped: Stopped) -> None:
         """Say what failed here after the last round, and wait for the outcome."""
         end = self._last_end
-        if self._phase is not _Phase.ENDED or end is None:
-            return
-        if end.restart:
+        if self._phase is not _Phase.ENDED or end is None or end.restart:
             return
         self._failure_collection = FailureCollection(self._assigned, self._judges, end.why, self.clock())
         self._failure_collection.report_failures(stopped)

@@ -104,7 +104,7 @@ class OutboxChecks:
         node = mailbox.rpartition("/")[0]
         outbox = _outbox(server)
         is_here = node in outbox.unparted or server.logic.mailboxes(server.state).get(node) == mailbox
-        is_back = server._garbage.copy().has_come_back(node, mailbox, self._heartbeats[key].count)
+        is_back = server._garbage.copy().is_back(node, mailbox, self._heartbeats[key].count)
         if is_back or not is_here or outbox.mailbox_of(node) != mailbox:
             # It was given up: what it has not read counts as never written, and it is told anew.
             for index in range(self._read(mailbox), self._told.get(mailbox, 0)):
@@ -155,7 +155,7 @@ class OutboxChecks:
         for node, mailbox in server.logic.mailboxes(server.state).items():
             if heartbeat_key(mailbox) not in self._heartbeats or _outbox(server).mailbox_of(node) != mailbox:
                 continue
-            if node in server._garbage._buried:  # it is waited for, and sends no heartbeats
+            if node in server._garbage._silent:  # it is waited for, and sends no heartbeats
                 continue
             for index in range(self._read(mailbox), self._told.get(mailbox, 0)):
                 last = self._written.get(mailbox_key(mailbox, index), now)

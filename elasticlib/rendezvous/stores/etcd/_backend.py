@@ -77,6 +77,7 @@ class EtcdBackend(KeysBackend):
                     troubles.append(str(error))
                     continue
                 self._address = address_towards(address)
+                # The next connection tries the server that answered first.
                 self._endpoints = [(host, port), *endpoints[:number], *endpoints[number + 1 :]]
                 return keys
         raise RendezvousConnectionError("etcd cannot be reached: " + "; ".join(dict.fromkeys(troubles)))

@@ -55,7 +55,7 @@ class Answer:
     data: bytes
 
     def json(self) -> dict[str, Any]:
-        """The body as a JSON object; anything else did not come from etcd."""
+        """Return the body as a JSON object; anything else did not come from etcd."""
         try:
             body = loads(self.data)
         except (ValueError, RecursionError):
@@ -112,6 +112,7 @@ class Line:
         sock = connection.sock
         try:
             with self._lock:
+                # `interrupt` came before there was a socket to shut down.
                 if self._closed:
                     return None
                 self._waiting = sock
@@ -128,6 +129,7 @@ class Line:
         except TimeoutError:
             return None
         except _GONE as error:
+            # `interrupt` shut the socket down: that is the end of the wait, and no trouble.
             if self._closed:
                 return None
             raise RendezvousConnectionError(_explain(self.site, error, timeout)) from error
@@ -160,7 +162,8 @@ class Line:
         if self._closed:
             raise ConnectionAbortedError("this connection was closed")
         if self._kept is not None and wait_readable([self._kept.sock], 0):
-            self._drop()  # an idle connection that has something to read was closed by the server
+            # An idle connection that is readable was closed by the server.
+            self._drop()
         if self._kept is None:
             self._kept = _open(self.site, self.limit)
         return self._kept
@@ -192,7 +195,6 @@ def _send(connection: http.client.HTTPConnection, method: str, path: str, body: 
 
 
 def _explain(site: Site, error: Exception, limit: float) -> str:
-    """Return what happened to a connection, and the setting to look at where one may be wrong."""
     where = site.url
     if site.address != site.host:
         where = f"{site.url} (at {site.address})"

@@ -22,15 +22,18 @@ _GRACE = 5.0
 def main(descriptor: int, command: list[str]) -> int:
     """Run the command until it ends or *descriptor* does; its exit status."""
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # one that is stopped then could end nothing
+    # At its parent's end SIGCONT wakes a keeper that is stopped, which could not end the command.
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
     def die_with_parent() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    ended, held = os.pipe()  # of which the command alone holds the other end, to its own end
+    # Only the command has the other end, and closes it by ending.
+    ended, held = os.pipe()
     child = subprocess.Popen(command, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL, pass_fds=(held,))
     os.close(held)
-    poll = select.poll()  # and not select, which can count to 1023 only
+    # poll, as select takes no descriptor above 1023.
+    poll = select.poll()
     for each in (descriptor, ended):
         poll.register(each, select.POLLIN)
     if ended not in dict(poll.poll()):

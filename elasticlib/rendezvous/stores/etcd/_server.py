@@ -107,14 +107,15 @@ class EtcdServer:
             return
         process, self._process = self._process, None
         if process is not None:
-            process.communicate()  # which ends its leash first
+            # communicate() closes the pipe first, by which the server ends.
+            process.communicate()
         if self._dir and self._given_dir is None:
             shutil.rmtree(self._dir, ignore_errors=True)
         self._dir = ""
         atexit.unregister(self.stop)
 
     def get_host(self) -> str:
-        """Where it listens."""
+        """Return the address on which it listens."""
         return _HOST
 
     def get_port(self) -> int:
@@ -130,7 +131,7 @@ class EtcdServer:
         return V3Keys(Line(Site(_HOST, self._port, _HOST), _CALL_LIMIT))
 
     def _attempt(self, program: str, deadline: float, stderr: int | IO[Any] | None) -> str:
-        """Why it failed; empty when the server answers."""
+        """Start the server once; return why that failed, empty once it answers."""
         self._dir = self._given_dir or tempfile.mkdtemp(prefix="elasticlib_etcd_")
         self._port, peer = _free_ports()
         client, peers = f"http://{_HOST}:{self._port}", f"http://{_HOST}:{peer}"
@@ -144,7 +145,8 @@ class EtcdServer:
         with unseen_by_debugger():
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", _keeper.__file__, "0", *command],
-                stdin=subprocess.PIPE,  # the leash: it ends with this program
+                # The server's keeper reads this pipe, which closes when this program ends.
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL if stderr is None else stderr,
                 start_new_session=True,

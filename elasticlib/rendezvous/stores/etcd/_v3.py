@@ -57,7 +57,7 @@ class V3Keys(Keys):
 
     @property
     def site(self) -> Site:
-        """Where the server is."""
+        """The server's address."""
         return self._line.site
 
     def lasting(self, seconds: float) -> V3Keys:
@@ -65,7 +65,8 @@ class V3Keys(Keys):
         return V3Keys(self._line.clone(), self._root, Keeper(seconds=seconds))
 
     def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
-        if len(paths) == 1:  # most often, and cheaper for both than a transaction
+        # The usual case: a range is cheaper than a transaction.
+        if len(paths) == 1:
             reply = self._call("/kv/range", {"key": _b64(paths[0])})
             return [_only_item(reply)], _version(reply)
         items: list[Item | None] = []
@@ -75,7 +76,8 @@ class V3Keys(Keys):
             reply = self._call("/kv/txn", {"success": ranges})
             versions.append(_version(reply))
             items += [_only_item(response["response_range"]) for response in reply.get("responses", ())]
-        return items, min(versions, default=0)  # of the oldest, since which nothing is missed
+        # From the oldest version on no change is missed.
+        return items, min(versions, default=0)
 
     def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
         lease = self._lease()
@@ -126,11 +128,13 @@ class V3Keys(Keys):
         hold = Hold(path, token, _version(reply), lease, float(granted["TTL"]))
         if reply.get("succeeded"):
             return hold
+        # The lease of an election that was lost is of no use: it would stay for its time to live.
         self.release(hold)
         return None
 
     def renew(self, hold: Hold) -> bool:
-        return self._renew(hold.lease) and self.holds(hold)  # a lease goes on without the key that hung on it
+        # A lease lives on when its key was deleted.
+        return self._renew(hold.lease) and self.holds(hold)
 
     def holds(self, hold: Hold) -> bool:
         (item,), _ = self.read([hold.path])
@@ -141,7 +145,8 @@ class V3Keys(Keys):
         self._post("/kv/lease/revoke", {"ID": str(hold.lease)})
 
     def keep(self, folder: str) -> None:
-        del folder  # keys hang on the lease that they were written with
+        # All keys of this connection hang on one lease.
+        del folder
         self._lease()
 
     def clone(self) -> V3Keys:
@@ -154,7 +159,6 @@ class V3Keys(Keys):
         self._line.close()
 
     def _lease(self) -> int:
-        """Return the lease to write under, renewed if a third of its time has passed."""
         keeper = self._keeper
         with keeper.lock:
             now = monotonic()
@@ -190,7 +194,8 @@ class V3Keys(Keys):
     def _refuse(self, verb: str, reply: dict[str, Any]) -> NoReturn:
         code = reply.get("code")
         if code == _NOT_FOUND:
-            self._keeper.lease = 0  # nothing else is looked for by its number: the next write gets a new one
+            # Only leases are looked up by number: this one is gone, and the next write gets a new one.
+            self._keeper.lease = 0
         why = _reason(reply)
         text = f"etcd at {self._line.site.url} refused {verb}: {why}"
         if not _is_final(code, why):
@@ -201,7 +206,6 @@ class V3Keys(Keys):
 
 
 def _reason(reply: dict[str, Any]) -> str:
-    """Return why a request was refused, in etcd's words."""
     return str(reply.get("message") or reply.get("error") or reply)
 
 
@@ -218,12 +222,13 @@ def _b64(data: bytes | str) -> str:
 
 
 def _bell(folder: str) -> str:
-    """The key that is written with each new one of the folder."""
+    """Return the key that is written with each new one of the folder."""
     return f"{folder}.grew"
 
 
 def _folder(folder: str) -> dict[str, str]:
-    return {"key": _b64(f"{folder}/"), "range_end": _b64(f"{folder}0")}  # "0" is the byte after "/"
+    # "0" is the byte after "/".
+    return {"key": _b64(f"{folder}/"), "range_end": _b64(f"{folder}0")}
 
 
 def _still(hold: Hold | None) -> list[dict[str, str]]:
@@ -246,7 +251,6 @@ def _version(reply: dict[str, Any]) -> int:
 
 
 def _only_item(reply: dict[str, Any]) -> Item | None:
-    """Return the key that was asked for by its whole name; None if it is not there."""
     found = reply.get("kvs", ())
     if not found:
         return None
@@ -263,7 +267,8 @@ def _is_event(line: bytes) -> bool:
     try:
         message = loads(line)
     except ValueError:
-        return True  # no answer of etcd's: whoever waits shall see it
+        # etcd answers in JSON only: have the caller look at it.
+        return True
     result = message.get("result") or {}
     if "error" in message:
         return True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import Factory, define, evolve, field
 
-from elasticlib.rendezvous.coordinator._ending import ASKED_EARLY
+from elasticlib.rendezvous.coordinator._causes import ASKED_EARLY
 from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
 from elasticlib.rendezvous.coordinator._server_events import (
     Action,
