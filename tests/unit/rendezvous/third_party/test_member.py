@@ -19,7 +19,7 @@ from elasticlib.errors import (
 )
 from elasticlib.rendezvous import FailureNote, Final, RankAssignment, RoundEnd
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous.protocol._messages import Failed, Leave, Stopped, Succeeded
+from elasticlib.rendezvous.protocol._messages import Failed, Leave, Stopped, Succeeded, WorkerReport
 from elasticlib.rendezvous.third_party._member import HandlerMember
 
 LIMIT = 30.0
@@ -167,14 +167,31 @@ def expect(kind: type[T], member: HandlerMember) -> T:
     return word
 
 
-def assigned(cluster: Cluster, *members: HandlerMember) -> list[RankAssignment]:
-    for member in members:
-        member.join(1, "trainer")
-    return [expect(RankAssignment, member) for member in members]
+class Team:
+    """Members of one meeting, at work in a round."""
 
+    def __init__(self, cluster: Cluster, meeting: Meeting | None = None, **options: Any) -> None:
+        self.meeting = meeting or Meeting(2)
+        self.members = [cluster.member(Handler(self.meeting), **options) for _ in range(self.meeting.size)]
+        self.assignments = self.join()
 
-def pair(cluster: Cluster, meeting: Meeting, **options: Any) -> tuple[HandlerMember, HandlerMember]:
-    return cluster.member(Handler(meeting), **options), cluster.member(Handler(meeting), **options)
+    def join(self) -> list[RankAssignment]:
+        for member in self.members:
+            member.join(1, "trainer")
+        self.assignments = self.each(RankAssignment)
+        return self.assignments
+
+    def post(self, place: int, kind: type[WorkerReport], *notes: FailureNote) -> None:
+        """The member at this place reports on its round."""
+        report = (self.members[place].node, self.assignments[place].round)
+        self.members[place].post(Succeeded(*report) if kind is Succeeded else kind(*report, notes))  # type: ignore[call-arg, arg-type]
+
+    def leave(self, place: int) -> None:
+        self.members[place].post(Leave(self.members[place].node, "signal 15", self.assignments[place].round))
+
+    def each(self, kind: type[T]) -> list[T]:
+        """What each member is told next."""
+        return [expect(kind, member) for member in self.members]
 
 
 def note(rank: int = 0, message: str = "boom", age: float = 0.0, secondary: bool = False) -> FailureNote:
@@ -182,7 +199,8 @@ def note(rank: int = 0, message: str = "boom", age: float = 0.0, secondary: bool
 
 
 def test_seats_are_agreed_for_nodes_with_different_slots_and_roles(cluster: Cluster) -> None:
-    a, b = pair(cluster, Meeting(2))
+    meeting = Meeting(2)
+    a, b = (cluster.member(Handler(meeting)) for _ in range(2))
     a.join(2, "reader")
     b.join(3, "trainer")
 
@@ -201,31 +219,27 @@ def test_seats_are_agreed_for_nodes_with_different_slots_and_roles(cluster: Clus
 
 
 def test_rank_0_binds_the_socket_of_the_workers_store(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2), local_addr="127.0.0.1")
+    team = Team(cluster, local_addr="127.0.0.1")
 
-    assignments = assigned(cluster, *members)
-
-    for member, assignment in zip(members, assignments, strict=True):
+    for member, assignment in zip(team.members, team.assignments, strict=True):
         listener = member.listener()
         assert (listener is not None) == (assignment.group_rank == 0)
         if listener is not None:
             with listener:
-                assert (("127.0.0.1",), assignment.master_port) == (
-                    assignment.master_addresses,
-                    listener.getsockname()[1],
-                )
+                place = assignment.master_addresses, assignment.master_port
+                assert (("127.0.0.1",), listener.getsockname()[1]) == place
 
 
-def test_a_handlers_own_store_serves_workers_once_since_it_keeps_their_keys(cluster: Cluster) -> None:
+def test_a_handlers_own_store_serves_workers_of_one_round_only(cluster: Cluster) -> None:
+    """It keeps their keys."""
     meeting = Meeting(1)
     meeting.shared = True
-    member = cluster.member(Handler(meeting))
-
-    [first] = assigned(cluster, member)
+    team = Team(cluster, meeting)
+    [member], [first] = team.members, team.assignments
     served_by_the_handler = member.listener() is None
-    member.post(Failed(member.node, first.round, (note(),)))
+    team.post(0, Failed, note())
     expect(RoundEnd, member)
-    [second] = assigned(cluster, member)
+    [second] = team.join()
     listener = member.listener()
 
     assert served_by_the_handler
@@ -236,198 +250,183 @@ def test_a_handlers_own_store_serves_workers_once_since_it_keeps_their_keys(clus
 
 
 def test_a_failure_restarts_all_nodes_and_is_counted_once_for_the_job(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2), max_restarts=2)
-    assignments = assigned(cluster, *members)
-    members[0].post(Failed(members[0].node, assignments[0].round, (note(3, "out of luck"),)))
+    team = Team(cluster, max_restarts=2)
+    number = team.assignments[0].round
+    team.post(0, Failed, note(3, "out of luck"))
 
-    ends = [expect(RoundEnd, member) for member in members]
-    again = assigned(cluster, *members)
+    first, second = team.each(RoundEnd)
 
-    assert ends[0] == ends[1]
-    assert ends[0].restart
-    assert "rank 3" in ends[0].why and "out of luck; restart 1 of 2" in ends[0].why
-    assert [(assignments[0].round + 1, 1)] * 2 == [(assignment.round, assignment.restart_count) for assignment in again]
+    assert first == second and first.restart
+    assert "rank 3" in first.why and "out of luck; restart 1 of 2" in first.why
+    assert [(number + 1, 1)] * 2 == [(its.round, its.restart_count) for its in team.join()]
 
 
 def test_a_store_that_a_node_loses_after_its_success_is_the_cause_for_all(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2), max_restarts=1)
-    assignments = assigned(cluster, *members)
-    members[0].post(Succeeded(members[0].node, assignments[0].round))
-    members[0].post(Failed(members[0].node, assignments[0].round, (note(0, "the store is gone"),)))
+    team = Team(cluster, max_restarts=1)
+    team.post(0, Succeeded)
+    team.post(0, Failed, note(0, "the store is gone"))
 
-    ends = [expect(RoundEnd, member) for member in members]
-
-    assert [True, True] == ["the store is gone; restart 1 of 1" in end.why for end in ends]
+    assert [True, True] == ["the store is gone; restart 1 of 1" in end.why for end in team.each(RoundEnd)]
 
 
 def test_failures_of_several_nodes_at_once_are_one_restart(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2), max_restarts=1)
-    assignments = assigned(cluster, *members)
-    for member, assignment in zip(members, assignments, strict=True):
-        member.post(Failed(member.node, assignment.round, (note(),)))
+    team = Team(cluster, max_restarts=1)
+    for place in (0, 1):
+        team.post(place, Failed, note())
 
-    ends = [expect(RoundEnd, member) for member in members]
-    again = assigned(cluster, *members)
-
-    assert [True, True] == [end.restart for end in ends]
-    assert [1, 1] == [assignment.restart_count for assignment in again]
+    assert [True, True] == [end.restart for end in team.each(RoundEnd)]
+    assert [1, 1] == [assignment.restart_count for assignment in team.join()]
 
 
 def test_restarts_of_different_nodes_spend_one_budget(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2), max_restarts=1)
-    assignments = assigned(cluster, *members)
-    members[0].post(Failed(members[0].node, assignments[0].round, (note(),)))
-    for member in members:
-        expect(RoundEnd, member)
-    assignments = assigned(cluster, *members)
+    team = Team(cluster, max_restarts=1)
+    team.post(0, Failed, note())
+    team.each(RoundEnd)
+    team.join()
 
-    members[1].post(Failed(members[1].node, assignments[1].round, (note(),)))
+    team.post(1, Failed, note())
 
-    assert [False, False] == [expect(RoundEnd, member).restart for member in members]
+    assert [False, False] == [end.restart for end in team.each(RoundEnd)]
 
 
-def test_without_a_restart_left_all_nodes_name_the_same_root_cause(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2), max_restarts=0)
-    assignments = assigned(cluster, *members)
-    root, lost = note(1, "disk full", age=2.0), note(0, "connection reset", age=5.0, secondary=True)
-    members[0].post(Failed(members[0].node, assignments[0].round, (lost, root, note(2, age=1.0))))
-    ends = [expect(RoundEnd, member) for member in members]
-    members[1].post(Stopped(members[1].node, assignments[1].round, (note(7, "stopped later"),)))
-    members[0].post(Stopped(members[0].node, assignments[0].round, (lost, root)))
+@pytest.mark.parametrize(
+    ("restarts", "root", "reason"),
+    [
+        (0, note(1, "disk full", age=2.0), "disk full; no restart is left"),
+        (
+            3,
+            evolve(note(1, "in uninterruptible sleep", age=2.0), fatal=True),
+            "in uninterruptible sleep; a restart would fail again",
+        ),
+    ],
+    ids=["no restart is left", "fatal"],
+)
+def test_without_a_restart_all_nodes_name_the_same_root_cause(
+    cluster: Cluster, restarts: int, root: FailureNote, reason: str
+) -> None:
+    team = Team(cluster, max_restarts=restarts)
+    lost = note(0, "connection reset", age=5.0, secondary=True)
+    team.post(0, Failed, lost, root, note(2, age=1.0))
+    ends = team.each(RoundEnd)
+    team.post(1, Stopped, note(7, "stopped later"))
+    team.post(0, Stopped, lost, root)
 
-    finals = [expect(Final, member) for member in members]
+    first, second = team.each(Final)
 
     assert [False, False] == [end.restart for end in ends]
-    assert finals[0] == finals[1]
-    assert (False, members[0].node, root) == (finals[0].succeeded, finals[0].root_node, finals[0].root)
-    assert "disk full; no restart is left" in finals[0].why
+    assert first == second
+    assert (False, team.members[0].node, root) == (first.succeeded, first.root_node, first.root)
+    assert reason in first.why
 
 
-def test_the_root_cause_may_lie_on_another_node_than_the_one_that_ended_the_round(cluster: Cluster) -> None:
+def test_the_root_cause_may_lie_on_another_node_than_the_first_failure(cluster: Cluster) -> None:
     """A lost connection is often seen before the death that caused it."""
-    members = pair(cluster, Meeting(2), max_restarts=0)
-    assignments = assigned(cluster, *members)
-    members[0].post(
-        Failed(members[0].node, assignments[0].round, (lost := note(0, "connection reset", secondary=True),))
-    )
-    for member in members:
-        expect(RoundEnd, member)
-    members[0].post(Stopped(members[0].node, assignments[0].round, (lost,)))
-    early = select.select([members[0]], [], [], 0.05)[0]
-    members[1].post(Stopped(members[1].node, assignments[1].round, (root := note(1, "out of memory"),)))
+    team = Team(cluster, max_restarts=0)
+    lost, root = note(0, "connection reset", secondary=True), note(1, "out of memory")
+    team.post(0, Failed, lost)
+    team.each(RoundEnd)
+    team.post(0, Stopped, lost)
+    early = select.select([team.members[0]], [], [], 0.05)[0]
+    team.post(1, Stopped, root)
 
-    finals = [expect(Final, member) for member in members]
+    first, second = team.each(Final)
 
     assert [] == early
-    assert finals[0] == finals[1]
-    assert (members[1].node, root) == (finals[0].root_node, finals[0].root)
+    assert first == second
+    assert (team.members[1].node, root) == (first.root_node, first.root)
 
 
 def test_a_node_that_leaves_after_the_last_round_holds_nobody_up(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2), max_restarts=0)
-    assignments = assigned(cluster, *members)
-    members[0].post(Failed(members[0].node, assignments[0].round, (note(),)))
-    for member in members:
-        expect(RoundEnd, member)
-    members[1].post(Leave(members[1].node, "signal 15", assignments[1].round))
-    members[0].post(Stopped(members[0].node, assignments[0].round, (note(),)))
+    team = Team(cluster, max_restarts=0)
+    team.post(0, Failed, note())
+    team.each(RoundEnd)
+    team.leave(1)
+    team.post(0, Stopped, note())
 
-    final = expect(Final, members[0])
+    final = expect(Final, team.members[0])
 
-    assert (members[0].node, note()) == (final.root_node, final.root)
+    assert (team.members[0].node, note()) == (final.root_node, final.root)
 
 
-def test_the_end_is_agreed_when_all_nodes_succeeded_and_the_handler_is_shut_down(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2))
-    assignments = assigned(cluster, *members)
-    members[0].post(Succeeded(members[0].node, assignments[0].round))
-    early = select.select([members[0]], [], [], 0.05)[0]
-    members[1].post(Succeeded(members[1].node, assignments[1].round))
+def test_the_handler_is_shut_down_when_all_nodes_succeeded(cluster: Cluster) -> None:
+    team = Team(cluster)
+    team.post(0, Succeeded)
+    early = select.select([team.members[0]], [], [], 0.05)[0]
+    team.post(1, Succeeded)
 
-    finals = [expect(Final, member) for member in members]
-    for member in members:
+    finals = team.each(Final)
+    for member in team.members:
         member.close()
 
     assert [] == early
     assert [True, True] == [final.succeeded for final in finals]
-    assert [True, True] == [getattr(member._handler, "shut", None) for member in members]
+    assert [True, True] == [getattr(member._handler, "shut", None) for member in team.members]
 
 
 def test_a_node_that_succeeded_takes_part_again_when_a_peer_fails(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2))
-    assignments = assigned(cluster, *members)
-    members[0].post(Succeeded(members[0].node, assignments[0].round))
-    members[1].post(Failed(members[1].node, assignments[1].round, (note(),)))
+    team = Team(cluster)
+    team.post(0, Succeeded)
+    team.post(1, Failed, note())
 
-    ends = [expect(RoundEnd, member) for member in members]
-
-    assert [True, True] == [end.restart for end in ends]
+    assert [True, True] == [end.restart for end in team.each(RoundEnd)]
 
 
 def test_waiting_nodes_end_the_round_without_spending_a_restart(cluster: Cluster) -> None:
-    meeting = Meeting(1)
-    member = cluster.member(Handler(meeting))
-    [assignment] = assigned(cluster, member)
-    meeting.size = 2
-    newcomer = cluster.member(Handler(meeting))
+    team = Team(cluster, Meeting(1))
+    number = team.assignments[0].round
+    team.meeting.size = 2
+    newcomer = cluster.member(Handler(team.meeting))
     newcomer.join(1, "trainer")
 
-    end = expect(RoundEnd, member)
-    [again] = assigned(cluster, member)
+    [end] = team.each(RoundEnd)
+    [again] = team.join()
 
     assert (True, "1 nodes wait to join") == (end.restart, end.why)
-    assert (assignment.round + 1, 2, 0) == (again.round, again.group_world_size, again.restart_count)
+    assert (number + 1, 2, 0) == (again.round, again.group_world_size, again.restart_count)
     assert again.round == expect(RankAssignment, newcomer).round
 
 
 def test_an_arrival_does_not_undo_work_that_a_node_has_finished(cluster: Cluster) -> None:
-    meeting = Meeting(2)
-    members = pair(cluster, meeting)
-    assignments = assigned(cluster, *members)
-    members[0].post(Succeeded(members[0].node, assignments[0].round))
-    select.select([members[0]], [], [], 0.02)
-    meeting.came.append(Handler(meeting))
-    quiet = select.select(members, [], [], 0.05)[0]
-    members[1].post(Succeeded(members[1].node, assignments[1].round))
+    team = Team(cluster)
+    team.post(0, Succeeded)
+    select.select([team.members[0]], [], [], 0.02)
+    team.meeting.came.append(Handler(team.meeting))
+    quiet = select.select(team.members, [], [], 0.05)[0]
+    team.post(1, Succeeded)
 
     assert [] == quiet
-    assert [True, True] == [expect(Final, member).succeeded for member in members]
+    assert [True, True] == [final.succeeded for final in team.each(Final)]
 
 
-def test_a_node_whose_peers_never_say_how_they_ended_leaves_after_the_barrier_and_says_so(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2), barrier=0.05)
-    assignments = assigned(cluster, *members)
-    members[0].post(Succeeded(members[0].node, assignments[0].round))
+def test_a_node_whose_peers_say_nothing_leaves_after_the_barrier(cluster: Cluster) -> None:
+    team = Team(cluster, barrier=0.05)
+    team.post(0, Succeeded)
 
-    final = expect(Final, members[0])
+    final = expect(Final, team.members[0])
 
     assert final.succeeded
     assert "1 of 2 nodes succeeded" in final.why
 
 
 def test_a_closed_rendezvous_ends_running_nodes(cluster: Cluster) -> None:
-    meeting = Meeting(1)
-    member = cluster.member(Handler(meeting))
-    assigned(cluster, member)
-    meeting.closed = True
+    team = Team(cluster, Meeting(1))
+    team.meeting.closed = True
 
-    final = expect(Final, member)
+    [final] = team.each(Final)
 
     assert (False, "closed") == (final.succeeded, final.kind)
 
 
-def test_a_node_that_leaves_sends_the_others_to_a_new_round_and_closes_nothing(cluster: Cluster) -> None:
-    meeting = Meeting(2)
-    members = pair(cluster, meeting)
-    assignments = assigned(cluster, *members)
-    members[0].post(Leave(members[0].node, "signal 15", assignments[0].round))
+def test_a_node_that_leaves_sends_the_others_to_a_new_round(cluster: Cluster) -> None:
+    team = Team(cluster)
+    team.leave(0)
 
-    final, end = expect(Final, members[0]), expect(RoundEnd, members[1])
-    members[0].close()
+    final, end = expect(Final, team.members[0]), expect(RoundEnd, team.members[1])
+    team.members[0].close()
 
     assert (False, "left", True) == (final.succeeded, final.kind, end.restart)
     assert "signal 15" in end.why
-    assert not meeting.closed
+    assert not team.meeting.closed
 
 
 class RendezvousGracefulExitError(Exception):
@@ -484,10 +483,9 @@ foreign_connection_error = type("RendezvousConnectionError", (Exception,), {})
 def test_other_errors_of_a_handler_are_raised_to_the_agent(
     cluster: Cluster, error: Exception, kind: type[RendezvousError]
 ) -> None:
-    meeting = Meeting(1)
-    member = cluster.member(Handler(meeting))
-    assigned(cluster, member)
-    meeting.broken = error
+    team = Team(cluster, Meeting(1))
+    [member] = team.members
+    team.meeting.broken = error
     select.select([member], [], [], LIMIT)
 
     with pytest.raises(RendezvousError, match="no route") as raised:
@@ -497,10 +495,9 @@ def test_other_errors_of_a_handler_are_raised_to_the_agent(
 
 
 def test_a_handler_that_does_not_answer_is_noticed_and_never_blocks_the_agent(cluster: Cluster) -> None:
-    handler, thawed = Handler(Meeting(1)), threading.Event()
-    member = cluster.member(handler, silence=0.05)
-    assigned(cluster, member)
-    handler.num_nodes_waiting = thawed.wait  # type: ignore[method-assign]
+    thawed = threading.Event()
+    [member] = Team(cluster, Meeting(1), silence=0.05).members
+    member._handler.num_nodes_waiting = thawed.wait  # type: ignore[method-assign]
     with pytest.raises(RendezvousConnectionError, match="Handler has not answered for"):
         while not member.drain():
             select.select([member], [], [], member.poll_timeout())
@@ -536,25 +533,23 @@ def test_reports_after_closing_are_refused(cluster: Cluster) -> None:
 
 
 def test_a_store_that_keeps_its_keys_from_round_to_round_gives_no_stale_seat(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2, one_store=True), max_restarts=20)
+    team = Team(cluster, Meeting(2, one_store=True), max_restarts=20)
     rounds = []
     for _ in range(20):
-        assignments = assigned(cluster, *members)
-        rounds.append({assignment.round for assignment in assignments})
-        members[0].post(Failed(members[0].node, assignments[0].round, (note(),)))
-        for member in members:
-            expect(RoundEnd, member)
+        rounds.append({assignment.round for assignment in team.assignments})
+        team.post(0, Failed, note())
+        team.each(RoundEnd)
+        team.join()
 
     assert [{number} for number in range(20)] == rounds
 
 
 @pytest.mark.parametrize("scribble", [b"", b"\x80", b"{}", b'{"v":1,"type":"final"}', b"1 2 3"])
 def test_a_scribble_in_the_store_is_a_state_error(cluster: Cluster, scribble: bytes) -> None:
-    meeting = Meeting(1)
-    member = cluster.member(Handler(meeting))
-    assigned(cluster, member)
-    nonce = meeting.values["0/elasticlib/call"].decode()
-    meeting.values[f"0/elasticlib/{nonce}/ended"] = scribble
+    team = Team(cluster, Meeting(1))
+    [member], values = team.members, team.meeting.values
+    nonce = values["0/elasticlib/call"].decode()
+    values[f"0/elasticlib/{nonce}/ended"] = scribble
     select.select([member], [], [], LIMIT)
 
     with pytest.raises(RendezvousStateError):
@@ -564,19 +559,3 @@ def test_a_scribble_in_the_store_is_a_state_error(cluster: Cluster, scribble: by
 def test_what_is_no_handler_is_refused_by_the_methods_that_it_lacks() -> None:
     with pytest.raises(ConfigError, match="rdzv_handler=3 is no rendezvous handler: it has no next_rendezvous"):
         HandlerMember(3)
-
-
-def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(cluster: Cluster) -> None:
-    members = pair(cluster, Meeting(2), max_restarts=3)
-    assignments = assigned(cluster, *members)
-    stuck = evolve(note(1, "in uninterruptible sleep"), fatal=True)
-
-    members[0].post(Failed(members[0].node, assignments[0].round, (stuck,)))
-    ends = [expect(RoundEnd, member) for member in members]
-    members[1].post(Stopped(members[1].node, assignments[1].round, ()))
-    members[0].post(Stopped(members[0].node, assignments[0].round, (stuck,)))
-    finals = [expect(Final, member) for member in members]
-
-    assert [False, False] == [end.restart for end in ends]
-    assert [stuck, stuck] == [final.root for final in finals]
-    assert "in uninterruptible sleep; a restart would fail again" in finals[0].why
