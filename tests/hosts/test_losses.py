@@ -53,9 +53,7 @@ def test_all_workers_restart_together_when_one_is_killed(hosts: Hosts, backend: 
 
 
 @pytest.mark.parametrize("stubborn", [False, True], ids=["willing", "stubborn"])
-def test_a_node_whose_link_is_cut_stops_before_others_take_over_and_comes_back(
-    hosts: Hosts, backend: str, stubborn: bool
-) -> None:
+def test_node_with_a_cut_link_stops_before_others_start_and_returns(hosts: Hosts, backend: str, stubborn: bool) -> None:
     with met(hosts, backend, "2:3", stubborn=stubborn, **QUICK) as job:
         agents = [job.start(host) for host in hosts[:3]]
         before = job.at_work(3)
@@ -126,7 +124,7 @@ def test_all_stop_and_name_the_host_of_the_store_when_it_is_frozen(hosts: Hosts)
         assert ([], []) == (job.faults(), job.left())
 
 
-def test_a_coordinator_that_was_stopped_past_its_lease_changes_nothing_when_it_wakes(hosts: Hosts) -> None:
+def test_coordinator_stopped_past_its_lease_changes_nothing_when_it_wakes(hosts: Hosts) -> None:
     with met(hosts, "etcd", "2:3", **QUICK) as job:
         agents = [job.start(hosts[0])]
         job.wait_for(lambda: agents[0].parts("rendezvous"), "the first agent's rendezvous")

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2), pytest.mark.skipif(boo
 
 
 @pytest.mark.parametrize("backend", ["c10d", "etcd"])
-def test_all_nodes_know_how_a_job_of_many_large_failures_ended_and_its_root_cause_whole(backend: str) -> None:
+def test_all_nodes_know_the_whole_root_cause_of_many_large_failures(backend: str) -> None:
     if backend != "c10d" and shutil.which("etcd") is None:
         pytest.skip("no etcd on this machine")
     found = measure(backend, nodes=12, workers=8, length=20_000)

@@ -226,7 +226,7 @@ def test_a_server_dies_with_the_program_that_started_it() -> None:
     subprocess.run(["rm", "-r", folder], check=True)
 
 
-def test_the_end_of_a_process_that_its_program_forks_leaves_a_server_and_its_data() -> None:
+def test_end_of_a_forked_child_leaves_a_server_and_its_data() -> None:
     code = (
         "from elasticlib.rendezvous.stores.etcd._server import EtcdServer; import os, sys\n"
         "with EtcdServer() as server:\n"
@@ -316,7 +316,7 @@ def test_a_killed_holder_is_replaced_when_its_lease_ends(server: EtcdServer) -> 
             assert time.monotonic() - began < 2.0 + 3.0
 
 
-def test_a_holder_that_was_stopped_past_its_lease_and_wakes_changes_nothing(server: EtcdServer) -> None:
+def test_holder_stopped_past_its_lease_changes_nothing_when_it_wakes(server: EtcdServer) -> None:
     with holder(server, "a") as first:
         assert ["elected", None] == said(first)
         assert "saved" == tell(first, "state of a")

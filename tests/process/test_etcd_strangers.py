@@ -203,7 +203,7 @@ def test_an_older_document_that_is_put_back_ends_the_job_with_a_clear_word(start
     assert "the job's saved state was replaced by an older one" in told
 
 
-def test_a_job_goes_on_when_a_stranger_deletes_the_key_that_says_who_coordinates(start: Start, keys: Keys) -> None:
+def test_job_goes_on_when_a_stranger_deletes_the_leaders_key(start: Start, keys: Keys) -> None:
     first = start()
     first.sits_with(1)
     holder = read(keys, "leader")

@@ -143,7 +143,7 @@ def test_a_crowd_of_announcements_hides_no_guest(host: C10dBackend, monkeypatch:
     assert len(seen) > 3
 
 
-def test_the_announcement_of_a_guest_that_died_is_removed_and_of_one_that_lives_written_again(
+def test_announcement_is_removed_of_a_dead_guest_and_kept_of_a_live_one(
     host: C10dBackend,
 ) -> None:
     clock = Clock()

@@ -50,7 +50,7 @@ def test_a_store_stays_until_the_other_jobs_on_it_have_ended(start: Start) -> No
     assert "'guest'" in line
 
 
-def test_a_store_that_stays_goes_after_its_time_and_the_guests_end_naming_it(start: Start) -> None:
+def test_store_that_stays_goes_after_its_time_and_the_guests_name_it(start: Start) -> None:
     host, guest = pair(start, store_linger=1)
 
     host.finish()
@@ -109,7 +109,7 @@ def test_the_id_of_a_job_that_stays_for_others_is_free_again(start: Start) -> No
     assert [0, 0] == [guest.ends()[0], host.ends()[0]]
 
 
-def test_the_id_of_a_guest_whose_machine_died_can_be_claimed_again_after_two_heartbeats(start: Start) -> None:
+def test_id_of_a_guest_whose_machine_died_is_free_after_two_heartbeats(start: Start) -> None:
     host, guest = pair(start)
     process = guest.rendezvous_process()
     for pid in (process, guest.popen.pid):

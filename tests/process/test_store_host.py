@@ -38,9 +38,7 @@ def test_a_store_that_dies_costs_one_restart(method: str, tmp_path: Path, caplog
 
 @pytest.mark.parametrize("does", ["waits", "talks"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_store_that_dies_is_the_root_cause_whatever_the_workers_say_of_it(
-    method: str, does: str, tmp_path: Path
-) -> None:
+def test_store_that_dies_is_the_root_cause_whatever_its_workers_report(method: str, does: str, tmp_path: Path) -> None:
     """Workers that need it at that moment see a lost connection, others nothing at all."""
     begun = time.monotonic()
 
@@ -74,19 +72,19 @@ def two_nodes(*arguments: str) -> str:
     return "".join(err for _, err in said)
 
 
-def test_a_node_that_is_done_keeps_the_store_for_the_workers_of_other_nodes() -> None:
+def test_node_that_is_done_keeps_the_store_for_other_nodes_workers() -> None:
     """As under torchrun, whose agents wait for each other with the store that they host."""
     assert "round 0 ended" not in two_nodes()
 
 
-def test_a_store_that_dies_after_the_workers_of_its_node_costs_a_restart_in_its_name() -> None:
+def test_store_that_dies_after_its_nodes_workers_costs_a_named_restart() -> None:
     """Workers of the other node see a lost connection."""
     said = two_nodes(str(int(signal.SIGKILL)))
 
     assert re.search(rf"round 0 ended: {NAMED} on node .*; restart 1 of 1", said), said
 
 
-def test_a_store_that_stands_still_after_the_workers_of_its_node_is_continued() -> None:
+def test_store_stopped_after_its_nodes_workers_is_continued() -> None:
     """Workers of the other node would wait for it in silence."""
     said = two_nodes(str(int(signal.SIGSTOP)))
 

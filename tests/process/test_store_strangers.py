@@ -94,7 +94,7 @@ def scribble(store: Any, how: str, key: str) -> None:
 
 @pytest.mark.parametrize("token", TOKENS)
 @pytest.mark.parametrize("how", ["write", "delete"])
-def test_who_scribbles_on_the_name_of_the_served_job_makes_no_second_coordinator(
+def test_scribble_on_the_served_jobs_name_makes_no_second_coordinator(
     node: Open, monkeypatch: pytest.MonkeyPatch, token: str | None, how: str
 ) -> None:
     first = node("first", token=token)
@@ -125,7 +125,7 @@ def test_nodes_of_a_guest_that_come_at_once_have_one_coordinator(node: Open, tok
 
 
 @pytest.mark.parametrize("how", ["write", "delete"])
-def test_who_hosts_the_store_writes_again_whom_it_serves_and_who_coordinates(node: Open, how: str) -> None:
+def test_store_host_writes_the_served_job_and_the_coordinator_again(node: Open, how: str) -> None:
     first = node("first", token="secret")
     nonce(first)
     keys = ["elasticlib/serves", "elasticlib/job/claimant"]
@@ -177,7 +177,7 @@ class TestClaims:
     def claim(self, word: str) -> Claim:
         return Claim("job", 10.0, word.encode(), key_of("secret"), clock=lambda: 0.0)
 
-    def test_who_empties_the_inbox_of_a_dead_coordinator_keeps_its_job_from_nobody(
+    def test_emptied_inbox_of_a_dead_coordinator_keeps_its_job_from_nobody(
         self, guest: Callable[[], StoreExchange], emptied: None
     ) -> None:
         exchange, heir = guest(), self.claim("heir")
@@ -189,9 +189,7 @@ class TestClaims:
 
         assert heir.take_over(exchange)
 
-    def test_a_coordinator_that_does_not_answer_lives_while_its_signed_heartbeat_goes_on(
-        self, guest: Callable[[], StoreExchange]
-    ) -> None:
+    def test_coordinator_lives_while_its_signed_heartbeat_goes_on(self, guest: Callable[[], StoreExchange]) -> None:
         exchange, heir, living = guest(), self.claim("heir"), self.claim("living")
         assert living.take(exchange)
         office = living.coordinating(exchange)
@@ -222,9 +220,7 @@ class TestClaims:
 
         assert [b"mine"] == exchange.read(["claimant"])
 
-    def test_a_coordinator_whose_job_was_begun_anew_and_has_ended_writes_nothing(
-        self, guest: Callable[[], StoreExchange]
-    ) -> None:
+    def test_coordinator_whose_restarted_job_has_ended_writes_nothing(self, guest: Callable[[], StoreExchange]) -> None:
         exchange, mine = guest(), self.claim("mine")
         assert mine.take(exchange)
         office = mine.coordinating(exchange)
@@ -234,7 +230,7 @@ class TestClaims:
         with pytest.raises(LeadershipLost, match="job 'job' was counted as dead"):
             office.write(greeting("mine", 2))
 
-    def test_the_old_greeting_of_another_coordinator_ends_nobody_and_a_living_one_does(
+    def test_greeting_of_a_live_rival_ends_a_coordinator_and_an_old_one_not(
         self, guest: Callable[[], StoreExchange]
     ) -> None:
         exchange = guest()

@@ -95,7 +95,7 @@ def test_a_job_with_a_token_that_nobody_touches_ends_well(coordinator: str) -> N
 
 
 @BOTH
-def test_a_node_whose_heartbeats_are_destroyed_stops_its_workers_before_others_have_its_ranks(coordinator: str) -> None:
+def test_node_with_destroyed_heartbeats_stops_before_others_start(coordinator: str) -> None:
     """The store acknowledges them, so that nothing else tells it that it is taken for dead."""
     cluster = job(coordinator=coordinator)
 
@@ -114,7 +114,7 @@ def test_a_node_whose_heartbeats_are_destroyed_stops_its_workers_before_others_h
     assert ["succeeded"] * 3 == kinds(cluster)
 
 
-def test_a_node_whose_launcher_stands_still_hears_that_its_last_heartbeat_was_destroyed() -> None:
+def test_node_with_a_stopped_launcher_hears_of_its_destroyed_heartbeat() -> None:
     """
     It writes no other one that could be missed, and the store has acknowledged that one.
 
@@ -130,7 +130,7 @@ def test_a_node_whose_launcher_stands_still_hears_that_its_last_heartbeat_was_de
     assert ["replaced", *["succeeded"] * 3] == sorted(kinds(cluster))
 
 
-def test_a_node_that_reads_no_heartbeat_of_its_job_takes_its_heartbeats_for_lost() -> None:
+def test_node_that_reads_no_heartbeat_takes_its_own_for_lost() -> None:
     """He changes all heartbeats again and again: the store acknowledges what nobody will ever read."""
     rules = Rules(1, 2, 2, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="min")
     tamper = Tamper(36.0, 8.0, seed=570618, every=0.02, where=("pulse",), acts=(1, 10, 179, 301, 320))
@@ -152,7 +152,7 @@ def test_whoever_was_in_a_job_does_not_begin_it_anew_where_all_was_deleted(coord
         assert {"lost"} == set(kinds(cluster))
 
 
-def test_where_all_was_deleted_and_a_newcomer_begins_the_job_those_who_were_in_it_end() -> None:
+def test_nodes_end_where_a_newcomer_begins_their_deleted_job_anew() -> None:
     """He finds nothing of it: nobody could have told him."""
     away = [Cut(node, 7.5, 5.0) for node in range(3)]
     cluster = job(*away, Tamper(8.0, 0.0, where=("all",)), Join(3, 8.001), Join(4, 8.001))
@@ -162,7 +162,7 @@ def test_where_all_was_deleted_and_a_newcomer_begins_the_job_those_who_were_in_i
     assert ["lost"] * 3 == kinds(cluster)[:3]
 
 
-def test_who_asks_anew_after_the_end_is_told_of_it_though_the_store_refuses_it_twice() -> None:
+def test_node_that_asks_after_the_end_is_told_despite_two_refusals() -> None:
     """It lives where it asks: what it has not read is written again for as long as its heartbeats come there."""
     rules = Rules(1, 3, 3, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
     tamper = Tamper(39.25, 40.0, 362429, 0.1, ("state", "hello", "inbox"), (245, 246, 279, 335))
@@ -175,7 +175,7 @@ def test_who_asks_anew_after_the_end_is_told_of_it_though_the_store_refuses_it_t
     assert "changed by another writer" in told.outcome.why
 
 
-def test_a_node_that_slept_through_its_loss_and_a_takeover_is_told_though_its_notice_was_destroyed() -> None:
+def test_node_asleep_through_its_loss_and_a_takeover_is_told_of_it() -> None:
     """Who took over does not know whom the last one gave up; by its heartbeats no time has passed."""
     rules = Rules(2, 3, 3, last_call=0.0, join_timeout=60.0, heartbeat=10.0)
     tamper = Tamper(2.5, 40.0, 615217, 0.1, ("beat",), (328, 329, 330, 337, 338))
@@ -196,7 +196,7 @@ def test_who_is_heard_again_after_it_was_given_up_at_the_end_is_told_of_it() -> 
     assert ["succeeded"] == kinds(cluster)
 
 
-def test_who_sleeps_through_the_end_and_reads_an_old_notice_that_was_put_back_is_told_of_it() -> None:
+def test_node_asleep_through_the_end_is_told_despite_an_old_notice() -> None:
     """Its coordinator had forgotten how much it read, and began to number anew."""
     rules = Rules(2, 3, 1, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
     faults = Join(3, 0.155), Suspend(3, 21.5, 36.5), Kill(2, 44.354), PauseStore(0.021, 13.25)
@@ -207,7 +207,7 @@ def test_who_sleeps_through_the_end_and_reads_an_old_notice_that_was_put_back_is
     assert ["lost", "lost", "-", "lost"] == kinds(cluster)
 
 
-def test_who_asks_again_after_the_end_is_written_down_for_whoever_takes_over() -> None:
+def test_node_that_asks_after_the_end_is_handed_to_the_successor() -> None:
     rules = Rules(2, 4, 1, last_call=30.0, join_timeout=0.0, heartbeat=10.0, wait_for="max")
     tamper = Tamper(0.172, 20.0, 847222, 2.0, ("leader", "all", "state"), (0, 3, 4))
     plan = FaultPlan((Flap(0, 0.395, 8.5), tamper))
@@ -217,7 +217,7 @@ def test_who_asks_again_after_the_end_is_written_down_for_whoever_takes_over() -
     assert "succeeded" not in kinds(cluster)
 
 
-def test_who_is_cut_off_until_the_job_has_ended_in_its_absence_finds_no_memory_of_it_and_ends() -> None:
+def test_node_cut_off_until_the_job_has_ended_finds_no_memory_and_ends() -> None:
     """Its round was to be repeated, as far as it knows; the others succeeded in it after all, and left."""
     rules = Rules(2, 3, 3, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="max")
     slow = Slow(1, 0.233, 32.0, delay=2.0), Slow(0, 30.0, 36.0, delay=2.0)
@@ -229,7 +229,7 @@ def test_who_is_cut_off_until_the_job_has_ended_in_its_absence_finds_no_memory_o
     assert ["lost", "succeeded", "succeeded"] == kinds(cluster)
 
 
-def test_the_memory_of_a_job_that_ended_is_put_back_where_nobody_is_left_who_was_in_it() -> None:
+def test_memory_of_an_ended_job_is_put_back_where_no_node_of_it_is_left() -> None:
     """Whoever reads it finds a round of nodes that are gone: they are lost, and the job ends once more."""
     rules = Rules(2, 2, last_call=0.0, join_timeout=0.0, heartbeat=10.0)
     plan = FaultPlan((Flap(2, 0.0, 30.25, after=0.1), DeleteLeader(15.25), SetBack(15.25, 13.75)))
@@ -238,7 +238,7 @@ def test_the_memory_of_a_job_that_ended_is_put_back_where_nobody_is_left_who_was
     assert 3 == kinds(cluster).count("succeeded"), kinds(cluster)
 
 
-def test_workers_of_a_job_that_its_host_ended_may_take_their_time_though_the_host_begins_another() -> None:
+def test_workers_of_an_ended_job_take_their_time_beside_the_hosts_next_job() -> None:
     rules = Rules(1, 2, 0, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="min")
     tamper = Tamper(0.023, 5.0, seed=407397, every=0.5, acts=(10,))
     plan = FaultPlan((Flap(0, 0.247, 19.0, after=0.1), Stubborn(2, 0.109, 60.0), tamper))
@@ -248,7 +248,7 @@ def test_workers_of_a_job_that_its_host_ended_may_take_their_time_though_the_hos
     assert ("closed", True) == (cluster.outcomes[gone.node].kind, gone.at > 10.0)
 
 
-def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold() -> None:
+def test_forged_greeting_gives_the_job_no_name_that_no_key_can_hold() -> None:
     rules = Rules(1, 2, 2, last_call=30.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     tamper = Tamper(0.049, 8.0, seed=742268, every=0.02, acts=(52, 89, 104, 112, 134, 139, 141, 161, 215))
     cluster = CheckedCluster(rules, 2, FaultPlan((Join(2, 2.5), tamper)), "elected", seed=168, work=20.0)
@@ -256,9 +256,7 @@ def test_no_greeting_that_he_makes_up_gives_the_job_a_name_that_no_key_can_hold(
     cluster.run()
 
 
-def test_an_old_memory_gives_nobody_ranks_while_he_hides_the_coordinators_heartbeat_from_those_who_could_object() -> (
-    None
-):
+def test_old_memory_gives_no_ranks_while_the_heartbeat_is_hidden() -> None:
     rules = Rules(2, 2, 3, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="quiet")
     plan = FaultPlan((Tamper(13.625, 5.0, seed=841016, acts=(1, 14, 15, 16, 19)),))
     cluster = CheckedCluster(rules, 4, plan, "elected", seed=844, work=60.0, token=TOKEN)
@@ -269,7 +267,7 @@ def test_an_old_memory_gives_nobody_ranks_while_he_hides_the_coordinators_heartb
     assert {"succeeded"} != set(kinds(cluster))
 
 
-def test_an_old_memory_without_a_round_seats_nobody_however_often_it_is_taken_over() -> None:
+def test_old_memory_without_a_round_gives_no_ranks_at_any_takeover() -> None:
     """It is put back, taken over, and taken over again before those who are at work can have spoken."""
     rules = Rules(1, 1, 2, join_timeout=0.0, heartbeat=10.0, wait_for="max")
     acts = (37, 40, 42, 45, 46, 47, 48, 52, 53, 54, 55)
@@ -292,7 +290,7 @@ def test_who_asks_for_ranks_once_more_is_told_in_its_latest_mailbox_alone() -> N
     assert ["succeeded", "succeeded"] == kinds(cluster)
 
 
-def test_who_left_is_told_nothing_by_a_heartbeat_that_is_not_there_any_more() -> None:
+def test_node_that_left_learns_nothing_from_a_missing_heartbeat() -> None:
     """Where it would read is not known then."""
     rules = Rules(3, 4, 0, last_call=2.0, join_timeout=0.0, heartbeat=10.0, wait_for="min")
     tamper = Tamper(19.625, 8.0, seed=924878, every=0.02, acts=(194, 212, 266, 267))
@@ -302,7 +300,7 @@ def test_who_left_is_told_nothing_by_a_heartbeat_that_is_not_there_any_more() ->
     assert ["timeout", "left"] == kinds(cluster)
 
 
-def test_what_a_slow_store_has_wait_is_written_again_as_long_after_it_came_about_as_any_other() -> None:
+def test_notice_delayed_by_a_slow_store_is_written_again_as_late_as_any() -> None:
     rules = Rules(2, 2, 3, last_call=2.0, join_timeout=0.0, heartbeat=10.0, wait_for="max")
     plan = FaultPlan((Slow(0, 4.5, 32.25, delay=0.3), Tamper(38.25, 5.0, seed=505414, every=0.5, acts=(10,))))
     cluster = CheckedCluster(rules, 2, plan, "elected", seed=520, work=20.0, token=TOKEN).run()
@@ -310,7 +308,7 @@ def test_what_a_slow_store_has_wait_is_written_again_as_long_after_it_came_about
     assert ["succeeded", "succeeded"] == kinds(cluster)
 
 
-def test_who_takes_over_after_the_end_goes_on_telling_a_node_whatever_its_old_heartbeat_says() -> None:
+def test_successor_after_the_end_tells_a_node_despite_its_old_heartbeat() -> None:
     rules = Rules(2, 4, 2, last_call=2.0, join_timeout=20.0, heartbeat=10.0, wait_for="min")
     tampers = Tamper(0.152, 60.0, seed=661361, acts=(6, 16, 22, 30, 98)), Tamper(23.25, 60.0, seed=535487, acts=(1,))
     plan = FaultPlan((Skew(1, 60.0, drift=-0.01), Slow(3, 57.125, 35.25, delay=2.0), *tampers))
@@ -319,7 +317,7 @@ def test_who_takes_over_after_the_end_goes_on_telling_a_node_whatever_its_old_he
     assert ["lost", "lost", "lost"] == kinds(cluster)
 
 
-def test_who_has_read_the_end_is_told_it_once_more_where_he_has_it_ask_for_ranks() -> None:
+def test_node_that_has_read_the_end_is_told_again_after_a_forged_join() -> None:
     """Its heartbeats are still there: it may be back, and not have read it."""
     rules = Rules(1, 3, 0, last_call=30.0, join_timeout=20.0, heartbeat=10.0)
     tamper = Tamper(0.095, 5.0, seed=756136, where=("leader", "state", "inbox"), acts=(8,))
@@ -327,13 +325,13 @@ def test_who_has_read_the_end_is_told_it_once_more_where_he_has_it_ask_for_ranks
     CheckedCluster(rules, 3, plan, "fixed", seed=636, work=20.0, token=TOKEN).run()
 
 
-def test_who_is_heard_again_after_its_loss_is_told_again_for_as_long_as_any_that_goes() -> None:
+def test_node_heard_again_after_its_loss_is_told_as_long_as_any_other() -> None:
     pauses = Pause(2, 0.251, 36.5, what="agent"), Pause(2, 0.24, 17.25)
     rules = Rules(3, 4, 3, last_call=2.0, join_timeout=60.0, heartbeat=10.0)
     CheckedCluster(rules, 3, FaultPlan(pauses), "fixed", seed=241, work=20.0, token=TOKEN).run()
 
 
-def test_a_spare_that_has_read_the_end_is_told_it_once_more_where_he_has_it_ask_for_ranks() -> None:
+def test_spare_that_has_read_the_end_is_told_again_after_a_forged_join() -> None:
     rules = Rules(1, 1, 0, last_call=30.0, join_timeout=60.0, heartbeat=10.0)
     plan = FaultPlan([Tamper(3.375, 20.0, seed=284825, acts=(2, 4, 5, 7, 9, 16, 23))])
     CheckedCluster(rules, 3, plan, "elected", seed=566, work=5.0, token=TOKEN).run()
@@ -346,7 +344,7 @@ def test_who_asks_after_the_end_and_sends_no_heartbeats_is_told_nothing() -> Non
     CheckedCluster(rules, 4, FaultPlan((*faults, tamper)), "fixed", seed=570, work=20.0, token=TOKEN).run()
 
 
-def test_who_said_that_it_read_an_end_is_told_anew_by_who_was_given_an_older_memory() -> None:
+def test_node_that_has_read_an_end_is_told_anew_from_an_older_memory() -> None:
     rules = Rules(2, 3, 1, last_call=2.0, join_timeout=60.0, heartbeat=10.0, wait_for="min")
     tamper = Tamper(0.129, 40.0, seed=27810, every=0.1, acts=(31, 36, 144, 151, 192))
     plan = FaultPlan((Cut(2, 0.009, 20.0), tamper))
@@ -354,7 +352,7 @@ def test_who_said_that_it_read_an_end_is_told_anew_by_who_was_given_an_older_mem
 
 
 @BOTH
-def test_a_sidecar_that_knows_the_end_and_failed_besides_rests_while_its_agent_stands_still(coordinator: str) -> None:
+def test_sidecar_that_failed_after_the_end_rests_beside_a_stopped_agent(coordinator: str) -> None:
     rules = Rules(3, 4, 0, last_call=2.0, join_timeout=60.0, heartbeat=10.0)
     plan = FaultPlan((Pause(1, 0.204, 39.75, what="agent"), Tamper(0.251, 8.0, seed=114660, every=0.02, acts=(369,))))
     cluster = CheckedCluster(rules, 2, plan, coordinator, seed=113, work=20.0).run()
@@ -362,7 +360,7 @@ def test_a_sidecar_that_knows_the_end_and_failed_besides_rests_while_its_agent_s
     assert 20_000 > cluster.timeline.steps
 
 
-def test_a_heartbeat_removed_before_it_was_read_and_then_the_coordinators_stop_a_node_in_time() -> None:
+def test_heartbeats_removed_on_both_sides_stop_a_node_in_time() -> None:
     """The store took its heartbeat, so that it had no reason to stop before others had its ranks."""
     tamper = Tamper(
         0.194, 8.0, seed=926327, every=0.02, where=("leader", "all", "inbox"), acts=(32, 149, 291, 307, 393)
@@ -375,7 +373,7 @@ def test_a_heartbeat_removed_before_it_was_read_and_then_the_coordinators_stop_a
 
 
 @pytest.mark.parametrize("until", [15.0, 30.0])
-def test_ranks_that_were_kept_from_a_node_for_long_are_its_ranks_once_it_was_heard_since(
+def test_ranks_withheld_for_long_are_the_nodes_once_it_was_heard_since(
     until: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """He deletes them from its mailbox, and the coordinator writes them again: nobody waits for ever."""
@@ -419,7 +417,7 @@ def test_a_request_for_ranks_that_was_removed_is_said_again(coordinator: str, mo
     assert ["succeeded"] == kinds(cluster)
 
 
-def test_an_old_memory_that_is_put_back_is_noticed_by_nodes_at_work_within_seconds() -> None:
+def test_old_memory_put_back_is_noticed_within_seconds() -> None:
     """A spare that takes over from it knows neither them nor their mailboxes: they say again that they are there."""
     faults = (FailWorker(0, at=5.0), SetBack(at=8.0, seconds=3.5), DeleteLeader(at=8.0), NOTHING)
     spares = 0
@@ -438,7 +436,7 @@ def test_an_old_memory_that_is_put_back_is_noticed_by_nodes_at_work_within_secon
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("start", range(0, 20, 5))
-def test_one_who_was_given_the_memory_of_an_empty_job_seats_nobody_beside_those_who_are_at_work(start: int) -> None:
+def test_memory_of_an_empty_job_gives_no_ranks_beside_nodes_at_work(start: int) -> None:
     """A spare asks again at once, and gets no ranks until those who work had the time to do so, too."""
     faults = (SetBack(at=8.0, seconds=7.99), DeleteLeader(at=8.0), NOTHING)
     for seed in range(start, start + 5):
@@ -530,7 +528,7 @@ def test_a_node_that_never_says_again_that_it_waits_is_caught(
         test_a_request_for_ranks_that_was_removed_is_said_again(coordinator, monkeypatch)
 
 
-def test_a_node_that_works_on_for_long_when_its_job_began_anew_without_it_is_caught(
+def test_node_working_on_beside_its_restarted_job_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_session_liveness, "FENCE", 3.0)
@@ -538,7 +536,7 @@ def test_a_node_that_works_on_for_long_when_its_job_began_anew_without_it_is_cau
     check_no_steps(monkeypatch)
 
     with pytest.raises(InvariantBroken, match="run though their job began anew"):
-        test_where_all_was_deleted_and_a_newcomer_begins_the_job_those_who_were_in_it_end()
+        test_nodes_end_where_a_newcomer_begins_their_deleted_job_anew()
 
 
 @pytest.mark.sampled

@@ -86,7 +86,7 @@ def test_a_node_that_goes_spends_no_restart_whatever_its_peers_say_of_it(
 
 
 @BOTH
-def test_a_host_that_is_lost_again_and_again_spends_restarts_though_its_peers_speak_first(coordinator: str) -> None:
+def test_host_lost_repeatedly_spends_restarts_though_peers_speak_first(coordinator: str) -> None:
     rules = Rules(2, 4, 9, last_call=2.0, heartbeat=10.0)
     faults: list[Fault] = []
     for number in range(4):
@@ -110,7 +110,7 @@ def test_a_failure_of_its_own_is_the_cause_though_a_machine_dies_beside_it(coord
 
 
 @BOTH
-def test_a_store_lost_by_a_node_that_is_done_is_the_cause_of_the_failures_that_follow(coordinator: str) -> None:
+def test_store_lost_by_a_node_that_is_done_is_the_cause_of_later_failures(coordinator: str) -> None:
     late = Slow(1, at=0.05, seconds=3.0, delay=0.9)
     cluster = run(late, FailWorker(0, at=61.0), FailWorker(1, at=61.001, secondary=True), coordinator=coordinator)
 

@@ -51,7 +51,7 @@ def samples(cluster: SimulatedCluster, cycles: int, every: int) -> Iterator[Simu
 @pytest.mark.slow
 @pytest.mark.sampled(0.2)
 @BOTH
-def test_the_keys_in_the_store_do_not_grow_with_a_thousand_rounds_of_joins_and_losses(coordinator: str) -> None:
+def test_keys_in_the_store_do_not_grow_with_a_thousand_rounds(coordinator: str) -> None:
     cycles = 500
     cluster = coming_and_going(cycles, coordinator)
 

@@ -80,7 +80,7 @@ def a_node_with(token: str, number: int = 2) -> Iterator[None]:
         ("", "another", "this node has a token, and the job runs without one"),
     ],
 )
-def test_a_node_with_another_token_ends_within_seconds_and_says_which_is_wrong(
+def test_node_with_another_token_ends_within_seconds_and_says_why(
     coordinator: str, theirs: str, own: str, why: str
 ) -> None:
     with a_node_with(own):
@@ -117,9 +117,7 @@ def a_store_that_denies(what: Callable[[bytes], bool], *, too_large: bool = Fals
 
 @BOTH
 @pytest.mark.parametrize("too_large", [False, True])
-def test_a_node_one_of_whose_messages_is_denied_ends_the_job_for_all_and_says_why(
-    coordinator: str, too_large: bool
-) -> None:
+def test_denied_message_of_a_node_ends_the_job_with_the_reason(coordinator: str, too_large: bool) -> None:
     with a_store_that_denies(lambda data: b'"node":"n1/' in data and b'"succeeded"' in data, too_large=too_large):
         cluster = run(coordinator=coordinator)
 
@@ -214,7 +212,7 @@ def test_where_nobody_can_take_the_office_the_job_ends_and_says_so() -> None:
 
 @BOTH
 @pytest.mark.parametrize("at", [5.02, 5.0225, 0.0485, 5.015])
-def test_a_wish_counts_from_when_it_was_sent_first_though_the_connection_breaks(coordinator: str, at: float) -> None:
+def test_request_counts_from_its_first_sending_despite_a_break(coordinator: str, at: float) -> None:
     cluster = run(Break(2, at=at), FailWorker(1, at=5.0), coordinator=coordinator)
 
     assert ["succeeded"] * 3 == kinds(cluster)
@@ -232,7 +230,7 @@ def slow_agents(seconds: float) -> Iterator[None]:
 
 
 @BOTH
-def test_ranks_that_were_not_taken_are_none_any_more_when_its_node_is_given_up(coordinator: str) -> None:
+def test_untaken_ranks_are_void_once_their_node_is_given_up(coordinator: str) -> None:
     """It slept from before the round to after its loss, and reads of both at once."""
     with slow_agents(0.05):
         cluster = run(Suspend(2, at=1.0, seconds=16.0), rules=evolve(RULES, max_nodes=4), coordinator=coordinator)
@@ -293,7 +291,7 @@ def test_when_the_coordinator_broke_and_its_store_lives_all_end() -> None:
 
 @BOTH
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_greeting_in_doubt_is_looked_at_for_three_seconds_of_one_connection(coordinator: str, broken: bool) -> None:
+def test_doubtful_greeting_is_looked_at_for_three_seconds_of_a_connection(coordinator: str, broken: bool) -> None:
     """A coordinator renews its own: somebody destroys it again and again."""
     cluster = CheckedCluster(RULES, 2, FaultPlan([Join(2, at=10.03), *([Break(2, at=12.0)] * broken)]), coordinator)
 

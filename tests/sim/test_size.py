@@ -34,7 +34,7 @@ def row(nodes: int, coordinator: str) -> Row:
 
 
 @BOTH
-def test_operations_and_bytes_of_a_node_do_not_grow_with_the_number_of_nodes(coordinator: str) -> None:
+def test_operations_and_bytes_of_a_node_do_not_grow_with_more_nodes(coordinator: str) -> None:
     small, large = row(SMALL, coordinator), row(LARGE, coordinator)
 
     for phase, cost in large.costs.items():
@@ -64,7 +64,7 @@ def test_a_document_has_room_for_ten_thousand_nodes() -> None:
 
 
 @BOTH
-def test_the_outcome_of_many_large_failures_does_not_take_longer_with_more_nodes(coordinator: str) -> None:
+def test_outcome_of_large_failures_takes_no_longer_with_more_nodes(coordinator: str) -> None:
     for nodes in (SMALL, LARGE):
         assert row(nodes, coordinator).seconds["end"] < 1.0
 

@@ -35,7 +35,7 @@ def test_what_a_reader_takes_it_takes_again_as_the_same(value: Any, read: Any) -
 
 def test_a_value_nested_without_end_can_be_spoken_of() -> None:
     value: Any = []
-    for _ in range(100_000):
+    for _ in range(20_000):
         value = [value]
     try:
         assert _untrusted.shown(value)

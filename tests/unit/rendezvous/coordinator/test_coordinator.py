@@ -381,7 +381,7 @@ def test_between_min_and_max_the_quiet_period_counts_from_the_last_join() -> Non
     assert {"a", "b"} == desk.tick(1.0).sent().keys()
 
 
-def test_a_node_of_another_job_with_the_same_id_is_turned_down_and_disturbs_nobody() -> None:
+def test_node_of_another_job_with_the_same_id_is_refused() -> None:
     desk = running("a", spare_room=1)
     first = Descriptor(1, "trainer", ("10.0.0.1",), 1, work="train.py")
     desk.hear(Join("b", first))
@@ -399,7 +399,7 @@ def test_a_node_of_another_job_with_the_same_id_is_turned_down_and_disturbs_nobo
     assert reader not in desk.mailboxes
 
 
-def test_enough_nodes_are_seated_when_the_join_time_ends_before_the_quiet_period() -> None:
+def test_enough_nodes_start_when_the_join_time_ends_first() -> None:
     desk = Desk(Rules(1, 2, last_call=1000.0, join_timeout=600.0))
     desk.join("a")
 
@@ -769,7 +769,7 @@ def lost_store(desk: Desk) -> None:
     desk.hear(Succeeded("a", 0), Failed("a", 0, (of_store,)))
 
 
-def test_a_store_lost_by_a_node_that_succeeded_is_the_cause_of_what_follows() -> None:
+def test_store_lost_by_a_node_that_succeeded_is_the_cause_of_what_follows() -> None:
     desk = running("a", "b", max_restarts=1)
     lost_store(desk)
     told = desk.sent()
@@ -841,7 +841,7 @@ def test_a_node_that_is_forgotten_and_lives_is_taken_for_a_new_one(monkeypatch: 
 
 
 @pytest.mark.parametrize("terms", [None, Terms(9, 9, 9)], ids=["spares", "refused"])
-def test_while_one_round_runs_the_names_of_nodes_that_come_and_go_are_bounded(
+def test_names_of_nodes_that_come_and_go_in_one_round_are_bounded(
     terms: Terms | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_places, "NAMES", 8)
@@ -1038,7 +1038,7 @@ def test_the_heartbeats_that_were_read_are_told_by_group_rank() -> None:
     assert HeartbeatsRead(0, "acabac") == read(desk.state)
 
 
-def test_of_a_node_that_left_or_waits_for_other_ranks_no_heartbeat_counts_that_it_sent_for_these() -> None:
+def test_heartbeats_of_a_node_that_left_or_waits_do_not_count() -> None:
     desk = watched("a", "b", "c", min_nodes=2).node_heartbeat()
     desk.hear(Failed("a", 0, (note(0),)), Stopped("a", 0, ()), Join("a", offer()), Leave("c", "signal 15", 0))
     desk.hear(Stopped("c", 0, ()))
@@ -1071,7 +1071,7 @@ def test_ranks_come_with_the_last_heartbeat_that_was_read_of_their_node() -> Non
     assert [count, 0] == [assignment.heard for assignment in desk.state.round.assignments]
 
 
-def test_a_spare_whose_heartbeats_are_missed_gets_no_ranks_while_another_one_is_heard() -> None:
+def test_spare_with_missed_heartbeats_gets_no_ranks_before_another_one() -> None:
     """It may stand still, and would be lost as soon as it has some."""
     desk = watched("a", "b")
     desk.join("c", "d")
@@ -1083,7 +1083,7 @@ def test_a_spare_whose_heartbeats_are_missed_gets_no_ranks_while_another_one_is_
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_nothing_is_sealed_without_a_node_that_is_missed_until_it_is_heard_or_lost(comes_back: bool) -> None:
+def test_no_round_starts_without_a_missed_node_until_it_is_heard_or_lost(comes_back: bool) -> None:
     desk = Desk(Rules(1, 2, last_call=30.0, heartbeat=10.0))
     desk.join("a")
     desk.node_heartbeat().node_heartbeat("a").node_heartbeat("a")
@@ -1308,7 +1308,7 @@ LOST = note(0, secondary=True, message="RuntimeError: Connection reset by peer")
 KILLED = FailureNote(2, 0, 200, -9)
 
 
-def test_the_cause_is_the_failure_that_is_seen_after_its_peers_lost_connection() -> None:
+def test_cause_is_the_failure_seen_after_its_peers_lost_connection() -> None:
     """A worker's sockets close before its death can be seen."""
     desk = running("a", "b", max_restarts=3)
     desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)), Stopped("b", 0, (KILLED,)))
@@ -1345,7 +1345,7 @@ def test_a_lost_connection_alone_is_no_cause_before_all_have_stopped() -> None:
     assert "Connection reset" in end_of(desk.sent()["a"]).why
 
 
-def test_a_failure_that_a_restart_would_meet_again_ends_the_job_though_it_is_seen_late() -> None:
+def test_fatal_failure_ends_the_job_though_it_is_seen_late() -> None:
     desk = running("a", "b", max_restarts=3)
     desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
     desk.join("a")
@@ -1359,7 +1359,7 @@ def test_a_failure_that_a_restart_would_meet_again_ends_the_job_though_it_is_see
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_node_that_goes_spends_no_restart_though_its_peers_lost_connections_come_first(lost: bool) -> None:
+def test_gone_node_spends_no_restart_though_lost_connections_come_first(lost: bool) -> None:
     desk = running("a", "b", min_nodes=1, max_restarts=3)
     desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
     desk.join("a")
@@ -1372,7 +1372,7 @@ def test_a_node_that_goes_spends_no_restart_though_its_peers_lost_connections_co
     assert f"node b {'is lost' if lost else 'left'}: gone" == desk.state.round.assignments[0].cause
 
 
-def test_a_node_whose_sidecar_ended_spends_no_restart_though_its_peers_lost_connections_come_first() -> None:
+def test_sidecar_end_spends_no_restart_though_lost_connections_come_first() -> None:
     desk = running("a", "b", max_restarts=0)
     desk.hear(Failed("a", 0, (LOST,)), Stopped("a", 0, (LOST,)))
     desk.envelopes["b"] += 1_000_000
@@ -1385,7 +1385,7 @@ def test_a_node_whose_sidecar_ended_spends_no_restart_though_its_peers_lost_conn
 
 
 @pytest.mark.parametrize("kind", [Failed, Stopped])
-def test_a_connection_that_breaks_before_its_nodes_death_is_known_does_not_end_the_job(
+def test_connection_lost_before_its_nodes_death_is_known_ends_no_job(
     kind: type[Failed] | type[Stopped],
 ) -> None:
     desk = running("a", "b", min_nodes=1, max_restarts=0)

@@ -9,7 +9,7 @@ from elasticlib.rendezvous.protocol._messages import NodeHeartbeat, encode
 
 
 @pytest.mark.parametrize("data", [None, b"scribble"], ids=["deleted", "overwritten"])
-def test_a_heartbeat_that_is_not_there_counts_for_nobody_and_an_older_one_does_not_either(data: bytes | None) -> None:
+def test_missing_or_older_heartbeat_is_no_sign_of_life(data: bytes | None) -> None:
     incoming = Incoming("job", None)
     incoming.heartbeat("a/1", encode(NodeHeartbeat(7)), "nonce", 0.0)
     assert {"a/1": 7} == incoming.counts(["a/1"])

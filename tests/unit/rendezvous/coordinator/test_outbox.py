@@ -21,7 +21,7 @@ END = RoundEnd(0, "enough", True)
     ],
     ids=["add", "expect", "catch_up"],
 )
-def test_notices_in_a_mailbox_that_nobody_reads_any_more_are_not_written_again(turn: Callable[[Outbox], None]) -> None:
+def test_notices_in_an_abandoned_mailbox_are_not_written_again(turn: Callable[[Outbox], None]) -> None:
     outbox = Outbox()
     outbox.add("a/1", "a", END, 0.0)
     outbox.written(keep=True)

@@ -135,7 +135,7 @@ def test_who_comes_and_goes_pauses_and_the_others_work_on(exits: int, pause: flo
     assert (number + 1, {"n1/1-a", "n2/9-z"}) == (made.round, made.assigned())
 
 
-def test_a_pause_counts_from_the_exit_so_that_who_returns_later_waits_for_nothing() -> None:
+def test_pause_counts_from_the_exit() -> None:
     made = job()
     made.come_and_go(3)
     made.wait(PAUSES[2] * HEARTBEAT)
@@ -155,7 +155,7 @@ def test_who_pauses_is_told_why_and_for_how_long() -> None:
     assert why == status(made.state, made.now)
 
 
-def test_a_place_that_came_and_went_too_often_is_refused_for_good_and_disturbs_nobody() -> None:
+def test_place_with_too_many_exits_is_refused_for_good() -> None:
     made = job()
     made.come_and_go(MOST)
     number, starts = made.round, made.starts["n1/1-a"]
@@ -327,7 +327,7 @@ def test_a_node_that_dies_in_between_makes_nothing_of_its_place_undone(pauses: b
     assert 3 == made.state.exits["n2 (10.0.0.1)"].times
 
 
-def test_a_node_that_goes_beside_one_that_has_succeeded_costs_its_place_nothing() -> None:
+def test_exit_beside_a_success_costs_its_place_nothing() -> None:
     made = job()
     made.join("n2/2-b")
     made.hear(Succeeded("n1/1-a", made.round))
@@ -336,7 +336,7 @@ def test_a_node_that_goes_beside_one_that_has_succeeded_costs_its_place_nothing(
     assert {} == made.state.exits
 
 
-def test_a_spare_that_comes_and_goes_disturbs_nobody_and_costs_its_place_nothing() -> None:
+def test_spare_that_comes_and_goes_costs_its_place_nothing() -> None:
     made = job(1, 1)
     for number in range(9):
         made.join(f"n2/{number}-b")

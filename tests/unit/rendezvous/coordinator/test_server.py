@@ -123,7 +123,7 @@ def test_it_greets_and_waits_for_messages() -> None:
     assert {ANNOUNCEMENT, COORDINATOR_HEARTBEAT} == set(shell.values)
 
 
-def test_what_came_is_forgotten_only_after_what_followed_from_it_is_written() -> None:
+def test_messages_are_discarded_only_after_their_outcome_is_written() -> None:
     shell = Shell().begin().say(Join("b", OFFER))
 
     assert [Write, Write, Discard, Receive] == shell.kinds()
@@ -171,7 +171,7 @@ def test_a_message_that_is_none_is_refused_with_a_line() -> None:
     assert [Log, Log, Write, Discard, Receive] == shell.kinds()
 
 
-def test_heartbeats_are_read_in_time_and_what_was_not_read_is_written_again() -> None:
+def test_heartbeats_are_read_in_time_and_unread_notices_written_again() -> None:
     shell = Shell().begin().say(Join("b", OFFER))
     shell.answers = False
 
@@ -204,7 +204,7 @@ def test_after_each_look_the_coordinator_says_which_heartbeats_it_has_read() -> 
     assert [HeartbeatsRead.of(0, [1]), HeartbeatsRead.of(0, [2])] == told
 
 
-def test_the_coordinators_heartbeat_counts_the_time_in_which_it_looked_around() -> None:
+def test_coordinators_heartbeat_counts_the_time_in_which_it_looked() -> None:
     """However often it says that it lives; for a time in which it stood still, and blames nobody, it counts one."""
     shell, counts = Shell().begin(), []
     for seconds in (0.0, *[0.011 * HEARTBEAT] * 10, 0.5 * HEARTBEAT, 0.6 * HEARTBEAT, LOOK * HEARTBEAT):
@@ -244,7 +244,7 @@ def test_a_message_of_the_node_that_leaves_is_no_reason_to_wait_for_it() -> None
     assert [Stop] == shell.kinds()[-1:]
 
 
-def test_whoever_was_told_the_end_and_sends_no_heartbeat_any_more_is_not_waited_for() -> None:
+def test_silent_node_that_was_told_the_end_is_not_waited_for() -> None:
     shell = Shell().begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
     assert shell.server.is_over()
     shell.hear(Close(1000.0))
@@ -259,7 +259,7 @@ def test_whoever_was_told_the_end_and_sends_no_heartbeat_any_more_is_not_waited_
     assert shell.now - 100.0 <= 2 * HEARTBEAT
 
 
-def test_the_last_heartbeat_of_a_dead_node_which_lies_there_is_no_sign_of_life_after_the_end() -> None:
+def test_last_heartbeat_of_a_dead_node_is_no_sign_of_life_after_the_end() -> None:
     """It is told the end no more, and a coordinator that is closed then waits for nobody."""
     shell = Shell(answers=False).begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
     written: list[set[str]] = []
@@ -275,7 +275,7 @@ def test_the_last_heartbeat_of_a_dead_node_which_lies_there_is_no_sign_of_life_a
     assert isinstance(shell.done[-1], Stop)
 
 
-def test_who_is_heard_after_the_end_and_of_whom_it_is_forgotten_what_he_read_is_told_where_he_reads() -> None:
+def test_late_node_with_unknown_read_count_still_gets_the_final() -> None:
     """He was seated, counted as lost, and sleeps until all that was for him is deleted: he asks for his seat again."""
 
     def say(*envelopes: Envelope) -> None:
@@ -313,7 +313,7 @@ def test_who_is_heard_after_the_end_and_of_whom_it_is_forgotten_what_he_read_is_
     assert mailbox_key("b/1", 0) not in shell.values
 
 
-def test_whoever_takes_over_tells_the_end_to_one_of_whom_it_was_forgotten_what_he_read() -> None:
+def test_successor_tells_the_end_to_a_node_with_unknown_read_count() -> None:
     first = Shell(server(journaled=True, rules=Rules(2, 2, heartbeat=HEARTBEAT))).begin().hear(Loaded(None))
     first.say(Join("b", OFFER)).hear(Abandon("an operator wants it"))
     first.hear(Arrived(())).hear(Arrived([Posted(2, encode(Envelope(2, Acknowledgement("b"))))]))

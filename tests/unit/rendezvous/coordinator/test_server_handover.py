@@ -170,7 +170,7 @@ def unsigned(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("forge", [edited, unsigned, lambda data: edited(unsigned(data)), lambda data: data[:-1]])
-def test_with_a_token_no_ranks_are_made_of_a_document_that_a_stranger_wrote(forge: Any) -> None:
+def test_with_a_token_a_forged_document_gives_no_ranks(forge: Any) -> None:
     shell, mailbox = played()
     shell.saved = forge(shell.saved)
     before = dict(shell.values)
@@ -273,7 +273,7 @@ def test_a_join_from_a_later_term_ends_the_job() -> None:
     assert "node a has seen its term 3, but the saved state has term 1 as the last" in final.why
 
 
-def test_a_heartbeat_from_beyond_the_coordinators_memory_ends_the_job_where_its_node_waits() -> None:
+def test_heartbeat_from_beyond_the_memory_ends_the_job() -> None:
     shell, mailbox = played()
     shell.say(Stopped("a", 1, ()))
     assert isinstance(shell.notice(mailbox, 1), RoundEnd)
@@ -309,7 +309,7 @@ def test_a_successor_hears_those_who_live_before_it_seats_anybody() -> None:
     assert not any(isinstance(shell.find(key), RankAssignment) for key in shell.values if key.startswith("box/"))
 
 
-def test_a_node_that_has_seen_more_than_the_document_ends_the_job_when_it_is_elected() -> None:
+def test_elected_node_that_has_seen_more_than_the_document_ends_the_job() -> None:
     shell, _ = played()
     shell.saved = before_round(shell, 1)
 
@@ -321,7 +321,7 @@ def test_a_node_that_has_seen_more_than_the_document_ends_the_job_when_it_is_ele
 
 
 @pytest.mark.parametrize("spoil", [lambda shell: before_round(shell, 1), lambda shell: edited(shell.saved)])
-def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_heartbeat(spoil: Any) -> None:
+def test_unknown_nodes_read_the_end_in_the_coordinators_heartbeat(spoil: Any) -> None:
     shell, _ = played()
     shell.elect()
     before = shell.find(COORDINATOR_HEARTBEAT)
@@ -341,7 +341,7 @@ def test_those_whom_the_coordinator_does_not_know_any_more_read_the_end_in_its_h
     assert shell.server.stopped
 
 
-def test_a_node_that_has_seen_the_job_does_not_begin_it_anew_where_its_memory_is_gone() -> None:
+def test_job_whose_memory_is_gone_is_not_begun_anew_by_its_nodes() -> None:
     """Its restarts would be there again, and its rounds would run beside those that others are in."""
     shell, _ = played()
     shell.saved = None
@@ -356,7 +356,7 @@ def test_a_node_that_has_seen_the_job_does_not_begin_it_anew_where_its_memory_is
 
 
 @pytest.mark.parametrize("epoch", [-1, LAST_EPOCH, 1 << 62, "9" * 4300, "1e9", "null"])
-def test_no_number_of_takeovers_that_strangers_write_breaks_a_step_or_hides_the_coordinator(epoch: Any) -> None:
+def test_forged_number_of_takeovers_breaks_no_step(epoch: Any) -> None:
     shell, _ = played(None)
     assert shell.saved is not None
     assert b'"epoch":0' in shell.saved
@@ -370,7 +370,7 @@ def test_no_number_of_takeovers_that_strangers_write_breaks_a_step_or_hides_the_
 
 
 @pytest.mark.parametrize("nonce", [b'"\\ud800/1"', b'""', b"7", b"null", b'"' + b"n" * 5000 + b'"'])
-def test_a_beginning_whose_name_no_signature_could_cover_is_a_destroyed_state(nonce: bytes) -> None:
+def test_nonce_that_no_signature_covers_is_a_destroyed_state(nonce: bytes) -> None:
     shell, _ = played(None)
     assert shell.saved is not None
     shell.saved = shell.saved.replace(b'"nonce":"nonce"', b'"nonce":' + nonce)
@@ -392,7 +392,7 @@ def test_a_successor_of_any_takeover_that_a_node_can_have_seen_is_heard(epoch: i
     assert heartbeats.epoch == min(epoch + 1, LAST_EPOCH)
 
 
-def test_one_who_remembers_nobody_seats_nobody_before_those_at_work_had_the_time_to_say_so() -> None:
+def test_empty_memory_gives_no_ranks_before_nodes_at_work_can_object() -> None:
     """A node says again who it is with its first heartbeat after a takeover, or hears nothing and stops its workers."""
     empty = Handover("nonce", 0, State(Rules(1, 2, heartbeat=10.0)), Outbox(), Garbage())
     state = read_handover(write_handover(empty, "job", KEY, 7.0), "job", KEY, 100.0).state
@@ -423,7 +423,7 @@ def test_a_memory_where_no_stranger_writes_opens_a_round_at_once() -> None:
     assert 0.0 == read_handover(shell.saved, "job", shell.key, 100.0, is_private=True).state.opens_at
 
 
-def test_what_a_node_has_seen_of_an_earlier_job_of_that_name_says_nothing_of_this_one() -> None:
+def test_memory_of_an_earlier_job_of_that_name_says_nothing_of_this_one() -> None:
     shell, _ = played()
 
     shell.elect("another", Seen("earlier", 9, 9))
@@ -526,7 +526,7 @@ def test_the_document_does_not_grow_with_nodes_that_come_and_go() -> None:
     shell = Shell(rules=Rules(1, 2, 3, last_call=0.0, heartbeat=10.0)).elect()
     a = shell.join("a")
     sizes, keys = [], []
-    for number in range(60):
+    for number in range(20):
         b = shell.join(f"b{number}")
         current = shell.server.state.round
         if current.end is not None:
@@ -545,7 +545,7 @@ def test_the_document_does_not_grow_with_nodes_that_come_and_go() -> None:
 
     assert not shell.server.is_over()
     assert 0 == max(keys)
-    assert max(sizes[30:]) <= max(sizes[:30]) + 20  # longer numbers
+    assert max(sizes[10:]) <= max(sizes[:10]) + 20  # longer numbers
 
 
 def evolve_heard(document: Handover) -> Handover:
@@ -562,7 +562,7 @@ def test_the_greeting_is_there_after_an_election() -> None:
     assert isinstance(shell.find(ANNOUNCEMENT, ""), Announcement)
 
 
-def test_a_number_that_a_stranger_made_up_costs_no_more_keys_than_a_mailbox_can_have() -> None:
+def test_forged_read_count_deletes_a_bounded_number_of_keys() -> None:
     """Without a token anybody may write how many notices a node has read."""
     garbage = Garbage()
     garbage.opened("a", "a/1", 10**6)

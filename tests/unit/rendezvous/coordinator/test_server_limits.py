@@ -196,7 +196,7 @@ def test_an_old_heartbeat_says_nothing_of_messages_either() -> None:
     assert "message 2 of node b was removed from the store unread" in final.why
 
 
-def test_a_node_that_was_told_the_end_is_not_waited_for_because_its_old_heartbeats_come_again() -> None:
+def test_old_heartbeats_do_not_keep_a_node_waited_for_after_the_end() -> None:
     office = Office(Rules(1, 1, 0, heartbeat=HEARTBEAT), KEY)
     (a,) = office.join("a")
     office.say(Stopped("a", 0, (FAILURE,)))
@@ -242,7 +242,7 @@ def failed_office(count: int, key: bytes | None = None, **others: Any) -> tuple[
     return office, mailboxes
 
 
-def test_the_outcome_of_many_large_failures_has_the_root_cause_whole_and_a_small_document() -> None:
+def test_outcome_of_many_large_failures_has_the_whole_root_cause() -> None:
     office, mailboxes = failed_office(100)
 
     finals = [office.end(mailbox, 2) for mailbox in mailboxes]
@@ -269,7 +269,7 @@ def test_it_is_there_before_anybody_is_told_of_it() -> None:
 
 
 @pytest.mark.parametrize("key", [None, KEY])
-def test_what_a_stranger_writes_in_its_place_is_not_believed_and_costs_only_the_texts(key: bytes | None) -> None:
+def test_forged_root_cause_is_not_believed_and_costs_only_the_texts(key: bytes | None) -> None:
     office, mailboxes = failed_office(2, key)
     whole, told = office.end(mailboxes[0], 2), office.notice(mailboxes[0], 2)
     assert whole.root is not None
@@ -291,7 +291,7 @@ def test_what_a_stranger_writes_in_its_place_is_not_believed_and_costs_only_the_
     assert "characters were cut here" in told.root.traceback
 
 
-def test_the_outcome_waits_for_the_rest_of_the_root_cause_which_its_node_alone_is_asked_for() -> None:
+def test_outcome_waits_for_the_whole_root_cause_of_one_node() -> None:
     office, mailboxes, whole = asking_office(50, first=0)
 
     asked = [office.notice(mailbox, 2) for mailbox in mailboxes]
@@ -303,7 +303,7 @@ def test_the_outcome_waits_for_the_rest_of_the_root_cause_which_its_node_alone_i
     assert finals[0].root.traceback == LONG
 
 
-def test_in_whatever_order_failures_are_told_few_nodes_are_asked_for_all_of_them() -> None:
+def test_few_nodes_are_asked_for_whole_failures_in_whatever_order() -> None:
     office, mailboxes, whole = asking_office(50, first=49)
 
     asked = [office.notice(mailbox, 2) == Elaborate(0) for mailbox in mailboxes]
@@ -316,7 +316,7 @@ def test_in_whatever_order_failures_are_told_few_nodes_are_asked_for_all_of_them
     assert office.end(mailboxes[5], 2).root_node == "n49"
 
 
-def test_a_root_cause_that_nobody_can_tell_more_of_is_told_as_far_as_it_is_known() -> None:
+def test_root_cause_of_a_lost_node_is_told_as_far_as_it_is_known() -> None:
     office, mailboxes, _ = asking_office(3, first=2)
 
     office.wait(HEARTBEAT + 2.0, [living(office, mailbox) for mailbox in mailboxes[:2]])
@@ -349,7 +349,7 @@ def test_all_that_comes_at_once_is_saved_once() -> None:
     assert len(office.saved) == before + 1
 
 
-def test_a_node_more_costs_a_document_the_same_whatever_the_others_were_told() -> None:
+def test_document_grows_by_the_same_size_with_each_node() -> None:
     def size(count: int) -> int:
         return len(failed_office(count)[0].document)
 
@@ -364,7 +364,7 @@ def test_a_successor_tells_the_same_notices_in_the_same_mailboxes() -> None:
     assert office.values[CAUSE] == successor.values[CAUSE]
 
 
-def test_a_document_that_the_store_refuses_is_shortened_and_everybody_gets_the_outcome() -> None:
+def test_refused_document_is_shortened_and_all_nodes_get_the_outcome() -> None:
     office, mailboxes = failed_office(5, most=20_000)
 
     final = office.end(mailboxes[0], 2)
@@ -388,7 +388,7 @@ def test_a_document_that_cannot_be_shortened_ends_the_job_with_the_reason() -> N
     assert "the store refused the job's state: too large" in final.why
 
 
-def test_a_message_that_is_longer_than_any_node_writes_is_refused_with_a_line() -> None:
+def test_message_longer_than_any_node_writes_is_refused_with_a_line() -> None:
     office = Office(Rules(1, 1, heartbeat=HEARTBEAT))
     office.tell(Arrived([Posted(1, b"x" * (ENVELOPE + 1))]))
 

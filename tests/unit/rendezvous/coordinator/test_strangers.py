@@ -118,9 +118,7 @@ envelopes = st.builds(Envelope, st.integers(1, 2**62), st.one_of(*REPORTS.values
 @example([b'{"v":1,"type":"letter","seq":1e999,"report":{"v":1,"type":"bye","node":"a"}}'])
 @example([b'{"v":1,"type":"letter","seq":1,"report":{"v":1,"type":"bye","node":"\\ud800/1"}}'])
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "signed"])
-def test_what_is_no_message_is_refused_and_the_nodes_get_ranks_all_the_same(
-    key: bytes | None, entries: list[bytes]
-) -> None:
+def test_garbage_is_refused_and_the_nodes_get_ranks_all_the_same(key: bytes | None, entries: list[bytes]) -> None:
     desk = Desk(key)
     desk.receive(*entries, heartbeats=entries[0])
 

@@ -106,7 +106,7 @@ def test_a_seizure_that_took_longer_than_the_term_is_none() -> None:
     assert [Release(HOLD), Look()] == shell.hear(Acquired(HOLD), after=TTL)
 
 
-def test_a_term_that_could_not_be_renewed_in_time_is_over_and_its_holder_stands_again() -> None:
+def test_term_not_renewed_in_time_is_over_and_its_holder_stands_again() -> None:
     shell = Shell().leading()
     shell.hear(Done(), after=TTL / 3)
 
@@ -123,7 +123,7 @@ def test_a_hold_that_is_gone_ends_the_term_and_its_holder_stands_again() -> None
     assert [Acquire(TTL)] == shell.hear(Found(9, False))
 
 
-def test_a_coordinator_that_was_turned_down_ends_the_term_and_its_node_stands_again() -> None:
+def test_refused_coordinator_ends_the_term_and_its_node_stands_again() -> None:
     shell = Shell().leading()
 
     assert [StepDown("turned down", True), Release(HOLD), Look()] == shell.hear(Over("turned down"), after=0.5)
@@ -195,7 +195,7 @@ def test_who_closes_while_it_waits_goes() -> None:
 
 
 @given(st.data())
-def test_no_course_of_events_leaves_it_without_something_to_do_or_leading_past_its_term(data: Any) -> None:
+def test_no_course_of_events_leads_past_the_term_or_to_idleness(data: Any) -> None:
     """Whatever the store answers and whenever: one thing is under way, and a term is that of a hold in its time."""
     shell = Shell()
     asked: Action = Connect(TTL)

@@ -81,7 +81,7 @@ def test_a_connection_that_the_server_has_closed_is_made_anew(line: Line) -> Non
 
 
 @pytest.mark.usefixtures("many_open_files")
-def test_a_kept_command_ends_with_its_caller_however_many_files_that_has_open() -> None:
+def test_kept_command_ends_with_its_caller_however_many_files_are_open() -> None:
     reading, writing = os.pipe()
     assert reading > FD_SETSIZE
     kept = [sys.executable, "-c", "import signal; print(flush=True); signal.pause()"]

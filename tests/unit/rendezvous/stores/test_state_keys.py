@@ -182,9 +182,7 @@ def test_nothing_is_written_where_nothing_changes(backend: Backend, clock: Clock
     assert (writes, False) == (backend.writes, keys.renew(hold))
 
 
-def test_a_holder_is_gone_when_its_renewals_stand_still_before_the_eyes_of_another(
-    backend: Backend, clock: Clock
-) -> None:
+def test_holder_is_gone_once_another_sees_no_renewal_for_its_time_to_live(backend: Backend, clock: Clock) -> None:
     holder, other = node(backend, clock), node(backend, clock)
     hold = seized(holder)
     assert other.seize("/leader", "b", TTL) is None

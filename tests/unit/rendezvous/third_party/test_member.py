@@ -494,7 +494,7 @@ def test_other_errors_of_a_handler_are_raised_to_the_agent(
     assert kind is raised.type
 
 
-def test_a_handler_that_does_not_answer_is_noticed_and_never_blocks_the_agent(cluster: Cluster) -> None:
+def test_handler_that_does_not_answer_is_noticed_and_blocks_no_agent(cluster: Cluster) -> None:
     thawed = threading.Event()
     [member] = Team(cluster, Meeting(1), silence=0.05).members
     member._handler.num_nodes_waiting = thawed.wait  # type: ignore[method-assign]
@@ -532,7 +532,7 @@ def test_reports_after_closing_are_refused(cluster: Cluster) -> None:
         member.join(1, "trainer")
 
 
-def test_a_store_that_keeps_its_keys_from_round_to_round_gives_no_stale_seat(cluster: Cluster) -> None:
+def test_store_with_keys_of_earlier_rounds_gives_no_stale_ranks(cluster: Cluster) -> None:
     team = Team(cluster, Meeting(2, one_store=True), max_restarts=20)
     rounds = []
     for _ in range(20):
