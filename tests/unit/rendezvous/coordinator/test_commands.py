@@ -6,45 +6,48 @@ import json
 
 import pytest
 
-from elasticlib.rendezvous.coordinator._coordinator import step
 from elasticlib.rendezvous.coordinator._handover import decode_state, encode_state
-from elasticlib.rendezvous.coordinator._state import Action, Received, Rules, Send, State, Tick
-from elasticlib.rendezvous.protocol._messages import Caution, Descriptor, Final, Join, RankAssignment, Succeeded
+from elasticlib.rendezvous.coordinator._state import Rules
+from elasticlib.rendezvous.protocol._messages import (
+    Caution,
+    Descriptor,
+    Final,
+    GivenUp,
+    Join,
+    Notice,
+    RankAssignment,
+    Succeeded,
+)
+from tests.unit.rendezvous.coordinator.test_coordinator import Desk
 
 SLOW, FAST = "train.py --lr 0.1", "train.py --lr 0.2"
 
 
-class Desk:
+class Commands(Desk):
+    """Nodes that were started with commands."""
+
     def __init__(self, least: int, most: int) -> None:
-        self.state, _ = step(State(Rules(least, most, wait_for="min")), Tick(), 0.0)
-        self.heard: dict[str, int] = {}
-        self.told: dict[str, list[object]] = {}
+        super().__init__(Rules(least, most, wait_for="min"))
 
-    def hear(self, report: Join | Succeeded) -> None:
-        self.heard[report.node] = self.heard.get(report.node, 0) + 1
-        self.state, actions = step(self.state, Received(self.heard[report.node], report), 1.0)
-        self._keep(actions)
-
-    def _keep(self, actions: tuple[Action, ...]) -> None:
-        for action in actions:
-            if isinstance(action, Send):
-                self.told.setdefault(action.node, []).append(action.notice)
-
-    def join(self, node: str, command: str, role: str = "trainer", last_round: int = -1) -> None:
+    def start(self, node: str, command: str, role: str = "trainer", last_round: int = -1) -> None:
         offer = Descriptor(1, role, ("10.0.0.1",), 1, work="train.py", command=command)
         self.hear(Join(node, offer, round=last_round))
 
+    def told(self, node: str) -> list[Notice | GivenUp]:
+        boxes = [box for mailbox, box in self.mailboxes.items() if mailbox.startswith(f"{node}/")]
+        return [notice for box in boxes for notice in box]
+
     def cautions(self, node: str) -> list[str]:
-        return [notice.text for notice in self.told.get(node, []) if isinstance(notice, Caution)]
+        return [notice.text for notice in self.told(node) if isinstance(notice, Caution)]
 
     def last(self, node: str) -> object:
-        return self.told[node][-1]
+        return self.told(node)[-1]
 
 
 def test_job_of_one_node_refuses_other_arguments_with_both_commands() -> None:
-    desk = Desk(1, 1)
-    desk.join("a", SLOW)
-    desk.join("b", FAST)
+    desk = Commands(1, 1)
+    desk.start("a", SLOW)
+    desk.start("b", FAST)
 
     final = desk.last("b")
     assert isinstance(final, Final)
@@ -55,9 +58,9 @@ def test_job_of_one_node_refuses_other_arguments_with_both_commands() -> None:
 
 @pytest.mark.parametrize("command", [SLOW, ""])
 def test_spare_with_equal_or_unknown_arguments_ends_with_success(command: str) -> None:
-    desk = Desk(1, 1)
-    desk.join("a", SLOW)
-    desk.join("b", command)
+    desk = Commands(1, 1)
+    desk.start("a", SLOW)
+    desk.start("b", command)
     desk.hear(Succeeded("a", 0))
 
     final = desk.last("b")
@@ -65,11 +68,11 @@ def test_spare_with_equal_or_unknown_arguments_ends_with_success(command: str) -
     assert final.succeeded
 
 
-def job_with_spare() -> Desk:
-    desk = Desk(2, 2)
-    desk.join("a", SLOW)
-    desk.join("b", SLOW)
-    desk.join("c", FAST)
+def job_with_spare() -> Commands:
+    desk = Commands(2, 2)
+    desk.start("a", SLOW)
+    desk.start("b", SLOW)
+    desk.start("c", FAST)
     return desk
 
 
@@ -84,8 +87,8 @@ def test_both_nodes_hear_of_arguments_that_differ() -> None:
 
 def test_first_node_hears_of_one_other_command_only() -> None:
     desk = job_with_spare()
-    desk.join("d", FAST)
-    desk.join("e", "train.py --lr 0.3")
+    desk.start("d", FAST)
+    desk.start("e", "train.py --lr 0.3")
 
     assert [1, 1, 1] == [len(desk.cautions(node)) for node in "ade"]
 
@@ -102,22 +105,22 @@ def test_spare_of_other_arguments_fails_when_the_job_succeeds_without_it() -> No
 
 
 def test_node_that_had_ranks_succeeds_whatever_its_arguments() -> None:
-    desk = Desk(1, 2)
-    desk.join("a", SLOW)
-    desk.join("b", FAST)
-    desk.join("a", SLOW, last_round=0)
+    desk = Commands(1, 2)
+    desk.start("a", SLOW)
+    desk.start("b", FAST)
+    desk.start("a", SLOW, last_round=0)
     for node in "ab":
         desk.hear(Succeeded(node, 1))
 
     final = desk.last("b")
     assert isinstance(final, Final) and final.succeeded
-    assert any(isinstance(notice, RankAssignment) for notice in desk.told["b"])
+    assert any(isinstance(notice, RankAssignment) for notice in desk.told("b"))
 
 
 def test_nodes_of_another_role_are_not_compared() -> None:
-    desk = Desk(2, 2)
-    desk.join("a", SLOW)
-    desk.join("b", FAST, role="reader")
+    desk = Commands(2, 2)
+    desk.start("a", SLOW)
+    desk.start("b", FAST, role="reader")
 
     assert not desk.cautions("a") and not desk.cautions("b")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,103 +11,50 @@ from attrs import Factory, define, evolve
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous.coordinator import _places
 from elasticlib.rendezvous.coordinator._coordinator import step
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import Handover, read_handover, write_handover
 from elasticlib.rendezvous.coordinator._outbox import Outbox
-from elasticlib.rendezvous.coordinator._server import Server
-from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Close, Event, Heard, Load, Loaded, Save
+from elasticlib.rendezvous.coordinator._server_events import Arrived, Close
 from elasticlib.rendezvous.coordinator._state import Received, Rules, State, Tick, WakeAt
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     COORDINATOR_HEARTBEAT,
-    Posted,
     heartbeat_key,
     key_place,
     mailbox_key,
     mailbox_name,
-    report_place,
 )
 from elasticlib.rendezvous.protocol._messages import (
     LAST_EPOCH,
     Announcement,
     CoordinatorHeartbeat,
     Descriptor,
-    Envelope,
     Final,
     Join,
     Leave,
-    Message,
     NodeHeartbeat,
     RankAssignment,
-    Report,
     RoundEnd,
     Stopped,
-    decode,
     encode,
 )
-from elasticlib.rendezvous.protocol._operations import Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
+from tests.unit.rendezvous.coordinator.served import Served
 
 RULES = Rules(1, 2, last_call=0.0, heartbeat=10.0)
 KEY = key_of("secret")
 
 
 @define
-class Shell:
-    """A store with one server at work on it."""
+class Shell(Served):
+    """Nodes whose heartbeats go on for as long as a test wants."""
 
-    key: bytes | None = KEY
     rules: Rules = RULES
-    now: float = 100.0
-    values: dict[str, bytes] = Factory(dict)
-    saved: bytes | None = None
-    saves: list[bytes] = Factory(list)
-    """All that was ever saved."""
-    logs: list[str] = Factory(list)
-    server: Any = None
-    posted: int = 0
-    seqs: dict[str, int] = Factory(dict)
-    counts: dict[str, int] = Factory(dict)
-    waits: float | None = None
-    """How long the server waits for messages."""
-
-    def elect(self, nonce: str = "nonce", seen: Seen | None = None, **others: Any) -> Shell:
-        """A new term of office, of another node."""
-        others = {"key": self.key, "run_id": "job", **others}
-        server = Server(
-            others["run_id"], "host", others["key"], nonce, State(self.rules), journaled=True, seen=seen or Seen()
-        )
-        self.server, actions = server.begin(self.now)
-        self.do(actions)
-        return self
-
-    def do(self, actions: tuple[Action, ...]) -> None:
-        for action in actions:
-            match action:
-                case Load():
-                    self.tell(Loaded(self.saved))
-                case Save(data):
-                    self.saved = data
-                    self.saves.append(data)
-                case Write(values):
-                    self.values.update(values)
-                case Delete(keys):
-                    for key in keys:
-                        self.values.pop(key, None)
-                case Read(keys):
-                    self.tell(Heard([self.values.get(key) for key in keys]))
-                case Log(_, text):
-                    self.logs.append(text)
-                case Receive(timeout):
-                    self.waits = timeout
-                case Discard():
-                    pass
-
-    def tell(self, event: Event) -> None:
-        self.server, actions = self.server.step(event, self.now)
-        self.do(actions)
+    key: bytes | None = KEY
+    counts: Counter[str] = Factory(Counter)
 
     def later(self, seconds: float, *alive: str) -> None:
         """Time passes; those nodes go on beating, and have read all."""
@@ -117,36 +65,17 @@ class Shell:
                 self.node_heartbeat(mailbox)
             self.tell(Arrived([]))
 
-    def node_heartbeat(self, mailbox: str, read: int | None = None, said: int | None = None) -> None:
-        node = mailbox.rpartition("/")[0]
-        self.counts[mailbox] = self.counts.get(mailbox, 0) + 1
+    def node_heartbeat(self, mailbox: str, read: int | None = None) -> None:
+        self.counts[mailbox] += 1
         known = sum(mailbox_key(mailbox, index) in self.values for index in range(9)) if read is None else read
-        node_heartbeat = NodeHeartbeat(self.counts[mailbox], known, self.seqs[node] if said is None else said)
+        node_heartbeat = NodeHeartbeat(self.counts[mailbox], known, self.envelopes[mailbox.rpartition("/")[0]])
         place = key_place("job", self.server.nonce, heartbeat_key(mailbox))
         self.values[heartbeat_key(mailbox)] = encode(node_heartbeat, self.key, place)
-
-    def say(self, report: Report) -> str:
-        seq = self.seqs[report.node] = self.seqs.get(report.node, 0) + 1
-        self.posted += 1
-        place = report_place("job", self.server.nonce, report.node, seq)
-        self.tell(Arrived([Posted(self.posted, encode(Envelope(seq, report), self.key, place))]))
-        return mailbox_name(report.node, seq)
-
-    def join(self, node: str, **others: Any) -> str:
-        return self.say(Join(node, Descriptor(1, "trainer", ("10.0.0.1",), 4000), **others))
-
-    def find(self, key: str, nonce: str | None = None) -> Message | None:
-        data = self.values.get(key)
-        place = key_place("job", self.server.nonce if nonce is None else nonce, key)
-        return None if data is None else decode(data, self.key, place)
-
-    def notice(self, mailbox: str, index: int) -> Any:
-        return self.find(mailbox_key(mailbox, index))
 
 
 def played(key: bytes | None = KEY) -> tuple[Shell, str]:
     """A job whose node *a* has worked in rounds 0 and 1, and its mailbox."""
-    shell = Shell(key).elect()
+    shell = Shell(key=key).elect()
     mailbox = shell.join("a")
     assert isinstance(shell.notice(mailbox, 0), RankAssignment)
     shell.say(Stopped("a", 0, ()))
@@ -522,7 +451,8 @@ def test_a_node_that_waits_keeps_its_keys() -> None:
     assert [heartbeat_key(a)] == keys_of(shell, "a")
 
 
-def test_the_document_does_not_grow_with_nodes_that_come_and_go() -> None:
+def test_the_document_does_not_grow_with_nodes_that_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_places, "STEADY", 20.0)  # for so long the exit of each is remembered
     shell = Shell(rules=Rules(1, 2, 3, last_call=0.0, heartbeat=10.0)).elect()
     a = shell.join("a")
     sizes, keys = [], []
