@@ -6,13 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.frameworks.starts import LIMIT, Seen, Start, both, environment, reports, script, with_elastic_launch
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -88,10 +87,3 @@ def test_when_a_node_leaves_the_others_go_on_from_the_checkpoint(undisturbed: li
 def listens(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from elasticlib.processes import _reaper
 from tests.benchmarks.kernel import MARK, everything
-from tests.process.launches import children, wait_until
+from tests.process.launches import children
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab._lab import ROOT, Notebook, lab, missing
-from tests.process.launches import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

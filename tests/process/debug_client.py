@@ -20,7 +20,7 @@ from typing import Any
 from attrs import field, frozen
 
 from elasticlib.utils.distributed import get_free_port
-from tests.process.launches import wait_until
+from tests.waiting import wait_until
 
 Reply = Callable[[Mapping[str, Any]], None]
 

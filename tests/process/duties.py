@@ -16,9 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import wait_until as wait_for
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 CHAIN = ("worker", "spawner", "fork server", "reaper")
@@ -89,15 +90,6 @@ def surroundings() -> dict[str, Any]:
 def fails() -> None:
     """The plainest failure."""
     raise ValueError("a bad value")
-
-
-def wait_for(condition: Callable[[], object], limit: float = 20.0) -> None:
-    """Wait until *condition* holds; raise TimeoutError after *limit* seconds."""
-    deadline = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the condition did not come true in time")
-        time.sleep(0.005)
 
 
 def waits_for(begun: Path, go: Path) -> None:

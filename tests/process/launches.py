@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,14 +30,6 @@ def children(pid: int) -> list[int]:
     """Processes whose parent is *pid*, whichever of its threads made them."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(each) for path in lists for each in path.read_text().split()]
-
-
-def wait_until(condition: Callable[[], object], limit: float = 90.0) -> None:
-    """Return once *condition* holds, which must be within *limit* seconds."""
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come within {limit:g} s"
-        time.sleep(0.02)
 
 
 def hold_second_start(monkeypatch: pytest.MonkeyPatch, begun: Path, seconds: float) -> None:

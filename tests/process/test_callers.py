@@ -106,7 +106,7 @@ except PicklingError as error:
     held = error  # with all that its traceback holds, as a notebook does
     print(error)
 thread.join()
-duties.wait_for(lambda: len(_reaper.descendants(os.getpid())) == 2, limit=5.0)
+duties.wait_for(lambda: len(_reaper.descendants(os.getpid())) == 2, seconds=5.0)
 print([thread.name for thread in threading.enumerate()])
 """
 

@@ -10,10 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
+
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
@@ -85,13 +86,6 @@ def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
     made = Shell(tmp_path)
     yield made
     made.close()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
 
 
 def test_a_job_that_succeeds_exits_with_0(shell: Shell) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.launches import wait_until
 from tests.process.test_cli import environment
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from elasticlib.rendezvous.stores.etcd._http import Line, Site
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
 from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
 from tests.process.launches import children
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
@@ -53,16 +54,9 @@ def backend(endpoint: str, name: str = "etcd-v3", **options: Any) -> EtcdBackend
     return EtcdBackend(Job(run_id="run", node="n", backend=name, endpoint=endpoint, options=options))
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def child_of(pid: int) -> int:
     """The only child, once it is there."""
-    until(lambda: children(pid))
+    wait_until(lambda: children(pid))
     (child,) = children(pid)
     return child
 
@@ -191,7 +185,7 @@ def test_a_frozen_server_costs_no_more_than_the_limit(server: EtcdServer) -> Non
     assert server._process is not None
     etcd = child_of(server._process.pid)
     os.kill(etcd, signal.SIGSTOP)
-    until(lambda: all(state(path) == "T" for path in Path(f"/proc/{etcd}/task").glob("*/stat")))
+    wait_until(lambda: all(state(path) == "T" for path in Path(f"/proc/{etcd}/task").glob("*/stat")))
     try:
         began = time.monotonic()
 
@@ -222,7 +216,7 @@ def test_a_server_dies_with_the_program_that_started_it() -> None:
         etcd = child_of(int(keeper))
         program.kill()
 
-    until(lambda: is_gone(etcd) and is_gone(int(keeper)))
+    wait_until(lambda: is_gone(etcd) and is_gone(int(keeper)))
     subprocess.run(["rm", "-r", folder], check=True)
 
 
@@ -246,7 +240,7 @@ def test_a_server_dies_with_its_keeper(server: EtcdServer) -> None:
 
     server._process.kill()
 
-    until(lambda: is_gone(etcd))
+    wait_until(lambda: is_gone(etcd))
 
 
 def test_a_server_can_be_started_again_with_its_data(tmp_path: Path) -> None:
@@ -372,7 +366,7 @@ def secure(certificates: Path, tmp_path: Path) -> Iterator[str]:
     ]
     with subprocess.Popen(command, cwd=certificates, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
-            until(lambda: _listens(ports[0]))
+            wait_until(lambda: _listens(ports[0]))
             yield f"127.0.0.1:{ports[0]}"
         finally:
             server.kill()
@@ -391,7 +385,7 @@ def client(folder: Path, **others: str) -> dict[str, str]:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_both_sides_show_their_certificates(secure: str, certificates: Path, host: str) -> None:
     reached = backend(f"{host}:{secure.rpartition(':')[2]}", **client(certificates))
-    until(lambda: _reaches(reached))
+    wait_until(lambda: _reaches(reached))
 
     exchange = reached.dial(LONG)
     waiting = exchange.clone()
@@ -414,7 +408,7 @@ def _reaches(reached: EtcdBackend) -> bool:
 
 def test_what_is_wrong_with_tls_is_told_apart(secure: str, certificates: Path, server: EtcdServer) -> None:
     good = backend(secure, **client(certificates))
-    until(lambda: _reaches(good))
+    wait_until(lambda: _reaches(good))
     troubles = {
         "not trusted .*see ca_cert": backend(secure, **client(certificates, ca_cert="other.pem")),
         "closed without an answer.*see protocol=https": backend(secure),

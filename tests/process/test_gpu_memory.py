@@ -15,7 +15,7 @@ import pytest
 from elasticlib import LaunchConfig, elastic_launch
 from elasticlib.agent import _gpu_memory
 from elasticlib.agent._gpu_memory import TOLERANCE
-from tests.process.launches import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,8 @@ import pytest
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
-from tests.process.launches import free_port, wait_until
+from tests.process.launches import free_port
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 

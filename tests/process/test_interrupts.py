@@ -19,7 +19,7 @@ import pytest
 
 import elasticlib
 from elasticlib import ChildFailedError, Job, LaunchConfig, Pool, elastic_launch, jobs, pool
-from tests.process.launches import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,

@@ -39,7 +39,7 @@ from elasticlib.job import _front_end, _job
 from elasticlib.job._front_end import Cell
 from elasticlib.workers import _machine
 from tests.patching import replace_everywhere
-from tests.process.launches import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 

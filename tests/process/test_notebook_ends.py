@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.kernel import LIMIT, Kernel
-from tests.process.launches import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 

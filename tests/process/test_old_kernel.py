@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from tests.matrix import old_kernel
-from tests.process.launches import LIMIT, free_port, wait_until
+from tests.process.launches import LIMIT, free_port
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,

@@ -41,7 +41,7 @@ from elasticlib.pools._pool_workers import PoolWorkers
 from elasticlib.processes._wire import Channel, Message
 from elasticlib.workers import _machine
 from tests.patching import replace_everywhere
-from tests.process.launches import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 

@@ -16,7 +16,7 @@ import pytest
 
 from elasticlib import LaunchConfig, elastic_launch, pool
 from elasticlib.errors import PicklingError
-from tests.process.launches import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 

@@ -18,7 +18,8 @@ from elasticlib.errors import RendezvousConnectionError, RendezvousError
 from elasticlib.processes import handle_of
 from elasticlib.processes._reaper import descendants
 from elasticlib.rendezvous import RendezvousHandler, RendezvousParameters, get_rendezvous_handler
-from tests.process.launches import free_port, wait_until
+from tests.process.launches import free_port
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.6)]
 

@@ -16,7 +16,7 @@ import pytest
 
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 from elasticlib.rendezvous.stores._state_document import decode_document
-from tests.process.launches import wait_until
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 

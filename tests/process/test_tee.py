@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from elasticlib.logs._console import LineFilter, console_sink
 from elasticlib.logs._lines import LineAssembler
 from elasticlib.logs._tee import BLOCK, Tee
 from elasticlib.spec import Std
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
@@ -99,13 +100,6 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.001)
-
-
 def append(path: Path, data: bytes) -> None:
     with open(path, "ab", buffering=0) as file:
         file.write(data)
@@ -139,17 +133,17 @@ def test_the_end_of_a_burst_reaches_the_console_unasked(tee: Tee, console: Conso
 
     assert 0 == writer(log, 5_000).wait(60)
 
-    until(lambda: sum(map(len, console.blocks)) == log.stat().st_size)
+    wait_until(lambda: sum(map(len, console.blocks)) == log.stat().st_size)
 
 
 def test_what_was_written_before_the_follow_comes_first(tee: Tee, console: Console, log: Path) -> None:
     append(log, b"early\n")
 
     tee.follow(str(log), b"p:", Std.OUT)
-    until(lambda: console.text == b"p:early\n")
+    wait_until(lambda: console.text == b"p:early\n")
     append(log, b"late\n")
 
-    until(lambda: console.text == b"p:early\np:late\n")
+    wait_until(lambda: console.text == b"p:early\np:late\n")
 
 
 def test_bytes_of_no_encoding_reach_the_console(tee: Tee, console: Console, log: Path) -> None:
@@ -157,7 +151,7 @@ def test_bytes_of_no_encoding_reach_the_console(tee: Tee, console: Console, log:
 
     append(log, b"\xff\xfe\x00caf\xe9\n")
 
-    until(lambda: console.text == b"\xff\xfe\x00caf\xe9\n")
+    wait_until(lambda: console.text == b"\xff\xfe\x00caf\xe9\n")
 
 
 def test_a_last_line_without_newline_comes_at_the_end(tee: Tee, console: Console, log: Path) -> None:
@@ -267,12 +261,12 @@ def test_a_line_without_end_goes_out_in_pieces_of_a_mebibyte(tee: Tee, console: 
 def test_a_file_that_is_emptied_is_followed_from_its_new_start(tee: Tee, console: Console, log: Path) -> None:
     tee.follow(str(log), b"", Std.OUT)
     append(log, b"a long line\n")
-    until(lambda: console.text == b"a long line\n")
+    wait_until(lambda: console.text == b"a long line\n")
 
     os.truncate(log, 0)
     append(log, b"new\n")
 
-    until(lambda: console.text == b"a long line\nnew\n")
+    wait_until(lambda: console.text == b"a long line\nnew\n")
 
 
 def test_rewritten_text_is_shown_while_it_waits_for_its_newline(tee: Tee, console: Console, log: Path) -> None:
@@ -280,7 +274,7 @@ def test_rewritten_text_is_shown_while_it_waits_for_its_newline(tee: Tee, consol
 
     append(log, b" 1%\r 2%\r")
 
-    until(lambda: console.text == b"p: 2%\n")
+    wait_until(lambda: console.text == b"p: 2%\n")
 
 
 def test_a_line_is_on_the_console_within_five_milliseconds(console: Console, log: Path) -> None:
@@ -293,7 +287,7 @@ def test_a_line_is_on_the_console_within_five_milliseconds(console: Console, log
         seen = len(console.times)
         written = time.monotonic()
         append(log, b"line\n")
-        until(functools.partial(console.has_more_than, seen))
+        wait_until(functools.partial(console.has_more_than, seen))
         behind.append(console.times[-1] - written)
         time.sleep(random_gap.uniform(0, 0.005))  # the writer's rhythm, not a wait
     tee.finish()
@@ -306,7 +300,7 @@ def test_an_idle_tee_does_not_wake_up(console: Console, log: Path, gather: float
     tee = Tee(console, console, gather=gather)
     tee.follow(str(log), b"", Std.OUT)
     append(log, b"line\n")
-    until(lambda: console.text == b"line\n")
+    wait_until(lambda: console.text == b"line\n")
     (thread,) = begun()
     status = Path(f"/proc/self/task/{thread.native_id}/status")
 
@@ -327,7 +321,7 @@ def test_lines_gather_into_one_block_until_somebody_waits_for_them(console: Cons
     tee = Tee(console, console, notify=notify, gather=1000.0)
     tee.follow(str(log), b"", Std.OUT)
     append(log, b"first\n")
-    until(lambda: console.blocks == [b"first\n"])
+    wait_until(lambda: console.blocks == [b"first\n"])
 
     append(log, b"1\n")
     append(log, b"2\n")
@@ -355,7 +349,7 @@ def test_what_has_gathered_reaches_the_console_unasked(console: Console, tmp_pat
             append(randoms.choice(paths), b"%d\n" % number)
             written += b"%d\n" % number
             time.sleep(randoms.choice([0.0, 0.0005, 0.002]))  # the writers' rhythm, not a wait
-        until(lambda: sorted(console.text) == sorted(written))  # noqa: B023 - it is called at once
+        wait_until(lambda: sorted(console.text) == sorted(written))  # noqa: B023 - it is called at once
     assert tee.finish(20)
 
 
@@ -376,7 +370,7 @@ def test_a_console_that_went_away_is_left_alone_and_the_other_one_goes_on(
     tee.follow(str(err), b"", Std.ERR)
 
     append(out, b"a\nopen")
-    until(lambda: Std.OUT in tee.broken)
+    wait_until(lambda: Std.OUT in tee.broken)
     append(out, b"b\n")
     append(err, b"c\n")
     finished = tee.finish(20)
@@ -419,10 +413,10 @@ def test_a_tee_that_waits_looks_again_when_it_was_asked_to_and_when_it_is_woken(
     tee.wake()
     assert [] == looks
     tee.follow(str(log), b"", Std.OUT)
-    until(lambda: not waits)
+    wait_until(lambda: not waits)
     asked = len(looks)
     tee.wake()
-    until(lambda: len(looks) > asked)
+    wait_until(lambda: len(looks) > asked)
 
     assert tee.finish()
     tee.wake()
@@ -459,7 +453,7 @@ def test_after_a_fault_the_next_round_is_copied_again_and_the_fault_is_logged_on
     drained = tee.drain_and_forget([str(first)], timeout=None)
     tee.follow(str(second), b"p:", Std.OUT)
     append(second, b"again\n")
-    until(lambda: console.text == b"p:again\n")
+    wait_until(lambda: console.text == b"p:again\n")
     tee.follow(str(third), b"p:", Std.OUT)
     append(third, b"at the end")
 
@@ -551,7 +545,7 @@ def test_matching_lines_are_kept_when_the_console_is_gone(console: Console, log:
     broken.follow(str(log), b"", Std.OUT, copy=copy)
 
     append(log, b"a 1\n")
-    until(lambda: Std.OUT in broken.broken)
+    wait_until(lambda: Std.OUT in broken.broken)
     append(log, b"b 2\na 3\n")
     broken.finish(20)
 
@@ -567,7 +561,7 @@ def test_lines_are_in_the_second_file_before_they_are_on_the_console(
 
     append(log, b"a 1\n")
 
-    until(lambda: hits.read_bytes() == b"a 1\n")
+    wait_until(lambda: hits.read_bytes() == b"a 1\n")
     assert b"" == console.text
 
 

@@ -7,14 +7,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.pytest_plugin.conftest import Run
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
@@ -235,13 +235,6 @@ class Session:
         return (self._folder / "0").exists() and (self._folder / "1").exists()
 
 
-def _until(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def session(run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     pytester.makepyfile(
@@ -257,7 +250,7 @@ def test_hangs(rank):
     )
     session = Session(pytester.path)
     try:
-        _until(session.hangs)
+        wait_until(session.hangs)
         yield session
     finally:
         session.process.kill()
@@ -280,4 +273,4 @@ def test_a_pytest_that_is_killed_leaves_nothing(session: Session) -> None:
     session.process.kill()
     session.process.wait()
 
-    _until(lambda: not session.left())
+    wait_until(lambda: not session.left())

@@ -13,8 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from attrs import frozen
 
 from tests.hosts import _netns
 from tests.hosts._netns import Host, machines
+from tests.waiting import wait_until
 
 PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 LIMIT = 60.0
@@ -106,7 +106,7 @@ class Job:
 
     def says(self, text: str, times: int = 1, limit: float = LIMIT) -> None:
         """Return once its tasks have written *text* so often."""
-        wait_until(lambda: self.said.count(text) >= times or self.is_over(), lambda: f"{text!r} in: {self.said}", limit)
+        wait_until(lambda: self.said.count(text) >= times or self.is_over(), limit, lambda: f"{text!r} in: {self.said}")
         assert self.said.count(text) >= times, self.said
 
     def cancel(self, *options: str) -> None:
@@ -124,16 +124,8 @@ class Job:
 
     def ends(self, limit: float = LIMIT) -> str:
         """Its last state, once it has one."""
-        wait_until(self.is_over, lambda: self.said, limit)
+        wait_until(self.is_over, limit, lambda: self.said)
         return self.facts()["JobState"]
-
-
-def wait_until(condition: Callable[[], bool], what: Callable[[], str], limit: float = LIMIT) -> None:
-    """Return once *condition* holds; *what* explains an error."""
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come within {limit:g} s: {what()}"
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -145,11 +137,11 @@ def cluster(nodes: int, cpus: int = 4) -> Iterator[Cluster]:
         found = Cluster(head, folder)
         _configure(found, workers, cpus)
         _start(stack, found, head, "munged", "--force", "--foreground", *_munge(folder))
-        wait_until((folder / "munge/socket").exists, lambda: _logs(folder))
+        wait_until((folder / "munge/socket").exists, what=lambda: _logs(folder))
         _start(stack, found, head, "slurmctld", "-D")
         for host in workers:
             _start(stack, found, host, "slurmd", "-D", "-N", host.name)
-        wait_until(lambda: _idle(found) == nodes, lambda: _logs(folder))
+        wait_until(lambda: _idle(found) == nodes, what=lambda: _logs(folder))
         try:
             yield found
         finally:

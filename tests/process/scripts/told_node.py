@@ -17,7 +17,7 @@ def work(go: Path) -> str:
     with (go.parent / os.environ["RANK"]).open("a") as runs:
         runs.write("I")
     if os.environ["GROUP_RANK"] == "0":
-        wait_for(go.exists, limit=60.0)
+        wait_for(go.exists, seconds=60.0)
     return f"result {(go.parent / os.environ['RANK']).read_text()} of rank {os.environ['RANK']}"
 
 

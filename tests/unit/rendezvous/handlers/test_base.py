@@ -38,6 +38,7 @@ from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._messages import Final, Leave, RankAssignment, Stopped, Succeeded
+from tests.waiting import wait_until
 
 LIMIT = 30.0
 
@@ -302,15 +303,6 @@ def together(*handlers: RendezvousHandler) -> list[RendezvousInfo]:
     """The next round of these nodes, in the order of their ranks."""
     waiting = [in_thread(handler.next_rendezvous) for handler in handlers]
     return sorted((each.result(LIMIT) for each in waiting), key=lambda info: info.rank)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    done = threading.Event()
-    for _ in range(int(LIMIT / 0.005)):
-        if condition():
-            return
-        done.wait(0.005)
-    raise AssertionError(f"it did not come within {LIMIT:g} s")
 
 
 def test_all_nodes_of_a_round_get_ranks_and_the_same_store_address(meeting: Meeting) -> None:

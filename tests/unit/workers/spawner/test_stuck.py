@@ -7,7 +7,6 @@ import itertools
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from elasticlib.processes import _reaper
 from elasticlib.workers.spawner import _stuck
 from elasticlib.workers.spawner._stuck import INTERVAL, STUCK, STUCK_WITH_HANDLERS, Look, Stop
+from tests.waiting import wait_until
 
 LIMIT = 30.0
 WAITS = Look(cpu=1.0, sleeps=True, own_handler=False)
@@ -164,19 +164,13 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come within {LIMIT:g} s"
-
-
 @pytest.mark.parametrize(("before", "own"), [("", False), (HANDLER, True)], ids=["no handler", "own handler"])
 def test_a_process_in_native_code_is_seen_to_have_a_signal_before_it(start: Start, before: str, own: bool) -> None:
     process = start(NATIVE.format(before=before))
-    until(lambda: (_reaper.process_facts(process.pid) or [b""])[0] == b"S")
+    wait_until(lambda: (_reaper.process_facts(process.pid) or [b""])[0] == b"S")
     first = _stuck.look(process.pid, signal.SIGINT)
     process.send_signal(signal.SIGINT)
-    until(lambda: _stuck.look(process.pid, signal.SIGINT))
+    wait_until(lambda: _stuck.look(process.pid, signal.SIGINT))
 
     found = _stuck.look(process.pid, signal.SIGINT)
 
