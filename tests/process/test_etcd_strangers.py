@@ -22,7 +22,7 @@ from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous.stores._keys import Keys
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
-from tests.process.duties import wait_for
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
@@ -179,7 +179,7 @@ def test_with_a_token_a_document_that_a_stranger_edited_seats_nobody(start: Star
     assert end["what"] != "seat", end
     assert other.popen.wait(LIMIT) in (0, 1)
     assert STRANGER not in json.dumps(other.all)
-    wait_for(
+    wait_until(
         lambda: b"the signature of the coordinator's document is not of this job and its token" in other.log, LIMIT
     )
 
@@ -208,7 +208,7 @@ def test_job_goes_on_when_a_stranger_deletes_the_leaders_key(start: Start, keys:
     first.sits_with(1)
     holder = read(keys, "leader")
     keys.delete([f"{PLACE}/leader"])
-    wait_for(lambda: read(keys, "leader") not in (b"", holder), LIMIT)
+    wait_until(lambda: read(keys, "leader") not in (b"", holder), LIMIT)
 
     second = start()
 
@@ -224,7 +224,7 @@ def count(keys: Keys) -> int:
 def test_nodes_that_come_and_go_leave_no_key_behind(start: Start, keys: Keys) -> None:
     first = start()
     first.sits_with(1)
-    wait_for(lambda: count(keys) <= 3, LIMIT)
+    wait_until(lambda: count(keys) <= 3, LIMIT)
     for is_killed in (False, True):
         other = start()
         other.sits_with(2)
@@ -236,4 +236,4 @@ def test_nodes_that_come_and_go_leave_no_key_behind(start: Start, keys: Keys) ->
         first.sits_with(1)
 
         # The greeting, the coordinator's heartbeat and this node's; what it reads is gone as soon as it has read it.
-        wait_for(lambda: count(keys) <= 3, LIMIT)
+        wait_until(lambda: count(keys) <= 3, LIMIT)
