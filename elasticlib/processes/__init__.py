@@ -15,11 +15,10 @@ import typing
 from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
-    from elasticlib.processes._caller import Caller as Caller
-    from elasticlib.processes._debugger import (
-        debugger_follows as debugger_follows,
-        followed_by_debugger as followed_by_debugger,
-        unseen_by_debugger as unseen_by_debugger,
+    from elasticlib.processes._caller import (
+        Caller as Caller,
+        CallerIdentity as CallerIdentity,
+        Surroundings as Surroundings,
     )
     from elasticlib.processes._descriptors import close_all_but as close_all_but
     from elasticlib.processes._folders import (
@@ -46,7 +45,6 @@ if typing.TYPE_CHECKING:
         received_handle as received_handle,
         wait_for_ends as wait_for_ends,
     )
-    from elasticlib.processes._identity import CallerIdentity as CallerIdentity
     from elasticlib.processes._imports import (
         shared_imports as shared_imports,
         without_garbage_collection as without_garbage_collection,
@@ -69,12 +67,6 @@ if typing.TYPE_CHECKING:
         seal as seal,
         sealable_file as sealable_file,
     )
-    from elasticlib.processes._parent_death import (
-        adopt_orphans as adopt_orphans,
-        die_with_parent as die_with_parent,
-        outlive_parent as outlive_parent,
-        wake_with_parent as wake_with_parent,
-    )
     from elasticlib.processes._pidfd import Handle as Handle, pidfds as pidfds
     from elasticlib.processes._programs import (
         AT_START_CODE as AT_START_CODE,
@@ -90,8 +82,10 @@ if typing.TYPE_CHECKING:
         above_standard_streams as above_standard_streams,
         check_system as check_system,
         closed_in_forks as closed_in_forks,
+        debugger_follows as debugger_follows,
         flags_here as flags_here,
         flags_of as flags_of,
+        followed_by_debugger as followed_by_debugger,
         fresh_command as fresh_command,
         importable_by as importable_by,
         open_files_needed as open_files_needed,
@@ -99,29 +93,33 @@ if typing.TYPE_CHECKING:
         spawn as spawn,
         start_error as start_error,
         start_thread as start_thread,
+        unseen_by_debugger as unseen_by_debugger,
     )
     from elasticlib.processes._reaper import (
         FORK_SERVER_FD as FORK_SERVER_FD,
         KEPT_FD as KEPT_FD,
         REAPER_PATH as REAPER_PATH,
         STOP_SIGNALS as STOP_SIGNALS,
+        adopt_orphans as adopt_orphans,
         descendants as descendants,
+        die_with_parent as die_with_parent,
         guard_child as guard_child,
         is_ending as is_ending,
         is_memory_cleaner as is_memory_cleaner,
         kill_descendants as kill_descendants,
         living_parent as living_parent,
         new_parent as new_parent,
+        outlive_parent as outlive_parent,
         process_facts as process_facts,
         settle_signals as settle_signals,
         signal_descendant as signal_descendant,
         signal_group as signal_group,
         signal_process as signal_process,
         wait_until_gone as wait_until_gone,
+        wake_with_parent as wake_with_parent,
     )
     from elasticlib.processes._refusals import FEW_DESCRIPTORS as FEW_DESCRIPTORS, FEW_PROCESSES as FEW_PROCESSES
     from elasticlib.processes._sessions import Sessions as Sessions, SharedSessions as SharedSessions
-    from elasticlib.processes._surroundings import Surroundings as Surroundings
     from elasticlib.processes._wire import (
         Channel as Channel,
         Message as Message,
@@ -135,8 +133,7 @@ if typing.TYPE_CHECKING:
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
-        "elasticlib.processes._caller": "Caller",
-        "elasticlib.processes._debugger": "debugger_follows followed_by_debugger unseen_by_debugger",
+        "elasticlib.processes._caller": "Caller CallerIdentity Surroundings",
         "elasticlib.processes._descriptors": "close_all_but",
         "elasticlib.processes._folders": (
             "absolute_path absolute_path_without_parents current_folder current_folder_can_be_entered "
@@ -145,7 +142,6 @@ __getattr__, __dir__, __all__ = _lazy.names(
             "path_of_current_folder time_of_change"
         ),
         "elasticlib.processes._handles": "handle_of handle_of_parent own_descriptors received_handle wait_for_ends",
-        "elasticlib.processes._identity": "CallerIdentity",
         "elasticlib.processes._imports": "shared_imports without_garbage_collection",
         "elasticlib.processes._large_files": (
             "content_of_files content_of_memory descriptors_of_memories files_with_content names_of_parts "
@@ -154,22 +150,21 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.processes._lease": "CUT_OFF Lease",
         "elasticlib.processes._mapping": "mapped_bytes",
         "elasticlib.processes._memory": "anonymous_file memfds seal sealable_file",
-        "elasticlib.processes._parent_death": "adopt_orphans die_with_parent outlive_parent wake_with_parent",
         "elasticlib.processes._pidfd": "Handle pidfds",
         "elasticlib.processes._programs": (
             "AT_START_CODE BEGIN_CODE BOOT_CODE CHANNEL_FD ChildProcess FROM_OUTSIDE HelperLostError "
-            "KILL_SECONDS Link Process above_standard_streams check_system closed_in_forks flags_here "
-            "flags_of fresh_command importable_by open_files_needed search_path_argument spawn start_error "
-            "start_thread"
+            "KILL_SECONDS Link Process above_standard_streams check_system closed_in_forks debugger_follows "
+            "flags_here flags_of followed_by_debugger fresh_command importable_by open_files_needed "
+            "search_path_argument spawn start_error start_thread unseen_by_debugger"
         ),
         "elasticlib.processes._reaper": (
-            "FORK_SERVER_FD KEPT_FD REAPER_PATH STOP_SIGNALS descendants guard_child is_ending "
-            "is_memory_cleaner kill_descendants living_parent new_parent process_facts settle_signals "
-            "signal_descendant signal_group signal_process wait_until_gone"
+            "FORK_SERVER_FD KEPT_FD REAPER_PATH STOP_SIGNALS adopt_orphans descendants die_with_parent "
+            "guard_child is_ending is_memory_cleaner kill_descendants living_parent new_parent outlive_parent "
+            "process_facts settle_signals signal_descendant signal_group signal_process wait_until_gone "
+            "wake_with_parent"
         ),
         "elasticlib.processes._refusals": "FEW_DESCRIPTORS FEW_PROCESSES",
         "elasticlib.processes._sessions": "Sessions SharedSessions",
-        "elasticlib.processes._surroundings": "Surroundings",
         "elasticlib.processes._wire": (
             "Channel Message Waitable encoded_message room_for_descriptors takes_more wait_readable"
         ),

@@ -14,6 +14,8 @@ package what is imported below, since the reaper must start in milliseconds and 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -30,11 +32,12 @@ from elasticlib._clock import monotonic, sleep
 from elasticlib.processes._descriptors import close_all_but
 from elasticlib.processes._handles import handle_of, handle_of_parent, wait_for_ends
 from elasticlib.processes._memory import anonymous_file
-from elasticlib.processes._parent_death import adopt_orphans, die_with_parent, outlive_parent
 from elasticlib.processes._pidfd import Handle
 from elasticlib.processes._refusals import FEW_PROCESSES
 from elasticlib.processes._sessions import SharedSessions
 
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 REAPER_PATH = os.path.abspath(__file__)
 """Where the reaper's program is."""
@@ -50,6 +53,48 @@ _LOOKS_AT_SLEEP, _LOOK = 20, 0.005
 """How often, and each how many seconds, one in uninterruptible sleep is looked at."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+# What the kernel does for this process when its parent, or a parent below it, ends.
+
+
+def _prctl(option: int, argument: int) -> None:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), f"prctl({option}, {argument})")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process when the thread that forked it ends; at once if *parent* has ended."""
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the signal was armed
+        os._exit(1)
+
+
+def outlive_parent() -> None:
+    """
+    In place of `die_with_parent`: from here on this process watches its parent and clears up by itself.
+
+    A stopped one could do neither, so the kernel wakes it when its parent, or just the thread that forked it, ends.
+    """
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGCONT)
+
+
+def wake_with_parent() -> None:
+    """Do as `outlive_parent`, in a process that clears nothing up; it works without the signal, too."""
+    with contextlib.suppress(OSError):
+        outlive_parent()
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, also of those in other sessions."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+# What this process does itself.
 
 
 def settle_signals() -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from elasticlib.processes import CallerIdentity, _identity
+from elasticlib.processes import CallerIdentity, _caller
 
 _PR_SET_NO_NEW_PRIVS = 38
 
@@ -36,8 +36,8 @@ def test_without_proc_it_is_told_by_what_the_system_itself_says(monkeypatch: pyt
     def hidden(path: object, *_: object, **__: object) -> str:
         raise PermissionError(path)
 
-    monkeypatch.setattr(_identity.os, "open", hidden)
-    monkeypatch.setattr(_identity.os, "readlink", hidden)
+    monkeypatch.setattr(_caller.os, "open", hidden)
+    monkeypatch.setattr(_caller.os, "readlink", hidden)
     before = CallerIdentity.now()
     monkeypatch.setattr(os, "getresuid", lambda: (65534, 65534, 65534))
 
