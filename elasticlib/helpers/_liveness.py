@@ -77,7 +77,7 @@ class Liveness:
 
     stopped: float = 0.0
     """Seconds for which it was seen stopped alone."""
-    held: float = 0.0
+    traced: float = 0.0
     """Seconds for which a debugger was seen to hold it."""
     silent: float = 0.0
     """Seconds for which it slept and did not answer."""
@@ -92,19 +92,20 @@ class Liveness:
         *passed*: seconds since the look before (None: this process was not awake all the time). *alone*: no worker is
         stopped.
         """
+        # Time in which this process was not awake itself counts for no helper.
         if passed is None:
             return Liveness(turns=look.turns), None
         is_stopped = look.state == STOPPED and alone
-        is_held = look.state == TRACED
+        is_traced = look.state == TRACED
         is_silent = look.owes and self._slept(look)
         after = evolve(
             self,
             stopped=_seconds(is_stopped, self.stopped, passed),
-            held=_seconds(is_held, self.held, passed),
+            traced=_seconds(is_traced, self.traced, passed),
             silent=_seconds(is_silent, self.silent, passed),
             turns=look.turns,
         )
-        if not (after.stopped or after.held or after.silent):
+        if not (after.stopped or after.traced or after.silent):
             return evolve(after, acted=None), None
         return after._act()
 
@@ -124,7 +125,7 @@ class Liveness:
             return Act.REPLACE
         if self.stopped >= WAKE_AFTER:
             return Act.WAKE
-        if self.held >= WAKE_AFTER:
+        if self.traced >= WAKE_AFTER:
             return Act.REPORT_DEBUGGER
         return self.acted
 

@@ -16,6 +16,7 @@ from attrs import define, field, frozen
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic
 from elasticlib.helpers._liveness import LOOK, STOPPED, TRACED, Act, AwakeTime, Liveness, Look
+from elasticlib.processes import process_facts
 
 _CPU_TICKS = slice(11, 13)
 """Time in user and system mode, in ``/proc/PID/stat`` from the state letter on."""
@@ -56,7 +57,7 @@ class Helper:
     """Sends it a question of that number, if it answers any."""
     is_needed: bool = True
     """Whether somebody waits for what it does: else it is woken, and never replaced."""
-    asked: int = 0
+    questions: int = 0
     answered: int = 0
     liveness: Liveness = field(factory=Liveness)
 
@@ -70,8 +71,8 @@ class Helper:
     def request_answer(self) -> None:
         """Ask it for a sign of life, if it can give one."""
         if self.ask is not None:
-            self.asked += 1
-            self.ask(self.asked)
+            self.questions += 1
+            self.ask(self.questions)
 
 
 @frozen
@@ -136,7 +137,7 @@ class HelperWatch:
             helper.liveness, act = helper.liveness.step(look, passed, alone)
             if act is not None and helper.may_be(act):
                 now = helper.liveness
-                found.append(Finding(helper, act, max(now.stopped, now.held, now.silent)))
+                found.append(Finding(helper, act, max(now.stopped, now.traced, now.silent)))
         return found
 
 
@@ -153,34 +154,31 @@ def _look_at_all(helpers: Iterable[Helper]) -> list[tuple[Helper, Look]]:
 def _look(helper: Helper) -> Look | None:
     """Look at *helper*, and ask it for a sign of life unless it owes one; None where it has ended."""
     pid = helper.process.pid
-    facts = _state(pid)
-    owes = helper.asked != helper.answered
-    turns = _turns(pid, facts) if owes else 0
-    if not facts or helper.process.ends(0.0):  # looked at last: until then the number was its own
+    facts = process_facts(pid)
+    if facts is None:
         return None
-    if facts[0] != STOPPED and not owes:
+    owes = helper.questions != helper.answered
+    turns = _turns(pid, facts) if owes else 0
+    # The handle is asked last: until then the number was this process's own.
+    if helper.process.ends(0.0):
+        return None
+    state = facts[0].decode()
+    if state != STOPPED and not owes:
         helper.request_answer()
-    return Look(facts[0], turns, owes)
+    return Look(state, turns, owes)
 
 
 def _stands_still(pid: int) -> bool:
-    return _state(pid)[:1] in ([STOPPED], [TRACED])
+    facts = process_facts(pid)
+    return facts is not None and facts[0].decode() in (STOPPED, TRACED)
 
 
-def _state(pid: int) -> list[str]:
-    """The kernel's facts of *pid* from the state letter on; empty when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return []
-
-
-def _turns(pid: int, facts: list[str]) -> int:
+def _turns(pid: int, facts: list[bytes]) -> int:
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[2])
-    except (OSError, IndexError, ValueError):  # a kernel that does not count them
+    except (OSError, IndexError, ValueError):
+        # The kernel does not count them.
         return sum(map(int, facts[_CPU_TICKS]))
 
 

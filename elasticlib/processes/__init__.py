@@ -20,7 +20,7 @@ if typing.TYPE_CHECKING:
         CallerIdentity as CallerIdentity,
         Surroundings as Surroundings,
     )
-    from elasticlib.processes._descriptors import close_all_but as close_all_but
+    from elasticlib.processes._descriptors import close_all_but as close_all_but, close_each as close_each
     from elasticlib.processes._folders import (
         absolute_path as absolute_path,
         absolute_path_without_parents as absolute_path_without_parents,
@@ -134,7 +134,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.processes._caller": "Caller CallerIdentity Surroundings",
-        "elasticlib.processes._descriptors": "close_all_but",
+        "elasticlib.processes._descriptors": "close_all_but close_each",
         "elasticlib.processes._folders": (
             "absolute_path absolute_path_without_parents current_folder current_folder_can_be_entered "
             "enter_folder folder_of_script identity_of_current_folder is_own_folder make_private_folder "

@@ -87,7 +87,8 @@ def _credentials() -> tuple[str, ...]:
 def _namespace(name: str) -> str:
     try:
         return os.readlink(f"/proc/thread-self/ns/{name}")
-    except OSError:  # this kernel has none of the kind, or /proc is hidden
+    except OSError:
+        # This kernel has no such namespace, or /proc is hidden.
         return ""
 
 
@@ -160,6 +161,8 @@ class Surroundings:
 
     def can_follow(self, beginning: Self) -> bool:
         """Whether a process that has what *beginning* says may come to have this, whatever its privileges are."""
+        # Without a privilege a process can only become nicer, a likelier victim of the OOM killer,
+        # and lower its hard limits.
         hard = {number: _value(most) for number, (_, most) in beginning.limits}
         return (
             self.nice >= beginning.nice
@@ -216,7 +219,8 @@ def _umask() -> int:
 
 def _read_number(name: str, base: int, otherwise: int) -> int:
     text = kernel_says(f"self/{name}")
-    return int(text, base) if text else otherwise  # a kernel without it
+    # A kernel without this file has no text of it.
+    return int(text, base) if text else otherwise
 
 
 def _write_number(name: str, text: str) -> None:

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 _LOW = 256
 """Descriptors below it are closed without a look at which are open."""
+
+
+def close_each(descriptors: Iterable[int]) -> None:
+    """Close all of *descriptors*, which are open."""
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def close_all_but(keep: Collection[int]) -> None:
@@ -21,11 +27,14 @@ def close_all_but(keep: Collection[int]) -> None:
     lowest_kept = sorted(number for number in keep if number < _LOW)
     bounds = [-1, *lowest_kept, _LOW]
     for before, after in itertools.pairwise(bounds):
-        if before + 1 < after:  # an empty range that ends below 0 is all there is, to the interpreter
-            os.closerange(before + 1, after)  # which minds none that is not open
+        # The interpreter takes an empty range that ends below 0 for all descriptors.
+        if before + 1 < after:
+            # It ignores numbers that are not open.
+            os.closerange(before + 1, after)
     try:
         numbers = {int(name) for name in os.listdir("/proc/self/fd")}
-    except OSError:  # no /proc
+    except OSError:
+        # /proc is not mounted.
         _close_high_but(keep)
         return
     others = numbers.difference(keep)

@@ -21,7 +21,8 @@ def make_private_folder(path: str) -> None:
     if above != path:
         make_private_folder(above)
     try:
-        os.mkdir(path, 0o700)  # makedirs would give those above whatever mode the umask leaves
+        # os.makedirs would give the folders above the mode that the umask leaves.
+        os.mkdir(path, 0o700)
     except FileExistsError:
         if not os.path.isdir(path):
             raise
@@ -50,7 +51,8 @@ def make_temporary_folder(purpose: str, longest: int = 0) -> str:
 
     In a read-only container it is in ``/dev/shm``. Raises `ConfigError`, which names the *purpose*.
     """
-    import tempfile  # only here: few workers need it, and they import this module
+    # Imported here: workers import this module, and few of them need tempfile.
+    import tempfile
 
     failure: OSError | None = None
     for parent in (None, "/tmp", _SHARED_MEMORY):
@@ -146,7 +148,8 @@ def out_of_removed_folder() -> Iterator[None]:
         return
     try:
         former = os.open(".", os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # it may not be entered either, so there would be no way back
+    except OSError:
+        # The folder may not be entered either, so there would be no way back.
         yield
         return
     try:

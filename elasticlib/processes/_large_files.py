@@ -17,7 +17,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from elasticlib.processes import anonymous_file
+from elasticlib.processes._descriptors import close_each
+from elasticlib.processes._memory import anonymous_file
 
 _FSIZE = resource.RLIMIT_FSIZE
 _PART = "+"
@@ -50,6 +51,7 @@ def room_for_file(size: float) -> Iterator[float]:
         yield _bytes(soft)
         return
     with _lock:
+        # Read again: another thread may have raised the limit, or put it back, in the meantime.
         soft, hard = resource.getrlimit(_FSIZE)
         try:
             yield _raise_limit(hard, size)
@@ -59,7 +61,8 @@ def room_for_file(size: float) -> Iterator[float]:
 
 def _raise_limit(hard: int, size: float) -> float:
     if _bytes(hard) < size:
-        with contextlib.suppress(ValueError, OSError):  # no privilege
+        with contextlib.suppress(ValueError, OSError):
+            # Without the privilege the hard limit stays.
             resource.setrlimit(_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             return math.inf
     resource.setrlimit(_FSIZE, (hard, hard))
@@ -92,11 +95,11 @@ def files_with_content(content: bytes, name: str) -> list[int]:
     view, descriptors = memoryview(content), list[int]()
     try:
         for begin in range(0, max(1, len(content)), step):
-            descriptors.extend(map(anonymous_file, (name,)))  # in one step: no interrupt falls between
+            # One step of the interpreter: an interrupt cannot lose the descriptor.
+            descriptors.extend(map(anonymous_file, (name,)))
             write_exactly(descriptors[-1], view[begin : begin + step])
     except BaseException:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_each(descriptors)
         raise
     return descriptors
 
@@ -132,10 +135,10 @@ def descriptors_of_memories(memories: Mapping[str, bytes | MemoryInFile]) -> dic
                     (f"{name}{_PART * number}", each) for number, each in enumerate(files_with_content(content, name))
                 )
             else:
-                found.update(zip((name,), map(os.dup, (content.fileno(),)), strict=True))  # in one step: no interrupt
+                # One step of the interpreter: an interrupt cannot lose the descriptor.
+                found.update(zip((name,), map(os.dup, (content.fileno(),)), strict=True))
     except BaseException:
-        for descriptor in found.values():
-            os.close(descriptor)
+        close_each(found.values())
         raise
     return found
 

@@ -43,6 +43,7 @@ class Lease:
     def renew(self, end: float) -> None:
         """Let it end at that moment."""
         if end != self._known:
+            # In one write: a reader sees the former moment or this one.
             os.pwrite(self._descriptor, _MOMENT.pack(end), 0)
             self._known = end
 

@@ -52,7 +52,8 @@ def exitcode_of(kind: int, number: int) -> int | None:
     """See `Handle.exitcode`: of the child that this *number* of that *kind* stands for, which is left unreaped."""
     try:
         found = os.waitid(kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except OSError:  # it is no child, or not any more
+    except OSError:
+        # It is no child of this process, or was reaped.
         return None
     if found is None:
         return None

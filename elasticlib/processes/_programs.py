@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from elasticlib.errors import EntrypointError, StartError, name_of_signal
+from elasticlib.processes._descriptors import close_each
 from elasticlib.processes._handles import handle_of, received_handle
 from elasticlib.processes._pidfd import Handle
 from elasticlib.processes._refusals import FEW_DESCRIPTORS, FEW_PROCESSES
@@ -135,7 +136,8 @@ class Process:
         except PermissionError:
             return False
         except ProcessLookupError:
-            pass  # it has ended, which others find out
+            # It has ended, which its owner finds out by itself.
+            pass
         return True
 
     def ends(self, limit: float) -> bool:
@@ -170,7 +172,8 @@ class ChildProcess(Process):
 
     def __init__(self, pid: int) -> None:
         handle = None
-        with contextlib.suppress(ProcessLookupError):  # the program reaps children that it did not start
+        # The caller's program may reap children that it did not start.
+        with contextlib.suppress(ProcessLookupError):
             handle = handle_of(pid)
         super().__init__(pid, handle)
 
@@ -276,34 +279,36 @@ def flags_in(command: Sequence[str]) -> tuple[str, ...]:
     Variables of the environment such as ``PYTHONOPTIMIZE`` reach the other program by themselves.
     """
     flags: list[str] = []
-    words = iter(command[1:])
-    for word in words:
-        if word == _CHECK_OF_HASHES:
-            flags += [word, next(words, "")]
-        elif not _is_letters(word):  # the program begins
-            is_command = os.path.basename(word) in _COMMANDS
+    arguments = iter(command[1:])
+    for argument in arguments:
+        if argument == _CHECK_OF_HASHES:
+            flags += [argument, next(arguments, "")]
+        elif not _is_letters(argument):
+            # The program begins here.
+            is_command = os.path.basename(argument) in _COMMANDS
             return tuple(flag for flag in flags if not (is_command and flag in _OF_COMMANDS))
         else:
-            found, is_program = _flags_of_letters(word, words)
+            found, is_program = _flags_of_letters(argument, arguments)
             flags += found
             if is_program:
                 break
     return tuple(flags)
 
 
-def _is_letters(word: str) -> bool:
-    """Return True for a word of options of one letter each, such as ``-uOO``."""
-    return word.startswith("-") and not word.startswith("--") and word != "-"
+def _is_letters(argument: str) -> bool:
+    """Return True for an argument of options of one letter each, such as ``-uOO``."""
+    return argument.startswith("-") and not argument.startswith("--") and argument != "-"
 
 
-def _flags_of_letters(word: str, words: Iterator[str]) -> tuple[list[str], bool]:
-    """Return the options in *word*, and whether the program follows; a value may be the next word."""
+def _flags_of_letters(argument: str, arguments: Iterator[str]) -> tuple[list[str], bool]:
+    """Return the options in *argument*, and whether the program follows; a value may be the next argument."""
     flags: list[str] = []
-    for at, letter in enumerate(word[1:], 2):
+    for at, letter in enumerate(argument[1:], 2):
         if letter in "cm":
             return flags, True
-        if letter in "WX":  # the rest is its value
-            value = word[at:] or next(words, "")
+        if letter in "WX":
+            # The rest of the argument is its value, or else the next argument.
+            value = argument[at:] or next(arguments, "")
             flags += [f"-{letter}", value]
             break
         if letter in _FLAGS:
@@ -320,6 +325,7 @@ def spawn(
     It reads nothing and says nothing, but to *stderr* where that is given. Raises `StartError`.
     """
     check_system()
+    # Copies with higher numbers: the actions below overwrite the numbers 0 to 3.
     copies = [above_standard_streams(descriptor), *(() if stderr is None else (above_standard_streams(stderr),))]
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
@@ -335,8 +341,7 @@ def spawn(
     except OSError as error:
         raise start_error(command[0], error) from error
     finally:
-        for copy in copies:
-            os.close(copy)
+        close_each(copies)
 
 
 # A debugger that follows the children of this program: pydevd, which debugpy (VS Code) and PyCharm use. It replaces the

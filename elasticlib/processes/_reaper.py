@@ -24,7 +24,8 @@ import types
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import NoReturn
 
-if __name__ == "__main__":  # run by its path: the interpreter finds no package, and runs nothing of its __init__
+if __name__ == "__main__":
+    # Run by its path, this file has no package: this one runs nothing of the package's __init__.
     sys.modules["elasticlib"] = _package = types.ModuleType("elasticlib")
     _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
@@ -70,7 +71,8 @@ def _prctl(option: int, argument: int) -> None:
 def die_with_parent(parent: int) -> None:
     """Have the kernel SIGKILL this process when the thread that forked it ends; at once if *parent* has ended."""
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the signal was armed
+    # The parent may have died before the signal was armed.
+    if os.getppid() != parent:
         os._exit(1)
 
 
@@ -159,6 +161,7 @@ def kill_descendants(spare: Collection[int] = (), limit: float = 5.0, kept: Cont
         members = [each for each in descendants(me, spare, kept) if not _goes_on_to_remove_memory(me, each[0])]
         # Also those that look like zombies: so does a process whose first thread alone has ended.
         alive = [pid for pid, parent, _ in members if not (parent == me and reap(pid))]
+        # A process may fork while it is listed: the sweep repeats until a listing finds nobody.
         for pid in alive:
             signal_descendant(me, pid, signal.SIGKILL)
         if not members:
@@ -177,7 +180,8 @@ def is_memory_cleaner(pid: int) -> bool:
     They alone know the names. They end by themselves, the one at once and the other two seconds later; killed with the
     others they would leave that memory to the machine.
     """
-    if _settled_state(pid) in ("", "Z", "X", "D"):  # to read the command of one in state D may take forever
+    # Reading the command line of a process in state D may block forever.
+    if _settled_state(pid) in ("", "Z", "X", "D"):
         return False
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -202,7 +206,8 @@ def _settled_state(pid: int) -> str:
 def _goes_on_to_remove_memory(root: int, pid: int) -> bool:
     if not is_memory_cleaner(pid):
         return False
-    signal_descendant(root, pid, signal.SIGCONT)  # it may have been stopped with the others
+    # It may have been stopped with the others.
+    signal_descendant(root, pid, signal.SIGCONT)
     return True
 
 
@@ -211,7 +216,8 @@ def signal_descendant(root: int, pid: int, signum: int) -> None:
     try:
         handle = handle_of(pid)
     except OSError:
-        return  # gone; or no descriptor is free, and the next turn of the sweep comes back to it
+        # It is gone; or no descriptor is free, and the next turn of the sweep tries again.
+        return
     try:
         # It may have ended since it was listed, and its number be a stranger's: whom the handle holds is looked at.
         if _is_below(root, pid):
@@ -264,9 +270,11 @@ def signal_group(leader: int, handle: Handle, signum: int) -> None:
     try:
         os.killpg(leader, signum)
     except ProcessLookupError:
-        signal_process(handle, signum)  # forked just now: it has not made its session yet
+        # Just forked, it has not made its session yet.
+        signal_process(handle, signum)
     except PermissionError:
-        pass  # a program that changed its user: its end is still seen, and it dies with this process
+        # The program has changed its user. Its end is still seen, and it dies with this process.
+        pass
 
 
 def wait_until_gone(pids: Iterable[int], limit: float) -> None:
@@ -321,7 +329,8 @@ def guard_child(parent: int, child: int, kept: SharedSessions, command: Sequence
     signum = max(0, -_code_of(child))
     while True:
         spawners = [pid for pid in _children() if _is_spawner(pid, command)]
-        kill_descendants(spawners, kept=kept)  # such as what one of them left behind that has ended
+        # A spawner that has ended may have left processes behind.
+        kill_descendants(spawners, kept=kept)
         if not spawners:
             os._exit(signum)
         if not _any_ends_before(spawners, launcher):
@@ -345,7 +354,8 @@ def _any_ends_before(children: Iterable[int], launcher: Handle) -> bool:
 
 
 def _code_of(child: int) -> int:
-    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # it is passed on to the child no more, whose number is free now
+    # The signal is no longer passed on: the number of the child is about to be free.
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)
     _, code = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(code)
 
@@ -359,10 +369,11 @@ def _is_spawner(pid: int, command: Sequence[str]) -> bool:
     """Whether *pid* was forked from the fork server to serve a launch: it has a session of its own."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            same = file.read() == b"".join(os.fsencode(word) + b"\0" for word in command)
+            same = file.read() == b"".join(os.fsencode(argument) + b"\0" for argument in command)
         return same and os.getsid(pid) == pid
     except OSError:
-        return False  # it has ended
+        # It has ended.
+        return False
 
 
 def _main(argv: Sequence[str]) -> NoReturn:

@@ -55,6 +55,7 @@ class SharedSessions(Sessions):
 
     def numbers(self) -> set[int]:
         found: set[int] = set()
+        # The file is a journal, in which a negative number drops its session.
         for (number,) in _ENTRY.iter_unpack(os.pread(self._descriptor, _LONGEST, 0)):
             (found.add if number > 0 else found.discard)(abs(number))
         return found
@@ -79,4 +80,5 @@ def _session_of(pid: int) -> int:
     try:
         return os.getsid(pid)
     except OSError:
-        return 0  # it has ended
+        # It has ended.
+        return 0

@@ -23,13 +23,15 @@ from json import dumps
 from typing import Any, Protocol, TypeAlias
 
 from elasticlib._untrusted import parse
+from elasticlib.processes._descriptors import close_each
 
 Message: TypeAlias = dict[str, Any]
 
 _LONGEST = 2**31 - 1
 """Milliseconds that one poll can wait."""
 _HEAD = struct.Struct("!II")
-_MOST_DESCRIPTORS = 253  # the kernel's limit for one message
+# SCM_MAX_FD, the kernel's limit for one message.
+_MOST_DESCRIPTORS = 253
 _MOST_OF_A_FRAME = 65536
 _LARGEST = 2**30
 """Bytes of a frame: what is large goes through files in memory, and nobody asks for more at once."""
@@ -86,7 +88,8 @@ class _Limit:
         with self.lock:
             self.users -= 1
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            if not self.users and soft == self.former[1]:  # else the program has set one of its own meanwhile
+            # The program may have set a limit of its own meanwhile, which stays.
+            if not self.users and soft == self.former[1]:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (min(self.former[0], hard), hard))
 
 
@@ -111,8 +114,7 @@ def room_for_descriptors(count: int) -> Iterator[None]:
             _limit.raise_it()
             raised = True
     finally:
-        for descriptor in tried:
-            os.close(descriptor)
+        close_each(tried)
     try:
         yield
     finally:
@@ -195,6 +197,8 @@ class Channel:
 
     def _announced(self) -> int:
         """How many descriptors come with the next frame, without taking them; 0 where its head is not there yet."""
+        # The kernel drops descriptors for which there is no room when they are received: so look
+        # ahead.
         head = self._sock.recv(_HEAD.size, socket.MSG_PEEK)
         return min(_HEAD.unpack(head)[1], _MOST_OF_A_FRAME) if len(head) == _HEAD.size else 0
 
@@ -206,14 +210,14 @@ class Channel:
                 head += self._with_rights(_HEAD.size - len(head), descriptors)
             size, count = _HEAD.unpack(head)
             message = self._message(size)
+            # Behind the frame stands one byte for each further message with descriptors.
             for _ in range(_MOST_DESCRIPTORS, min(count, _MOST_OF_A_FRAME), _MOST_DESCRIPTORS):
                 self._with_rights(1, descriptors)
             if whole and len(descriptors) != count:
                 # The kernel drops what the limit leaves no room for, without another word.
                 raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: raise the limit (ulimit -n)")
         except OSError:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_each(descriptors)
             raise
         return message, descriptors
 

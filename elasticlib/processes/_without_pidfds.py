@@ -71,7 +71,8 @@ class _Bell:
 
 
 def _ring(wait: Callable[[], object], descriptor: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the program's own threads
+    # Signals are for the program's own threads.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     wait()
     os.eventfd_write(descriptor, 1)
     os.close(descriptor)
@@ -149,7 +150,8 @@ class Parent(_Awaited):
 
     def has_ended(self) -> bool:
         if os.getpid() == self._child:
-            return os.getppid() != self._pid  # at once, while the kernel's listing may be late
+            # The kernel changes this at once, while /proc may be late.
+            return os.getppid() != self._pid
         return _start_of(self._pid) != self._began
 
     def send(self, signum: int) -> None:
@@ -183,7 +185,8 @@ class Other(Handle):
     def send(self, signum: int) -> None:
         if self.has_ended():
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        os.kill(self._pid, 0)  # which is no signal: it raises where there may be none
+        # Signal 0 is none: it raises where this process may not send any.
+        os.kill(self._pid, 0)
         if signum:
             fcntl.fcntl(self._descriptor, fcntl.F_SETSIG, signum)
             os.write(self._writer, b"!")
@@ -202,7 +205,8 @@ class Other(Handle):
 def _own(descriptor: int, pid: int, signum: int) -> None:
     """Have the kernel send *signum* to the process *pid* whenever the pipe *descriptor* gets something to read."""
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, pid)
-    if fcntl.fcntl(descriptor, fcntl.F_GETOWN) != pid:  # old kernels take a number that nobody has
+    # Old kernels accept a number that no process has.
+    if fcntl.fcntl(descriptor, fcntl.F_GETOWN) != pid:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
     fcntl.fcntl(descriptor, fcntl.F_SETSIG, signum)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
@@ -238,7 +242,8 @@ class _OwnEnds:
         """Let go of them in a process that was forked from theirs."""
         for descriptor, identity in self._ends:
             with contextlib.suppress(OSError):
-                if _identity(descriptor) == identity:  # else the program has closed all, and opened its own
+                # The program may have closed all descriptors, and opened files of its own.
+                if _identity(descriptor) == identity:
                     os.close(descriptor)
 
 
@@ -285,7 +290,8 @@ class Received(Handle):
         try:
             os.write(descriptor, b"!")
         except BlockingIOError:
-            pass  # full, of thousands of signals that it got
+            # The pipe is full: the process has got thousands of signals.
+            pass
         except BrokenPipeError as error:
             if signal.SIGPIPE not in former:
                 signal.sigtimedwait({signal.SIGPIPE}, 0)

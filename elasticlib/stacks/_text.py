@@ -55,7 +55,8 @@ def _thread(heading: re.Match[str], text: str) -> Thread:
 
 
 def _frames_below(text: str) -> tuple[Frame, ...]:
-    stack = re.split(r"\n\s*\n", text)[0]  # behind an empty line stands what is not of this thread
+    # Text behind an empty line is not of this thread.
+    stack = re.split(r"\n\s*\n", text)[0]
     return tuple(map(_frame, _FRAME.finditer(stack)))
 
 
@@ -91,8 +92,10 @@ def _raised_in(traceback: str) -> list[tuple[str, int]]:
     tracebacks = list(_TRACEBACK.finditer(traceback))
     if not tracebacks:
         return []
-    last = traceback[tracebacks[-1].end() :]  # of a chain the last one ended the worker
-    without_parts = _PARTS.split(last)[0]  # what a group holds comes after its own frames
+    # Of a chain of exceptions the last one ended the worker.
+    last = traceback[tracebacks[-1].end() :]
+    # The exceptions in a group come after the frames of the group itself.
+    without_parts = _PARTS.split(last)[0]
     return [(file, int(line)) for file, line in _RAISED_IN.findall(without_parts)]
 
 

@@ -45,7 +45,8 @@ def announce(handed: Handed, outcome: Outcome, status: int) -> None:
     """Tell the spawner what has become of this worker's program; a process that the worker forked tells nothing."""
     if os.getpid() != handed.pid:
         return
-    with contextlib.suppress(OSError), _pipe(handed) as descriptor:  # else the end of the process will tell
+    # Where the pipe is gone, the end of the process says as much.
+    with contextlib.suppress(OSError), _pipe(handed) as descriptor:
         os.write(descriptor, _NOTICE.pack(handed.pid, outcome, status))
 
 
@@ -76,7 +77,8 @@ def pour(handed: Handed, report: bytes) -> None:
         room.register(descriptor, select.POLLOUT)
         for begin in range(0, len(report), _PIECE):
             piece = report[begin : begin + _PIECE]
-            room.poll()  # the spawner reads as fast as it can
+            # The spawner reads as fast as it can.
+            room.poll()
             while not _is_written(descriptor, _NOTICE.pack(handed.pid, _POURED, len(piece)) + piece):
                 room.poll()
 
@@ -84,7 +86,8 @@ def pour(handed: Handed, report: bytes) -> None:
 def _is_written(descriptor: int, data: bytes) -> bool:
     try:
         os.write(descriptor, data)
-    except BlockingIOError:  # another worker was faster
+    except BlockingIOError:
+        # Another worker was faster, and the pipe is full.
         return False
     return True
 
@@ -114,7 +117,9 @@ class Notices:
             pid, kind, number = _NOTICE.unpack_from(self._unread)
             size = _NOTICE.size + (number if kind == _POURED else 0)
             if not _NOTICE.size <= size <= select.PIPE_BUF or kind not in _KINDS:
-                self._unread = b""  # somebody else wrote there, and nobody knows where the next one begins
+                # Another program wrote into the pipe: the place where the next notice begins is not
+                # known.
+                self._unread = b""
             elif len(self._unread) < size:
                 return
             elif kind == _POURED:

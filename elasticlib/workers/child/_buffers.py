@@ -31,7 +31,9 @@ class Memory:
 
     def __init__(self, opened: Callable[..., int], *args: Any) -> None:
         self._fds = made = list[int]()
-        made.extend(map(opened, *((each,) for each in args)))  # in one step: no interrupt falls between
+        # One step of the interpreter: an interrupt cannot lose the descriptor between opening and
+        # noting it.
+        made.extend(map(opened, *((each,) for each in args)))
 
     def fileno(self) -> int:
         """The descriptor."""

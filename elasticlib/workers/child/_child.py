@@ -38,6 +38,7 @@ from elasticlib.processes import (
     Surroundings,
     absolute_path,
     close_all_but,
+    close_each,
     content_of_files,
     content_of_memory,
     die_with_parent,
@@ -65,7 +66,8 @@ from elasticlib.workers.child import (
 )
 from elasticlib.workers.child._start_spec import STDIN, Handed, StartSpec, from_both
 
-_FIRST_PROCESS = current_process()  # of this very program, before anything was forked
+# That of this very program, before anything was forked.
+_FIRST_PROCESS = current_process()
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 """Has a worker write the stacks of all its threads where its launcher finds them, whatever it is doing."""
 base_path: list[str] = []
@@ -82,16 +84,17 @@ def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], d
     if drop is None:
         close_all_but({0, 1, 2, *keep})
     else:
-        for descriptor in drop:
-            os.close(descriptor)
+        close_each(drop)
     _set_signals(spec)
     _set_environment(handed.environment)
     Surroundings.of(spec.surroundings).take_over()
     try:
         os.sched_setaffinity(0, spec.affinity)
-    except OSError:  # the allowed CPUs shrank since the launch began
+    except OSError:
+        # The allowed CPUs have shrunk since the launch began.
         if spec.bound:
-            raise  # these were asked for, and no others
+            # These CPUs were requested, and no others.
+            raise
     enter_folder(spec.cwd, spec.place)
 
 
@@ -106,6 +109,7 @@ def _set_signals(spec: StartSpec) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    # Signals were blocked up to here, so that none was lost: those that came are handled now.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
@@ -114,7 +118,8 @@ def _set_environment(environment: Mapping[str, str]) -> None:
         if name not in environment:
             del os.environ[name]
     for name, value in environment.items():
-        if os.environ.get(name) != value:  # most are as the fork server has them
+        # Most variables are as the fork server has them already.
+        if os.environ.get(name) != value:
             os.environ[name] = value
 
 
@@ -150,7 +155,8 @@ def _renew_output() -> None:
 def _forget_the_caller() -> None:
     """Print to the worker's own descriptors, and drop exit handlers: they are about the caller's files and threads."""
     if sys.__stdout__ is not None and sys.__stderr__ is not None:
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not a notebook's or a test runner's
+        # The worker's own streams, in place of those of a notebook or a test runner.
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         sys.stdout.reconfigure(line_buffering=True)
     disown_finalizers()
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
@@ -167,7 +173,8 @@ def forget_the_fork_server() -> None:
     process._parent_process = None  # type: ignore[attr-defined]
     process._dangling.clear()  # type: ignore[attr-defined]
     context._default_context._actual_context = None  # type: ignore[attr-defined]
-    former = sys.__stdin__  # closed by multiprocessing, which gives its children none
+    # multiprocessing has closed it: its children have no stdin.
+    former = sys.__stdin__
     raw = io.FileIO(0, "r", closefd=False)
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedReader(raw),
@@ -187,7 +194,7 @@ def _show_as(command: list[str]) -> None:
     facts = process_facts(os.getpid())
     assert facts is not None
     start, room = int(facts[45]), int(facts[46]) - int(facts[45])
-    text = b"\0".join(os.fsencode(word) for word in command)[: room - 1]
+    text = b"\0".join(os.fsencode(argument) for argument in command)[: room - 1]
     ctypes.memmove(start, text.ljust(room, b"\0"), room)
 
 
@@ -206,6 +213,7 @@ def run_forked(
         if spec.kind == "program":
             _execute(spec, handed)
         forget_the_fork_server()
+        # The libraries were loaded in the fork server, and have its number of threads.
         _threads.set_blas_threads(spec.threads)
         _renew_output()
         if call is None:
@@ -227,6 +235,7 @@ def _execute(spec: StartSpec, handed: Handed) -> NoReturn:
     argv = list(spec.argv)
     for descriptor in handed.inherit:
         os.set_inheritable(descriptor, True)
+    # Python alone ignores these, and a program inherits what is ignored.
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)
     try:
@@ -234,6 +243,7 @@ def _execute(spec: StartSpec, handed: Handed) -> NoReturn:
     except OSError as error:
         os.write(2, f"cannot run {argv[0]!r}: {error}\n".encode(errors="surrogateescape"))
         _report.write_report(handed.report, _report.report_of_exception(error, b"", f"cannot run {argv[0]!r}: {error}"))
+        # As in a shell: 127 where there is no such program, 126 where it cannot be executed.
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
@@ -249,8 +259,7 @@ def run_fresh(at_start: Collection[str]) -> NoReturn:
     base_path[:] = sys.path
     for inherited in handed.inherit:
         os.set_inheritable(inherited, False)
-    for descriptor in descriptors:
-        os.close(descriptor)
+    close_each(descriptors)
     handed = replace(handed, pid=os.getpid())
     _ending.inherit()
     _ending.finish(_run(spec, handed, None), functools.partial(_announcing.announce, handed))
@@ -338,7 +347,8 @@ def _new_main() -> types.ModuleType:
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     if "multiprocessing.process" in sys.modules:
-        sys.modules["__mp_main__"] = main  # as multiprocessing has it when it is imported
+        # multiprocessing sets this name when it is imported, which is over by now.
+        sys.modules["__mp_main__"] = main
     return main
 
 
@@ -346,10 +356,13 @@ def _run_main(spec: StartSpec, handed: Handed, main: types.ModuleType) -> None:
     """Run a script, package or module as *main*, which stays the present one: its threads may need it to their end."""
     if spec.kind == "script":
         code = _code_of(spec.argv[0], handed, main)
-        exec(code, main.__dict__)  # and not runpy's own function for it, which would restore the old __main__
-    elif spec.kind == "module":  # as ``python -m`` does
+        # Not by runpy.run_path, which would restore the former __main__ at its end.
+        exec(code, main.__dict__)
+    elif spec.kind == "module":
+        # As ``python -m`` does.
         runpy._run_module_as_main(spec.entry)  # type: ignore[attr-defined]
-    else:  # as Python does with a folder or archive, which comes first on the search path
+    else:
+        # As Python runs a folder or an archive: it comes first on the search path.
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
 
 
@@ -365,6 +378,7 @@ def _code_of(script: str, handed: Handed, main: types.ModuleType) -> types.CodeT
             content = file.read()
     if script == STDIN:
         main.__dict__.update(__file__="<stdin>", __cached__=None, __loader__=importlib.machinery.BuiltinImporter)
+        # Without the ``__future__`` statements of this very file.
         return compile(content, "<stdin>", "exec", dont_inherit=True)
     is_compiled = path.endswith(".pyc") or content.startswith(importlib.util.MAGIC_NUMBER)
     kind = importlib.machinery.SourcelessFileLoader if is_compiled else importlib.machinery.SourceFileLoader
@@ -413,10 +427,9 @@ def _outcome(
     try:
         payload = _results.pack_result(result, shared)
     except Exception as error:
-        kind = _report.qualified_name(type(result))
-        text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
-        _raised(TypeError(text), handed, shared, 1)
-        print(f"elasticlib: {text}", file=sys.stderr)
+        unsendable = _results.unsendable(result, error)
+        _raised(unsendable, handed, shared, 1)
+        print(f"elasticlib: {unsendable}", file=sys.stderr)
         return 1
     status = 0 if _deliver(_report.Report("result", payload), handed) else 1
     _announcing.announce(handed, _announcing.Outcome.RETURNED, status)
@@ -436,7 +449,8 @@ def _shown(error: BaseException, status: int) -> int:
         sys.last_exc = error
     try:
         if sys.excepthook is sys.__excepthook__:
-            traceback.print_exception(error)  # it finds the lines of a notebook's cells, too
+            # Unlike the interpreter's own hook, it finds the lines of a notebook's cells, too.
+            traceback.print_exception(error)
         else:
             sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit as stop:
@@ -450,12 +464,8 @@ def _shown(error: BaseException, status: int) -> int:
 
 
 def _raised(error: BaseException, handed: Handed, shared: Collection[str] | None, status: int) -> None:
-    try:
-        pickled = _results.pack_exception(error, shared)
-    except Exception:
-        pickled = b""
     is_shown = _shows_tracebacks(sys.excepthook) and sys.stderr is sys.__stderr__
-    entry = replace(_report.report_of_exception(error, pickled), is_shown=is_shown)
+    entry = replace(_results.report_of_failure(error, shared), is_shown=is_shown)
     if _deliver(entry, handed):
         _record.leave(entry)
     _announcing.announce(handed, _announcing.Outcome.RAISED, status)
@@ -475,6 +485,7 @@ def _shows_tracebacks(hook: Callable[..., object]) -> bool:
 
 def _deliver(report: _report.Report, handed: Handed) -> bool:
     """Leave *report* for the launcher; False, with a line on stderr, when that cannot be done."""
+    # A process that the user's code has forked must not write the report of the worker.
     if os.getpid() != handed.pid:
         print(
             f"elasticlib: process {os.getpid()}, which the worker {handed.pid} forked, came back from the user's code: "
@@ -488,7 +499,8 @@ def _deliver(report: _report.Report, handed: Handed) -> bool:
         except OSError as failure:
             if failure.errno != errno.EFBIG:
                 raise
-            _announcing.pour(handed, _report.packed_report(report))  # no file of ours may be so large
+            # The limit of a file's size leaves no room for it: the spawner may have none.
+            _announcing.pour(handed, _report.packed_report(report))
     except OSError as failure:
         print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)
         return False
@@ -499,6 +511,7 @@ def _exit_status(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF if -(2**63) <= code < 2**63 else 255  # as the interpreter cuts it off
+        # The interpreter keeps the lowest eight bits of a number that fits its integers.
+        return code & 0xFF if -(2**63) <= code < 2**63 else 255
     print(code, file=sys.stderr)
     return 1

@@ -79,7 +79,8 @@ def begin_from_caller() -> None:
     """Note, in a process that was forked from the caller, that all objects are the caller's."""
     global _from_caller
     _from_caller = True
-    gc.freeze()  # what is made from here on can be told apart, and pages stay shared
+    # Objects that are made from here on can be told apart, and memory pages stay shared.
+    gc.freeze()
 
 
 def finish(status: int, announce: Callable[[Outcome, int], object]) -> NoReturn:
@@ -89,6 +90,7 @@ def finish(status: int, announce: Callable[[Outcome, int], object]) -> NoReturn:
     *announce* hands over how far the end has come: when nothing of the user's is left to run but finalizers, and when
     the status is final.
     """
+    # As in the interpreter, threads end before exit handlers run.
     _join_threads()
     _guarded(atexit._run_exitfuncs, atexit)
     announce(Outcome.CLOSING, status)
@@ -97,14 +99,17 @@ def finish(status: int, announce: Callable[[Outcome, int], object]) -> NoReturn:
     _guarded(_let_readers_finish)
     _guarded(_end_daemon_threads)
     if _named:
-        gc.unfreeze()  # files and finalizers of these are found like any others
-    _guarded(_close_files if _from_caller else _flush_files)  # before finalizers: one may hang, or crash the process
+        # Named modules end with the worker: their files and finalizers must be found.
+        gc.unfreeze()
+    # Before finalizers run: one may hang, or crash the process.
+    _guarded(_close_files if _from_caller else _flush_files)
     announce(Outcome.FINAL, status)
     if not _from_caller:
         _guarded(_clear_modules)
     _flush_streams(status)
     _guarded(_flush_native_streams)
-    if status < 0:  # the interpreter ends by the signal itself, so that its parent can tell
+    if status < 0:
+        # The interpreter ends by the signal itself, so that its parent sees it.
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     _exit(status & 0xFF)
@@ -132,7 +137,8 @@ def _join_threads() -> None:
 
 def _show_ignored(error: BaseException, by: object) -> None:
     """Show *error*, as the interpreter shows one that nobody is left to handle."""
-    with contextlib.suppress(BaseException):  # nobody is left to show it to
+    with contextlib.suppress(BaseException):
+        # There may be no stream left to show it on.
         print(f"Exception ignored in: {by!r}", file=sys.stderr)
         traceback.print_exception(error)
 
@@ -151,7 +157,8 @@ def _flush_streams(status: int) -> int:
         try:
             _flush(stream)
         except BaseException as error:
-            status = status or 120  # as in the interpreter
+            # The status that the interpreter has then.
+            status = status or 120
             if name == "stdout":
                 _show_ignored(error, stream)
     return status
@@ -166,6 +173,7 @@ def _flush(stream: Any) -> None:
 def _flush_native_streams() -> None:
     """Flush C's streams, as ``exit`` does; it takes their locks, and a thread may hold one for ever."""
     flush = threading.Thread(target=ctypes.CDLL(None).fflush, args=(None,), daemon=True)
+    # Without other threads no lock can be held.
     if len(os.listdir("/proc/self/task")) == 1:
         flush.run()
         return
@@ -186,7 +194,8 @@ def _end_daemon_threads() -> None:
     def exit_of_main_thread_alone(status: int) -> NoReturn:
         if threading.get_ident() == mine:
             _exit(status)
-        threading.Event().wait()  # for ever: nobody else ends it
+        # Forever: the main thread ends the process.
+        threading.Event().wait()
         raise AssertionError("nobody sets this event")
 
     os._exit = exit_of_main_thread_alone
@@ -200,6 +209,7 @@ def _clear_modules() -> None:
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             setattr(sys, name, None)
+    # As in the interpreter: streams that took the place of these are let go of here.
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
     own = _own_modules()
     found = [weakref.ref(each) for each in map(sys.modules.get, own) if _loaded.is_module(each)]
@@ -271,7 +281,8 @@ def _objects(kinds: Callable[[type], bool]) -> Iterator[tuple[int, Any]]:
     known: dict[int, int] = {}
     for each in gc.get_objects():
         kind = type(each)
-        layer = known.get(id(kind))  # a class may be one that cannot be hashed
+        # By identity: a metaclass may make classes that cannot be hashed.
+        layer = known.get(id(kind))
         if layer is None:
             layer = known[id(kind)] = _layer(kind) if kinds(kind) else _NO_LAYER
         if layer != _NO_LAYER:
@@ -303,9 +314,11 @@ def _is_buffer(kind: type) -> bool:
 
 def _takes_data(file: Any) -> bool:
     try:
-        return bool(file.writable())  # takes no lock: a thread may hold it that sits in its read
+        # This call takes no lock: a thread that sits in its read may hold it.
+        return bool(file.writable())
     except BaseException:
-        return False  # closed, or half made
+        # It is closed, or was never initialized.
+        return False
 
 
 def _flush_files() -> None:
@@ -331,6 +344,7 @@ def _write(files: Iterable[Any], method: str) -> None:
             with contextlib.suppress(BaseException):
                 getattr(left.popleft(), method)()
 
+    # Without other threads no lock can be held.
     if len(sys._current_frames()) == 1:
         work()
     while left:
@@ -385,7 +399,8 @@ def _read_here(number: int) -> bool:
         if not stat.S_ISFIFO(facts.st_mode):
             return False
         for other in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):
+                # The descriptor of the listing itself is closed by now.
                 if _is_reading_end(other, facts):
                     return True
     except OSError:
@@ -415,7 +430,8 @@ def _idle_threads() -> object:
     for thread in os.listdir("/proc/self/task"):
         if thread == mine:
             continue
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):
+            # It has ended.
             facts = _status_of(thread)
             if facts["State"].startswith("R"):
                 return None

@@ -177,7 +177,8 @@ class Course:
             return False
         self.outcome, self.status = outcome, status
         if self.stage in _STOPPED:
-            return False  # its end is near, and reports the failure
+            # Its end is near, and reports the failure.
+            return False
         if outcome is Outcome.RETURNED and status == 0:
             self.stage, self.deadline = Stage.WAITS, None
         else:
@@ -227,7 +228,8 @@ class Course:
         With *spare_failed* one whose program failed keeps the time for its exit handlers.
         """
         if self.stage is Stage.KILLED:
-            return False  # nothing is stronger; the deadline is that of the kill
+            # No signal is stronger than SIGKILL, and its own deadline is running.
+            return False
         if self.stage is Stage.GROUP:
             self._kill_at = min(self._kill_at, now + grace)
             self.deadline = now

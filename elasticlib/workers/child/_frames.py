@@ -97,7 +97,8 @@ class _Text(reprlib.Repr):
 
 def _class_of(value: Any) -> str:
     kind = type(value)
-    if issubclass(kind, type):  # no isinstance: that asks the object, too
+    if issubclass(kind, type):
+        # Not by isinstance, which asks the object, too.
         return f"<class {value.__module__}.{value.__qualname__}>"
     return f"<{kind.__module__}.{kind.__qualname__}>"
 
@@ -114,6 +115,7 @@ def of(trace: TracebackType | None) -> str:
     text = _Text()
     until = monotonic() + _TIME
     found: list[Any] = []
+    # Of a deep stack the innermost frames say where it failed.
     for frame, line in [*traceback.walk_tb(trace)][-_MOST_FRAMES:]:
         variables = _variables_of(frame, text, until)
         found.append([frame.f_code.co_filename, line, frame.f_code.co_name, variables])

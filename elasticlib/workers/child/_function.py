@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from elasticlib.processes import content_of_memory, names_of_parts
+from elasticlib.processes import close_each, content_of_memory, names_of_parts
 from elasticlib.stacks import CALLERS
 from elasticlib.workers.child import _buffers
 from elasticlib.workers.child.program import _main, _sharing
@@ -47,6 +47,7 @@ def unpacked(
 
     What is large lies in *memories*, whose descriptors are closed, or kept for processes that multiprocessing spawns.
     """
+    # So that tracebacks show the lines of code that is in no file.
     for name, lines in sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
     own = {name: each for name, each in memories.items() if name.startswith((BUFFERS, SHARED))}
@@ -62,8 +63,7 @@ def unpacked(
                 _offer(definitions, is_needed=_defined(pickles, definitions))
             function, args, kwargs = pickles.load()
     finally:
-        for descriptor in own.values():
-            os.close(descriptor)
+        close_each(own.values())
     return function, args, kwargs
 
 
@@ -72,8 +72,7 @@ def _defined(pickles: pickle.Unpickler, descriptors: Sequence[int]) -> bool:
     try:
         return _define(pickles)
     except BaseException:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_each(descriptors)
         raise
 
 
@@ -138,8 +137,7 @@ def _offer(descriptors: Sequence[int], *, is_needed: bool) -> None:
     """
     global _offered
     former, _offered = _offered, descriptors
-    for descriptor in former:
-        os.close(descriptor)
+    close_each(former)
     if is_needed:
         _tell()
         sys.modules["__main__"].__spec__ = importlib.machinery.ModuleSpec(_SPAWN_DEFINITIONS, None)
@@ -152,8 +150,7 @@ def _keep(memories: Mapping[str, int]) -> None:
     global _kept
     former, _kept = _kept, memories
     _tell()
-    for descriptor in former.values():
-        os.close(descriptor)
+    close_each(former.values())
 
 
 def _tell() -> None:
@@ -177,10 +174,13 @@ def define_offered(variables: dict[str, Any]) -> None:
             file = stack.enter_context(_opened(f"{folder}/{each}"))
             memories[f"{OF_DEFINITIONS}{SHARED}{number:08}"] = file.fileno()
         with _reading(content, memories) as pickles:
-            pickles.load()  # multiprocessing itself makes a family of those that it spawns
+            # The first pickle is the family: multiprocessing itself joins the processes that it
+            # spawns.
+            pickles.load()
             origin = pickles.load()
             if origin is not None:
-                sys.modules["__main__"] = sys.modules["__mp_main__"]  # whose variables these are
+                # The variables are those of this module.
+                sys.modules["__main__"] = sys.modules["__mp_main__"]
                 _main.run_in(variables, origin)
                 _main.lay_over(variables, pickles.load())
             else:

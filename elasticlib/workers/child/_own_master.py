@@ -38,14 +38,16 @@ def attach(variables: Mapping[str, str], *, is_hosted: bool) -> None:
     port = variables.get("MASTER_PORT", "")
     if variables.get(_AGENT_STORE) == "True" and port.isdecimal():
         hosted = is_hosted and variables.get("GROUP_WORLD_SIZE") == "1"
-        speaks = variables.get("LOCAL_RANK") == "0"  # one word of it from each node
+        # One warning for each node is enough.
+        speaks = variables.get("LOCAL_RANK") == "0"
         when_imported(_MODULE, lambda: _wrap(sys.modules[_MODULE], int(port), is_hosted=hosted, speaks=speaks))
 
 
 def _wrap(module: Any, launchers_port: int, *, is_hosted: bool, speaks: bool) -> None:
     create = getattr(module, _FUNCTION, None)
     if not callable(create):
-        return  # a torch that does it otherwise
+        # Another version of torch does it in another way.
+        return
 
     @functools.wraps(create)
     def create_at(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:

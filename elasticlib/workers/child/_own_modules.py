@@ -53,6 +53,7 @@ def _is_from(folders: Sequence[str], name: str) -> bool:
     if not isinstance(file, str):
         return False
     folder, base = os.path.split(file)
+    # The file of a package is its __init__, in a folder of its name.
     return (os.path.dirname(folder) if base.startswith("__init__.") else folder) in folders
 
 
@@ -70,7 +71,8 @@ def hidden_by(folders: Iterable[str], names: Collection[str]) -> set[str]:
 def _found_in(folder: str, names: Collection[str]) -> Iterable[str]:
     try:
         entries = os.listdir(folder or ".")
-    except NotADirectoryError:  # an archive
+    except NotADirectoryError:
+        # The folder is an archive, such as a zip file.
         return [name for name in names if importlib.machinery.PathFinder.find_spec(name, [folder]) is not None]
     except OSError:
         return []

@@ -21,7 +21,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from elasticlib import processes
-from elasticlib.processes import Channel, Message, content_of_memory, enter_folder, names_of_parts
+from elasticlib.processes import Channel, Message, close_each, content_of_memory, enter_folder, names_of_parts
 from elasticlib.stacks import CALLERS, is_users, users_part
 from elasticlib.workers.child import _function, _loaded, _progress, _report, _results, _showing
 
@@ -97,14 +97,16 @@ class _Group:
             self._make(None)
             self._kind = (kind, None)
         elif kind == "fresh":
-            importlib.import_module("torch.distributed")  # while nobody waits for it
+            # Now, while no call waits for this import.
+            importlib.import_module("torch.distributed")
 
     def _make(self, backend: str | None) -> None:
         dist: Any = importlib.import_module("torch.distributed")
         # Keys of a former group are still in the store: each has its own, of a number that all ranks know.
         if self._whole is None:
             self._whole = dist.TCPStore(os.environ["MASTER_ADDR"], int(self._port), is_master=False)
-        self._whole.set_timeout(_STORE_LIMIT)  # which a call may have changed
+        # A call may have changed it.
+        self._whole.set_timeout(_STORE_LIMIT)
         store = dist.PrefixStore(f"pool/{self._number}", self._whole)
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._hook = sys.excepthook
@@ -154,7 +156,8 @@ class _Group:
         """After a call: say why the next one cannot be served; empty where it can."""
         found = _present_group()
         if found is None and self._kind[0] == "fresh":
-            return ""  # as a training script ends
+            # A training script destroys its group at its end.
+            return ""
         if found is self._made:
             return ""
         if found is None:
@@ -172,12 +175,14 @@ class _Group:
         if self._made is not None:
             # A rank may be back from making the group while another one still connects to it: what ends its
             # connections then fails there, as the loss of a peer.
-            with contextlib.suppress(Exception):  # of whoever died meanwhile, the launcher knows
+            # If a rank died meanwhile, the launcher knows it already.
+            with contextlib.suppress(Exception):
                 self._store.wait([_ALL_ARRIVED], _ARRIVAL_LIMIT)
             made = [self._made]
             self._made = self._store = None
             dist: Any = sys.modules["torch.distributed"]
-            if dist.is_initialized() and dist.group.WORLD is made[0]:  # else a call has done so
+            # The call may have destroyed the group itself.
+            if dist.is_initialized() and dist.group.WORLD is made[0]:
                 dist.destroy_process_group()
             # Its end takes gloo's loop 10 ms, in which the next group can be made. No thread of `threading`, for a call
             # may count those.
@@ -230,6 +235,7 @@ class _Imports:
 
     def new(self) -> dict[str, int]:
         """Return the files since the last call, each with its time."""
+        # A reload changes no number of modules, but reads a file.
         if len(sys.modules) == self._modules and not self._has_read:
             return {}
         self._modules, self._has_read = len(sys.modules), False
@@ -241,7 +247,8 @@ class _Imports:
                 continue
             read_at = self._read.pop(file, None)
             if is_users(file):
-                with contextlib.suppress(OSError):  # of one that another importer has read
+                # A file that another importer has read may be out of reach here.
+                with contextlib.suppress(OSError):
                     found[file] = os.stat(file).st_mtime_ns if read_at is None else read_at
         self._seen |= files
         return found
@@ -293,13 +300,12 @@ class _Server:
             os._exit(1)
         answer = _report.report_files(report)
         try:
-            dirt = self.group.end() if report.kind == "result" else ""
-            reply = {"op": "answer", "call": message["call"], "dirt": dirt, "files": self._imports.new()}
+            leak = self.group.end() if report.kind == "result" else ""
+            reply = {"op": "answer", "call": message["call"], "dirt": leak, "files": self._imports.new()}
             with self._sending:
                 self._channel.send(reply, tuple(answer))
         finally:
-            for descriptor in answer:
-                os.close(descriptor)
+            close_each(answer)
 
     def _report(self, message: Message, memories: dict[str, int]) -> _report.Report:
         shared = message["shared"]
@@ -308,23 +314,20 @@ class _Server:
             result = _showing.call_function(call)
         except SystemExit as stop:
             if stop.code not in (None, 0):
-                return _failed(stop, shared)
+                return _results.report_of_failure(stop, shared)
             result = None
         except BaseException as error:
-            return _failed(error.with_traceback(users_part(error)), shared)
+            return _results.report_of_failure(error.with_traceback(users_part(error)), shared)
         try:
             return _report.Report("result", _results.pack_result(result, shared))
         except Exception as error:
-            kind = _report.qualified_name(type(result))
-            text = f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}"
-            return _failed(TypeError(text), shared)
+            return _results.report_of_failure(_results.unsendable(result, error), shared)
 
     def _call(self, message: Message, memories: dict[str, int]) -> Callable[[], Any]:
         try:
             self._surround(message)
         except BaseException:
-            for descriptor in memories.values():
-                os.close(descriptor)
+            close_each(memories.values())
             raise
         try:
             content = content_of_memory("function", memories)
@@ -337,6 +340,7 @@ class _Server:
     def _surround(self, message: Message) -> None:
         """Have the variables, the search path and the folder that the caller has."""
         for name, value in message["variables"].items():
+            # Variables such as RANK are the worker's, whatever its caller has.
             if name in _own:
                 continue
             if value is None:
@@ -346,14 +350,6 @@ class _Server:
         if message["path"] != self._path:
             sys.path[:] = self._path = message["path"]
         enter_folder(message["cwd"], message["place"])
-
-
-def _failed(error: BaseException, shared: Collection[str]) -> _report.Report:
-    try:
-        pickled = _results.pack_exception(error, shared)
-    except Exception:
-        pickled = b""
-    return _report.report_of_exception(error, pickled)
 
 
 CALLERS.add(__file__)

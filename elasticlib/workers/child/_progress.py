@@ -73,6 +73,7 @@ class Board:
         step, total, when, count, length = _HEAD.unpack_from(self._memory, start)
         if not 0 < when < math.inf:
             return None
+        # The program may have written over these numbers.
         count, length = min(count, _MOST), min(length, _ROOM)
         values = _PACK[count].unpack_from(self._memory, start + _VALUES)
         try:
@@ -154,6 +155,7 @@ def attach(descriptor: int | None, local_rank: int) -> None:
     if descriptor is not None:
         _slot = _Slot(descriptor, local_rank)
         os.close(descriptor)
+        # A process that the worker forks is another one, whose progress is not the worker's.
         os.register_at_fork(after_in_child=_detach)
 
 

@@ -43,7 +43,8 @@ def _torch_seed() -> int | None:
 @contextmanager
 def noted() -> Iterator[None]:
     """While entered, modules are imported; afterwards `reseed` knows which of their generators nobody seeded."""
-    if "torch" in sys.modules:  # by a sitecustomize module, say
+    if "torch" in sys.modules:
+        # A sitecustomize module may have imported it.
         note_torch()
     before = random.getstate()
     yield
@@ -62,7 +63,8 @@ def _torch_was_seeded_by_chance() -> bool:
         return False
     if _torch_came_with:
         return seed in _torch_came_with
-    return seed >= _LEAST_SEED  # it was imported unseen
+    # Torch was imported before anybody noted its seed.
+    return seed >= _LEAST_SEED
 
 
 def note_torch() -> None:
@@ -131,5 +133,7 @@ def reseed_caller() -> None:
     if seed is not None and seed >= _LEAST_SEED:
         _seed_torch()
     library: Any = sys.modules.get("numpy.random")
-    if library is not None:  # as Python does with its own: test tools leave the caller's as if it were seeded
+    # Always, as Python does with its own generator: test tools leave that of the caller as if
+    # it had been seeded.
+    if library is not None:
         library.seed()

@@ -62,12 +62,14 @@ class ErrorHandler:
     def initialize(self) -> None:
         """Have crashes print the stacks of all threads; called before the recorded function runs."""
         if _report.has_the_stacks_of_crashes:
-            return  # in our own workers they go there, not to stderr
+            # In our own workers the stacks go to the report, not to stderr.
+            return
         try:
             faulthandler.enable(all_threads=True)
         except Exception as error:
             if faulthandler.is_enabled():
-                return  # it writes elsewhere, as in a notebook or under pytest
+                # It writes elsewhere, as in a notebook or under pytest.
+                return
             warnings.warn(f"the fault handler cannot be enabled: {type(error).__name__}: {error}", stacklevel=2)
 
     def record_exception(self, e: BaseException) -> None:

@@ -158,6 +158,7 @@ def write_report(descriptor: int, report: Report) -> None:
     with room_for_file(len(head) + len(facts) + len(report.payload)):
         write_exactly(descriptor, facts, len(head))
         write_exactly(descriptor, report.payload, len(head) + len(facts))
+        # The head comes last: a report is whole or absent, wherever a SIGKILL falls.
         write_exactly(descriptor, head, 0)
 
 
@@ -225,8 +226,8 @@ def read_text(descriptor: int) -> str:
     return read_exactly(descriptor, size).decode(errors="replace")
 
 
-def qualified_name(kind: type[BaseException]) -> str:
-    """The name by which tracebacks call an exception class."""
+def qualified_name(kind: type) -> str:
+    """Return the name by which tracebacks call a class."""
     if kind.__module__ in ("builtins", "__main__", "__mp_main__"):
         return kind.__qualname__
     return f"{kind.__module__}.{kind.__qualname__}"
@@ -371,7 +372,8 @@ def note_stderr(note: int) -> None:
         return
     file = NotedFile(note)
     stream: Any = io.TextIOWrapper(
-        file,  # and no buffer between, as with python -u
+        # Without a buffer, as with python -u.
+        file,
         encoding=former.encoding,
         errors=former.errors,
         line_buffering=file.isatty(),

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from elasticlib.workers.child import _own_modules
-from elasticlib.workers.child._report import qualified_name, text_of_exception
+from elasticlib.workers.child._report import Report, qualified_name, report_of_exception, text_of_exception
 
 _MOST_TWICE = 1 << 20
 """Bytes of a pickled exception whose parts are pickled too."""
@@ -35,9 +35,11 @@ def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
     """
     buffer = io.BytesIO()
     if _own_modules.has_own("cloudpickle"):
-        pickle.dump(value, buffer)  # definitions of this program alone cannot travel then
+        # With a cloudpickle of the project's own, definitions of this program alone cannot travel.
+        pickle.dump(value, buffer)
     else:
-        from elasticlib.workers.child import _by_value  # only here: a script that sends nothing does without it
+        # Imported here: a script that sends nothing needs no cloudpickle.
+        from elasticlib.workers.child import _by_value
 
         _by_value.ResultPickler(buffer, shared).dump(value)
     return buffer.getvalue()
@@ -52,6 +54,22 @@ def can_be_pickled(value: Any) -> bool:
     return True
 
 
+def unsendable(value: object, error: Exception) -> TypeError:
+    """Return the error for a return *value* that `pack_result` could not pack, for this *error*."""
+    kind = qualified_name(type(value))
+    return TypeError(f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}")
+
+
+def report_of_failure(error: BaseException, shared: Collection[str] | None) -> Report:
+    """Return the report of *error*, with as much of the exception itself as can travel."""
+    try:
+        pickled = pack_exception(error, shared)
+    except Exception:
+        # The report without it still has the type, the text and the traceback.
+        pickled = b""
+    return report_of_exception(error, pickled)
+
+
 def pack_exception(error: BaseException, shared: Collection[str] | None) -> bytes:
     """
     Pickle an exception such that `unpack_exception` finds as much of it as can travel.
@@ -62,7 +80,8 @@ def pack_exception(error: BaseException, shared: Collection[str] | None) -> byte
     text = text_of_exception(error)
     whole, members_of_whole = _packed_whole(error, text, shared)
     parts: dict[str, Any] = {"name": qualified_name(type(error)), "text": text, "whole": whole}
-    if len(whole) <= _MOST_TWICE:  # its class may be missing over there
+    # The class may be missing in the launcher, which then rebuilds the exception from its parts.
+    if len(whole) <= _MOST_TWICE:
         members = {name: value for name, value in exception_members(error).items() if name not in members_of_whole}
         members.pop(_OF_NOBODY, None)
         parts["fields"] = _all_packed(vars(error), shared)
@@ -210,7 +229,8 @@ def exception_members(error: BaseException) -> dict[str, Any]:
     """
     found = {}
     for name, member in _members_of(type(error)).items():
-        with contextlib.suppress(Exception):  # it was not set
+        with contextlib.suppress(Exception):
+            # The member was not set.
             value = member.__get__(error, type(error))
             if value is not None:
                 found[name] = value
@@ -223,7 +243,8 @@ def set_exception_members(error: BaseException, values: Mapping[str, Any]) -> No
     for name, value in values.items():
         if name not in places or value is _MISSING:
             continue
-        with contextlib.suppress(Exception):  # it can only be read
+        with contextlib.suppress(Exception):
+            # The member can only be read.
             places[name].__set__(error, value)
 
 

@@ -85,6 +85,8 @@ class ImportWaiter:
         finally:
             self._asks = False
         loader: Any = None if found is None else found.loader
+        # A loader without attributes cannot be wrapped; a forked process leaves the socket to the
+        # worker.
         if not hasattr(loader, "__dict__") or os.getpid() != self._pid:
             return found
         load = loader.exec_module

@@ -1,8 +1,13 @@
 """
-What a function that runs for a notebook displays: figures, tables and other objects as the notebook would show them.
+How a function that runs for a notebook displays objects, and how it finds no keyboard and no widgets.
+
+Figures, tables and other objects are shown as the notebook would show them. Code that would ask the user raises an
+error that says what to do instead: the cell's input is the kernel's, and the prompt of a debugger would meet the end of
+its input and end the program. A bar of ``tqdm.notebook`` is one of text in place of a widget.
 
 Rules of this file: a worker that displays nothing imports nothing for it. IPython finds a shell here that formats and
-passes on, and is no more: it runs no cell. What cannot be passed on is shown as its text, as it would be without us.
+passes on, and is no more: it runs no cell. An object that cannot be passed on is shown as its text. A hook that the
+program sets later, as debugpy does, and one that the variable PYTHONBREAKPOINT names are left alone.
 """
 
 from __future__ import annotations
@@ -17,12 +22,11 @@ import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from json import dumps
-from typing import Any
+from typing import Any, NoReturn
 
 from elasticlib._marks import Mark, written
 from elasticlib.stacks import CALLERS, threads_of
 from elasticlib.workers.child._serving import when_imported
-from elasticlib.workers.child.cells import _asking, _text_bars
 
 DISPLAYED_SUFFIX = ".displayed"
 """Ends the name of the file, beside that of the output, with what was displayed."""
@@ -31,24 +35,28 @@ SHELL = "IPython.core.interactiveshell"
 The module with IPython's shell. Whatever is imported may ask it, and do something else where there is none: so each
 worker imports it, and what imports it, by itself.
 """
+TEXT_BARS = "tqdm.notebook"
+_OF_WIDGETS = ("status_printer", "display", "colour", "__iter__", "update", "close", "clear", "reset")
+"""What its class of bars overrides of that of text bars, apart from its constructor."""
+_BREAKPOINT_VARIABLE = "PYTHONBREAKPOINT"
 _shell: Any = None
 
 
-def attach(word: str | None, ranks: Sequence[int] | None, rank: int, output: str | None) -> None:
+def attach(mark: str | None, ranks: Sequence[int] | None, rank: int, output: str | None) -> None:
     """
     In a worker, before any of the user's code: have what is displayed shown, and what would ask the user refused.
 
-    *word* marks it in the *output*, a file; empty: the caller shows text only; None: it is no notebook. Of others than
+    *mark* marks it in the *output*, a file; empty: the caller shows text only; None: it is no notebook. Of others than
     *ranks* (None: all) text is shown.
     """
-    if word is None:
+    if mark is None:
         return
     if output is not None and (ranks is None or rank in ranks):
-        _Publisher.word, _Publisher.output = word, output
+        _Publisher.mark, _Publisher.output = mark, output
     builtins.__dict__.setdefault("display", _display)
     when_imported(SHELL, _become_shell)
-    when_imported(_text_bars.MODULE, _text_bars.use_text)
-    _asking.refuse_to_ask()
+    when_imported(TEXT_BARS, use_text_bars)
+    refuse_to_ask()
 
 
 def call_function(call: Callable[[], Any]) -> Any:
@@ -68,7 +76,8 @@ def _has_frame(call: Callable[[], Any]) -> bool:
 
 
 def _call_native(call: Callable[[], Any]) -> Any:
-    return call()  # stands on the stack for what has no frame there
+    # This frame stands on the stack for compiled code, which has none.
+    return call()
 
 
 def has_returned(stacks: str) -> bool:
@@ -89,7 +98,7 @@ def _display(*objects: Any, **more: Any) -> Any:
 class _Publisher:
     """Takes what IPython's display system publishes, as its own publishers do."""
 
-    word = ""
+    mark = ""
     output = ""
 
     def publish(
@@ -114,7 +123,7 @@ class _Publisher:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        if not self.word:
+        if not self.mark:
             if text:
                 _write_all(f"{text}\n".encode(errors="replace"))
             return
@@ -123,8 +132,8 @@ class _Publisher:
         with open(path, "ab", buffering=0) as file:
             file.write(content)
             offset = file.tell() - len(content)
-        mark = Mark(path, offset, len(content), text, is_new)
-        _write_all(written(self.word, mark).encode(errors="replace"))
+        place = Mark(path, offset, len(content), text, is_new)
+        _write_all(written(self.mark, place).encode(errors="replace"))
 
 
 def _write_all(content: bytes) -> None:
@@ -137,7 +146,8 @@ def _become_shell() -> None:
     global _shell
     module: Any = sys.modules[SHELL]
     if module.InteractiveShell.initialized():
-        return  # the user's program has made its own
+        # The user's program has made its own shell.
+        return
 
     class WorkerShell(module.InteractiveShell):  # type: ignore[misc]
         """The way to display, and nothing else of a shell."""
@@ -158,10 +168,86 @@ def _become_shell() -> None:
 
     try:
         WorkerShell._instance = _shell = WorkerShell()
+        # As traitlets does it: the classes above find the same instance.
         for parent in WorkerShell._walk_mro():
             parent._instance = _shell
-    except Exception as error:  # another version of IPython
+    except Exception as error:
+        # Another version of IPython may lack one of these.
         print(f"elasticlib: display() shows text only: {error!r}", file=sys.stderr)
+
+
+# Without a keyboard.
+
+
+def refuse_to_ask() -> None:
+    """In a worker, before any of the user's code: have whatever asks its user raise."""
+    sys.breakpointhook = _break
+    # The prompts of debuggers use it, too.
+    builtins.input = _input
+    when_imported("getpass", _replace_getpass)
+
+
+def _replace_getpass() -> None:
+    sys.modules["getpass"].__dict__["getpass"] = _getpass
+
+
+def _break(*args: Any, **kwargs: Any) -> Any:
+    if os.environ.get(_BREAKPOINT_VARIABLE):
+        return sys.__breakpointhook__(*args, **kwargs)
+    _refuse_to_stop("breakpoint()")
+
+
+def _input(prompt: object = "", /) -> str:
+    asker = sys._getframe(1).f_globals.get("__name__")
+    if asker == "cmd":
+        # The module with the loop of pdb's prompt.
+        _refuse_to_stop("a debugger")
+    _refuse("input()")
+
+
+def _getpass(prompt: str = "", stream: object = None, *, echo_char: str | None = None) -> str:
+    _refuse("getpass()")
+
+
+def _refuse_to_stop(name: str) -> NoReturn:
+    raise RuntimeError(
+        f"{name} cannot stop in a rank of a launch from a notebook, which cannot read what you type: call the function "
+        "in the cell itself, without the launch, or let the rank raise an exception and run %debug in the next cell"
+    )
+
+
+def _refuse(name: str) -> NoReturn:
+    raise RuntimeError(
+        f"{name} cannot ask in a rank of a launch from a notebook, which cannot read what you type: ask in the cell, "
+        "and give the answer to the function as an argument"
+    )
+
+
+# Without widgets.
+
+
+def use_text_bars() -> None:
+    """
+    Have the bars of ``tqdm.notebook``, which was imported, be of text.
+
+    The class itself is changed: functions that were sent know it by its name and bring no other.
+    """
+    kind: Any = getattr(sys.modules[TEXT_BARS], "tqdm_notebook", None)
+    if kind is None:
+        # Another version of tqdm.
+        return
+    for name in _OF_WIDGETS:
+        if name in vars(kind):
+            delattr(kind, name)
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("display", None)
+        if isinstance(kwargs.get("ncols"), str):
+            # Such as "100%", which is a width of widgets.
+            del kwargs["ncols"]
+        super(kind, self).__init__(*args, **kwargs)
+
+    kind.__init__ = begin
 
 
 CALLERS.add(__file__)

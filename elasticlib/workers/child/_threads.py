@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import sys
 from typing import Any
+
+# Builds of OpenBLAS differ in the names of their functions; those of numpy's wheels begin with scipy.
+_PREFIXES, _SUFFIXES = ("scipy_openblas", "openblas"), ("64_", "")
 
 
 @functools.cache
@@ -29,12 +33,11 @@ def blas_libraries() -> list[Any]:
             library = ctypes.CDLL(path)
         except OSError:
             continue
-        for prefix in ("scipy_openblas", "openblas"):
-            for suffix in ("64_", ""):
-                getter = getattr(library, f"{prefix}_get_num_threads{suffix}", None)
-                setter = getattr(library, f"{prefix}_set_num_threads{suffix}", None)
-                if getter is not None and setter is not None:
-                    found.append((getter, setter))
+        for prefix, suffix in itertools.product(_PREFIXES, _SUFFIXES):
+            getter = getattr(library, f"{prefix}_get_num_threads{suffix}", None)
+            setter = getattr(library, f"{prefix}_set_num_threads{suffix}", None)
+            if getter is not None and setter is not None:
+                found.append((getter, setter))
     return found
 
 

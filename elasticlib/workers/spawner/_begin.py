@@ -52,6 +52,7 @@ def be_spawner(
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         Spawner(channel, parent, keep, Detached(outliving), changed or {}, call, guardian).serve()
+    # Whatever went wrong, the launcher must learn of it, and no worker may stay.
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the spawner process failed: {type(error).__name__}: {error}"
@@ -79,7 +80,8 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
         descriptor = above_standard_streams(channel.fileno())
         channel.close()
         while (filler := os.open(os.devnull, os.O_RDWR)) < 3:
-            pass  # the caller may have closed its streams: no other descriptor may take their numbers
+            # The caller may have closed its streams: no other descriptor may take their numbers.
+            pass
         os.close(filler)
         outliving = processes.SharedSessions.new()
         try:

@@ -3,7 +3,8 @@ The fork server: a process that did the imports once, from which every launch's 
 
 It is a program of its own, in a session of its own, so it never holds the caller's threads, CUDA context
 or ``__main__``. It imports what ``preload`` names, refuses what would not survive a fork, freezes its
-garbage so that children share the pages, and then only forks. It ends with the launcher.
+garbage so that children share the pages, and then only forks: a child for each request. Each request gets an answer; a
+child that ends is never a reason to end. It ends with the launcher.
 
 Rules of this file: no function of Python is replaced and no hook added, so nothing of ours lives on in what was
 imported; of what an allowed import (`_allowed`) sets, workers see only the modules; what a module that was asked for by
@@ -18,9 +19,11 @@ import functools
 import importlib
 import os
 import re
+import resource
+import selectors
 import sys
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from json import dumps, loads
 from typing import Any, NoReturn
 
@@ -30,15 +33,21 @@ from elasticlib.processes import (
     FORK_SERVER_FD,
     KEPT_FD,
     Channel,
+    Message,
     adopt_orphans,
+    close_each,
+    descendants,
+    kill_descendants,
+    living_parent,
     out_of_removed_folder,
+    outlive_parent,
     settle_signals,
     shared_imports,
+    start_error,
     time_of_change,
 )
 from elasticlib.workers.child import _child, _ending, _own_modules, _randomness
-from elasticlib.workers.spawner import _fork_worker as fork_worker, _leftovers
-from elasticlib.workers.spawner._request_loop import RequestLoop
+from elasticlib.workers.spawner import _begin, _fork_worker as fork_worker, _kernel_facts, _leftovers
 
 STACK_AFTER = 9.5
 """Seconds after which an import writes down where it is, for the launcher to tell."""
@@ -67,21 +76,28 @@ def main(at_start: Collection[str]) -> NoReturn:
     settle_signals()
     mine = {0, 1, 2, FORK_SERVER_FD, KEPT_FD}
     control = Channel.adopt(FORK_SERVER_FD)
+    # Programs that workers execute must not inherit these two.
     os.set_inheritable(FORK_SERVER_FD, False)
     os.set_inheritable(KEPT_FD, False)
     _child.base_path[:] = sys.path
+    # The reaper was started with the launcher's variables, which a wrapper of the interpreter may
+    # have changed since.
     given, before = _first_environment(parent), dict(os.environ)
-    folders = _times_of_change(_installed_folders())  # before the imports: what is installed meanwhile is news
+    # Before the imports: a package that is installed meanwhile counts as a change.
+    folders = _times_of_change(_installed_folders())
     with shared_imports():
         sys.path[:] = [*settings["path"], *(folder for folder in sys.path if folder not in settings["path"])]
         with out_of_removed_folder():
             named = _preload(settings["preload"], settings["path"], control)
         sys.path[:] = _child.base_path
+        # Modules hold the numbers of files that their imports have opened: workers keep these
+        # files.
         keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
         _ending.inherit(named)
     adopt_orphans()
     wrapped = _differences(given, _first_environment("self"))
-    wrapped.pop("LC_CTYPE", None)  # Python's own doing, where the locale is C
+    # Python itself sets it where the locale is C.
+    wrapped.pop("LC_CTYPE", None)
     read_at_start = _site_reads()
     ready = {
         "op": "ready",
@@ -95,7 +111,7 @@ def main(at_start: Collection[str]) -> NoReturn:
     changed = _differences(given or before, dict(os.environ))
     for name in _leftovers.RANK_VARIABLES:
         changed.pop(name, None)
-    RequestLoop(control, parent, keep, changed, processes.SharedSessions(KEPT_FD)).serve(ready)
+    _RequestLoop(control, parent, keep, changed, processes.SharedSessions(KEPT_FD)).serve(ready)
 
 
 def _start_without_hooks(settings: Mapping[str, Any], parent: int) -> NoReturn:
@@ -115,7 +131,8 @@ def _start_without_hooks(settings: Mapping[str, Any], parent: int) -> NoReturn:
 
 def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel) -> list[str]:
     """Import *modules*, the allowed ones first; the names of all modules that came with the others."""
-    for name in _leftovers.RANK_VARIABLES:  # of a launcher that is a worker itself
+    # A launcher that is a worker itself has them: no rank is that of its workers.
+    for name in _leftovers.RANK_VARIABLES:
         os.environ.pop(name, None)
     folders = [each for each in extra_path if each not in _child.base_path]
 
@@ -126,6 +143,8 @@ def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel
     def is_for_everybody(name: str) -> bool:
         return is_allowed(name) and not is_hidden(name.partition(".")[0])
 
+    # The allowed modules come first: what they set is taken back, which must not undo what the
+    # named ones set.
     first = [name for name in modules if is_for_everybody(name)]
     with _randomness.noted():
         environment = dict(os.environ)
@@ -134,7 +153,8 @@ def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel
             if module == TORCH:
                 _randomness.note_torch()
                 with contextlib.suppress(ImportError):
-                    importlib.import_module(BY_VALUE)  # a project's own one takes its place (`_own_modules`)
+                    # A module of this name in the project takes its place (`_own_modules`).
+                    importlib.import_module(BY_VALUE)
         _take_back(environment)
         _child.disown_finalizers()
         before = set(sys.modules)
@@ -151,7 +171,8 @@ def _take_back(environment: Mapping[str, str]) -> None:
         os.environ.update(environment)
     temporary: Any = sys.modules.get("tempfile")
     if temporary is not None:
-        temporary.tempdir = None  # each worker looks for a folder by itself
+        # Each worker must look for a folder by itself: TMPDIR may differ.
+        temporary.tempdir = None
 
 
 def _import(module: str, control: Channel) -> None:
@@ -232,3 +253,181 @@ def names_in(source: str) -> set[str] | None:
 def _is_mapped(*libraries: str) -> bool:
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         return any(os.path.basename(line.rstrip()).startswith(libraries) for line in file)
+
+
+# The requests.
+
+
+class _RequestLoop:
+    """Forks what is asked for over *control*, until that or *parent* is gone."""
+
+    def __init__(
+        self,
+        control: Channel,
+        parent: int,
+        keep: frozenset[int],
+        changed: dict[str, str | None],
+        outliving: processes.SharedSessions,
+    ) -> None:
+        self._control = control
+        self._parent = parent
+        self._keep = keep
+        self._changed = changed
+        self._selector = selectors.DefaultSelector()
+        self._outliving = outliving
+        """What workers of successful programs have detached: it outlives the spawner, and the launcher's good end."""
+        self._watched: set[int] = set()
+        """The children that are reaped at their end: what was forked here, and what was detached."""
+
+    def serve(self, ready: Message) -> NoReturn:
+        """Say *ready* and go on until the end."""
+        self._selector.register(self._control, selectors.EVENT_READ, self._obey)
+        self._selector.register(living_parent(self._parent), selectors.EVENT_READ, self._end)
+        outlive_parent()
+        # A descriptor of each launch's spawner; workers get the caller's limit.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        me = os.getpid()
+        with processes.own_descriptors() as itself:
+            self._control.send({**ready, "pid": me}, itself)
+        while True:
+            for key, _ in self._selector.select():
+                key.data()
+
+    def _leave(self) -> NoReturn:
+        """The launcher is gone: kill all."""
+        kill_descendants()
+        os._exit(0)
+
+    def _end(self) -> NoReturn:
+        """The launcher ends in order, or the reaper was lost: kill all but what outlives its launch."""
+        kill_descendants(kept=self._outliving)
+        os._exit(0)
+
+    def _obey(self) -> None:
+        received = self._control.receive(whole=False)
+        if received is None:
+            self._leave()
+        message, descriptors = received
+        if message["op"] == "end":
+            self._end()
+        elif message["op"] == "ping":
+            self._control.send({"op": "pong", "number": message["number"]})
+        elif message["op"] == "signal":
+            # Of a process that has ended, the number may be another program's.
+            if message["pid"] in self._watched:
+                os.kill(message["pid"], message["signal"])
+        elif descriptors:
+            # Without a free descriptor the other end is closed already, and its owner sees that.
+            self._fork_for(message, descriptors)
+
+    def _fork_for(self, message: Message, descriptors: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            # The launches that run are not concerned.
+            _turn_down(descriptors, str(start_error("the spawner process", error)))
+            return
+        if pid == 0:
+            self._let_go_of_all()
+            (descriptor,) = descriptors
+            if message["op"] in _QUESTIONS:
+                _answer(message["op"], Channel.adopt(descriptor), self._changed)
+            _begin.be_spawner(
+                descriptor, os.getppid(), self._outliving, self._keep, self._changed, guardian=self._parent
+            )
+        self._watch(pid, self._end_leftovers)
+        (descriptor,) = descriptors
+        if message["op"] in _QUESTIONS:
+            os.close(descriptor)
+        else:
+            _begin.tell_forked(descriptor, pid)
+
+    def _let_go_of_all(self) -> None:
+        """In a child: what is this loop's alone."""
+        own = [key.fd for key in self._selector.get_map().values()]
+        self._selector.close()
+        close_each(own)
+
+    def _watch(self, pid: int, at_end: Callable[[], None]) -> None:
+        """Reap the child *pid* at its end, then call *at_end*."""
+        handle = processes.handle_of(pid)
+        self._watched.add(pid)
+        self._selector.register(handle, selectors.EVENT_READ, lambda: self._ended(pid, handle, at_end))
+
+    def _ended(self, pid: int, handle: processes.Handle, at_end: Callable[[], None]) -> None:
+        self._selector.unregister(handle)
+        handle.close()
+        os.waitpid(pid, 0)
+        self._watched.remove(pid)
+        self._watch_detached()
+        at_end()
+
+    def _watch_detached(self) -> None:
+        """
+        Watch what a child that ended has left here of what outlives its launch, such as the commands of a shell.
+
+        It is reaped at its end, since the program may look whether it is there.
+        """
+        for pid in _kernel_facts.children(os.getpid()):
+            if pid in self._outliving and pid not in self._watched:
+                # Without a free descriptor it stays a zombie until this process ends.
+                with contextlib.suppress(OSError):
+                    self._watch(pid, self._drop_ended_sessions)
+
+    def _end_leftovers(self) -> None:
+        kill_descendants(self._watched, kept=self._outliving)
+
+    def _drop_ended_sessions(self) -> None:
+        self._outliving.drop_ended(pid for pid, _, _ in descendants(os.getpid()))
+
+
+def _take_environment(given: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
+    """Have the variables of a launch, as the fork server's interpreter and imports changed its own."""
+    wanted = {**given, **changed}
+    os.environ.clear()
+    os.environ.update({name: value for name, value in wanted.items() if value is not None})
+
+
+def _turn_down(descriptors: list[int], why: str) -> None:
+    for descriptor in descriptors:
+        asker = Channel.adopt(descriptor)
+        asker.send({"op": "broken", "why": why})
+        asker.close()
+
+
+def _answer(question: str, asker: Channel, changed: Mapping[str, str | None]) -> NoReturn:
+    """Tell what torch finds on this machine, in a child that is thrown away with its device context."""
+    what, find = _QUESTIONS[question]
+    try:
+        # The launcher gets a handle to end this process by, should a driver hang.
+        with processes.own_descriptors() as itself:
+            was_sent = asker.send({"op": "asking"}, itself)
+        received = asker.receive() if was_sent else None
+        if received is None:
+            # The asker has gone.
+            os._exit(0)
+        # Which devices are visible is up to the launch, and not to the one that this fork server was made for.
+        _take_environment(received[0]["env"], changed)
+        asker.send(find())
+    except BaseException as error:
+        asker.send({"why": f"torch cannot {what}: {type(error).__name__}: {error}"})
+    finally:
+        os._exit(0)
+
+
+def _count_devices() -> Message:
+    import torch
+
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    count = torch.accelerator.device_count() if kind is not None else 0
+    return {"count": count, "kind": kind.type if kind is not None else ""}
+
+
+def _list_gpus() -> Message:
+    from elasticlib.numa import gpu_addresses_here
+
+    return {"addresses": gpu_addresses_here()}
+
+
+_QUESTIONS = {"count": ("count the accelerators", _count_devices), "gpus": ("list the GPUs", _list_gpus)}

@@ -15,7 +15,7 @@ from json import dumps
 from multiprocessing import process as multiprocessing_process
 from typing import Any
 
-from elasticlib.processes import files_with_content
+from elasticlib.processes import close_each, files_with_content
 from elasticlib.workers.child import _child
 from elasticlib.workers.child._start_spec import Handed, StartSpec, both
 
@@ -52,16 +52,17 @@ def fork_worker(
         keep.update(memories)
         spec = replace(spec, kind="program", argv=[*spec.python, ",".join(map(str, memories))])
     elif spec.kind == "program":
+        # A program that is executed has no use for the files of modules.
         keep -= set(modules_files)
     # torch's multiprocessing is the standard one with tensors taught to it.
     torchs: Any = sys.modules.get("torch.multiprocessing")
     context = (torchs or multiprocessing).get_context("fork")
     facts = (spec, handed, os.getpid(), keep, drop, call)
     worker = context.Process(target=_child.run_forked, args=facts)
+    # The worker would write what is in the buffer once more.
     sys.stdout.flush()
     worker.start()
     # The spawner reaps by itself, after the group was killed: multiprocessing must not be first.
     multiprocessing_process._children.discard(worker)  # type: ignore[attr-defined]
-    for memory in memories:
-        os.close(memory)
+    close_each(memories)
     return int(worker.pid)

@@ -56,7 +56,8 @@ def only_main_thread_runs(pid: int) -> bool:
             if state == b"R":
                 running.append(int(thread))
     except OSError:
-        return False  # a thread has ended meanwhile, or nobody may look
+        # A thread has ended meanwhile, or this process may not look.
+        return False
     return running == [pid]
 
 
@@ -86,10 +87,12 @@ def children(parent: int) -> list[int]:
     """Return the processes that *parent* has started or, as a sub-reaper, adopted; also zombies."""
     try:
         found: list[int] = []
+        # Each thread has a list of the children that it has made.
         for thread in os.listdir(f"/proc/{parent}/task"):
             with open(f"/proc/{parent}/task/{thread}/children", "rb") as file:
                 found += map(int, file.read().split())
-    except OSError:  # it is gone, or a kernel without these lists
+    except OSError:
+        # The process is gone, or the kernel has no such lists.
         return [pid for pid, its_parent, _ in descendants(parent) if its_parent == parent]
     return found
 
@@ -129,6 +132,7 @@ def written_bytes(pid: int) -> int:
             facts = dict(line.split(b": ") for line in file)
     except OSError:
         return 0
+    # A file that is mapped is written without a call: only the second number counts that.
     return int(facts[b"wchar"]) + int(facts[b"write_bytes"])
 
 
@@ -164,7 +168,8 @@ def _path(pid: int | str, descriptor: str) -> str:
 
 
 def _is_on_disk(path: str) -> bool:
-    if not path.startswith("/"):  # a pipe, a socket
+    if not path.startswith("/"):
+        # A pipe or a socket.
         return False
     was_removed = path.endswith(" (deleted)")
     return not path.startswith(_NOT_ON_DISK) and not was_removed

@@ -102,5 +102,6 @@ def open_files() -> list[tuple[str, int]]:
         try:
             found.append((os.readlink(f"/proc/self/fd/{number}"), int(number)))
         except OSError:
-            continue  # the descriptor of the listing itself
+            # The descriptor of the listing itself is closed by now.
+            continue
     return found

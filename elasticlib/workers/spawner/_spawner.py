@@ -24,18 +24,26 @@ from typing import Any, NoReturn
 
 from elasticlib import processes
 from elasticlib._clock import monotonic
-from elasticlib.processes import CUT_OFF, FEW_PROCESSES, Channel, Lease, Message, kill_descendants
+from elasticlib.processes import (
+    CUT_OFF,
+    FEW_PROCESSES,
+    Channel,
+    Handle,
+    Lease,
+    Message,
+    close_each,
+    kill_descendants,
+    living_parent,
+    new_parent,
+)
 from elasticlib.workers.child import _announcing, _child, _exiting, _report, _showing
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts, _stuck
 from elasticlib.workers.spawner._detached import Detached
 from elasticlib.workers.spawner._fork_worker import fork_worker
-from elasticlib.workers.spawner._left import Left
-from elasticlib.workers.spawner._parent import watch_parent
-from elasticlib.workers.spawner._release import Release
 from elasticlib.workers.spawner._stack_dump import StackDump, shared_text
 from elasticlib.workers.spawner._store_host import StoreHost
-from elasticlib.workers.spawner._worker_process import WorkerProcess
+from elasticlib.workers.spawner._worker_process import Left, WorkerProcess
 
 _FIXES = {
     errno.EMFILE: "; each worker needs three descriptors: raise the hard limit of open files (ulimit -Hn)",
@@ -46,6 +54,41 @@ _LONGEST_WAIT = 86400.0
 _SHORTEST_WAIT = 0.01
 _MOST_NOTICES = 65536
 """Bytes that a pipe holds."""
+
+
+class Release:
+    """
+    The pipe at which functions that have returned wait, until those of all local ranks have.
+
+    It is written to once a round. A byte releases, not an end that is closed: other processes may hold copies of it.
+    """
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, ...] = ()
+
+    def begin_round(self) -> None:
+        """Hold what returns from here on. Raises OSError where no descriptor is free."""
+        self.close()
+        self._ends = os.pipe2(os.O_CLOEXEC)
+
+    def for_workers(self) -> tuple[int, tuple[int, int]]:
+        """Return the end that workers wait at, and its identity."""
+        reading, _ = self._ends
+        return reading, _report.identity(reading)
+
+    def give(self) -> None:
+        """Let all go that wait now, or will."""
+        for writing in self._ends[1:]:
+            os.write(writing, b".")
+
+    def own(self) -> tuple[int, ...]:
+        """Return the descriptors that workers need not hold."""
+        return self._ends[1:]
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        close_each(self._ends)
+        self._ends = ()
 
 
 @dataclass(eq=False)
@@ -89,7 +132,8 @@ class Spawner:
     def serve(self) -> NoReturn:
         """Follow orders until the launcher or the parent is gone."""
         self._selector.register(self._launcher, selectors.EVENT_READ, self._obey)
-        watch_parent(self._selector, self._parent, self._guardian, self._leave)
+        parent = living_parent(self._parent)
+        self._selector.register(parent, selectors.EVENT_READ, lambda: self._lose_parent(parent))
         self.listen()
         while True:
             for key, _ in self._selector.select(self._left()):
@@ -127,6 +171,19 @@ class Spawner:
             return None
         # The kernel does not count any number.
         return min(max(0.0, min(due) - now), _LONGEST_WAIT)
+
+    def _lose_parent(self, parent: Handle) -> None:
+        """
+        Go on under the guardian, where that takes the place of *parent*, a fork server that has ended; else end.
+
+        A launch that has begun does not need a fork server.
+        """
+        self._selector.unregister(parent)
+        parent.close()
+        guardian = new_parent(self._guardian)
+        if guardian is None:
+            self._leave()
+        self._selector.register(guardian, selectors.EVENT_READ, self._leave)
 
     def _leave(self) -> NoReturn:
         kill_descendants()
@@ -187,7 +244,8 @@ class Spawner:
 
     def _quit(self) -> NoReturn:
         self._store.end()
-        self._detached.sweep((), keeps=self._keeps_detached())  # what is kept may have detached more
+        # Processes that were kept may have detached others.
+        self._detached.sweep((), keeps=self._keeps_detached())
         os._exit(0)
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
@@ -213,8 +271,7 @@ class Spawner:
             self._launcher.send({"op": "broken", "why": f"a worker could not be started: {error}{fix}"})
             return
         finally:
-            for stream in streams:
-                os.close(stream)
+            close_each(streams)
         self._launcher.send({"op": "started", "round": self._round, "pids": {n: w.pid for n, w in self._live.items()}})
 
     def _start_worker(self, spec: StartSpec, streams: list[int]) -> None:
@@ -242,8 +299,7 @@ class Spawner:
         try:
             pid = self._fork(spec, handed)
         finally:
-            for descriptor in opened.values():
-                os.close(descriptor)
+            close_each(opened.values())
         course = _exiting.Course(*spec.exit_timeout, for_group=spec.signals_group)
         live = WorkerProcess(self._round, spec.local_rank, pid, processes.handle_of(pid), left, course)
         self._live[live.local_rank] = live
@@ -265,7 +321,9 @@ class Spawner:
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
 
     def _ended(self, worker: WorkerProcess) -> None:
+        # What it announced before its end counts, and is in the pipe by now.
         self._hear()
+        # It stays a zombie until its group is killed: so its number is nobody else's.
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         self._selector.unregister(worker.handle)
         if worker.others_in_group() and worker.course.leaves_time_to_group(monotonic()):
@@ -280,6 +338,7 @@ class Spawner:
         if not left:
             self._reap(worker)
             return
+        # Processes that ignore the signal may end for other reasons: they get some time, too.
         had_its_time = worker.course.patience_is_over(monotonic())
         if had_its_time and all(_kernel_facts.ignores(pid, worker.signum) for pid in left):
             self._reap(worker)
@@ -290,7 +349,7 @@ class Spawner:
         _, status = os.waitpid(worker.pid, 0)
         facts = worker.course.facts_of_end(os.waitstatus_to_exitcode(status))
         self._detached.succeeded = self._detached.succeeded and facts["exitcode"] == 0
-        self._tell("exited", worker, worker.left.all(), told=worker.told, **facts)
+        self._tell("exited", worker, worker.left.all(), told=worker.was_signalled, **facts)
         self._forget(worker)
 
     def _tell(self, what: str, worker: WorkerProcess, descriptors: tuple[int, ...] = (), **facts: object) -> None:
@@ -300,7 +359,8 @@ class Spawner:
     def _forget(self, worker: WorkerProcess) -> None:
         self._stacks.end(worker.local_rank)
         worker.close()
-        self._heard.report_of(worker.pid)  # of one that was killed while it left that
+        # A worker may be killed in the midst of its report.
+        self._heard.report_of(worker.pid)
         del self._live[worker.local_rank]
         if self._live:
             self._look_who_runs()
@@ -339,6 +399,7 @@ class Spawner:
         if not self._live:
             self._all_ended()
             return
+        # Who has failed, or waits for others, may have announced it just now.
         self._hear()
         self._release.give()
         now = monotonic()
@@ -378,12 +439,14 @@ class Spawner:
     def _take_notices(self, data: bytes) -> None:
         workers = {each.pid: each for each in self._live.values()}
         for pid, outcome, status in self._heard.take(data):
-            if pid in workers:  # else it has ended
+            if pid in workers:
+                # A worker that has ended is left out.
                 self._note_outcome(workers[pid], outcome, status)
 
     def _note_outcome(self, worker: WorkerProcess, outcome: _announcing.Outcome, status: int) -> None:
         report = self._heard.report_of(worker.pid)
-        if report:  # one that no file took
+        if report:
+            # No file could take the report: it came through the pipe.
             worker.left.put_report(report)
         if worker.course.heard(outcome, status, monotonic()):
             self._tell("failed", worker, worker.left.reports(), exitcode=status)
@@ -427,7 +490,8 @@ class Spawner:
 
     def _ask_group(self, worker: WorkerProcess) -> None:
         if worker.is_writing():
-            worker.course.postpone_group(monotonic())  # it could not save without its children
+            # The worker could not save without its children.
+            worker.course.postpone_group(monotonic())
         else:
             worker.ask_group()
 
@@ -448,6 +512,7 @@ class Spawner:
         self._launcher.send({"op": "hosting", "round": self._round, "pid": pid})
 
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
+        # A program that has just announced its good end needs no store.
         self._hear()
         needed = not all(each.course.ended_well() for each in self._live.values())
         facts = {"round": self._round, "why": why, "pid": pid, "exitcode": exitcode, "needed": needed}

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from elasticlib import processes
-from elasticlib.processes import files_with_content, process_facts, signal_process
+from elasticlib.processes import close_each, files_with_content, process_facts, signal_process
 from elasticlib.workers.child import _report
 from elasticlib.workers.spawner import _kernel_facts
 
@@ -92,14 +92,16 @@ class StackDump:
         is_paused = _is_paused(worker.pid)
         if worker.was_signalled:
             _take_answer(worker)
-        elif not is_paused:  # else it would answer when it goes on, and nobody waits any more
+        elif not is_paused:
+            # A paused process would answer only when it goes on, which nobody waits for.
             self._signal(worker)
         if worker.text is None and (is_over or is_paused):
             worker.text = f"({_reason_for_none(worker)})"
 
     def _signal(self, worker: _Worker) -> None:
         if not _kernel_facts.catches(worker.pid, self._signum):
-            return  # it would die of the signal
+            # Without a handler the process would die of the signal.
+            return
         worker.was_signalled = True
         clear(worker.faults)
         signal_process(worker.handle, self._signum)
@@ -146,5 +148,4 @@ def shared_text(stacks: str) -> Iterator[tuple[int, ...]]:
     try:
         yield tuple(memories)
     finally:
-        for memory in memories:
-            os.close(memory)
+        close_each(memories)

@@ -19,23 +19,23 @@ from elasticlib.errors import name_of_signal
 from elasticlib.processes import FEW_PROCESSES, close_all_but, die_with_parent, signal_process, write_exactly
 from elasticlib.workers.child import _report
 
-Told = Callable[[str, int, int], None]
+OnEnd = Callable[[str, int, int], None]
 """Gets why the store is gone, the number of its process (0: there was none), and its exit status."""
 
 _NAME = "the process that hosts the workers' store"
 
 
 class StoreHost:
-    """Hosts torch's store on a socket that workers have been told of; *told* hears when nobody does any more."""
+    """Hosts torch's store on a socket that workers have been told of; *on_end* is called when the process is gone."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, keep: Collection[int], began: Callable[[int], None], told: Told
+        self, selector: selectors.BaseSelector, keep: Collection[int], began: Callable[[int], None], on_end: OnEnd
     ) -> None:
         self._selector = selector
         self._keep = keep
         self._began = began
         """Gets the number of the process."""
-        self._told = told
+        self._on_end = on_end
         self._listener: int | None = None
         self._pid = 0
         self._handle: processes.Handle | None = None
@@ -51,7 +51,8 @@ class StoreHost:
         """Someone knocks: fork the process."""
         listener = self._listener
         if listener is None:
-            return  # the round ended in the very moment
+            # The round has ended in the meantime.
+            return
         self._selector.unregister(listener)
         self._listener = None
         me, pid, words = os.getpid(), 0, -1
@@ -63,12 +64,13 @@ class StoreHost:
             self._handle = processes.handle_of(pid)
         except OSError as error:
             if pid:
-                os.kill(pid, signal.SIGKILL)  # a child that was not reaped: it is nobody else
+                # A child that was not reaped: no other process has its number.
+                os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
             if words >= 0:
                 os.close(words)
             fix = FEW_PROCESSES if error.errno == errno.EAGAIN else ""
-            self._told(f"{_NAME} cannot be started: {error}{fix}", 0, 1)
+            self._on_end(f"{_NAME} cannot be started: {error}{fix}", 0, 1)
         else:
             self._pid, self._words = pid, words
             self._selector.register(self._handle, selectors.EVENT_READ, self._ended)
@@ -79,12 +81,13 @@ class StoreHost:
     def _ended(self) -> None:
         words = self._words
         if self._handle is None:
-            return  # the round ended in the very moment
+            # The round has ended in the meantime.
+            return
         said = _report.read_text(words)
         os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         pid, code = self._pid, self._let_go()
         how = f"was ended by {name_of_signal(-code)}" if code < 0 else f"ended with status {code}"
-        self._told(f"{_NAME} (pid {pid}) {how}{': ' if said else ''}{said}", pid, code)
+        self._on_end(f"{_NAME} (pid {pid}) {how}{': ' if said else ''}{said}", pid, code)
 
     def pids(self) -> list[int]:
         """Return the process that hosts the store, if there is one."""
@@ -124,6 +127,7 @@ def _host(listener: int, parent: int, words: int, keep: Collection[int]) -> NoRe
         close_all_but({0, 1, 2, listener, words, *keep})
         import socket
 
+        # Of a copy: the end of this socket must not close the listener.
         with socket.socket(fileno=os.dup(listener)) as bound:
             host, port = bound.getsockname()[:2]
         from torch.distributed import TCPStore  # type: ignore[attr-defined]

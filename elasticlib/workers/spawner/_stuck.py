@@ -189,7 +189,8 @@ def _handler_that_waits(pid: int, signum: int, layout: _Layout) -> _Handler | No
         begin = next(part.begin for part in _memory(pid) if part.file == layout.file)
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError, StopIteration):
-        return None  # not this interpreter, another user's, or a kernel that hides it
+        # Not this interpreter, another user's process, or a kernel that hides its memory.
+        return None
     try:
         entry = os.pread(memory, _ENTRY.size, begin + layout.table + signum * _ENTRY.size)
         waits, handler = _ENTRY.unpack(entry)
@@ -219,6 +220,7 @@ class _Layout:
 def _layout() -> _Layout | None:
     """Return the layout of this process' interpreter; None where it is not built as expected."""
     handlers = _handlers()
+    # The table is one of CPython's.
     if sys.implementation.name != "cpython" or signal.SIGINT not in handlers:
         return None
     interrupt = id(_signal.default_int_handler) + object.__basicsize__
@@ -278,7 +280,9 @@ def _memory(pid: int) -> Iterator[_Region]:
         for line in lines:
             start, end, access, file = _parsed_mapping(line)
             if not file and former_end == start:
-                file = former_file  # variables without a first value follow those with one
+                # Variables without a first value (.bss) follow those with one, in a mapping without
+                # a name.
+                file = former_file
             if not _is_of_interpreter(file, program):
                 continue
             begin = begins.setdefault(file, start)

@@ -1,5 +1,5 @@
 """
-A worker's process and its group, as the spawner holds and signals them.
+A worker's process and its group, as the spawner signals them, and the files in which it leaves its report.
 
 A stop signal is for the worker alone while that can pass it on: its children, such as those of a DataLoader, would die
 first, and the worker's handler could not save. They get it when the worker has ended, or when half of the time is over.
@@ -8,17 +8,58 @@ Rules of this file: the group is signalled by its number only while the worker, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass
 
 from elasticlib import processes
-from elasticlib.processes import is_ending, is_memory_cleaner, signal_descendant, signal_group, signal_process
+from elasticlib.processes import (
+    close_each,
+    files_with_content,
+    is_ending,
+    is_memory_cleaner,
+    signal_descendant,
+    signal_group,
+    signal_process,
+)
 from elasticlib.workers.child import _child, _report
 from elasticlib.workers.child._exiting import Course
 from elasticlib.workers.spawner import _kernel_facts
-from elasticlib.workers.spawner._left import Left
 from elasticlib.workers.spawner._stack_dump import clear
+
+
+class Left:
+    """The files of one worker; `close` once the launcher has them."""
+
+    def __init__(self) -> None:
+        self._reports: list[int] = []
+        report, self.faults, self.tail = [processes.anonymous_file(name) for name in ("report", "faults", "tail")]
+        self._reports.append(report)
+
+    @property
+    def report(self) -> int:
+        """Where the worker leaves its result or its error."""
+        return self._reports[0]
+
+    def reports(self) -> tuple[int, ...]:
+        """All files that have the report."""
+        return tuple(self._reports)
+
+    def all(self) -> tuple[int, ...]:
+        """The report, the stacks of a crash, the last lines of stderr, and where there is more of the report."""
+        return self.report, self.faults, self.tail, *self._reports[1:]
+
+    def put_report(self, packed: bytes) -> None:
+        """Take a report that came through the pipe, since the worker could have no file that is so large."""
+        # Without a free descriptor the launcher finds that the report is missing.
+        with contextlib.suppress(OSError):
+            former, self._reports = self._reports, files_with_content(packed, "report")
+            close_each(former)
+
+    def close(self) -> None:
+        """Let go of them."""
+        close_each(self.all())
 
 
 @dataclass
@@ -31,7 +72,7 @@ class WorkerProcess:
     handle: processes.Handle
     left: Left
     course: Course
-    told: bool = False
+    was_signalled: bool = False
     """Whether it was sent the stop signal while that could change its status."""
     signum: int = 0
     """The stop signal that it was sent last."""
@@ -56,14 +97,15 @@ class WorkerProcess:
     def ask(self, signum: int) -> None:
         """Send it the stop signal; one that is stopped is woken to see it."""
         # A peer may report a closed connection before the one that died is a zombie.
-        if not self.told:
+        if not self.was_signalled:
             is_at_its_end = self.course.overdue or self.course.is_final or is_ending(self.pid)
-            self.told = not is_at_its_end
+            self.was_signalled = not is_at_its_end
         self.signum = signum
         if self.course.for_group or signum == signal.SIGKILL:
             self.send_group(signum)
         elif not self._leaves_by_itself(signum):
             signal_process(self.handle, signum)
+        # A process that is stopped handles a signal only once it goes on.
         self.send_group(signal.SIGCONT)
 
     def _leaves_by_itself(self, signum: int) -> bool:
@@ -75,10 +117,12 @@ class WorkerProcess:
         if signum != signal.SIGKILL or not any(map(is_memory_cleaner, self._group())):
             signal_group(self.pid, self.handle, signum)
             return
-        signal_group(self.pid, self.handle, signal.SIGSTOP)  # so that none forks while they are killed one by one
+        # Stopped first, so that none forks while they are killed one by one.
+        signal_group(self.pid, self.handle, signal.SIGSTOP)
         for pid in self._group():
             signal_descendant(os.getpid(), pid, signal.SIGCONT if is_memory_cleaner(pid) else signal.SIGKILL)
-        signal_process(self.handle, signal.SIGKILL)  # also where no descriptor was free for another handle
+        # By its own handle: there may be no free descriptor for the handles above.
+        signal_process(self.handle, signal.SIGKILL)
 
     def ask_group(self) -> None:
         """Send the stop signal to what it started in its group, but not to itself once more."""
@@ -89,7 +133,8 @@ class WorkerProcess:
     def kill(self) -> None:
         """SIGKILL it and its group."""
         self.send_group(signal.SIGKILL)
-        signal_process(self.handle, signal.SIGKILL)  # it may not lead its group yet
+        # Also by its handle: just forked, it may not lead a group yet.
+        signal_process(self.handle, signal.SIGKILL)
 
     def is_writing(self) -> bool:
         """True if it has written since the last look, or has a file open for that: a checkpoint may be under way."""

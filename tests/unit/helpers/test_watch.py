@@ -12,7 +12,6 @@ import pytest
 from elasticlib import processes, records
 from elasticlib.helpers import LOOK, Helper, HelperWatch
 from elasticlib.helpers._liveness import SLEEPS
-from elasticlib.helpers._watch import _state
 from elasticlib.processes._programs import Process
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
@@ -27,7 +26,7 @@ class Watched:
         self.process.stdin.write(b"up\n")
         self.process.stdin.flush()
         self.process.stdout.readline()
-        while _state(self.process.pid)[0] != SLEEPS:
+        while (processes.process_facts(self.process.pid) or [b""])[0] != SLEEPS.encode():
             os.sched_yield()
         self.now = 0.0
         self.said: list[records.Record] = []
@@ -42,7 +41,7 @@ class Watched:
         for _ in range(count):
             self.now += LOOK
             if answers:
-                self.helper.answered = self.helper.asked
+                self.helper.answered = self.helper.questions
             self.watch.tend(lambda: [self.helper], workers, lambda helper, why: self.replaced.append(why))
 
     def stop(self) -> None:
@@ -72,12 +71,15 @@ def test_a_stopped_helper_is_continued_and_reported_with_its_name_and_pid(watche
     assert [records.HelperWoken(f"the spawner process (pid {watched.process.pid})", 6.0)] == watched.said
 
 
-def test_a_helper_that_does_not_answer_is_replaced_and_the_reason_names_it(watched: Watched) -> None:
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_a_helper_that_does_not_answer_is_replaced_where_it_is_needed(is_needed: bool, watched: Watched) -> None:
+    watched.helper.is_needed = is_needed
+
     watched.looks(20, answers=False)
 
     why = f"the spawner process (pid {watched.process.pid}) did not answer for 30 s and was killed"
-    assert [why] == watched.replaced
-    assert [records.HelperReplaced(why)] == watched.said
+    assert watched.replaced == ([why] if is_needed else [])
+    assert watched.said == ([records.HelperReplaced(why)] if is_needed else [])
 
 
 def test_a_helper_that_answers_is_asked_at_each_look_and_nothing_is_done(watched: Watched) -> None:
@@ -85,14 +87,6 @@ def test_a_helper_that_answers_is_asked_at_each_look_and_nothing_is_done(watched
 
     assert list(range(1, 21)) == watched.asked
     assert ([], []) == (watched.said, watched.replaced)
-
-
-def test_a_helper_that_nobody_waits_for_is_not_replaced(watched: Watched) -> None:
-    watched.helper.is_needed = False
-
-    watched.looks(20, answers=False)
-
-    assert [] == watched.replaced
 
 
 def test_a_helper_that_was_stopped_with_a_worker_is_left_alone(watched: Watched) -> None:

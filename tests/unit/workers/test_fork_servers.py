@@ -18,7 +18,7 @@ from elasticlib.processes._programs import Process, importable_by
 from elasticlib.processes._wire import Channel
 from elasticlib.workers import _fork_servers
 from elasticlib.workers._fork_servers import ForkServerKey
-from elasticlib.workers.spawner import _request_loop
+from elasticlib.workers.spawner import _fork_server
 from tests.patching import replace_everywhere
 
 
@@ -460,7 +460,7 @@ def test_an_interpreter_without_our_packages_cannot_be_a_fork_server(tmp_path: P
 def test_a_launch_that_cannot_be_forked_is_told_why() -> None:
     asker, fork_server = Channel.pair()
 
-    _request_loop._turn_down([os.dup(fork_server.fileno())], "no process can be started")
+    _fork_server._turn_down([os.dup(fork_server.fileno())], "no process can be started")
     fork_server.close()
 
     assert [({"op": "broken", "why": "no process can be started"}, []), None] == [asker.receive(), asker.receive()]

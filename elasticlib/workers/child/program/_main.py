@@ -128,7 +128,8 @@ def become(origin: Origin) -> None:
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     try:
         run_in(main.__dict__, origin)
-    except BaseException:  # half of a script serves nobody: the next call imports it anew
+    except BaseException:
+        # Half of a script is of no use: the next call imports it again.
         sys.modules["__main__"] = sys.modules["__mp_main__"] = former
         raise
     _state.module, _state.origin, _state.version, _state.spec = main, origin, version, main.__spec__
@@ -223,7 +224,8 @@ def _updated(own: Any, other: Any) -> Any:
         own.clear()
         own.update(other)
         return own
-    if is_namespace(own) and type(own).__hash__ is None:  # else it is frozen
+    # A frozen one can be hashed, and is replaced as a whole.
+    if is_namespace(own) and type(own).__hash__ is None:
         _updated(vars(own), vars(other))
         return own
     return other
@@ -240,7 +242,8 @@ def same(own: Any, other: Any) -> bool:
     """
     try:
         return _same(own, other)
-    except Exception:  # of an ``__eq__`` of the user's, or of a structure that holds itself
+    except Exception:
+        # Raised by an ``__eq__`` of the user's, or for a structure that holds itself.
         return False
 
 
@@ -256,7 +259,9 @@ def _same(own: Any, other: Any) -> bool:
         return _same_floats(own, other)
     equals: Any = kind.__eq__
     if equals is object.__eq__:
-        return True  # two of a kind, such as models and sentinels: nothing tells them apart
+        # Two objects of a kind without equality, such as models and sentinels, cannot be told
+        # apart.
+        return True
     if isinstance(own, dict):
         return _same_dicts(own, other)
     if isinstance(own, (list, tuple)):

@@ -45,7 +45,8 @@ def join(family: Family) -> None:
     from multiprocessing.resource_tracker import _resource_tracker
 
     tracker: Any = _resource_tracker
-    if tracker._fd is None:  # else this worker has one of its own, by whatever it did before
+    # A worker that has started a tracker of its own keeps it.
+    if tracker._fd is None:
         tracker._fd = family.tracker.detach()
 
 

@@ -22,9 +22,8 @@ from elasticlib.workers.child._exiting import Course, Stage
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts
 from elasticlib.workers.spawner._detached import Detached
-from elasticlib.workers.spawner._left import Left
 from elasticlib.workers.spawner._spawner import Spawner
-from elasticlib.workers.spawner._worker_process import WorkerProcess
+from elasticlib.workers.spawner._worker_process import Left, WorkerProcess
 from tests.patching import replace_everywhere
 
 
@@ -145,7 +144,7 @@ def yard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Yard]:
     yard.close()
 
 
-def test_an_end_is_told_with_its_status(yard: Yard) -> None:
+def test_an_end_is_told_with_its_status_and_takes_its_group_along(yard: Yard) -> None:
     live = yard.worker(0)
     yard.worker(1)
 
@@ -154,13 +153,6 @@ def test_an_end_is_told_with_its_status(yard: Yard) -> None:
     (message,) = yard.said()
     assert (message["op"], message["local_rank"], message["pid"]) == ("exited", 0, live.pid)
     assert (message["exitcode"], message["told"]) == (-signal.SIGKILL, False)
-
-
-def test_whoever_ends_takes_its_group_along(yard: Yard) -> None:
-    live = yard.worker(0)
-
-    yard.end(live)
-
     assert (live.pid, signal.SIGKILL) in yard.sent
 
 
@@ -230,29 +222,24 @@ def test_who_is_asked_again_by_the_same_signal_does_not_hear_of_it(yard: Yard) -
     assert [(live.pid, signal.SIGTERM)] == yard.alone
 
 
-def test_a_group_gets_the_signal_when_half_of_the_time_is_over(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_writing", [False, True])
+def test_a_group_gets_the_signal_at_half_time_unless_its_worker_writes(
+    is_writing: bool, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live = yard.worker(0)
     yard.adopted = [77]
-    monkeypatch.setattr(WorkerProcess, "is_writing", lambda _: False)
+    monkeypatch.setattr(WorkerProcess, "is_writing", lambda _: is_writing)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
     live.course.deadline = 0.0
     yard.spawner._look_at(live)
 
-    assert [(77, signal.SIGTERM), (77, signal.SIGCONT)] == yard.children
-    assert live.course.deadline == live.course._kill_at
-
-
-def test_the_children_of_a_worker_that_writes_are_left_alone(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = yard.worker(0)
-    monkeypatch.setattr(WorkerProcess, "is_writing", lambda _: True)
-    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
-
-    live.course.deadline = 0.0
-    yard.spawner._look_at(live)
-
-    assert [] == yard.children
-    assert 0.0 < live.course.deadline < live.course._kill_at
+    if is_writing:
+        assert [] == yard.children
+        assert 0.0 < live.course.deadline < live.course._kill_at
+    else:
+        assert [(77, signal.SIGTERM), (77, signal.SIGCONT)] == yard.children
+        assert live.course.deadline == live.course._kill_at
 
 
 def test_what_a_stopped_worker_leaves_in_its_group_has_the_rest_of_the_time(yard: Yard) -> None:
@@ -293,15 +280,6 @@ def test_one_worker_is_signalled_by_its_rank_as_long_as_its_round_runs(yard: Yar
     assert yard.sent == [(live.pid, signal.SIGUSR1)]
 
 
-def test_an_end_after_the_stop_signal_is_told_as_such(yard: Yard) -> None:
-    live = yard.worker(0)
-    yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
-
-    yard.end(live)
-
-    assert yard.said()[0]["told"] is True
-
-
 def test_who_had_ended_before_the_stop_signal_was_not_told(yard: Yard) -> None:
     ended, other = yard.worker(0), yard.worker(1)
     yard.kill(ended)
@@ -332,6 +310,7 @@ def test_a_stop_without_workers_is_done_at_once(yard: Yard) -> None:
 
 
 def test_out_of_time_means_a_kill_and_then_the_survivors_are_told(yard: Yard) -> None:
+    descriptors = os.listdir("/proc/self/fd")
     live = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
 
@@ -342,6 +321,7 @@ def test_out_of_time_means_a_kill_and_then_the_survivors_are_told(yard: Yard) ->
     assert yard.sent[-1] == (live.pid, signal.SIGKILL)
     assert after_kill == []
     assert [(message["op"], message["survivors"]) for message in yard.said()] == [("stopped", [live.pid])]
+    assert os.listdir("/proc/self/fd") == descriptors
 
 
 def test_another_signal_after_the_kill_does_not_make_a_survivor_of_who_is_just_dying(yard: Yard) -> None:
@@ -377,17 +357,6 @@ def test_a_survivor_is_no_worker_of_a_later_round(yard: Yard) -> None:
     ]
 
 
-def test_a_survivor_leaves_no_descriptor_open(yard: Yard) -> None:
-    before = os.listdir("/proc/self/fd")
-    yard.worker(0)
-    yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
-
-    yard.out_of_time()
-    yard.out_of_time()
-
-    assert os.listdir("/proc/self/fd") == before
-
-
 def start(yard: Yard, *ranks: int) -> None:
     """Order a round of workers, of whom only what they are started with is looked at."""
     yard.spawner._common = StartSpec(env={"SET": "by the caller", "HOME": "/"}, exit_timeout=(30.0, False))
@@ -410,25 +379,17 @@ def test_a_round_is_told_with_its_processes(yard: Yard, monkeypatch: pytest.Monk
     assert yard.said() == [{"op": "starting", "round": 3}, {"op": "started", "round": 3, "pids": pids}]
 
 
-def test_what_the_fork_server_added_beats_the_callers_variables_and_not_the_workers_own(
+def test_a_worker_gets_its_variables_and_a_way_to_find_its_report_again(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The fork server's additions beat the caller's variables, and not the worker's own."""
     monkeypatch.setattr(yard.spawner, "_fork", yard.process)
 
     start(yard, 1)
 
     ((_, handed),) = yard.started
     assert handed.environment == {"SET": "by the wrapper", "HOME": "/", "RANK": "1"}
-
-
-def test_a_worker_learns_how_to_find_its_report_again(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yard.spawner, "_fork", yard.process)
-
-    start(yard, 0)
-
-    ((_, handed),) = yard.started
-    assert handed.identity == _report.identity(handed.report)
-    assert handed.spawner == os.getpid()
+    assert (handed.identity, handed.spawner) == (_report.identity(handed.report), os.getpid())
 
 
 def test_a_start_that_fails_in_the_middle_is_broken_and_never_started(
