@@ -83,6 +83,7 @@ def test_every_exception_has_one_root_and_says_when_you_get_it(each: type[Elasti
         ("LogDirError", NotADirectoryError),
         ("PicklingError", TypeError),
         ("StartError", RuntimeError),
+        ("PreloadError", ValueError),
         ("RendezvousTimeoutError", TimeoutError),
         ("RendezvousConnectionError", ConnectionError),
         ("LaunchInterrupted", KeyboardInterrupt),

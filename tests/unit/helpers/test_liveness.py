@@ -9,7 +9,6 @@ import pytest
 from elasticlib.helpers._liveness import LOOK, REPLACE_AFTER, WAKE_AFTER, Act, AwakeTime, Liveness, Look
 
 STOPPED, TRACED, ASLEEP = Look("T"), Look("t"), Look("S", turns=7, owes=True)
-BUSY = [Look("R", turns=7, owes=True), Look("D", turns=7, owes=True)]
 
 
 def acts(looks: Iterable[Look], *, passed: float | None = LOOK, alone: bool = True) -> list[tuple[float, Act]]:
@@ -20,6 +19,24 @@ def acts(looks: Iterable[Look], *, passed: float | None = LOOK, alone: bool = Tr
         if act is not None:
             found.append((number * LOOK, act))
     return found
+
+
+@pytest.mark.parametrize(
+    ("looks", "passed", "alone"),
+    [
+        pytest.param(60 * [STOPPED], LOOK, False, id="stopped together with workers"),
+        pytest.param(60 * [Look("R", turns=7, owes=True)], LOOK, True, id="runs"),
+        pytest.param(60 * [Look("D", turns=7, owes=True)], LOOK, True, id="waits for a disk"),
+        # Such as at load 30, or in an import that holds the interpreter's lock.
+        pytest.param([Look("S", turns, owes=True) for turns in range(60)], LOOK, True, id="gets the CPU at times"),
+        pytest.param(60 * [Look("S")], LOOK, True, id="sleeps and owes no answer"),
+        pytest.param(60 * [STOPPED], None, True, id="stopped, this process is not awake"),
+        pytest.param(60 * [TRACED], None, True, id="traced, this process is not awake"),
+        pytest.param(60 * [ASLEEP], None, True, id="silent, this process is not awake"),
+    ],
+)
+def test_a_helper_is_left_alone(looks: list[Look], passed: float | None, alone: bool) -> None:
+    assert [] == acts(looks, passed=passed, alone=alone)
 
 
 def test_a_helper_that_was_stopped_alone_is_woken_once_and_then_replaced() -> None:
@@ -33,10 +50,6 @@ def test_a_helper_that_is_stopped_again_after_it_went_on_is_woken_again() -> Non
     assert [Act.WAKE, Act.WAKE] == [act for _, act in acts(looks)]
 
 
-def test_a_helper_that_was_stopped_together_with_workers_is_left_alone() -> None:
-    assert [] == acts(60 * [STOPPED], alone=False)
-
-
 def test_a_helper_that_a_debugger_holds_is_reported_once_and_left_alone() -> None:
     assert [(6.0, Act.REPORT_DEBUGGER)] == acts(60 * [TRACED])
 
@@ -44,25 +57,6 @@ def test_a_helper_that_a_debugger_holds_is_reported_once_and_left_alone() -> Non
 def test_a_helper_that_sleeps_and_does_not_answer_is_replaced() -> None:
     """The first look tells only how many turns it has had."""
     assert [(32.0, Act.REPLACE)] == acts(60 * [ASLEEP])
-
-
-@pytest.mark.parametrize("busy", BUSY, ids=["runs", "disk"])
-def test_a_helper_that_runs_or_waits_for_a_disk_is_never_silent(busy: Look) -> None:
-    assert [] == acts(60 * [busy])
-
-
-def test_a_helper_that_gets_the_cpu_now_and_then_is_never_silent() -> None:
-    """Such as at load 30, or in an import that holds the interpreter's lock."""
-    assert [] == acts(Look("S", turns, owes=True) for turns in range(60))
-
-
-def test_a_helper_that_owes_no_answer_is_well_however_long_it_sleeps() -> None:
-    assert [] == acts(60 * [Look("S")])
-
-
-@pytest.mark.parametrize("look", [STOPPED, TRACED, ASLEEP])
-def test_nothing_is_done_while_this_process_is_not_awake_itself(look: Look) -> None:
-    assert [] == acts(60 * [look], passed=None)
 
 
 def test_what_was_seen_before_this_process_slept_does_not_count() -> None:

@@ -18,19 +18,15 @@ def lease() -> Iterator[Lease]:
     lease.close()
 
 
-def test_a_new_one_never_ends(lease: Lease) -> None:
-    assert math.inf == lease.ends_at()
-
-
 def test_another_process_sees_how_it_is_renewed(lease: Lease) -> None:
     other = Lease(os.dup(lease.fileno()))
 
-    seen = []
+    seen = [other.ends_at()]
     for end in (7.25, 8.5, math.inf):
         lease.renew(end)
         seen.append(other.ends_at())
 
-    assert [7.25, 8.5, math.inf] == seen
+    assert [math.inf, 7.25, 8.5, math.inf] == seen
     other.close()
 
 

@@ -57,17 +57,6 @@ def test_flags_are_the_interpreters_own_options(command: str, flags: str) -> Non
     assert tuple(flags.split()) == flags_in(command.split())
 
 
-def test_an_end_is_waited_for_and_reaped() -> None:
-    pid = os.posix_spawn("/bin/true", ["true"], {})
-
-    child = ChildProcess(pid)
-    child.wait(LIMIT)
-
-    assert child.fileno() == -1
-    with pytest.raises(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-
-
 def test_a_process_that_does_not_end_in_time_is_killed() -> None:
     sleep = shutil.which("sleep") or "sleep"
     pid = os.posix_spawn(sleep, ["sleep", "60"], {})
@@ -186,12 +175,14 @@ def test_a_forked_child_closes_what_is_its_parents_own() -> None:
         os.close(writer)
 
 
-def test_a_child_that_is_reaped_leaves_no_descriptor() -> None:
+def test_an_end_is_waited_for_and_reaped_and_leaves_no_descriptor() -> None:
     before = os.listdir("/proc/self/fd")
     pid = os.posix_spawn("/bin/true", ["true"], {})
+    child = ChildProcess(pid)
 
-    ChildProcess(pid).wait(LIMIT)
+    child.wait(LIMIT)
 
+    assert child.fileno() == -1
     assert os.listdir("/proc/self/fd") == before
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

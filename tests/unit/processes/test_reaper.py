@@ -42,23 +42,15 @@ def of(pid: int, members: list[tuple[int, int, str]]) -> list[tuple[int, int, st
     return [member for member in members if member[0] == pid]
 
 
-def test_a_child_is_family(sleeper: Sleeper) -> None:
-    pid = sleeper()
-
-    ((_, parent, state),) = of(pid, _reaper.descendants(os.getpid()))
-
-    assert parent == os.getpid()
-    assert state in "RSD"
-
-
-def test_a_program_may_be_called_as_it_likes(sleeper: Sleeper, tmp_path: Path) -> None:
+def test_a_child_is_a_descendant_whatever_its_program_is_called(sleeper: Sleeper, tmp_path: Path) -> None:
     odd = tmp_path / "x) R 1 (y"
     odd.symlink_to(shutil.which("sleep") or "sleep")
 
     pid = sleeper(str(odd))
 
-    ((_, parent, _),) = of(pid, _reaper.descendants(os.getpid()))
+    ((_, parent, state),) = of(pid, _reaper.descendants(os.getpid()))
     assert parent == os.getpid()
+    assert state in "RSD"
 
 
 def test_whoever_is_spared_is_left_out(sleeper: Sleeper) -> None:
@@ -199,18 +191,32 @@ print(left, alive)
 """
 
 
-def outcome(script: str, *args: str) -> str:
+def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", script, *args]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+
+
+def outcome(script: str, *args: str) -> str:
+    done = run(script, *args)
     assert done.stderr == ""
     return done.stdout.strip()
 
 
 @pytest.mark.slow
-def test_what_removes_shared_memory_is_spared_and_woken() -> None:
-    """Here it waits for this process, the last that has the memory: nobody waits for that."""
-    assert outcome(SPARES_WHAT_REMOVES_MEMORY) == "[]\nFalse"
+@pytest.mark.parametrize(
+    ("script", "result"),
+    [
+        pytest.param(STOPS_NOBODY, "[] []", id="no descendants"),
+        pytest.param(KILLS_ALL, "[] [] []", id="of all sessions"),
+        pytest.param(SPARES_ONE, "[] None False", id="spares one"),
+        pytest.param(KILLS_WHOM_ONLY_THREADS_KEEP_ALIVE, "[] False", id="whose first thread has ended"),
+        # The tracker waits for this process, the last that has the memory: nobody waits for that.
+        pytest.param(SPARES_WHAT_REMOVES_MEMORY, "[]\nFalse", id="spares and wakes what removes memory"),
+    ],
+)
+def test_a_sweep_kills_and_reaps_all_descendants_but_the_spared(script: str, result: str) -> None:
+    assert outcome(script) == result
 
 
 def test_only_trackers_and_managers_remove_shared_memory(sleeper: Sleeper, tmp_path: Path) -> None:
@@ -237,26 +243,6 @@ def test_what_removes_memory_is_known_past_a_short_uninterruptible_sleep(
             pass  # it is at its exec
         assert is_one is _reaper.is_memory_cleaner(process.pid)
         process.kill()
-
-
-@pytest.mark.slow
-def test_a_sweep_without_family_is_done_at_once() -> None:
-    assert outcome(STOPS_NOBODY) == "[] []"
-
-
-@pytest.mark.slow
-def test_a_sweep_kills_and_reaps_descendants_of_all_sessions() -> None:
-    assert outcome(KILLS_ALL) == "[] [] []"
-
-
-@pytest.mark.slow
-def test_a_sweep_spares_whom_it_is_told_to() -> None:
-    assert outcome(SPARES_ONE) == "[] None False"
-
-
-@pytest.mark.slow
-def test_a_sweep_kills_a_process_whose_first_thread_has_ended() -> None:
-    assert outcome(KILLS_WHOM_ONLY_THREADS_KEEP_ALIVE) == "[] False"
 
 
 GUARDED = """
@@ -289,19 +275,14 @@ subprocess.run([sys.executable, "-S", sys.argv[1], str(os.getpid()), "/no/such/p
 
 @pytest.mark.slow
 def test_a_reaper_says_what_it_cannot_run() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", MISSING, str(_reaper.__file__)]
-
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
-
-    assert done.stderr == "cannot run /no/such/program: [Errno 2] No such file or directory\n"
+    assert (
+        run(MISSING, str(_reaper.__file__)).stderr
+        == "cannot run /no/such/program: [Errno 2] No such file or directory\n"
+    )
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_with_its_parent_ends_when_that_is_already_gone() -> None:
-    script = "from elasticlib.processes import die_with_parent; die_with_parent(1); print('alive')"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run("from elasticlib.processes import die_with_parent; die_with_parent(1); print('alive')")
 
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=LIMIT)
-
-    assert (done.returncode, done.stdout) == (1, b"")
+    assert (done.returncode, done.stdout) == (1, "")

@@ -1,10 +1,12 @@
-"""The fault handler's stacks as frames, against those that this Python writes."""
+"""The fault handler's stacks as frames, against those that this Python writes; and ranks in words."""
 
 from __future__ import annotations
 
 import faulthandler
 import tempfile
 import threading
+
+import pytest
 
 import elasticlib
 from elasticlib.stacks import (
@@ -14,6 +16,8 @@ from elasticlib.stacks import (
     is_heading,
     is_ours,
     is_users,
+    number_ranges,
+    ranks_text,
     threads_of,
 )
 
@@ -65,3 +69,30 @@ def test_text_that_is_no_stack_has_no_threads() -> None:
 def test_files_are_the_users_unless_they_are_a_librarys_or_ours() -> None:
     assert (True, False) == (is_users("/home/me/train.py"), is_users(threading.__file__))
     assert (False, True, False) == (is_users(elasticlib.__file__), is_ours(elasticlib.__file__), is_ours("/train.py"))
+
+
+# Ranks in words.
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([3], "rank 3"),
+        ([1, 0], "ranks 0-1"),
+        ([0, 1, 2, 5], "ranks 0-2, 5"),
+        ([5, 5], "rank 5"),
+        (range(1000), "ranks 0-999"),
+        (range(0, 16, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14"),
+        (range(0, 18, 2), "ranks 0, 2, 4 ... 16 (9 ranks)"),
+    ],
+)
+def test_neighbours_stand_as_a_range(ranks: list[int], text: str) -> None:
+    assert text == ranks_text(ranks)
+
+
+def test_ranks_have_the_noun_that_is_given() -> None:
+    assert ("local rank 0", "local ranks 0, 2") == (ranks_text([0], "local rank"), ranks_text([0, 2], "local rank"))
+
+
+def test_numbers_alone_are_written_as_the_kernel_does() -> None:
+    assert ("", "0-3,8") == (number_ranges([]), number_ranges([8, 3, 2, 1, 0], ","))

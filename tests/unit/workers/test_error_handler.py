@@ -39,16 +39,6 @@ def test_the_decorator_is_the_one_of_the_facade() -> None:
     assert errors.ChildFailedError is elasticlib.ChildFailedError
 
 
-def test_the_file_is_where_the_variable_says(error_file: Path) -> None:
-    assert get_error_handler()._get_error_file_path() == str(error_file)
-
-
-def test_without_the_variable_there_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-
-    assert get_error_handler()._get_error_file_path() is None
-
-
 def test_a_later_exception_takes_the_place_of_an_earlier_one(error_file: Path) -> None:
     for text in ("first", "second"):
         get_error_handler().record_exception(ValueError(text))
@@ -119,54 +109,16 @@ def test_a_broken_childs_file_is_replaced_by_what_is_known(tmp_path: Path, error
     assert "SIGKILL" in message["message"]
 
 
-class Mine(ErrorHandler):
-    """Keeps what it is told."""
-
-    def __init__(self, path: str | None = None) -> None:
-        self.path = path
-        self.seen: list[object] = []
-
-    def _get_error_file_path(self) -> str | None:
-        return self.path
-
-    def initialize(self) -> None:
-        self.seen.append("initialized")
-
-    def record_exception(self, e: BaseException) -> None:
-        self.seen.append(e)
-
-
-def test_a_handler_of_ones_own_is_told_of_the_start_and_of_the_exception() -> None:
-    handler, error = Mine(), ValueError("bad")
-
-    def fails() -> None:
-        assert handler.seen == ["initialized"]
-        raise error
-
-    with pytest.raises(ValueError, match="bad"):
-        record(fails, handler)()
-
-    assert handler.seen == ["initialized", error]
-
-
-def test_a_handler_of_ones_own_says_where_a_childs_failure_goes(tmp_path: Path) -> None:
-    handler = Mine(str(tmp_path / "mine.json"))
-
-    def fails() -> None:
-        raise ChildFailedError("train.py", {0: ProcessFailure(0, 7, 3, inner(tmp_path, FOREIGN))})
-
-    with pytest.raises(ChildFailedError):
-        record(fails, handler)()
-
-    assert json.loads((tmp_path / "mine.json").read_text())["message"]["errorCode"] == 3
-
-
 class Telling(ErrorHandler):
     """Keeps what it is told, and by which name."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, path: str | None = None) -> None:
         self.seen: list[tuple[str, str | None]] = []
         self.error = error
+        self.path = path
+
+    def _get_error_file_path(self) -> str | None:
+        return self.path
 
     def initialize(self) -> None:
         self.seen.append(("initialize", self._fn_name))
@@ -180,6 +132,18 @@ class Telling(ErrorHandler):
             raise self.error
 
 
+def test_a_handler_of_ones_own_says_where_a_childs_failure_goes(tmp_path: Path) -> None:
+    handler = Telling(path=str(tmp_path / "mine.json"))
+
+    def fails() -> None:
+        raise ChildFailedError("train.py", {0: ProcessFailure(0, 7, 3, inner(tmp_path, FOREIGN))})
+
+    with pytest.raises(ChildFailedError):
+        record(fails, handler)()
+
+    assert json.loads((tmp_path / "mine.json").read_text())["message"]["errorCode"] == 3
+
+
 def test_a_handler_knows_the_functions_name_before_it_begins_and_is_told_of_success() -> None:
     handler = Telling()
 
@@ -188,6 +152,19 @@ def test_a_handler_knows_the_functions_name_before_it_begins_and_is_told_of_succ
 
     assert 7 == record(works, handler)()
     assert [("initialize", works.__qualname__), ("record_success", works.__qualname__)] == handler.seen
+
+
+def test_a_handler_is_called_at_the_start_and_with_the_exception() -> None:
+    handler = Telling()
+
+    def fails() -> None:
+        assert handler.seen == [("initialize", fails.__qualname__)]
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        record(fails, handler)()
+
+    assert handler.seen[1:] == [("record_exception bad", fails.__qualname__)]
 
 
 def test_a_call_without_a_name_is_recorded_without_one() -> None:

@@ -53,16 +53,6 @@ def puts_own_files_in_place_and_fails(folder: Path) -> None:
     raise ValueError(*puts_own_files_in_place(folder))
 
 
-def closes_all() -> int:
-    os.closerange(3, 4096)
-    return 7
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_result_of_a_worker_that_closed_all_descriptors_arrives(method: str) -> None:
-    assert elastic_launch(config(method), closes_all)() == {0: 7}
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_result_of_a_worker_that_reused_the_numbers_arrives_and_its_files_stay(method: str, tmp_path: Path) -> None:
     result: dict[int, Any] = elastic_launch(config(method), puts_own_files_in_place)(tmp_path)

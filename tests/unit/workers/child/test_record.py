@@ -88,16 +88,6 @@ def test_a_file_that_cannot_be_written_is_said_and_hides_nothing(
     assert "the error file was not written" in capsys.readouterr().err
 
 
-class WordlessError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
-def test_the_exception_goes_on_also_where_it_cannot_say_its_text(error_file: Path) -> None:
-    with pytest.raises(WordlessError):
-        ends(WordlessError())
-
-
 def failure(error_file: str = "", exitcode: int = 3) -> ProcessFailure:
     return ProcessFailure(1, 7, exitcode, error_file, message="ValueError: bad", timestamp=1234.5, rank=1)
 
@@ -135,13 +125,3 @@ def test_a_command_line_tells_a_root_cause_without_an_error_file_by_what_is_know
     message = json.loads(error_file.read_text())["message"]
     assert (message["message"], message["extraInfo"]["timestamp"]) == ("ValueError: bad", "1234")
     assert message["errorCode"] == 3
-
-
-def test_a_root_cause_takes_the_place_of_an_earlier_error_file(error_file: Path, tmp_path: Path) -> None:
-    error_file.write_text("earlier")
-
-    assert passed_on(error_file, failure(inner_file(tmp_path)))["message"] == "ValueError: inner"
-
-
-def test_an_exit_status_of_0_is_no_error_code(error_file: Path, tmp_path: Path) -> None:
-    assert "errorCode" not in passed_on(error_file, failure(inner_file(tmp_path), exitcode=0))

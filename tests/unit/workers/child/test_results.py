@@ -35,18 +35,15 @@ def launchers_point(point: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return become_the_launcher
 
 
-def test_a_class_that_both_sides_have_travels_by_name(point: Any, launchers_point: Any) -> None:
-    packed = pack_result(point(), ["Point"])
+@pytest.mark.parametrize("shared", [["Point"], None], ids=["both have it", "a forked caller has all"])
+def test_a_class_that_both_sides_have_travels_by_name(
+    shared: list[str] | None, point: Any, launchers_point: Any
+) -> None:
+    packed = pack_result((point, point()), shared)
     there = launchers_point()
 
-    assert type(pickle.loads(packed)) is there
-
-
-def test_a_forked_caller_has_all_that_its_workers_have(point: Any, launchers_point: Any) -> None:
-    packed = pack_result(point, None)
-    there = launchers_point()
-
-    assert pickle.loads(packed) is there
+    kind, found = pickle.loads(packed)
+    assert kind is type(found) is there
 
 
 def test_a_class_that_only_the_worker_has_travels_by_value(point: Any, launchers_point: Any) -> None:

@@ -46,24 +46,17 @@ def four_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
 
 
-def test_loaded_libraries_are_told_the_number(torch: Library, blas: Library) -> None:
-    _threads.set_blas_threads(3)
+@pytest.mark.parametrize(
+    ("before", "count", "calls"), [(8, 3, [3]), (3, 3, []), (8, 16, [4])], ids=["another", "the same", "above the CPUs"]
+)
+def test_loaded_libraries_get_the_number(
+    before: int, count: int, calls: list[int], torch: Library, blas: Library
+) -> None:
+    torch.threads = blas.threads = before
 
-    assert (torch.set, blas.set) == ([3], [3])
+    _threads.set_blas_threads(count)
 
-
-def test_libraries_that_compute_with_this_number_are_left_alone(torch: Library, blas: Library) -> None:
-    torch.threads = blas.threads = 3
-
-    _threads.set_blas_threads(3)
-
-    assert (torch.set, blas.set) == ([], [])
-
-
-def test_more_threads_than_cpus_are_not_used(torch: Library, blas: Library) -> None:
-    _threads.set_blas_threads(16)
-
-    assert (torch.threads, blas.threads) == (4, 4)
+    assert (torch.set, blas.set) == (calls, calls)
 
 
 def test_libraries_that_are_not_loaded_are_not_loaded_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

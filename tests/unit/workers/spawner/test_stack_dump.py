@@ -116,14 +116,6 @@ def test_a_worker_that_ends_meanwhile_is_not_looked_at_again(start: Start) -> No
     assert dump.next_look is None
 
 
-def test_a_second_request_has_the_answer_of_the_look_under_way(start: Start) -> None:
-    dump, worker = StackDump(), start(TELLS)
-    dump.begin([(0, *worker)], SIGNUM, time.monotonic())
-    dump.begin([], SIGNUM, time.monotonic())
-
-    assert [0] == list(told(dump))
-
-
 def test_a_look_under_way_takes_more_workers_and_is_for_all_who_asked(start: Start) -> None:
     dump, first, second = StackDump(), start(TELLS), start(TELLS)
     dump.begin([(0, *first)], SIGNUM, time.monotonic(), "place")

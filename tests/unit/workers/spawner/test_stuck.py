@@ -190,22 +190,12 @@ def test_a_process_whose_handler_was_called_is_not_deaf_though_it_waits_again(st
     assert _stuck.look(process.pid, signal.SIGINT) is None
 
 
-def test_of_a_program_that_is_no_python_nothing_is_said() -> None:
+def test_of_what_cannot_be_seen_nothing_is_said(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "60"]) as program:
-        found = _stuck.look(program.pid, signal.SIGINT)
+        of_another_program = _stuck.look(program.pid, signal.SIGINT)
         program.kill()
-
-    assert found is None
-
-
-def test_of_a_process_that_is_gone_nothing_is_said() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as program:
-        program.wait()
-
-    assert _stuck.look(program.pid, signal.SIGINT) is None
-
-
-def test_of_an_interpreter_that_is_built_otherwise_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_a_process_that_is_gone = _stuck.look(program.pid, signal.SIGINT)
     monkeypatch.setattr(_stuck, "_layout", lambda: None)
+    of_an_interpreter_of_another_layout = _stuck.look(start(PYTHON.format(handler="0")).pid, signal.SIGINT)
 
-    assert _stuck.look(1, signal.SIGINT) is None
+    assert None is of_another_program is of_a_process_that_is_gone is of_an_interpreter_of_another_layout

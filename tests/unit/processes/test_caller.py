@@ -1,7 +1,8 @@
-"""Which settings a worker can take over, by where its fork server began."""
+"""By what the kernel knows a caller, and which of its settings a worker can take over from its fork server."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.processes import Surroundings
+from elasticlib.processes import CallerIdentity, Surroundings, _caller
 
 _UNLIMITED = resource.RLIM_INFINITY
 _FILES = resource.RLIMIT_NOFILE
@@ -43,25 +44,18 @@ def test_what_needs_no_privilege_can_follow(change: dict[str, Any], can: bool) -
 @pytest.mark.parametrize(
     ("begin", "wanted", "can"),
     [
-        ((os.SCHED_IDLE, 0), (os.SCHED_OTHER, 0), False),
-        ((os.SCHED_BATCH, 0), (os.SCHED_OTHER, 0), True),
-        ((os.SCHED_RR, 1), (os.SCHED_RR, 1), True),
-        ((os.SCHED_RR, 1), (os.SCHED_RR, 2), False),
-        ((os.SCHED_RR, 1), (os.SCHED_OTHER, 0), False),
+        ({"policy": os.SCHED_IDLE}, {"policy": os.SCHED_OTHER}, False),
+        ({"policy": os.SCHED_BATCH}, {"policy": os.SCHED_OTHER}, True),
+        ({"policy": os.SCHED_RR, "priority": 1}, {"policy": os.SCHED_RR, "priority": 1}, True),
+        ({"policy": os.SCHED_RR, "priority": 1}, {"policy": os.SCHED_RR, "priority": 2}, False),
+        ({"limits": [(_FILES, (_UNLIMITED, _UNLIMITED))]}, {"limits": [(_FILES, (10, 10))]}, True),
     ],
+    ids=str,
 )
-def test_policies_that_a_process_may_not_leave_need_another_fork_server(
-    begin: tuple[int, int], wanted: tuple[int, int], can: bool
+def test_beginning_that_a_process_may_not_leave_needs_another_fork_server(
+    begin: dict[str, Any], wanted: dict[str, Any], can: bool
 ) -> None:
-    before, after = (Surroundings(policy=policy, priority=priority) for policy, priority in (begin, wanted))
-
-    assert can == after.can_follow(before)
-
-
-def test_an_unlimited_beginning_can_be_followed_by_any_limit() -> None:
-    beginning = Surroundings(limits=[(_FILES, (_UNLIMITED, _UNLIMITED))])
-
-    assert Surroundings(limits=[(_FILES, (10, 10))]).can_follow(beginning)
+    assert can == Surroundings(**wanted).can_follow(Surroundings(**begin))
 
 
 def test_a_policy_that_children_do_not_get_is_not_the_workers() -> None:
@@ -84,3 +78,39 @@ def test_it_comes_over_a_channel_as_it_was() -> None:
 
     assert sent.plain() | {"limits": []} == found.plain() | {"limits": []}
     assert [[number, list(values)] for number, values in sent.limits] == found.limits
+
+
+# The identity of a thread.
+
+_PR_SET_NO_NEW_PRIVS = 38
+
+
+def test_a_program_that_changed_nothing_is_the_same() -> None:
+    assert CallerIdentity.now() == CallerIdentity.now()
+
+
+def test_a_thread_has_credentials_of_its_own() -> None:
+    """On Linux; those of the thread that launches are what counts."""
+
+    def give_up_privileges() -> CallerIdentity:
+        assert 0 == ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        return CallerIdentity.now()
+
+    before = CallerIdentity.now()
+    with ThreadPoolExecutor(1) as thread:
+        restricted = thread.submit(give_up_privileges).result()
+
+    assert before != restricted
+    assert before == CallerIdentity.now()
+
+
+def test_without_proc_it_is_told_by_what_the_system_itself_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(path: object, *_: object, **__: object) -> str:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(_caller.os, "open", hidden)
+    monkeypatch.setattr(_caller.os, "readlink", hidden)
+    before = CallerIdentity.now()
+    monkeypatch.setattr(os, "getresuid", lambda: (65534, 65534, 65534))
+
+    assert before != CallerIdentity.now()
