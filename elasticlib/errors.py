@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elasticlib import _in_notebooks
 from elasticlib._clock import wall_time
 from elasticlib._untrusted import parse_shallow
+from elasticlib.notebook import render_error
 from elasticlib.stacks import Frame as Frame, place_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class ElasticError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of its own traceback: the user's lines alone."""
-        return _in_notebooks.rendered(self)
+        return render_error(self)
 
 
 class ConfigError(ElasticError, ValueError):

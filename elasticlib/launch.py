@@ -19,25 +19,24 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, fields
 
-from elasticlib import _in_notebooks, _rules, events, metrics, records
+from elasticlib import _rules, events, metrics, records
 from elasticlib._torch_config import as_launch_config
 from elasticlib.agent import check_health_check_server
 from elasticlib.errors import ChildFailedError, ConfigError, SignalException
 from elasticlib.job import (
     GPU_SHARES,
-    CallersStream,
     Job,
     JobLogs,
     Results,
     announce_log_folder,
     combined_error,
-    is_replaced,
     own_logs,
     remove_logs,
     shown_ranks,
     warn_of_ranks,
 )
 from elasticlib.logs import DefaultLogsSpecs, Duplicates, make_run_folder
+from elasticlib.notebook import CallersStream, ipython_shell, is_stdout_replaced
 from elasticlib.preload import preload_for
 from elasticlib.processes import flags_here, open_files_needed
 from elasticlib.rendezvous import PlugIn, choose_rendezvous, command_line, opened_rendezvous
@@ -148,7 +147,7 @@ class CheckedLaunch:
 
                 until_run.callback(stop_health_check, health_check_server, records.log)
             self._config = config = as_launch_config(config)
-            goes_here = follows_callers or (is_replaced() and config.logs_specs is None)
+            goes_here = follows_callers or (is_stdout_replaced() and config.logs_specs is None)
             self.console = CallersStream() if goes_here else None
             self._follows_callers = follows_callers
             self._asked = own_logs(config, is_started or self.console is not None)
@@ -170,13 +169,13 @@ class CheckedLaunch:
                 spec.numa_options = default_numa_options(workers, config.preload, flags, shown)
             self.grace = _shutdown_timeout(config)
             self._prepared = prepare_workers(spec, config.start_method, config.signals_to_handle, shown)
-            if _in_notebooks.shell() is not None:
+            if ipython_shell() is not None:
                 word = self.console.word if self.console is not None else ""
                 job = shown_by_caller(
                     self._prepared.job, errors=config.logs_specs is None, word=word, ranks=shown_ranks(config)
                 )
                 self._prepared = evolve(self._prepared, job=job)
-            if follows_callers or _in_notebooks.shell() is not None:
+            if follows_callers or ipython_shell() is not None:
                 self._prepared = evolve(self._prepared, job=serving_caller(self._prepared.job))
             self.signums = parse_signals(self._prepared.signals_to_handle)
             self.quit_shows_stacks = isinstance(config.signals_to_handle, _rules.Default)
@@ -254,7 +253,7 @@ class CheckedLaunch:
                     metric_handler=self._metric_handler,
                     prepared=self._prepared,
                     console=self.console,
-                    repeats_errors=_in_notebooks.shell() is None,
+                    repeats_errors=ipython_shell() is None,
                     inbox=job.inbox,
                     interrupt_shows_stacks=self.console is None,
                 )
@@ -326,7 +325,7 @@ def _command_of(title: str, entrypoint: Entrypoint, args: Sequence[Any]) -> str:
     if isinstance(entrypoint, (str, os.PathLike)):
         return command_line(title, [str(arg) for arg in args])
     # A function's arguments are objects, which cannot be compared: those of its program mostly tell two of them apart.
-    return "" if _in_notebooks.shell() is not None else command_line(title, sys.argv[1:])
+    return "" if ipython_shell() is not None else command_line(title, sys.argv[1:])
 
 
 def _worker_spec(

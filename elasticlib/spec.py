@@ -21,9 +21,10 @@ from typing import Any, Literal, TypeAlias
 from attrs import Attribute, Factory, define, field, setters
 from attrs.validators import optional
 
-from elasticlib import _in_notebooks, _rules
+from elasticlib import _rules
 from elasticlib._untrusted import TOKEN_VARIABLE as TOKEN_VARIABLE
 from elasticlib.errors import ConfigError, SpecError
+from elasticlib.notebook import ipython_shell
 from elasticlib.numa import NumaOptions, as_numa_options
 from elasticlib.utils import DataclassView
 
@@ -193,7 +194,7 @@ def _into_configs(config: LaunchConfig, _: object, value: int) -> int:
 
 def _default_max_restarts() -> int:
     """torch's, but none in a notebook: whoever has a bug in a cell would wait there for each attempt to meet it."""
-    return DEFAULT_MAX_RESTARTS if _in_notebooks.shell() is None else 0
+    return DEFAULT_MAX_RESTARTS if ipython_shell() is None else 0
 
 
 @define

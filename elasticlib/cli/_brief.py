@@ -36,7 +36,8 @@ class Brief:
     def _say(self, what: str) -> None:
         try:
             print(self._head, what, file=self._terminal, flush=True)
-        except OSError:  # the terminal is gone, and the job goes on
+        # The terminal is gone, and the job goes on.
+        except OSError:
             self._is_told = False
 
 

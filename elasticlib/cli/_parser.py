@@ -59,12 +59,14 @@ class _PrintCompletion(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         try:
-            import shtab  # only here: it is an optional package
+            # Only here: it is an optional package.
+            import shtab
         except ImportError:
             self._check(values, SHELLS)
             parser.exit(1, "--print-completion needs the package shtab: pip install shtab\n")
         self._check(values, shtab.SUPPORTED_SHELLS)
-        parser.prog = PROG  # the command that is completed, whatever this program was started as
+        # The command that is completed, whatever this program was started as.
+        parser.prog = PROG
         for action in parser._actions:
             action.choices = _WORDS.get(action.dest)
             if action.dest == "training_script":
@@ -259,7 +261,8 @@ def values_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]
 def _value(row: Option, held: Any, given: Mapping[str, str]) -> Any:
     source = given.get(row.dest, row.long)
     if isinstance(held, str):
-        return row.value(held, source)  # a default stays the very object, by which it is known
+        # A default stays the very object: later code knows it by identity.
+        return row.value(held, source)
     # Somebody has put a number there for an option whose text torch's namespace keeps.
     if held is not None and row.is_kept_as_text:
         return row.value(str(held), source)

@@ -82,7 +82,8 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
             "nnodes", f"{min_nodes}:{max_nodes} is no range of nodes: give MIN:MAX with 1 <= MIN <= MAX"
         )
     if values["standalone"] and min_nodes == 1:
-        max_nodes = 1  # nobody else can come
+        # A private rendezvous has one node.
+        max_nodes = 1
     start_method = _start_method(values["start_method"], given)
     config = LaunchConfig(
         min_nodes,
@@ -149,7 +150,8 @@ def _logs_specs(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpec
         return _logs_beside_progress(values, given)
     kind: Callable[..., LogsSpecs] = DefaultLogsSpecs
     if values["logs_specs"] is not None:
-        from elasticlib.logs import load_logs_specs  # only here: it reads the metadata of all that is installed
+        # Only here: it reads the metadata of all that is installed.
+        from elasticlib.logs import load_logs_specs
 
         kind = load_logs_specs(values["logs_specs"])
     return kind(
@@ -192,7 +194,8 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
 
 def _are_all_in_files(redirects: Any, tee: Any) -> bool:
     """Return whether each rank's streams go to files; one that is tee'd is in a file as well."""
-    if isinstance(redirects, Mapping):  # by rank: those that it does not name write to the terminal
+    # Ranks that the mapping does not name write to the terminal.
+    if isinstance(redirects, Mapping):
         return False
     if isinstance(tee, Mapping):
         return bool(redirects == Std.ALL)

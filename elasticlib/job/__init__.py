@@ -1,10 +1,9 @@
 """
 Launches as objects: one that runs beside the program that made it is watched, awaited and stopped by its `Job`.
 
-`Results` and `JobStatus` are what a program gets of it; `JobLogs` and `CallersStream` are its output in files and in a
-cell; `combined_error` makes the exception that is raised for a worker's. Rules of this package: a job is carried out by
-one thread of its own; what others want of it they leave in its inbox, and what happens to it comes as records. Nothing
-here decides anything about workers.
+`Results` and `JobStatus` are what a program gets of it; `JobLogs` keeps its output in files; `combined_error` makes the
+exception that is raised for a worker's. Rules of this package: a job is carried out by one thread of its own; requests
+to it lie in its inbox, and what happens to it arrives as records. Nothing here decides anything about workers.
 """
 
 from __future__ import annotations
@@ -16,16 +15,14 @@ from elasticlib import _lazy
 if typing.TYPE_CHECKING:
     from elasticlib.job._job import Job as Job
     from elasticlib.job._output import (
-        CallersStream as CallersStream,
         JobLogs as JobLogs,
         announce_log_folder as announce_log_folder,
-        is_replaced as is_replaced,
         own_logs as own_logs,
         remove_logs as remove_logs,
         shown_ranks as shown_ranks,
         warn_of_ranks as warn_of_ranks,
     )
-    from elasticlib.job._raising import combined_error as combined_error, trace_of as trace_of
+    from elasticlib.job._raising import combined_error as combined_error
     from elasticlib.job._register import GPU_SHARES as GPU_SHARES, jobs as jobs
     from elasticlib.job._results import Place as Place, Results as Results
     from elasticlib.job._status import (
@@ -39,10 +36,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.job._job": "Job",
-        "elasticlib.job._output": (
-            "CallersStream JobLogs announce_log_folder is_replaced own_logs remove_logs shown_ranks warn_of_ranks"
-        ),
-        "elasticlib.job._raising": "combined_error trace_of",
+        "elasticlib.job._output": ("JobLogs announce_log_folder own_logs remove_logs shown_ranks warn_of_ranks"),
+        "elasticlib.job._raising": "combined_error",
         "elasticlib.job._register": "GPU_SHARES jobs",
         "elasticlib.job._results": "Place Results",
         "elasticlib.job._status": "ENDED_STATES JobStatus RankStatus Stacks",

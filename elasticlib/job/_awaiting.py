@@ -34,7 +34,8 @@ def end(
             future.set_result(None)
 
     def tell() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+        # The loop was closed meanwhile.
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(set_it)
 
     def tick() -> None:
@@ -43,11 +44,13 @@ def end(
 
     when_done(tell)
     try:
-        if threading.current_thread() is threading.main_thread():  # no other one gets signals
+        # No other one gets signals.
+        if threading.current_thread() is threading.main_thread():
             tick()
         yield from future
     except asyncio.CancelledError as error:
-        if hasattr(error, "add_note"):  # Python 3.11
+        # Since Python 3.11.
+        if hasattr(error, "add_note"):
             error.add_note(f"that does not stop job {name!r}: its stop() does, or the end of its with block")
         raise
     finally:

@@ -43,14 +43,11 @@ def seen_by(environment: Mapping[str, str], present: int | None) -> tuple[str, .
     for name in (HIP_DEVICES_VARIABLE, CUDA_DEVICES_VARIABLE):
         listed = environment.get(name)
         if listed is not None:
-            return _listed(listed)
+            entries = map(str.strip, listed.split(","))
+            return tuple(itertools.takewhile(_is_device, entries))
     if present is None:
         return None
     return tuple(map(str, range(present)))
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(itertools.takewhile(_is_device, map(str.strip, text.split(","))))
 
 
 def _is_device(entry: str) -> bool:
@@ -60,7 +57,8 @@ def _is_device(entry: str) -> bool:
 def showing(gpus: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which a program with *environment* sees *gpus* alone."""
     variables = {CUDA_DEVICES_VARIABLE: ",".join(gpus)}
-    if environment.get(HIP_DEVICES_VARIABLE):  # it is read before CUDA's, where it is set
+    # HIP reads its own variable before CUDA's, where it is set.
+    if environment.get(HIP_DEVICES_VARIABLE):
         variables[HIP_DEVICES_VARIABLE] = variables[CUDA_DEVICES_VARIABLE]
     return variables
 
@@ -166,11 +164,8 @@ def _one(asked: int | str, all_of_them: Sequence[int | str], seen: tuple[str, ..
 
 
 def _range_text(count: int) -> str:
-    if count == 0:
-        return "no GPU"
-    if count == 1:
-        return "GPU 0 only"
-    return f"GPUs 0 to {count - 1}"
+    few = {0: "no GPU", 1: "GPU 0 only"}
+    return few.get(count, f"GPUs 0 to {count - 1}")
 
 
 def _refusal(given: str, taken: Mapping[str, str]) -> str:

@@ -12,30 +12,34 @@ import contextlib
 import contextvars
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from typing_extensions import Self
 
 from elasticlib import records
 from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError, ElasticError, SignalException
-from elasticlib.job import _front_end, _output, _raising, _register, _uncaught, _workers
-from elasticlib.job._results import Results
-from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks
-from elasticlib.job._work import Work
+from elasticlib.job import _register
+from elasticlib.job._raising import show_uncaught
+from elasticlib.job._results import Place, Results
+from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks, state_of
+from elasticlib.logs import Follower, last_line, text_of
+from elasticlib.notebook import current_cell, trace_of
 from elasticlib.processes import start_thread
+from elasticlib.rendezvous import host_name
 from elasticlib.stacks import number_ranges
 from elasticlib.workers import DeferredSignals, HandledSignals, Inbox, StacksRequest, StopRequest, interruption
 
 if TYPE_CHECKING:
     from elasticlib.agent import LocalElasticAgent
-    from elasticlib.logs import Follower
+    from elasticlib.workers import WorkerNow
 
 _log = logging.getLogger("elasticlib")
 _STACKS_LIMIT = 5.0
@@ -43,6 +47,26 @@ _STACKS_LIMIT = 5.0
 _NOTHING = contextlib.nullcontext()
 _EXIT_LIMIT = 10.0
 """Seconds, beyond a job's own grace, that the end of the program waits for it."""
+
+
+class Work(Protocol):
+    """A launch that was checked, and can be carried out once."""
+
+    title: str
+    signums: tuple[signal.Signals, ...]
+    grace: float
+    quit_shows_stacks: bool
+    """Whether SIGQUIT shows the stacks of all workers; not where its user asked for it to stop them."""
+
+    @property
+    def folder(self) -> str:
+        """Where the job's own output is kept after its success; empty where it is the caller's or gone."""
+
+    def __call__(self, job: Job, /) -> dict[int, Any]:
+        """Run the workers to their end; their results."""
+
+    def abandon(self) -> None:
+        """It will not be carried out: let go of what it holds."""
 
 
 class Job:
@@ -72,7 +96,7 @@ class Job:
         """Whether `jobs` has it; not where it is a tool's, which its user did not start."""
         self._listener = listener
         """It hears all that happens, beside the job itself."""
-        self.cell = None if is_owned else _front_end.cell()
+        self.cell = None if is_owned else current_cell()
         """The notebook's cell that started it."""
         self._work: Work | None = work
         self._signums, self._grace = work.signums, work.grace
@@ -113,7 +137,8 @@ class Job:
             if work is not None:
                 work.abandon()
             raise
-        except BaseException:  # an interrupt: the caller will never have it
+        # An interrupt: the caller will never have this object, so nobody else could stop the job.
+        except BaseException:
             self.stop(wait=False)
             raise
         return self
@@ -131,12 +156,12 @@ class Job:
         assert work is not None
         try:
             with lifted:
-                self._value = _workers.placed(work(self), self._course)
+                self._value = _placed(work(self), self._course)
         except BaseException as error:
             self._error, self._trace = error, error.__traceback__
         finally:
             if self._error is None and work.folder:
-                weakref.finalize(self, _workers.remove_output, work.folder, self._owner)
+                weakref.finalize(self, _remove_output, work.folder, self._owner)
             self._note_ranks()
             self._agent = None
             self._inbox.close()
@@ -177,7 +202,8 @@ class Job:
             case records.StacksTold():
                 self._show_stacks(Stacks(self._stacks or {}))
             case records.RunEnded():
-                self._note_ranks()  # before their files may go
+                # Now, since the workers' files may go after this record.
+                self._note_ranks()
             case records.RoundStarted():
                 self._note_files()
                 self._wake_followers()
@@ -194,7 +220,8 @@ class Job:
         why, self._shown_stacks = self._shown_stacks, ""
         if why and sys.stderr is not None:
             where = "" if stacks else f" ({self._course.state})"
-            with contextlib.suppress(OSError, ValueError):  # it is closed: nobody looks
+            # A closed console has no reader.
+            with contextlib.suppress(OSError, ValueError):
                 print(f"job {self.name!r}: {why}\n{stacks}{where}", file=sys.stderr, flush=True)
 
     def _rank(self, local_rank: int) -> int:
@@ -240,7 +267,8 @@ class Job:
             _log.exception("%r: the callback %r, which when_done was given, failed", self, callback)
 
     def _forget(self, callback: Callable[[], None]) -> None:
-        with self._changed, contextlib.suppress(ValueError):  # it was called already
+        # The callback may have been called already.
+        with self._changed, contextlib.suppress(ValueError):
             self._done.remove(callback)
 
     def result(self, timeout: float | None = None) -> Results:
@@ -268,16 +296,18 @@ class Job:
         with HandledSignals(self._signums, self._inbox, takes_notices=True) as handled, self._changed:
             self._changed.wait_for(self.done, timeout)
         if self._over and self._thread is not None and not is_own:
-            self._thread.join()  # it has nothing left to do
+            # The thread has nothing left to do.
+            self._thread.join()
         return handled.came
 
     def _outcome(self) -> Results:
         late = [item for item in self._inbox.drain() if isinstance(item, int)]
         if self._error is not None:
-            _uncaught.watch()
-            raise self._error.with_traceback(_raising.trace_of(self._error, self._trace))
+            show_uncaught()
+            raise self._error.with_traceback(trace_of(self._error, self._trace))
         for signum in late:
-            signal.raise_signal(signum)  # too late for the launch: it is the program's again
+            # Too late for the launch: the signal is the program's again.
+            signal.raise_signal(signum)
         return self._value
 
     def exception(self) -> BaseException | None:
@@ -299,7 +329,7 @@ class Job:
     def _ranks(self) -> tuple[RankStatus, ...]:
         agent, course = self._agent, self._course
         workers = [] if agent is None or not course.ranks else agent.workers_now()
-        return tuple(_workers.status(each, self._rank(each.local_rank), course) for each in workers)
+        return tuple(_rank_status(each, self._rank(each.local_rank), course) for each in workers)
 
     @overload
     def logs(self, rank: int = 0, *, follow: Literal[False] = False) -> str: ...
@@ -318,7 +348,7 @@ class Job:
         """
         if follow:
             return self._follow(rank)
-        return "".join(map(_output.text_of, self.files(rank)))
+        return "".join(map(text_of, self.files(rank)))
 
     def files(self, rank: int) -> list[str]:
         """Return the files with the output of the worker of global *rank*, of rounds in order; as `logs`."""
@@ -335,8 +365,6 @@ class Job:
         return [file for file in files if os.path.exists(file)]
 
     def _follow(self, rank: int) -> Iterator[str]:
-        from elasticlib.logs import Follower  # only here: most jobs are not followed
-
         self._refuse_in_child()
         self.files(rank)
         follower = Follower(lambda: self._files.get(rank, []), self.done)
@@ -389,7 +417,8 @@ class Job:
             self._thread.join(self._grace + _EXIT_LIMIT)
 
     def _ask_to_stop(self, why: str, grace: float | None) -> None:
-        with DeferredSignals():  # else an interrupt could come when the wish is there and nobody knows of it
+        # An interrupt between the two would leave a request that nobody waits for.
+        with DeferredSignals():
             if not self._over:
                 self._inbox.put(StopRequest(why, grace))
 
@@ -397,7 +426,8 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if os.getpid() == self._owner:  # a forked child leaves the block as well
+        # A forked child leaves the block as well.
+        if os.getpid() == self._owner:
             self.stop()
 
     def _refuse_in_child(self) -> None:
@@ -417,7 +447,8 @@ class Job:
         As `result`. A task that is cancelled while it awaits a job leaves it running; so does a notebook's stop button,
         which cancels the cell: ``with job: await job`` stops it then.
         """
-        from elasticlib.job import _awaiting  # only here: whoever awaits has asyncio
+        # Only here: a program that awaits has asyncio already.
+        from elasticlib.job import _awaiting
 
         self._refuse_in_child()
         yield from _awaiting.end(self.name, self.when_done, self._forget)
@@ -425,3 +456,35 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.status().headline().splitlines()[0]}>"
+
+
+def _rank_status(worker: WorkerNow, rank: int, course: Course) -> RankStatus:
+    """How *worker*, which has global *rank* in a job of this *course*, is now."""
+    told = worker.progress
+    return RankStatus(
+        rank=rank,
+        local_rank=worker.local_rank,
+        node=course.node,
+        host=host_name(),
+        state=state_of(worker.pid, worker.exitcode, was_told=worker.was_told),
+        pid=worker.pid,
+        exitcode=worker.exitcode,
+        restarts=course.restarts,
+        step=None if told is None else told.step,
+        total=None if told is None else told.total,
+        metrics={} if told is None else told.metrics,
+        age=None if told is None else told.age,
+        last_line=last_line([worker.stdout, worker.stderr]),
+    )
+
+
+def _placed(values: Mapping[int, Any], course: Course) -> Results:
+    """Results by rank, with where they come from."""
+    place = Place(course.node, host_name(), course.round, course.restarts)
+    return Results(values, dict.fromkeys(values, place))
+
+
+def _remove_output(folder: str, owner: int) -> None:
+    """Remove *folder*, unless this is a forked child of the process *owner*, which still has it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

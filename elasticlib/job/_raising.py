@@ -1,34 +1,36 @@
 """
 The error that a launch raises for its workers: a `ChildFailedError` that is of the worker's own kind, too.
 
-Rules of this file: where an exception cannot be of both kinds, it is a `ChildFailedError`; in a notebook its traceback
-goes on with the frames of the worker, which a debugger can enter: their variables are text.
+Rules of this file: where an exception cannot be of both kinds, it is a `ChildFailedError`. Where nobody catches it,
+Python's own way shows the worker's traceback up to four times (as the worker wrote it, as the cause, in a note of the
+cause, and in the report), with the launcher's frames between. Hence a hook shows the program's own lines, then the
+report, each thing once. The hook is set with the first error that a launch raises, and only where the program has none
+of its own; whatever is not a launch's error goes to Python's.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import sys
+import traceback
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from elasticlib import _in_notebooks
-from elasticlib.errors import ChildFailedError, ProcessFailure
-from elasticlib.stacks import ELSEWHERE, Frame, crash_frames, ranks_text, users_frames
+from elasticlib.errors import ChildFailedError
+from elasticlib.notebook import ipython_shell, render_worker_error
+from elasticlib.stacks import is_ours
 from elasticlib.workers.child import exception_members, set_exception_members
 
-_GROUP: type[BaseException] = getattr(builtins, "BaseExceptionGroup", SyntaxError)  # of Python 3.11
+# New in Python 3.11.
+_GROUP: type[BaseException] = getattr(builtins, "BaseExceptionGroup", SyntaxError)
 _APART = (TimeoutError, SyntaxError, StopIteration, StopAsyncIteration, _GROUP)
 """
 Python, or whoever shows them, treats these in ways that an error of a launch must not meet; a `TimeoutError` of
 ``job.result(5)`` says that the job goes on.
 """
-_LONGEST_LINE = 300
-"""Characters of a line of a worker's message."""
-_CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
-"""Python's words between the parts of a traceback."""
 _both: weakref.WeakKeyDictionary[type, Callable[[], type | None]] = weakref.WeakKeyDictionary()
 """By class of a worker's exception, what refers weakly to that of both kinds, which is a class below it."""
 
@@ -44,7 +46,7 @@ class _Raised(ChildFailedError):  # noqa: N818 - it has the other's name
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in place of its own traceback."""
-        return rendered(self)
+        return render_worker_error(self)
 
 
 _Raised.__name__ = _Raised.__qualname__ = ChildFailedError.__name__
@@ -55,7 +57,8 @@ def combined_error(error: ChildFailedError, cause: BaseException | None, raise_a
     """Return *error* as it is to be raised for the worker's exception *cause*, which it is chained to."""
     found = None
     if raise_as == "both" and isinstance(cause, Exception):
-        with contextlib.suppress(Exception):  # a class may forbid what is not its own
+        # A class may forbid what is not its own.
+        with contextlib.suppress(Exception):
             found = _of_both_kinds(error, cause)
     if found is None:
         found = _Raised(error.name, error.failures)
@@ -72,12 +75,14 @@ def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
         return None
     try:
         found = BaseException.__new__(kind)
-    except TypeError:  # one that holds more than others, such as an OSError
+    # One that holds more than others, such as an OSError.
+    except TypeError:
         found = kind.__new__(kind)
     vars(found).update({name: value for name, value in vars(cause).items() if name != "__notes__"})
     set_exception_members(found, exception_members(cause))
     found._elastic_title, found.failures, found.args = error.name, error.failures, cause.args
-    if not hasattr(type(found), "name"):  # else it is part of what the worker's kind has
+    # A `name` of the worker's own class stays that.
+    if not hasattr(type(found), "name"):
         vars(found).setdefault("name", error.name)
     return found if isinstance(found, _Raised) else None
 
@@ -101,106 +106,23 @@ def _known_kind(kind: type[Exception]) -> type | None:
     return None if reference is None else reference()
 
 
-def trace_of(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback with which *error* is raised, whose own one is *trace*."""
-    if not isinstance(error, ChildFailedError) or _in_notebooks.shell() is None:
-        return trace
-    _, failure = error.get_first_failure()
-    return entered(failure.frames)
+def show_uncaught() -> None:
+    """Have Python show launches' errors so from now on, unless the program or its notebook has a way of its own."""
+    if sys.excepthook is sys.__excepthook__ and ipython_shell() is None:
+        sys.excepthook = _show
 
 
-# Its traceback.
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, ChildFailedError) or sys.stderr is None:
+        sys.__excepthook__(kind, error, trace)
+        return
+    print("\n".join(uncaught_lines(error, trace)), file=sys.stderr, flush=True)
 
 
-class _Shown(str):
-    """The text of a worker's variable, which a debugger shows as it is."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-def entered(frames: Iterable[Frame]) -> TracebackType | None:
-    """Return a traceback with *frames*, the innermost last."""
-    found: TracebackType | None = None
-    for frame in reversed([*frames]):
-        code = compile("\n" * (frame.line - 1) + "raise _Worker", frame.file, "exec").replace(co_name=frame.function)
-        variables: dict[str, Any] = {name: _Shown(text) for name, text in frame.variables.items()}
-        scope = {**variables, "_Worker": _Elsewhere, "__name__": ELSEWHERE}
-        # Python makes frames only for code that runs, and a traceback only by raising.
-        try:
-            exec(code, scope)
-        except _Elsewhere as error:
-            here = error.__traceback__
-            assert here is not None and here.tb_next is not None
-            del scope["_Worker"], scope["__builtins__"]
-            found = TracebackType(found, here.tb_next.tb_frame, here.tb_next.tb_lasti, frame.line)
-    return found
-
-
-class _Elsewhere(Exception):  # noqa: N818 - nobody sees it
-    """Makes a frame."""
-
-
-# In a notebook.
-
-
-def rendered(error: ChildFailedError) -> list[str]:
-    """Return the lines that a notebook shows: the cell's, then the worker's, then those about the other ranks."""
-    rank, failure = error.get_first_failure()
-    kind = failure.exception_type or "ChildFailedError"
-    lines = [_in_notebooks.heading(kind), *_in_notebooks.stack(users_frames(error.__traceback__))]
-    if not failure.process:
-        frames = failure.frames or crash_frames(failure.traceback)
-        lines += [f"in the worker of {_place(error, rank)}:", *_in_notebooks.stack(frames)]
-    lines += _message(failure)
-    if not failure.exception_type:
-        if failure.hint:
-            lines.append(failure.hint)
-        lines += failure.log_tail[-3:]
-    return [*lines, *_others(error, rank)]
-
-
-def _place(error: ChildFailedError, rank: int) -> str:
-    item = getattr(error, "_elastic_item", None)
-    return f"rank {rank}" if item is None else f"rank {rank}, at item {item}"
-
-
-def _message(failure: ProcessFailure) -> list[str]:
-    if not failure.exception_type:
-        return [failure.summary(with_place=False)]
-    every = failure.message.splitlines() or [failure.exception_type]
-    lines = [_shortened(line) for line in every]
-    if len(lines) > 4:
-        lines[3:] = [f"... {len(lines) - 3} more lines, in print(error)"]
-    return lines + _cause(failure.traceback)
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... in print(error)"
-
-
-def _cause(traceback: str) -> list[str]:
-    """Return a line with the exception that the worker's was raised from; [] where there is none."""
-    before, found, _ = traceback.rpartition(_CAUSED)
-    line = before.rstrip().rpartition("\n")[2].strip()
-    return [f"raised from {line[:_LONGEST_LINE]}"] if found and line else []
-
-
-def _others(error: ChildFailedError, root: int) -> list[str]:
-    """Return lines about the other ranks, one for all that say the same, without those that only lost a peer."""
-    alike: dict[str, list[int]] = {}
-    first = error.failures[root]
-    own = first.summary(with_place=False)
-    for rank, failure in sorted(error.failures.items()):
-        is_consequence = failure.secondary and not first.secondary
-        if rank == root or is_consequence:
-            continue
-        summary = failure.summary(with_place=False)
-        text = "the same" if summary == own else summary
-        alike.setdefault(text, []).append(rank)
-
-    lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in alike.items()]
-    if len(lines) > 4:
-        count = sum(map(len, alike.values()))
-        lines[3:] = [f"... and {count} ranks in all: error.failures"]
-    return lines
+def uncaught_lines(error: ChildFailedError, trace: TracebackType | None) -> list[str]:
+    """Return what Python shows of *error*, raised with *trace*, without what the console has seen before."""
+    frames = [frame for frame in traceback.extract_tb(trace) if not is_ours(frame.filename)]
+    stack = traceback.StackSummary.from_list(frames).format()
+    head = ["Traceback (most recent call last):", *(part.rstrip("\n") for part in stack)] if stack else []
+    kind = f"{ChildFailedError.__module__}.{ChildFailedError.__qualname__}"
+    return [*head, f"{kind}: {error.console_text()}", *getattr(error, "__notes__", ())]

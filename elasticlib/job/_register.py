@@ -29,7 +29,8 @@ class Shares:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._lock, self._shares = threading.Lock(), []  # they are the parent's
+        # After a fork the entries, and a lock that is taken, are the parent's.
+        self._lock, self._shares = threading.Lock(), []
 
     @contextlib.contextmanager
     def of(
@@ -68,7 +69,8 @@ class Register:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._lock, self._running = threading.Lock(), []  # they are the parent's
+        # After a fork the entries, and a lock that is taken, are the parent's.
+        self._lock, self._running = threading.Lock(), []
 
     def running(self) -> list[Job]:
         """The oldest first."""

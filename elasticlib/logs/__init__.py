@@ -2,7 +2,8 @@
 Where the workers' output goes: files, the console's copy of them, and the default specification of both.
 
 `DefaultLogsSpecs` is for users. For the launcher: `prepare_streams` and `follow_streams` of a round, `Tee`, which
-copies lines to the `Console`, `BarText` for progress bars among them, `Follower` for programs that read along.
+copies lines to the `Console`, `BarText` for progress bars among them, `Follower`, `text_of` and
+`last_line` for programs that read along.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from elasticlib import _lazy
 if typing.TYPE_CHECKING:
     from elasticlib.logs._bars import BarText as BarText
     from elasticlib.logs._console import Console as Console, console_sink as console_sink
-    from elasticlib.logs._follow import Follower as Follower
+    from elasticlib.logs._follow import (
+        Follower as Follower,
+        last_line as last_line,
+        shorten_file as shorten_file,
+        text_of as text_of,
+    )
     from elasticlib.logs._layout import (
         DEFAULT_PREFIX as DEFAULT_PREFIX,
         PREFIX_VARIABLE as PREFIX_VARIABLE,
@@ -22,11 +28,6 @@ if typing.TYPE_CHECKING:
         line_prefix as line_prefix,
     )
     from elasticlib.logs._plugins import load_logs_specs as load_logs_specs
-    from elasticlib.logs._shortening import (
-        note_of_removed_bytes as note_of_removed_bytes,
-        shorten_file as shorten_file,
-        skip_hole as skip_hole,
-    )
     from elasticlib.logs._specs import DefaultLogsSpecs as DefaultLogsSpecs
     from elasticlib.logs._streams import (
         ERROR_FILE as ERROR_FILE,
@@ -45,10 +46,9 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.logs._bars": "BarText",
         "elasticlib.logs._console": "Console console_sink",
-        "elasticlib.logs._follow": "Follower",
+        "elasticlib.logs._follow": "Follower last_line shorten_file text_of",
         "elasticlib.logs._layout": "DEFAULT_PREFIX PREFIX_VARIABLE destinations_of line_prefix",
         "elasticlib.logs._plugins": "load_logs_specs",
-        "elasticlib.logs._shortening": "note_of_removed_bytes shorten_file skip_hole",
         "elasticlib.logs._specs": "DefaultLogsSpecs",
         "elasticlib.logs._streams": (
             "Duplicates ERROR_FILE LogRounds follow_streams full_folders make_run_folder prepare_streams "

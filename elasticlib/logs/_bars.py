@@ -186,7 +186,8 @@ class BarAssembler:
     def _written(self, text: bytes) -> Iterator[bytes]:
         row = self._rows[self._at]
         row.open += text
-        while len(row.open) > self._longest:  # a bar no more: all that is there goes off, and it by and by
+        # Too long for a bar: all rows are sent off, and this one piece by piece.
+        while len(row.open) > self._longest:
             rest = row.open[self._longest :]
             del row.open[self._longest :]
             number, was_rewritten = row.number, row.under is not None
@@ -256,7 +257,8 @@ class BarAssembler:
         if fed and self._bars_due is None:
             self._bars_due = _next_moment(now)
         self.due = self._bars_due
-        if self._at > 0:  # the topmost row has ended, and waits for a return
+        # The topmost row has ended, and waits for a return.
+        if self._at > 0:
             self._make_due_by(self._rows[0].left_at + BAR_PERIOD)
         return b""
 

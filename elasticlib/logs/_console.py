@@ -72,7 +72,8 @@ def _write_bytes(buffer: Any, block: bytes) -> None:
     rest = memoryview(block)
     while rest:
         try:
-            taken = buffer.write(rest) or 0  # None: a raw stream (python -u) that is full says so in this way
+            # None: a raw stream (python -u) that is full says so in this way.
+            taken = buffer.write(rest) or 0
         except BlockingIOError as full:
             taken = full.characters_written
         rest = rest[taken:]

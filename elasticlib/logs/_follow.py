@@ -1,23 +1,37 @@
 """
-Lines of files that grow, for whoever iterates over them: one file after the other, until there will be no more.
+Files of workers' output: their lines while they grow, their text, their last line, and less of what becomes too long.
 
-Rules of this file: the reader sleeps until the kernel says that a file was written, or somebody wakes it.
+Rules of this file: who follows files sleeps until the kernel says that one was written, or somebody wakes it. A file
+that becomes too long gives its oldest part back to the disk: there is a hole then, and what is left stays at its place,
+so that whoever writes, copies or reads the file needs no word of it. Where the file system makes none, the file stays
+as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from elasticlib._marks import without
 from elasticlib.logs._inotify import Inotify
-from elasticlib.logs._shortening import note_of_removed_bytes, skip_hole
+from elasticlib.notebook import without
 from elasticlib.processes import wait_readable
 
 _BLOCK = 1 << 16
 _POLL = 0.05
 """Seconds between two looks where the kernel gives no notice."""
+_TAIL = 8192
+"""Bytes at the end of a file in which its last line is looked for."""
+MOST = 64 << 20
+"""Bytes of output of one worker from which on the oldest go."""
+KEPT = 32 << 20
+"""Bytes of it that stay."""
+_STEP = 1 << 20
+"""A hole ends at a multiple of it: of any file system's blocks."""
+_PUNCH_AND_KEEP_SIZE = 0x02 | 0x01
 
 
 class Follower:
@@ -57,31 +71,41 @@ class Follower:
                 os.close(notice.fd)
 
     def _lines_of(self, path: str, index: int, notice: Inotify | None) -> Iterator[str]:
-        rest = b""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return  # it was taken away
+            # The file was taken away.
+            return
+        rest = b""
         try:
-            while True:
-                is_last = self._done() or index + 1 < len(self._files())  # before the read: nothing comes after it
-                watch = None if notice is None else notice.add(descriptor)
-                if gone := skip_hole(descriptor):
+            for gone, data in self._blocks(descriptor, index, notice):
+                if gone:
                     yield note_of_removed_bytes(gone)
-                data = os.read(descriptor, _BLOCK)
-                if gone:  # what is behind it begins within a line
+                    # The block behind a hole begins within a line, whose beginning is gone.
                     rest, data = b"", data.partition(b"\n")[2]
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
                     yield from without(line.decode("utf-8", "replace")).split("\n")
-                if not data and is_last:
-                    break
-                if not data:
-                    self._await(notice, None if watch is not None else _POLL)
         finally:
             os.close(descriptor)
         if rest:
             yield rest.decode("utf-8", "replace")
+
+    def _blocks(self, descriptor: int, index: int, notice: Inotify | None) -> Iterator[tuple[int, bytes]]:
+        """Yield the blocks of a file, each after the count of bytes that are gone before it, until its end is final."""
+        while True:
+            # Asked before the read: whatever was written until then is in this block or a later one.
+            is_last = self._done() or index + 1 < len(self._files())
+            # Watched before the read, too, else a write between the two would go unnoticed.
+            watch = None if notice is None else notice.add(descriptor)
+            gone = skip_hole(descriptor)
+            data = os.read(descriptor, _BLOCK)
+            yield gone, data
+            if data:
+                continue
+            if is_last:
+                return
+            self._await(notice, None if watch is not None else _POLL)
 
     def _await(self, notice: Inotify | None, timeout: float | None) -> None:
         wait_readable([self._wake, *([] if notice is None else [notice.fd])], timeout)
@@ -89,3 +113,84 @@ class Follower:
             os.eventfd_read(self._wake)
         if notice is not None:
             notice.written()
+
+
+def text_of(path: str) -> str:
+    """Return the present text of the file; bytes that are no UTF-8 show as U+FFFD."""
+    with open(path, "rb", buffering=0) as file:
+        gone = skip_hole(file.fileno())
+        data = file.read()
+    note = ""
+    # The first line behind a hole is a part of one.
+    if gone:
+        note = f"{note_of_removed_bytes(gone)}\n"
+        data = data.partition(b"\n")[2]
+    return note + without(data.decode("utf-8", "replace"))
+
+
+def last_line(paths: Sequence[str]) -> str:
+    """
+    The last line with something in it, as a terminal would show it; empty where there is none.
+
+    Of several files it is that of the one which was written last.
+    """
+    found = sorted({path: _written_at(path) for path in paths if path}.items(), key=lambda each: -each[1])
+    return next(filter(None, (_last_line(path) for path, _ in found)), "")
+
+
+def _written_at(path: str) -> float:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_mtime
+    return 0.0
+
+
+def _last_line(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL))
+        for line in reversed(without(file.read().decode("utf-8", "replace")).splitlines()):
+            if line.strip():
+                return line.strip()
+    return ""
+
+
+# Files that become too long.
+
+
+@functools.cache
+def _fallocate() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    found = getattr(libc, "fallocate64", None) or libc.fallocate
+    found.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return found
+
+
+def shorten_file(path: str) -> None:
+    """Give back all but the last `KEPT` bytes, or a few more, of a file that takes more than `MOST` of its disk."""
+    # The file may be gone, and the C library may have no such call.
+    with contextlib.suppress(OSError, AttributeError):
+        if os.stat(path).st_blocks * 512 <= MOST:
+            return
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            length = (os.fstat(descriptor).st_size - KEPT) // _STEP * _STEP
+            if length > 0:
+                _fallocate()(descriptor, _PUNCH_AND_KEEP_SIZE, 0, length)
+        finally:
+            os.close(descriptor)
+
+
+def skip_hole(descriptor: int) -> int:
+    """Go on behind a hole at the place where *descriptor* is to be read next; how many bytes that were."""
+    here = os.lseek(descriptor, 0, os.SEEK_CUR)
+    try:
+        there = os.lseek(descriptor, here, os.SEEK_DATA)
+    # No data follows, or the file system does not know holes.
+    except OSError:
+        there = os.lseek(descriptor, here, os.SEEK_SET)
+    return there - here
+
+
+def note_of_removed_bytes(count: int) -> str:
+    """What stands for *count* bytes that are gone."""
+    return f"[... {count / 1e6:.0f} MB before this are gone: of a worker's output the newest is kept]"

@@ -52,7 +52,8 @@ def holds_something(folder: str) -> bool:
         mark = os.path.join(folder, MARK)
         return any(os.lstat(path).st_size for path in files if path != mark)
     except FileNotFoundError as error:
-        return bool(error.filename != folder)  # unless all of it is gone
+        # A folder that is gone as a whole holds nothing.
+        return bool(error.filename != folder)
     except OSError:
         return True
 
@@ -120,17 +121,21 @@ def _is_gone(program: dict[str, Any]) -> bool:
     """Return True where the *program* of a mark has ended. Raise for a damaged mark."""
     ours = _program(os.getpid())
     if program.get("v") != 1:
-        return False  # of another version
+        # A mark of another version.
+        return False
     if program.get("host") != ours["host"]:
-        return False  # in a folder that machines share
+        # Machines may share the folder: this one cannot see the process.
+        return False
     if program["boot"] != ours["boot"]:
         return bool(program["boot"] and ours["boot"])
     if program["namespace"] != ours["namespace"]:
-        return False  # a container's: its processes cannot be seen from here
+        # A container's processes cannot be seen from here.
+        return False
     pid = program["pid"]
     if type(pid) is not int:
         return False
-    now = _program(pid)  # the number may be another process's by now
+    # The number may be another process's by now.
+    now = _program(pid)
     return bool(now["started"] != program["started"])
 
 

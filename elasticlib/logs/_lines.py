@@ -145,7 +145,8 @@ class LineAssembler:
         """Write *states* over the open line, one after the other; return pieces that were too long."""
         newest = states[-1]
         if is_plain and self._covers_all(newest, states):
-            self._under = newest  # no loop over states that nobody will see
+            # No loop over states that nobody will see.
+            self._under = newest
             return b""
         out = b""
         for state in states:

@@ -52,10 +52,8 @@ def load_logs_specs(name: str) -> Callable[..., LogsSpecs]:
 
 def _entry_points_of(name: str) -> list[EntryPoint]:
     """Return the entry points of *name*; the default may have none."""
-    by_value = {}
-    for point in entry_points(group=GROUP):
-        if point.name == name:
-            by_value[point.value] = point  # a package that is installed twice says the same
+    # By value: a package that is installed twice says the same.
+    by_value = {point.value: point for point in entry_points(group=GROUP, name=name)}
     if not by_value and name != DEFAULT:
         raise ConfigError.of_setting(
             "logs_specs",
@@ -102,25 +100,32 @@ def _checked(name: str, point: EntryPoint) -> Callable[..., Any]:
         raise ConfigError(f"{source} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ConfigError(f"{source} is {found!r}, and no class")
-    if isinstance(found, type):
-        _refuse_another_kind(name, found)
-        if missing := sorted(getattr(found, "__abstractmethods__", ())):
-            raise ConfigError(f"{source} does not define {', '.join(missing)}")
-    return found  # type: ignore[no-any-return]
+    if not isinstance(found, type):
+        return found  # type: ignore[no-any-return]
+    _refuse_another_kind(name, found)
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise ConfigError(f"{source} does not define {', '.join(missing)}")
+    return found
 
 
 def _refuse_another_kind(name: str, found: object) -> None:
-    # Static: a property that is not ready before `reify` must not be asked.
-    missing = [each for each in ("reify", "root_log_dir") if inspect.getattr_static(found, each, None) is None]
+    missing = [each for each in ("reify", "root_log_dir") if not _has_member(found, each)]
     if missing:
         raise ConfigError.of_setting(
             "logs_specs", f"{name!r}: {_title(found)} lacks {', '.join(missing)}, which a LogsSpecs has"
         )
 
 
+def _has_member(found: object, name: str) -> bool:
+    # Static: a property that is not ready before `reify` must not be asked.
+    return inspect.getattr_static(found, name, None) is not None
+
+
 def _std_of(kind: object) -> Callable[[int], Any]:
     """The ``Std`` that the classes behind *kind* know: ours, unless their modules have another one."""
-    for base in inspect.getmro(kind) if isinstance(kind, type) else ():
+    # A function has none.
+    for base in getattr(kind, "__mro__", ()):
         std = getattr(sys.modules.get(base.__module__), "Std", None)
         if isinstance(std, type) and issubclass(std, enum.IntFlag):
             return std
@@ -141,7 +146,8 @@ def _is_torchs(name: str, point: EntryPoint) -> bool:
 def _source(name: str, point: EntryPoint) -> str:
     if _is_torchs(name, point):
         return "elasticlib's own"
-    return f"{point.value} of {point.dist.name if point.dist is not None else 'an unknown package'}"
+    package = "an unknown package" if point.dist is None else point.dist.name
+    return f"{point.value} of {package}"
 
 
 def _title(found: object) -> str:

@@ -115,7 +115,8 @@ class DefaultLogsSpecs(LogsSpecs):
                 "log_dir", f"{self._root_log_dir!r} holds a NUL character: give the path of a folder"
             )
         if not os.path.isabs(self._root_log_dir):
-            current_folder()  # it says so where that is gone
+            # Raises where the working directory is gone.
+            current_folder()
         there = absolute_path_without_parents(self._root_log_dir)
         while not os.path.lexists(there):
             there = os.path.dirname(there)

@@ -39,8 +39,7 @@ class Duplicates:
 
     def words(self, std: Std) -> Sequence[str]:
         """Return the words of which a line of *std* must hold one; empty when no lines are duplicated."""
-        words = self.stdout if std == Std.OUT else self.stderr
-        return words or ()
+        return {Std.OUT: self.stdout, Std.ERR: self.stderr}[std] or ()
 
     def check(self, dest: LogsDest) -> None:
         """Raise `ConfigError` when lines are asked for and *dest* has no file for them."""
@@ -59,10 +58,10 @@ class Duplicates:
         words = self.words(std)
         if not words:
             return None
-        if std == Std.OUT:
-            files, path = dest.tee_stdouts, dest.filtered_stdout
-        else:
-            files, path = dest.tee_stderrs, dest.filtered_stderr
+        files, path = {
+            Std.OUT: (dest.tee_stdouts, dest.filtered_stdout),
+            Std.ERR: (dest.tee_stderrs, dest.filtered_stderr),
+        }[std]
         if not files:
             self._warn_once(std)
         return LineFilter(path, words)
@@ -128,8 +127,7 @@ class LogRounds:
 
     def put_away(self) -> None:
         """Delete the logs of these rounds after success, unless they are temporary ones that stay."""
-        is_kept = isinstance(self.specs, DefaultLogsSpecs) and self.specs.kept_temporary_folder()
-        if not is_kept:
+        if isinstance(self.specs, DefaultLogsSpecs) and not self.specs.kept_temporary_folder():
             self.remove_if_temporary()
 
     def remove_if_temporary(self) -> None:
@@ -170,8 +168,10 @@ def full_folders(dest: LogsDest) -> list[str]:
     """Return a folder of each full file system with stream files, where lines may be missing."""
     folders = {os.path.dirname(path) or "." for path in _stream_files(dest)}
     by_device: dict[int, str] = {}
-    for folder in sorted(folders, reverse=True):  # the first folder of each file system is kept
-        with contextlib.suppress(OSError):  # the folder was taken away
+    # The first folder of each file system is kept.
+    for folder in sorted(folders, reverse=True):
+        # The folder was taken away.
+        with contextlib.suppress(OSError):
             if _is_full(folder):
                 by_device[os.stat(folder).st_dev] = folder
     return sorted(by_device.values())
@@ -180,7 +180,8 @@ def full_folders(dest: LogsDest) -> list[str]:
 def _is_full(folder: str) -> bool:
     """Return True where this user has no room left in the file system of *folder*."""
     facts = os.statvfs(folder)
-    has_blocks = facts.f_blocks > 0  # some virtual file systems count none
+    # Some virtual file systems count none.
+    has_blocks = facts.f_blocks > 0
     is_root = os.geteuid() == 0
     free = facts.f_bfree if is_root else facts.f_bavail
     return has_blocks and free == 0
@@ -211,7 +212,8 @@ def follow_streams(
     for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
         copy = duplicates.open(std, dest)
         verbatim, bar = False, None
-        if console is not None and copy is None:  # a filter must get all of them as whole lines
+        # A filter must get all of them as whole lines.
+        if console is not None and copy is None:
             verbatim, bar = is_alone, console.bar
         for rank, path in files.items():
             if path not in seen:
@@ -231,7 +233,8 @@ def _check_stream_file(std: Std, rank: int, path: str) -> None:
 def warn_of_strange_ranks(logs: LogsSpecs, workers: int) -> None:
     """Log which local ranks *logs* names that this node does not have; another node of the job may have them."""
     for name in ("local_ranks_filter", "redirects", "tee"):
-        named = getattr(logs, f"_{name}", None)  # where torch's own specifications keep it too
+        # torch's own specifications keep it under this name too.
+        named = getattr(logs, f"_{name}", None)
         if isinstance(named, (Mapping, Set)):
             _warn_of_strange_ranks_in(name, named, workers)
 

@@ -42,7 +42,8 @@ class _Follower:
             return
         try:
             if os.fstat(file).st_size < self._position:
-                self._position, self._open = 0, b""  # it was cut to nothing: it is followed from its new start
+                # The file was cut to nothing: it is followed from its new start.
+                self._position, self._open = 0, b""
             while data := os.pread(file, _BLOCK, self._position):
                 self._position += len(data)
                 *lines, self._open = (self._open + data).split(b"\n")
@@ -83,7 +84,8 @@ def _copy_until(finished: threading.Event, interval: float, copy: Callable[[bool
     while not finished.is_set():
         copy(False)
         finished.wait(interval)
-    copy(True)  # what was written before the end was called
+    # The lines that were written before the stop.
+    copy(True)
 
 
 class TailLog:

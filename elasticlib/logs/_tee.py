@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 BLOCK = 256 * 1024
 """Bytes of one stream per turn."""
-_FIRST_BLOCK = 64 * 1024  # below the size from which malloc maps and unmaps memory for each read
+# Below the size from which malloc maps and unmaps memory for each read.
+_FIRST_BLOCK = 64 * 1024
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 GATHER_SECONDS = 0.001
 """Seconds for which lines in full flow gather, so that not each line wakes the thread."""
@@ -180,7 +181,8 @@ class Tee:
             self._copier.await_catch_up(waiting)
         if waiting.done.wait(timeout):
             return True
-        waiting.done.set()  # nobody waits any more
+        # Nobody waits any more.
+        waiting.done.set()
         return False
 
     def wake(self) -> None:
@@ -239,7 +241,8 @@ class Tee:
     def _close(self, copier: _Copier) -> None:
         with self._lock:
             if not self._finished:
-                self._thread = None  # a fault ended it: the next file gets another
+                # A fault ended the thread: the next file gets another one.
+                self._thread = None
             self._followed.clear()
             copier.close()
 
@@ -322,7 +325,8 @@ class _Copier:
         left = self._last_found + self._gather - monotonic()
         is_urgent = self._is_behind or self._awaited
         if left > 0 and not is_urgent:
-            self._woken.poll(left * 1000)  # a caller that waits for lines writes to this descriptor
+            # A caller that waits for lines writes to this descriptor.
+            self._woken.poll(left * 1000)
 
     def _poll_timeout(self) -> float | None:
         """Return the milliseconds to wait for notices; None: without end."""
@@ -370,7 +374,8 @@ class _Copier:
         self._ready |= self._watches.written()
         if turn.has_found:
             self._pause = _LEAST_PAUSE
-            self._last_found = monotonic()  # not `now`: the time of a slow console gathers no lines
+            # Not `now`: the time of a slow console gathers no lines.
+            self._last_found = monotonic()
         else:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
@@ -402,7 +407,8 @@ class _Copier:
         if is_over:
             turn.add(stream, stream.lines.finish())
             turn.ended.append(stream)
-        else:  # no notice will follow
+        # No notice will follow.
+        else:
             stream.block = BLOCK
             turn.behind.add(stream)
 
@@ -443,7 +449,8 @@ class _Copier:
         try:
             data = os.pread(stream.fd, stream.block, stream.position)
             if not data and os.fstat(stream.fd).st_size < stream.position:
-                stream.position = 0  # the file was cut
+                # The file was cut.
+                stream.position = 0
                 data = os.pread(stream.fd, stream.block, 0)
         except OSError as error:
             logger.warning("a worker's log file can no longer be read: %s", error)
@@ -465,7 +472,8 @@ class _Copier:
         """Let go of all streams, and of the callers that wait."""
         for stream in {*self._streams, *self._queue}:
             if not stream.done.is_set():
-                with contextlib.suppress(OSError):  # its descriptors may be what the fault was about
+                # The descriptors may be what the fault was about.
+                with contextlib.suppress(OSError):
                     self._let_go(stream)
         self._queue.clear()
         self._ready.clear()
@@ -489,7 +497,8 @@ class _Turn:
         """Add *lines* of *stream* for its sink, and write them to its filtered file."""
         self.lines[stream.std].append(lines)
         if stream.copy is not None and lines:
-            stream.copy.copy(lines, stream.prefix)  # before the console, which may take its time
+            # The file first: the console may take its time.
+            stream.copy.copy(lines, stream.prefix)
 
 
 class _Watches:

@@ -47,7 +47,8 @@ class Channels:
                 self._channels.append(ours)
                 theirs.append(end)
             self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        except OSError:  # no descriptor is left
+        # No descriptor is left.
+        except OSError:
             launch.abandon()
             for channel in (*self._channels, *theirs):
                 channel.close()
@@ -117,9 +118,11 @@ class Channels:
             match message["op"]:
                 case "ready":
                     self._processes[rank] = processes.received_handle(descriptors)
-                    descriptors = []  # they are the handle's now
+                    # The handle owns them now.
+                    descriptors = []
                 case "ask":
-                    with put_off.lifted:  # the answer may take its time
+                    # Interrupts are let through, since the answer may take its time.
+                    with put_off.lifted:
                         self._channels[rank].send(*self.on_ask(rank, message))
                 case "tell":
                     self.on_tell(rank, message)

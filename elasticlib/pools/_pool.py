@@ -7,25 +7,25 @@ close; nothing of a pool outlives its object.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from attrs import evolve, fields
 from typing_extensions import Self
 
 from elasticlib._wording import counted
-from elasticlib.errors import ChildFailedError, ConfigError, PoolError, SignalException
+from elasticlib.errors import ChildFailedError, ConfigError, PicklingError, PoolError, SignalException
 from elasticlib.job import Job, Place, Results
 from elasticlib.launch import title_of
-from elasticlib.pools._items import ItemCalls
 from elasticlib.pools._pool_workers import Answer, PoolWorkers
 from elasticlib.rendezvous import host_name
 from elasticlib.spec import LaunchConfig, is_for_pools
-from elasticlib.workers import DeferredSignals, check_function
+from elasticlib.workers import DeferredSignals, check_function, pack_call
 
 Group: TypeAlias = Literal["shared", "fresh"] | None
 _T = TypeVar("_T")
@@ -124,7 +124,7 @@ class Pool:
         *function*: other ranks are at other items.
         """
         check_function(function)
-        calls = ItemCalls(self, function, list(items), main=self._config.main, return_exceptions=return_exceptions)
+        calls = _ItemCalls(self, function, list(items), main=self._config.main, return_exceptions=return_exceptions)
         return self.in_turn(calls.run)
 
     @contextlib.contextmanager
@@ -143,7 +143,8 @@ class Pool:
         """Return the result of *call*, which has the workers for itself meanwhile; users call `run` and `map`."""
         if os.getpid() != self._owner:
             raise PoolError("this process was forked from the pool's program: only that can call its workers")
-        with DeferredSignals() as put_off:  # else an interrupt could leave the turn taken, with nobody to end it
+        # Else an interrupt could leave the turn taken, with nobody to end it.
+        with DeferredSignals() as put_off:
             if not self._busy.acquire(blocking=False):
                 self._refuse_if_closed()
                 raise PoolError(
@@ -151,7 +152,8 @@ class Pool:
                     "a time; wait for it, or give each thread a pool of its own"
                 )
             try:
-                self._caller = threading.current_thread()  # before the look at what `close` has set
+                # Set before the look at `_is_closed`: `close` sets that first, then looks for a caller.
+                self._caller = threading.current_thread()
                 self._refuse_if_closed()
                 self._workers.look_for_changes()
                 if not self._workers.is_fit():
@@ -222,7 +224,8 @@ class Pool:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._workers.stop()  # nobody wants to wait for exit handlers
+            # Nobody wants to wait for exit handlers.
+            self._workers.stop()
         self.close()
 
     def __repr__(self) -> str:
@@ -231,6 +234,108 @@ class Pool:
             state = "closed"
         calls = counted(self._calls, "call")
         return f"<{type(self).__name__} of {self._count} workers, group={self._group!r}: {state}, {calls}>"
+
+
+class _ItemCalls:
+    """
+    The calls of one `Pool.map`.
+
+    Every item is pending, running (on one worker) or done. Every worker is idle, runs an item, or must be replaced: its
+    last call left something behind, and it gets no further one.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        *,
+        main: Literal["import", "value"] | None,
+        return_exceptions: bool,
+    ) -> None:
+        self._pool, self._function, self._items = pool, function, items
+        self._main = main
+        self._return_exceptions = return_exceptions
+        self._results: list[Any] = [None] * len(items)
+        self._pending = collections.deque(range(len(items)))
+        self._running: dict[int, int] = {}
+        """Indices of items, by rank."""
+        self._idle: list[int] = []
+        """Ranks, that of the next call last."""
+
+    def run(self, workers: PoolWorkers) -> list[Any]:
+        """Return the results of all items; called once, while the pool serves no other call."""
+        self._use(workers)
+        while self._pending or self._running:
+            if not self._idle and not self._running:
+                self._use(self._pool.replaced())
+            self._send_to_idle_workers()
+            if self._running:
+                self._collect()
+        return self._results
+
+    def _use(self, workers: PoolWorkers) -> None:
+        self._workers = workers
+        self._idle = [*range(len(workers))][::-1]
+
+    def _send_to_idle_workers(self) -> None:
+        while self._idle and self._pending:
+            index = self._pending.popleft()
+            try:
+                self._workers.ask([self._idle[-1]], self._function, (self._items[index],), {}, by_all=False)
+            except PicklingError as error:
+                self._fail(index, error)
+                # Nor can any other item be sent where the function cannot: raise that.
+                pack_call(self._function, (), {}, self._main)
+            else:
+                self._running[self._idle.pop()] = index
+
+    def _collect(self) -> None:
+        try:
+            with self._pool.errors_named(self._function, self._workers):
+                answers = self._workers.answers()
+        except ChildFailedError as error:
+            self._after_death(error)
+        else:
+            for answer in answers:
+                self._take(answer)
+
+    def _take(self, answer: Answer) -> None:
+        index = self._running.pop(answer.rank)
+        if not answer.leaks:
+            self._idle.append(answer.rank)
+        if answer.failed():
+            title = f"{title_of(self._function)} (item {index})"
+            failure = self._workers.error(title, [answer], item=index)
+            self._fail(index, failure, [answer.rank])
+            self._results[index] = failure.__cause__ or failure
+            return
+        try:
+            self._results[index] = answer.value()
+        except PicklingError as error:
+            self._fail(index, error)
+
+    def _after_death(self, error: ChildFailedError) -> None:
+        """Give up the items of workers that died, and call again for those of others, which were stopped with them."""
+        if not self._return_exceptions:
+            raise error
+        died = {rank for rank, failure in error.failures.items() if not failure.secondary}
+        guilty = died & self._running.keys()
+        # No item is to blame.
+        if not guilty:
+            raise error
+        for rank in guilty:
+            self._results[self._running.pop(rank)] = error
+        self._pending.extendleft(sorted(self._running.values(), reverse=True))
+        self._running, self._idle = {}, []
+
+    def _fail(self, index: int, error: Exception, failed: Sequence[int] = ()) -> None:
+        """Have *error* as the result of that item, or end the calls of all others and raise it."""
+        if not self._return_exceptions:
+            with self._pool.errors_named(self._function, self._workers):
+                self._workers.abandoned(failed)
+            raise error
+        self._results[index] = error
 
 
 def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **settings: Any) -> Pool:

@@ -2,7 +2,8 @@
 The workers of a pool from their start to their end: asked, heard, and stopped as the job that they are.
 
 Rules of this file: one thread at a time; whatever is waited for, the job's end is waited for too; who waits can be
-interrupted, and what is received is put where it belongs before that.
+interrupted, and what is received is put where it belongs before that. What the job sees as a failure is reported as the
+job reports it; to the job a worker that ends with exit status 0 is a success, and its others go on.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from typing import Any
 
 from attrs import field, frozen
 
-from elasticlib._clock import monotonic
+from elasticlib._clock import monotonic, wall_time
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
     ProcessFailure,
     SignalException,
 )
-from elasticlib.job import Job
+from elasticlib.job import Job, combined_error
 from elasticlib.launch import CheckedLaunch
 from elasticlib.logs import shorten_file
-from elasticlib.pools._call_errors import call_error, death
+from elasticlib.notebook import trace_of
 from elasticlib.pools._channels import Channels, OnAsk, OnTell
 from elasticlib.preload import import_path
 from elasticlib.processes import (
@@ -48,6 +49,8 @@ from elasticlib.workers import (
     DeferredSignals,
     Exit,
     changed_variables,
+    failure_of,
+    original_exception,
     pack_call,
     return_values,
     without_secrets,
@@ -67,6 +70,8 @@ _SHOW_LIMIT = 1.0
 """Seconds that ``sys.stdout`` may take, after a call, for what the workers have written in it."""
 _STOP_GRACE = 1.0
 """Seconds from SIGTERM to SIGKILL for workers that are not needed any more."""
+_LOOK = 0.01
+"""Seconds between two looks whether the job has seen an end that the kernel told."""
 
 
 @frozen
@@ -138,7 +143,8 @@ def _is_edited(file: str, times: Collection[int]) -> bool:
     try:
         return {os.stat(file).st_mtime_ns} != {*times}
     except OSError:
-        return False  # it may be between two versions
+        # An editor may be between two versions of the file.
+        return False
 
 
 class PoolWorkers:
@@ -181,9 +187,11 @@ class PoolWorkers:
         folder = launch.folder if isinstance(self.job.exception(), SignalException) else ""
         if folder and threading.main_thread().is_alive():
             weakref.finalize(self.job, shutil.rmtree, folder, ignore_errors=True)
-        elif folder:  # the program ends, and calls no finalizers any more
+        # At its end the program calls no finalizers any more.
+        elif folder:
             shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # nobody listens any more
+        # Nobody listens any more.
+        with contextlib.suppress(OSError):
             self._channels.job_has_ended()
 
     def __len__(self) -> int:
@@ -264,7 +272,8 @@ class PoolWorkers:
             finally:
                 for descriptor in descriptors.values():
                     os.close(descriptor)
-                del packed, memories  # their destructors, too: Python has no place for an interrupt there
+                # While interrupts are put off: Python has no place for one in a destructor.
+                del packed, memories
 
     def answers(self, limit: float | None = None) -> list[Answer]:
         """
@@ -274,7 +283,7 @@ class PoolWorkers:
         """
         ranks, ended = self._channels.wait(limit)
         if ended is not None:
-            raise death(self.job, ended, self._channels.wait_for_end)
+            raise _death_error(self.job, ended, self._channels.wait_for_end)
         found = []
         for rank in ranks:
             with DeferredSignals() as put_off:
@@ -320,7 +329,7 @@ class PoolWorkers:
     ) -> ChildFailedError:
         """Return the error for the failures among *answers* and for workers that *died*; of *item* of a `Pool.map`."""
         reports = {answer.rank: answer.report for answer in answers if answer.failed()}
-        return call_error(self.job, title, reports, died, self._raise_as, item)
+        return _call_error(self.job, title, reports, died, self._raise_as, item)
 
     def show(self) -> None:
         """
@@ -339,7 +348,8 @@ class PoolWorkers:
     def _shorten_files(self) -> None:
         try:
             files = [file for rank in range(len(self)) for file in self.job.files(rank)]
-        except ConfigError:  # they have not come so far
+        # The workers have not started yet.
+        except ConfigError:
             return
         for file in files:
             shorten_file(file)
@@ -353,8 +363,10 @@ class PoolWorkers:
         self.job.when_done(over.set)
         try:
             self._channels.send_end()
-            over.wait(limit)  # not `Job.result`, which would take the program's signals for ones to the job
-        finally:  # after an interrupt, too: nobody waits for exit handlers any more
+            # Not `Job.result`, which would take the program's signals for ones to the job.
+            over.wait(limit)
+        # After an interrupt, too: nobody waits for exit handlers any more.
+        finally:
             self.wait()
 
     def stop(self) -> None:
@@ -375,10 +387,94 @@ class PoolWorkers:
 
     def _close(self) -> None:
         if (error := self.job.exception()) is not None:
-            traceback.clear_frames(error.__traceback__)  # they have the job, which would stay, with its files
+            # The frames refer to the job, which would stay with its files.
+            traceback.clear_frames(error.__traceback__)
         self._channels.close()
 
 
 def _lost() -> Report:
     """For an answer that somebody wrote over."""
     return report_of_exception(RuntimeError("the answer of this worker was written over, and cannot be read"), b"")
+
+
+# The errors of calls.
+
+
+def _call_error(
+    job: Job,
+    title: str,
+    reports: Mapping[int, Report],
+    died: Mapping[int, ProcessFailure],
+    raise_as: str,
+    item: int | None,
+) -> ChildFailedError:
+    """
+    Return the error of a call that failed.
+
+    *reports* are those of the ranks on which the function raised, *died* the failures of workers that have ended;
+    *item* is the item of a `Pool.map`.
+    """
+    pids = _pids(job)
+    failures = dict(died)
+    causes: dict[int, BaseException | None] = {}
+    for rank, report in reports.items():
+        end = Exit(rank, pids.get(rank, 0), 1, False, report, "")
+        failures[rank] = failure_of(end, rank, "", None, 0, wall_time())
+        failures[rank].hint = _hint(report)
+        causes[rank] = original_exception(end)
+    error = ChildFailedError(title, dict(sorted(failures.items())))
+    cause = causes.get(error.get_first_failure()[0])
+    found = combined_error(error, cause, raise_as)
+    found._elastic_item = item
+    return found.with_traceback(trace_of(found, None))
+
+
+def _pids(job: Job) -> dict[int, int]:
+    return {each.rank: each.pid for each in job.status().ranks}
+
+
+def _hint(report: Report) -> str:
+    # Torch raises a ValueError here, as for anything else that is wrong with the call: only its text tells them apart.
+    if "initialize the default process group twice" in report.message:
+        return (
+            "the pool has made the process group already: leave init_process_group out, or have none made, by "
+            "pool(..., group=None)"
+        )
+    return ""
+
+
+def _death_error(job: Job, ranks: Collection[int], wait: Callable[[float], object]) -> ChildFailedError:
+    """
+    Return the error for *ranks*, which have ended in the midst of a call and failed nothing but that.
+
+    Raises what ends the job, where something does. *wait* waits for its end, for some seconds at most.
+    """
+    while not _has_seen_end(job, ranks):
+        # The kernel reports an end before the job does.
+        wait(_LOOK)
+    pids = _pids(job)
+    failures = {}
+    for rank in sorted(ranks):
+        end = Exit(rank, pids.get(rank, 0), 0, False, None, "")
+        failures[rank] = failure_of(end, rank, "", _latest_output(job, rank), 0, wall_time())
+        failures[rank].message = "ended with exit status 0 in the midst of a call"
+    return ChildFailedError(job.name, failures)
+
+
+def _has_seen_end(job: Job, ranks: Collection[int]) -> bool:
+    """Return whether *job* knows that *ranks* have ended. Raises what ends it, where something does."""
+    status = job.status()
+    codes = {each.rank: each.exitcode for each in status.ranks}
+    is_ending = job.done() or status.state == "stopping" or any(codes.values())
+    if is_ending:
+        job.result()
+        return True
+    return all(codes.get(rank) == 0 for rank in ranks)
+
+
+def _latest_output(job: Job, rank: int) -> str | None:
+    """Return the file with the latest output of that rank."""
+    # The output may be in no file.
+    with contextlib.suppress(ConfigError):
+        return next(reversed(job.files(rank)), None)
+    return None

@@ -20,7 +20,8 @@ class Record:
     _level: ClassVar[int]
 
     def __init_subclass__(cls, *, level: int | None = None) -> None:
-        if level is not None:  # attrs makes each class once more
+        # attrs makes each class once more, without the argument.
+        if level is not None:
             cls._level = level
 
     @property

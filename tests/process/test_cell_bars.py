@@ -18,7 +18,7 @@ LIMIT = 90
 SETUP = """
 import contextlib, io, os, sys, threading, time
 from elasticlib import LaunchConfig, elastic_launch, pool
-from elasticlib.job import _silence
+from elasticlib.notebook import _silence
 
 def settings(workers=2, **more):
     return LaunchConfig(nproc_per_node=workers, max_restarts=0, preload=(), **more)

@@ -17,7 +17,6 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -35,8 +34,8 @@ from elasticlib import (
     jobs,
     progress,
 )
-from elasticlib.job import _front_end, _job
-from elasticlib.job._front_end import Cell
+from elasticlib.job import _job
+from elasticlib.notebook import Cell, current_cell
 from elasticlib.workers import _machine
 from tests.patching import replace_everywhere
 from tests.waiting import wait_until
@@ -639,20 +638,20 @@ def test_nobody_waits_for_a_job_in_its_own_thread(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_runs_again_while_its_job_runs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_job, "_front_end", SimpleNamespace(cell=lambda: Cell("c1", 1)))
+    monkeypatch.setattr(_job, "current_cell", lambda: Cell("c1", 1))
     with started(waits_for_ever, tmp_path) as job:
-        monkeypatch.setattr(_job, "_front_end", SimpleNamespace(cell=lambda: Cell("c1", 2)))
+        monkeypatch.setattr(_job, "current_cell", lambda: Cell("c1", 2))
         with pytest.raises(JobRunsError, match=r"<Job 'waits_for_ever': running .* was started by this very cell"):
             elastic_launch(settings(), waits_for_ever).start(tmp_path)
         assert [job] == jobs()
 
-        monkeypatch.setattr(_job, "_front_end", SimpleNamespace(cell=lambda: Cell("c2", 3)))
+        monkeypatch.setattr(_job, "current_cell", lambda: Cell("c2", 3))
         elastic_launch(settings(), waits_for_ever).start(tmp_path).stop()
-    monkeypatch.setattr(_job, "_front_end", _front_end)
+    monkeypatch.setattr(_job, "current_cell", current_cell)
 
 
 def test_one_run_of_a_cell_may_start_several_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_job, "_front_end", SimpleNamespace(cell=lambda: Cell("c1", 1)))
+    monkeypatch.setattr(_job, "current_cell", lambda: Cell("c1", 1))
     with started(waits_for_ever, tmp_path):
         elastic_launch(settings(), waits_for_ever).start(tmp_path).stop()
 

@@ -36,7 +36,7 @@ from elasticlib import (
     jobs,
     pool,
 )
-from elasticlib.logs import _shortening
+from elasticlib.logs import _follow
 from elasticlib.pools._pool_workers import PoolWorkers
 from elasticlib.processes._wire import Channel, Message
 from elasticlib.workers import _machine
@@ -894,8 +894,8 @@ def says(count: int) -> None:
 
 
 def test_the_files_of_a_pool_that_lives_long_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_shortening, "MOST", 4 << 20)
-    monkeypatch.setattr(_shortening, "KEPT", 2 << 20)
+    monkeypatch.setattr(_follow, "MOST", 4 << 20)
+    monkeypatch.setattr(_follow, "KEPT", 2 << 20)
     with pool(2, group=None, preload=()) as made, redirect_stdout(io.StringIO()) as heard:
         followed = made.job.logs(1, follow=True)
         for _ in range(8):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from elasticlib._marks import Bar, Mark, Reader, without, written, written_bar
+from elasticlib.notebook._marks import Bar, Mark, Reader, without, written, written_bar
 
 WORD = "0123456789abcdef"
 marks = st.builds(

@@ -16,8 +16,8 @@ import pytest
 
 import elasticlib
 from elasticlib import LaunchConfig
-from elasticlib.cli._progress import picture_of
 from elasticlib.cli._request import by_source
+from elasticlib.cli._terminal import picture_of
 from elasticlib.errors import ConfigError, PreloadError, RendezvousTimeoutError
 from elasticlib.job._status import JobStatus, RankStatus
 from elasticlib.rendezvous.sidecar import _bridge, _client
@@ -123,8 +123,8 @@ def test_verbs_agree_with_the_number_of_ranks(waiting: int, verb: str) -> None:
 
 HOUSE = pathlib.Path(elasticlib.__file__).parent
 OTHERS_TEXT = {
-    "job/_raising.py": "CPython's line between an exception and its cause",
-    "pools/_call_errors.py": "torch's ValueError for a second process group",
+    "notebook/_worker_errors.py": "CPython's line between an exception and its cause",
+    "pools/_pool_workers.py": "torch's ValueError for a second process group",
     "rendezvous/stores/_c10d.py": "torch's RuntimeError of a build without libuv",
     "rendezvous/stores/_torch_store.py": "torch's C++ stack behind a message",
     "rendezvous/stores/etcd/_v3.py": "etcd's reason for a refused request",

@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
-from elasticlib._in_notebooks import label
+from elasticlib.notebook import cell_label
 from elasticlib.spec import entrypoint_name
 
 Reduces = Callable[[Any], Any]
@@ -193,5 +193,5 @@ def _named_function(function: types.FunctionType) -> str:
 def _with_cell(name: str, code: types.CodeType | None) -> str:
     if code is None:
         return name
-    cell = label(code.co_filename)
+    cell = cell_label(code.co_filename)
     return f"{name} ({cell})" if cell else name

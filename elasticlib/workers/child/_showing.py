@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from json import dumps
 from typing import Any, NoReturn
 
-from elasticlib._marks import Mark, written
+from elasticlib.notebook import Mark, written
 from elasticlib.stacks import CALLERS, threads_of
 from elasticlib.workers.child._serving import when_imported
 

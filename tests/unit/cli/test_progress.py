@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 
 from elasticlib import Std
 from elasticlib.cli._parser import Parser
-from elasticlib.cli._progress import picture_of, printable
 from elasticlib.cli._request import Request, request_of
+from elasticlib.cli._terminal import picture_of, printable
 from elasticlib.errors import ConfigError
 from elasticlib.job._status import JobStatus, RankStatus
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elasticlib._marks import Bar
-from elasticlib.job import _bars
-from elasticlib.job._bars import LINE_PERIOD, Bars, Picture
+from elasticlib.notebook import _displays
+from elasticlib.notebook._displays import LINE_PERIOD, Bars, Picture
+from elasticlib.notebook._marks import Bar
 
 
 class Cell:
@@ -115,7 +115,7 @@ def test_colours_stay_and_what_moves_the_cursor_goes() -> None:
 
 
 def test_a_cell_has_not_displays_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bars, "_MOST_DISPLAYS", 2)
+    monkeypatch.setattr(_displays, "_MOST_DISPLAYS", 2)
     cell = Cell()
     for number in range(5):
         for rank in (0, 1):
@@ -133,7 +133,7 @@ def test_a_cell_has_not_displays_without_end(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_display_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bars, "_MOST_ROWS", 3)
+    monkeypatch.setattr(_displays, "_MOST_ROWS", 3)
     cell = Cell()
     cell.take(0, "outer", number=0)
     for number in range(1, 6):

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from elasticlib import ConfigError, DefaultLogsSpecs, LaunchConfig
-from elasticlib.job import _output
-from elasticlib.job._output import CallersStream, JobLogs, is_replaced, own_logs, warn_of_ranks
+from elasticlib.job._output import JobLogs, own_logs, warn_of_ranks
+from elasticlib.notebook import CallersStream, _callers_stream, is_stdout_replaced
 
 CELL: contextvars.ContextVar[str] = contextvars.ContextVar("cell", default="none")
 
@@ -114,7 +114,7 @@ def test_without_a_stream_output_is_dropped() -> None:
 
 @pytest.mark.usefixtures("kernel")
 def test_a_cell_gets_no_more_than_it_bears(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
+    monkeypatch.setattr(_callers_stream, "_MOST_SHOWN", 10)
     stream = Stream()
     to = made_for(stream)
     to.files = lambda: "/logs"
@@ -127,7 +127,7 @@ def test_a_cell_gets_no_more_than_it_bears(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("kernel")
 def test_the_last_line_that_a_cell_gets_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
+    monkeypatch.setattr(_callers_stream, "_MOST_SHOWN", 10)
     stream = Stream()
     to = made_for(stream)
     to.files = lambda: "/logs"
@@ -138,7 +138,7 @@ def test_the_last_line_that_a_cell_gets_is_whole(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("kernel")
 def test_a_cell_that_keeps_text_gets_the_last_lines_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
+    monkeypatch.setattr(_callers_stream, "_MOST_SHOWN", 10)
     stream = Stream()
     to = made_for(stream)
     to.files = lambda: "/logs"
@@ -163,7 +163,7 @@ def test_a_cell_has_the_last_lines_in_a_display_of_their_own(monkeypatch: pytest
     displays = SimpleNamespace(parent_header="a cell", publish=publish)
     shell = SimpleNamespace(kernel=object(), display_pub=displays)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
-    monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
+    monkeypatch.setattr(_callers_stream, "_MOST_SHOWN", 10)
     stream = Kernels()
     to = made_for(stream)
     to.files = lambda: "/logs/0.log"
@@ -181,7 +181,7 @@ def test_a_cell_has_the_last_lines_in_a_display_of_their_own(monkeypatch: pytest
 
 
 def test_a_program_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_output, "_MOST_SHOWN", 10)
+    monkeypatch.setattr(_callers_stream, "_MOST_SHOWN", 10)
     stream = Stream()
     to = made_for(stream)
     to(b"1" * 100)
@@ -203,17 +203,17 @@ def test_a_stream_is_replaced_where_children_write_elsewhere(monkeypatch: pytest
     monkeypatch.setattr(os, "fstat", lambda fd, real=os.fstat: facts if fd == 1 else real(fd))
 
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert is_replaced()  # it has no descriptor
+    assert is_stdout_replaced()  # it has no descriptor
     for replaced, file in enumerate(files):
         monkeypatch.setattr(sys, "stdout", file)
-        assert is_replaced() is bool(replaced)
+        assert is_stdout_replaced() is bool(replaced)
     monkeypatch.setattr(sys, "stdout", None)
-    assert not is_replaced()
+    assert not is_stdout_replaced()
 
 
 @pytest.mark.usefixtures("kernel")
 def test_a_kernels_stream_always_is() -> None:
-    assert is_replaced()
+    assert is_stdout_replaced()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ChildFailedError, Frame, ProcessFailure
-from elasticlib.job._raising import combined_error, entered, rendered, trace_of
+from elasticlib.job._raising import combined_error
+from elasticlib.notebook import trace_of
+from elasticlib.notebook._worker_errors import entered, render_worker_error
 
 
 class WithArgumentsError(Exception):
@@ -252,7 +254,7 @@ def test_in_a_notebook_the_traceback_goes_on_in_the_worker() -> None:
 @pytest.mark.usefixtures("notebook")
 @pytest.mark.parametrize("count", [1, 2, 8, 1000])
 def test_a_notebook_shows_few_lines_whatever_the_number_of_ranks(count: int) -> None:
-    found = rendered(combined_error(error(count, frames=STACK), ValueError("bad batch"), "both"))
+    found = render_worker_error(combined_error(error(count, frames=STACK), ValueError("bad batch"), "both"))
 
     assert found[0].startswith("ValueError  ")
     assert found[1:7] == [
@@ -279,7 +281,7 @@ def test_a_notebook_shows_few_lines_whatever_the_number_of_ranks(count: int) -> 
 def test_ranks_that_failed_otherwise_have_a_line_each_up_to_a_few() -> None:
     def shown(count: int) -> list[str]:
         failures = {rank: failure(rank, f"ValueError: bad batch {rank}") for rank in range(count)}
-        return [line for line in rendered(ChildFailedError("train", failures)) if "rank" in line][1:]
+        return [line for line in render_worker_error(ChildFailedError("train", failures)) if "rank" in line][1:]
 
     assert shown(3) == ["rank 1: ValueError: bad batch 1", "rank 2: ValueError: bad batch 2"]
     assert len(shown(99)) == 4
@@ -292,7 +294,7 @@ def test_ranks_that_only_lost_a_peer_are_named_where_nothing_else_has_failed() -
     bug = failure(3, "ValueError: bad batch")
 
     def others(*failures: ProcessFailure) -> list[str]:
-        found = rendered(ChildFailedError("train", {each.rank: each for each in failures}))
+        found = render_worker_error(ChildFailedError("train", {each.rank: each for each in failures}))
         return [line for line in found if line.startswith("rank")]
 
     assert [] == others(*lost, bug)
@@ -302,7 +304,7 @@ def test_ranks_that_only_lost_a_peer_are_named_where_nothing_else_has_failed() -
 @pytest.mark.usefixtures("notebook")
 def test_a_deep_stack_shows_its_two_ends() -> None:
     deep = tuple(Frame("/tmp/ipykernel_1/1.py", number % 19 + 1, f"f{number}") for number in range(60))
-    found = rendered(error(frames=deep))
+    found = render_worker_error(error(frames=deep))
 
     assert len(found) <= 14
     assert "Cell In[3], line 1, in f0" in found
@@ -317,7 +319,7 @@ def test_a_crash_shows_where_the_native_stack_says_it_was() -> None:
         '  File "/tmp/ipykernel_1/1.py", line 5 in loss\n  File "/tmp/ipykernel_1/1.py", line 9 in train\n'
     )
     crashed = ProcessFailure(1, 100, -11, "", rank=1, traceback=stacks, hint="native code crashed")
-    found = rendered(ChildFailedError("train", {1: crashed}))
+    found = render_worker_error(ChildFailedError("train", {1: crashed}))
 
     assert found[1:6] == [
         "in the worker of rank 1:",
@@ -330,10 +332,10 @@ def test_a_crash_shows_where_the_native_stack_says_it_was() -> None:
 
 
 def test_a_file_that_is_nowhere_is_named_without_its_line() -> None:
-    assert "File /nowhere.py, line 3, in f" in rendered(error(frames=(Frame("/nowhere.py", 3, "f"),)))
+    assert "File /nowhere.py, line 3, in f" in render_worker_error(error(frames=(Frame("/nowhere.py", 3, "f"),)))
 
 
 def test_ipython_asks_it_for_its_traceback() -> None:
     made: Any = combined_error(error(), None, "both")
 
-    assert made._render_traceback_() == rendered(made)
+    assert made._render_traceback_() == render_worker_error(made)

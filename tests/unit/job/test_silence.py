@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticlib.job._silence import FIRST, Silence, words
+from elasticlib.notebook._silence import FIRST, Silence, words
 
 
 class Cell:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from elasticlib.job._tail import Tail
+from elasticlib.notebook._displays import Tail
 
 
 def lines_of(*texts: str) -> list[str]:

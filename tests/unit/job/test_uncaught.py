@@ -9,7 +9,7 @@ import pytest
 
 import elasticlib.launch
 from elasticlib.errors import ChildFailedError, ProcessFailure
-from elasticlib.job import _uncaught
+from elasticlib.job import _raising
 from elasticlib.job._raising import combined_error
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 5, in train\n    bug()\nValueError: bad batch'
@@ -30,7 +30,7 @@ def shown(failed: ChildFailedError) -> str:
     try:
         raise combined_error(failed, cause, "both") from cause
     except ChildFailedError as found:
-        return "\n".join(_uncaught.lines(found, found.__traceback__))
+        return "\n".join(_raising.uncaught_lines(found, found.__traceback__))
 
 
 def test_a_traceback_that_the_worker_has_written_is_not_repeated() -> None:
@@ -63,7 +63,7 @@ def test_frames_of_the_launcher_are_left_out() -> None:
     try:
         exec(code, {"calls": calls})
     except ChildFailedError as found:
-        text = "\n".join(_uncaught.lines(found, found.__traceback__))
+        text = "\n".join(_raising.uncaught_lines(found, found.__traceback__))
 
     assert "launch.py" not in text
     assert "in calls" in text
@@ -77,7 +77,7 @@ def test_the_hook_of_a_program_stays(own: bool, monkeypatch: pytest.MonkeyPatch)
     before = programs if own else sys.__excepthook__
     monkeypatch.setattr(sys, "excepthook", before)
 
-    _uncaught.watch()
+    _raising.show_uncaught()
 
     assert own == (sys.excepthook is before)
 
@@ -86,7 +86,7 @@ def test_other_errors_are_shown_as_python_shows_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    _uncaught.watch()
+    _raising.show_uncaught()
 
     sys.excepthook(KeyError, KeyError("name"), None)
 

@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.job._output import last_line, text_of
-from elasticlib.logs import _shortening
-from elasticlib.logs._follow import Follower
-from elasticlib.logs._shortening import shorten_file, skip_hole
+from elasticlib.logs import _follow
+from elasticlib.logs._follow import Follower, last_line, shorten_file, skip_hole, text_of
 
 MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_shortening, "MOST", 4 * MIB)
-    monkeypatch.setattr(_shortening, "KEPT", 2 * MIB)
+    monkeypatch.setattr(_follow, "MOST", 4 * MIB)
+    monkeypatch.setattr(_follow, "KEPT", 2 * MIB)
 
 
 @pytest.fixture
@@ -87,7 +85,7 @@ def test_what_is_not_there_is_no_error(file: Path) -> None:
 
 
 def test_where_the_file_system_makes_no_hole_the_file_stays(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_shortening, "_fallocate", lambda: lambda *_: -1)
+    monkeypatch.setattr(_follow, "_fallocate", lambda: lambda *_: -1)
     file.write_text(lines(0, 8192))
     shorten_file(str(file))
 

@@ -1,11 +1,14 @@
 r"""
-What a notebook's cell shows of the progress bars of several ranks: one line for each, side by side. Pure.
+Displays of a notebook's cell: the progress bars of several ranks, side by side, and the last lines of a long output.
+Pure.
 
 Rules of this file: bars that run at the same time share a display, a piece of plain text with an identity that is
 replaced as a whole. All front ends do that (JupyterLab, Notebook, VS Code, Colab; a saved file has the last text), and
 it needs no widgets. Of text, they know ``\r`` within the last line of the last output alone, and "cursor up" only some.
 A display stays where its first bar began, with the last state of each; a bar that begins when those of its rank in it
 have ended begins another one. Where nothing can be replaced bars are lines: a state now and then, and the last.
+Of last lines, memory is bounded, whatever is fed; a line is what a terminal would show of it. `Tail` replaces its text,
+and never changes it, so that another thread may ask for it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TypeAlias
 
 from attrs import define, field, frozen
 
-from elasticlib._marks import Bar
+from elasticlib.notebook._marks import Bar
 
 LINE_PERIOD = 1.0
 """Seconds between two states of a bar where they are lines."""
@@ -24,8 +27,12 @@ _MOST_DISPLAYS = 100
 """Of a cell. Browsers do not bear many; with the last one bars that have ended become lines when its rank goes on."""
 _MOST_ROWS = 100
 """Of a display that grows, as with nested bars that stay; the oldest that have ended become lines."""
-NOT_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|[\x00-\x08\x0b-\x1a]")
+_NOT_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|[\x00-\x08\x0b-\x1a]")
 """What moves a terminal's cursor, or does anything else but colour text."""
+_MOST_LINES = 20
+"""Of the last lines of a long output."""
+_LONGEST_LINE = 1000
+"""Characters of such a line that are kept, from its end."""
 
 _Key: TypeAlias = tuple[str, int]
 
@@ -74,12 +81,13 @@ class Bars:
 
     def take(self, bar: Bar, now: float) -> Iterator[str | Picture]:
         """Yield the part to be shown at once; `changes` has the rest."""
-        key, state = (bar.label, bar.number), NOT_COLOURS.sub("", bar.state).rstrip()
+        key, state = (bar.label, bar.number), _NOT_COLOURS.sub("", bar.state).rstrip()
         if not self.can_change:
             yield from self._as_line(key, state, bar.is_last, now)
         elif key in self._running:
             self._take_next_state(key, state, is_last=bar.is_last)
-        elif bar.is_last:  # it began in another cell
+        # The bar began in another cell.
+        elif bar.is_last:
             yield from _line(key, state)
         elif state:
             yield from self._begun(key, state)
@@ -89,7 +97,8 @@ class Bars:
         if is_last:
             del self._running[key]
             group.running.discard(key)
-        if is_last and not state:  # one that clears itself at its end
+        # A bar that clears itself at its end leaves no row.
+        if is_last and not state:
             del group.rows[key]
         else:
             group.rows[key] = state
@@ -142,7 +151,8 @@ class Bars:
     def _place(self, label: str) -> _Group | None:
         """Return the display for another bar of the rank that *label* stands for; None for a new one."""
         for (running, _), group in self._running.items():
-            if running == label:  # a nested bar
+            # A nested bar.
+            if running == label:
                 return group
         last = self._last
         if last is None or self._count >= _MOST_DISPLAYS:
@@ -163,3 +173,42 @@ class Bars:
 def _line(key: _Key, state: str) -> Iterator[str]:
     if state:
         yield f"{key[0]}{state}\n"
+
+
+class Tail:
+    """The last lines of what is fed."""
+
+    def __init__(self) -> None:
+        self.is_changed = False
+        """Whether more came since `text` was asked for last."""
+        self._lines: list[str] = []
+        self._count = 0
+        self._open = ""
+        """The line that has not ended."""
+
+    def feed(self, text: str) -> None:
+        """Take what comes next."""
+        if not text:
+            return
+        # Only the last lines of a large text are looked at.
+        *ended, present = (self._open + text).rsplit("\n", _MOST_LINES + 1)
+        self._count += text.count("\n")
+        self._lines = [*self._lines, *map(_shown, ended)][-_MOST_LINES:]
+        self._open = _shown(present)
+        self.is_changed = True
+
+    def text(self, place: str) -> str:
+        """A line that says what was left out, and that all is at *place*; then the last lines."""
+        self.is_changed = False
+        lines = [*self._lines, self._open] if self._open else self._lines
+        count = self._count + bool(self._open)
+        left_out = count - min(len(lines), _MOST_LINES)
+        heading = f"[... lines left out here: {left_out:,}; " if left_out else "["
+        heading += f"all of the output is in {place}]"
+        return "\n".join([heading, *(_NOT_COLOURS.sub("", line) for line in lines[-_MOST_LINES:])])
+
+
+def _shown(line: str) -> str:
+    """What a terminal shows of *line*: what follows the last carriage return; one at its end waits for more."""
+    body = line.rstrip("\r")
+    return (body.rpartition("\r")[2] + line[len(body) :])[-_LONGEST_LINE:]

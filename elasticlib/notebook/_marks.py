@@ -62,7 +62,8 @@ _LONGEST_STATE = 4096
 
 def written_bar(word: str, label: bytes, number: int, state: bytes, is_last: bool) -> bytes:
     """The line of output for a state of a bar of the launch that has this *word*."""
-    shown = state[:_LONGEST_STATE].hex()  # it may hold any bytes, those that end a mark too
+    # In hex: a state may hold any bytes, those that end a mark too.
+    shown = state[:_LONGEST_STATE].hex()
     return f"\x1b_{_NAME};{word};bar;{number};{is_last:d};{label.hex()};{shown}\x1b\\\n".encode()
 
 

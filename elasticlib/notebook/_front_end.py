@@ -1,0 +1,89 @@
+"""
+What IPython, its kernel and its widgets say of the cell whose code runs. None of them is imported for it.
+
+Rules of this file: another version of them costs a name or a display at most, never an error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is being executed."""
+
+    identity: str
+    """The same whenever that cell runs: its number in the notebook's file, else its text."""
+    execution: int
+    """The number in its brackets."""
+
+
+def ipython_shell() -> Any:
+    """Return IPython's shell; None outside of it."""
+    find = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return find() if find is not None else None
+
+
+def in_kernel() -> bool:
+    """Return True where this program is a notebook's kernel."""
+    return hasattr(ipython_shell(), "kernel")
+
+
+def current_cell() -> Cell | None:
+    """Return the cell whose code runs in this process; None outside IPython."""
+    shell = ipython_shell()
+    if shell is None:
+        return None
+    try:
+        parent = shell.kernel.get_parent("shell") if hasattr(shell, "kernel") else {}
+        identity = parent.get("metadata", {}).get("cellId") or shell.history_manager.input_hist_raw[-1]
+        return Cell(str(identity), int(shell.execution_count))
+    except (AttributeError, IndexError, TypeError, ValueError):
+        # A front end that is built otherwise.
+        return None
+
+
+def cell_label(file: str) -> str:
+    """Return IPython's name of the cell that is *file*, such as ``Cell In[3]``; empty for any other file."""
+    try:
+        found = ipython_shell().compile.format_code_name(file)
+        return f"{found[0]} {found[1]}" if found else ""
+    except (AttributeError, IndexError, TypeError):
+        return ""
+
+
+def is_stdout_replaced() -> bool:
+    """Return True where ``sys.stdout`` is another place than that to which child processes write."""
+    stream = sys.stdout
+    if stream is None or in_kernel():
+        return stream is not None
+    try:
+        here, theirs = os.fstat(stream.fileno()), os.fstat(1)
+    except (AttributeError, OSError, ValueError):
+        # A stream without a descriptor.
+        return True
+    return (here.st_dev, here.st_ino) != (theirs.st_dev, theirs.st_ino)
+
+
+def can_replace_displays(stream: Any, displays: Any) -> bool:
+    """
+    Return True where *stream* and *displays*, which take text and objects, are a cell's own.
+
+    They are not under ``%%capture`` or ``redirect_stdout``, which take text and keep it; an ``Output`` widget shows
+    what it gets, and takes no replacement.
+    """
+    are_kernels = all(hasattr(each, "parent_header") for each in (stream, displays))
+    return are_kernels and not _is_in_widget()
+
+
+def _is_in_widget() -> bool:
+    widget = getattr(sys.modules.get("ipywidgets"), "Output", None)
+    if widget is None:
+        return False
+    module = sys.modules.get("ipywidgets.widgets.widget")
+    every = getattr(module, "_instances", None) or getattr(getattr(module, "Widget", None), "widgets", {})
+    return any(isinstance(each, widget) and each.msg_id for each in list(every.values()))

@@ -1,0 +1,120 @@
+"""
+Errors of workers in a notebook: the cell's own lines, then those of the worker, then a line about the other ranks.
+
+Rules of this file: a debugger can enter the frames of a worker: their variables are text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from elasticlib.errors import ChildFailedError, ProcessFailure
+from elasticlib.notebook._front_end import ipython_shell
+from elasticlib.notebook._tracebacks import traceback_heading, traceback_lines
+from elasticlib.stacks import ELSEWHERE, Frame, crash_frames, ranks_text, users_frames
+
+_LONGEST_LINE = 300
+"""Characters of a line of a worker's message."""
+_CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
+"""Python's words between the parts of a traceback."""
+
+
+def trace_of(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback with which *error* is raised, whose own one is *trace*."""
+    if not isinstance(error, ChildFailedError) or ipython_shell() is None:
+        return trace
+    _, failure = error.get_first_failure()
+    return entered(failure.frames)
+
+
+class _Shown(str):
+    """The text of a worker's variable, which a debugger shows as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def entered(frames: Iterable[Frame]) -> TracebackType | None:
+    """Return a traceback with *frames*, the innermost last."""
+    found: TracebackType | None = None
+    for frame in reversed([*frames]):
+        code = compile("\n" * (frame.line - 1) + "raise _Worker", frame.file, "exec").replace(co_name=frame.function)
+        variables: dict[str, Any] = {name: _Shown(text) for name, text in frame.variables.items()}
+        scope = {**variables, "_Worker": _Elsewhere, "__name__": ELSEWHERE}
+        # Python makes frames only for code that runs, and a traceback only by raising.
+        try:
+            exec(code, scope)
+        except _Elsewhere as error:
+            here = error.__traceback__
+            assert here is not None and here.tb_next is not None
+            del scope["_Worker"], scope["__builtins__"]
+            found = TracebackType(found, here.tb_next.tb_frame, here.tb_next.tb_lasti, frame.line)
+    return found
+
+
+class _Elsewhere(Exception):  # noqa: N818 - nobody sees it
+    """Makes a frame."""
+
+
+def render_worker_error(error: ChildFailedError) -> list[str]:
+    """Return the lines that a notebook shows: the cell's, then the worker's, then those about the other ranks."""
+    rank, failure = error.get_first_failure()
+    kind = failure.exception_type or "ChildFailedError"
+    lines = [traceback_heading(kind), *traceback_lines(users_frames(error.__traceback__))]
+    if not failure.process:
+        frames = failure.frames or crash_frames(failure.traceback)
+        lines += [f"in the worker of {_place(error, rank)}:", *traceback_lines(frames)]
+    lines += _message(failure)
+    if not failure.exception_type:
+        if failure.hint:
+            lines.append(failure.hint)
+        lines += failure.log_tail[-3:]
+    return [*lines, *_others(error, rank)]
+
+
+def _place(error: ChildFailedError, rank: int) -> str:
+    item = getattr(error, "_elastic_item", None)
+    return f"rank {rank}" if item is None else f"rank {rank}, at item {item}"
+
+
+def _message(failure: ProcessFailure) -> list[str]:
+    if not failure.exception_type:
+        return [failure.summary(with_place=False)]
+    every = failure.message.splitlines() or [failure.exception_type]
+    lines = [_shortened(line) for line in every]
+    if len(lines) > 4:
+        lines[3:] = [f"... {len(lines) - 3} more lines, in print(error)"]
+    return lines + _cause(failure.traceback)
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... in print(error)"
+
+
+def _cause(traceback: str) -> list[str]:
+    """Return a line with the exception that the worker's was raised from; [] where there is none."""
+    before, found, _ = traceback.rpartition(_CAUSED)
+    line = before.rstrip().rpartition("\n")[2].strip()
+    return [f"raised from {line[:_LONGEST_LINE]}"] if found and line else []
+
+
+def _others(error: ChildFailedError, root: int) -> list[str]:
+    """Return lines about the other ranks, one for all that say the same, without those that only lost a peer."""
+    alike: dict[str, list[int]] = {}
+    first = error.failures[root]
+    own = first.summary(with_place=False)
+    for rank, failure in sorted(error.failures.items()):
+        is_consequence = failure.secondary and not first.secondary
+        if rank == root or is_consequence:
+            continue
+        summary = failure.summary(with_place=False)
+        text = "the same" if summary == own else summary
+        alike.setdefault(text, []).append(rank)
+
+    lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in alike.items()]
+    if len(lines) > 4:
+        count = sum(map(len, alike.values()))
+        lines[3:] = [f"... and {count} ranks in all: error.failures"]
+    return lines
