@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from attrs import Attribute
+from attrs.validators import and_
 
 from elasticlib.errors import ConfigError, SpecError
 
@@ -25,17 +26,33 @@ Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
     """Raise `ConfigError` unless *value* is one of the *known* words."""
-    if value not in known:
-        raise ConfigError.of_setting(name, f"{value!r} must be one of {', '.join(known)}")
+    _check(name, value, lambda each: each in known, f"must be one of {', '.join(known)}")
 
 
 def check_shutdown_timeout(value: object) -> None:
     """Raise `ConfigError` unless *value* is a time that workers may get."""
-    if _is_time(value):
-        return
-    raise ConfigError.of_setting(
-        "shutdown_timeout", f"{value!r} must be a number of seconds, 0 (SIGKILL at once) or more"
-    )
+    _check("shutdown_timeout", value, _is_time, _MUST_BE_SHUTDOWN_TIMEOUT)
+
+
+def check_logs_specs(value: object) -> None:
+    """Raise `ConfigError` unless *value* can make the logs of a round."""
+    _check("logs_specs", value, _makes_logs, _MUST_MAKE_LOGS)
+
+
+def _check(
+    name: str,
+    value: object,
+    is_valid: Callable[[Any], bool],
+    demand: str,
+    error: type[ConfigError] = ConfigError,
+) -> None:
+    """Raise *error*, with the value of the setting *name* and the *demand*, for what is not valid."""
+    if not is_valid(value):
+        raise error.of_setting(name, f"{value!r} {demand}")
+
+
+_MUST_BE_SHUTDOWN_TIMEOUT = "must be a number of seconds, 0 (SIGKILL at once) or more"
+_MUST_MAKE_LOGS = "must be a LogsSpecs, such as DefaultLogsSpecs(redirects=Std.ALL)"
 
 
 def _is_time(value: object) -> bool:
@@ -43,51 +60,96 @@ def _is_time(value: object) -> bool:
     return _is_number(value) and 0 <= value < math.inf
 
 
+def _is_positive(value: object) -> bool:
+    return _is_number(value) and 0 < value < math.inf
+
+
 def _is_number(value: object) -> TypeGuard[int | float]:
     """Return True for Python's own numbers, but not for True and False."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def check_logs_specs(value: object) -> None:
-    """Raise `ConfigError` unless *value* can make the logs of a round."""
-    if not callable(getattr(value, "reify", None)):
-        raise ConfigError.of_setting(
-            "logs_specs", f"{value!r} must be a LogsSpecs, such as DefaultLogsSpecs(redirects=Std.ALL)"
-        )
+def _is_text(value: object) -> bool:
+    # NUL would end the value where it becomes a variable or an argument of a process.
+    return isinstance(value, str) and "\0" not in value
+
+
+def _makes_logs(value: object) -> bool:
+    return callable(getattr(value, "reify", None))
+
+
+# Validators.
+
+
+def _rule(is_valid: Callable[[Any], bool], demand: str, error: type[ConfigError] = ConfigError) -> Validator:
+    """Return the check of a field that `_check` makes."""
+    return lambda _, attribute, value: _check(attribute.name, value, is_valid, demand, error)
 
 
 def one_of(known: Sequence[str]) -> Validator:
     """Return the check for one of the *known* words."""
-
-    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        if value not in known:
-            raise ConfigError.of_setting(attribute.name, f"{value!r} is unknown: give one of {', '.join(known)}")
-
-    return check
+    return _rule(lambda value: value in known, f"is unknown: give one of {', '.join(known)}")
 
 
 def whole(least: float) -> Validator:
     """Return the check for a whole number of at least *least*, as `number` makes it of its like."""
-
-    def check(_: Any, attribute: Attribute[Any], value: Any) -> None:
-        is_in_range = isinstance(value, int) and value >= least
-        if not is_in_range:
-            raise SpecError.of_setting(attribute.name, f"{value!r} must be a whole number of at least {least}")
-
-    return check
-
-
-def exit_timeout(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Check for finite seconds from 0 on, or None."""
-    if value is None or _is_time(value):
-        return
-    raise ConfigError.of_setting(
-        attribute.name, f"{value!r} must be a number of seconds, 0 (stop at once) or more, or None"
+    return _rule(
+        lambda value: isinstance(value, int) and value >= least,
+        f"must be a whole number of at least {least}",
+        SpecError,
     )
+
+
+def is_unicode(value: str, errors: str = "strict") -> bool:
+    """Return True where UTF-8 can hold *value*: an argument may be any bytes."""
+    try:
+        value.encode(errors=errors)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+positive = _rule(_is_positive, "must be a finite number of seconds above 0", SpecError)
+text = _rule(_is_text, "must be text without NUL characters")
+identity = and_(text, _rule(is_unicode, "must be text that can be written in UTF-8"))
+"""Text that is a part of keys and signatures."""
+yes_or_no = _rule(lambda value: isinstance(value, bool), "must be True or False")
+shutdown_timeout = _rule(_is_time, _MUST_BE_SHUTDOWN_TIMEOUT)
+exit_timeout = _rule(_is_time, "must be a number of seconds, 0 (stop at once) or more, or None")
+logs_specs = _rule(_makes_logs, _MUST_MAKE_LOGS)
+
+
+def secret(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Check for text that is not empty."""
+    # Unlike in the others the value is not shown: it must not end up in a log.
+    if not _is_text(value) or not value:
+        raise ConfigError(f"{attribute.name} must be text of at least one character, without NUL; None for no token")
+
+
+def texts(_: Any, attribute: Attribute[Any], value: Any) -> None:
+    """Check for a list of texts that UTF-8 can hold."""
+    if not isinstance(value, list) or not _are_texts(value):
+        raise ConfigError.of_setting(
+            attribute.name,
+            f"{value!r} must be a list of texts, such as ['loss', 'error'], one of which a line must "
+            "hold; None or [] for none",
+        )
+    for each in value:
+        # Lines are compared as bytes, and those that are no UTF-8 are lone surrogates in Python's text.
+        if not is_unicode(each, "surrogateescape"):
+            raise ConfigError(f"{attribute.name}: {each!r} cannot be written in UTF-8: leave it out")
+
+
+def _are_texts(values: Iterable[Any]) -> bool:
+    return all(isinstance(each, str) for each in values)
+
+
+# Converters.
 
 
 def number(value: Any) -> Any:
     """Return a whole number of any kind, such as numpy's, as an int; anything else as it is."""
+    # numpy's integers are no int, and JSON does not take them.
     try:
         return int(operator.index(value))
     except TypeError:
@@ -95,7 +157,8 @@ def number(value: Any) -> Any:
 
 
 def truth(value: Any) -> Any:
-    """Return True or False for *value*; return text as it is, which might say either."""
+    """Return True or False for *value*; text as it is."""
+    # Text might say either, such as "no": the validator refuses it.
     if isinstance(value, str):
         return value
     return bool(value)
@@ -105,6 +168,7 @@ def real(value: Any) -> Any:
     """Return a number of any kind, such as numpy's, as Python's own; anything else as it is."""
     if isinstance(value, (int, float)):
         return value
+    # numpy's float32 is no float, and JSON does not take it.
     if isinstance(value, numbers.Real):
         return float(value)
     return value
@@ -117,71 +181,6 @@ class Default(str):
 def text_of(value: Any) -> Any:
     """Return None as no text; anything else as it is."""
     return "" if value is None else value
-
-
-def positive(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Check for a finite number above 0."""
-    is_positive = _is_number(value) and 0 < value < math.inf
-    if not is_positive:
-        raise SpecError.of_setting(attribute.name, f"{value!r} must be a finite number of seconds above 0")
-
-
-def text(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Text without NUL."""
-    if not isinstance(value, str) or "\0" in value:
-        raise ConfigError.of_setting(attribute.name, f"{value!r} must be text without NUL characters")
-
-
-def identity(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Text that is a part of keys and signatures."""
-    text(instance, attribute, value)
-    if not is_unicode(value):
-        raise ConfigError.of_setting(attribute.name, f"{value!r} must be text that can be written in UTF-8")
-
-
-def is_unicode(value: str) -> bool:
-    """Return True where UTF-8 can hold *value*: an argument may be any bytes."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def yes_or_no(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise ConfigError.of_setting(attribute.name, f"{value!r} must be True or False")
-
-
-def secret(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Check like the others, but never show the value: it must not end up in a log."""
-    if value is None:
-        return
-    is_usable = isinstance(value, str) and value and "\0" not in value
-    if not is_usable:
-        raise ConfigError(f"{attribute.name} must be text of at least one character, without NUL; None for no token")
-
-
-def texts_or_none(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Check for a list of texts that UTF-8 can hold, or None."""
-    if value is None:
-        return
-    if not isinstance(value, list) or not _are_texts(value):
-        raise ConfigError.of_setting(
-            attribute.name,
-            f"{value!r} must be a list of texts, such as ['loss', 'error'], one of which a line must "
-            "hold; None or [] for none",
-        )
-    for each in value:
-        try:
-            each.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            raise ConfigError(f"{attribute.name}: {each!r} cannot be written in UTF-8: leave it out") from None
-
-
-def _are_texts(values: Iterable[Any]) -> bool:
-    return all(isinstance(each, str) for each in values)
 
 
 def arguments(name: str, value: Any) -> tuple[Any, ...]:
@@ -199,11 +198,10 @@ def arguments(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def own_list(value: Any) -> Any:
-    """Return a list of our own of any iterable; text, which would become letters, as it is."""
+    """Return a list of our own of any iterable; text as it is."""
+    # Text would become letters: the validator refuses it.
     is_text = isinstance(value, (str, bytes))
-    if is_text or not isinstance(value, Iterable):
-        return value
-    return list(value)
+    return list(value) if isinstance(value, Iterable) and not is_text else value
 
 
 def words(value: Sequence[str] | str) -> tuple[str, ...]:
@@ -213,59 +211,59 @@ def words(value: Sequence[str] | str) -> tuple[str, ...]:
         raise ConfigError.of_setting(
             "preload", f"{value!r} must be the names of modules, as a list or as text with commas"
         )
-    stripped = (part.strip() for part in parts)
-    found = tuple(part for part in stripped if part)
+    found = tuple(filter(None, map(str.strip, parts)))
     if "learn" in found:
         raise ConfigError.of_setting(
             "preload", f"{','.join(found)!r}: nothing is learned any more: use 'auto', or name the modules"
         )
-    has_others = len(found) > 1
-    if "auto" in found and has_others:
+    if "auto" in found and len(found) > 1:
         raise ConfigError.of_setting(
             "preload", f"{','.join(found)!r}: 'auto' stands alone: name torch and the other modules instead"
         )
     return found
 
 
-def devices(value: Any) -> tuple[int | str, ...] | None:
-    """Return GPUs by index or name, from a sequence, text with commas, or an index; None as it is."""
-    if value is None:
-        return None
+def devices(value: Any) -> tuple[int | str, ...]:
+    """Return GPUs by index or name, from a sequence, text with commas, or an index."""
     found = _split_devices(value)
-    if found is None or not all(map(_is_device, found)):
+    if not all(map(_is_device, found)):
         raise ConfigError(
             f"devices={value!r} must be indices from 0 on, or names, of GPUs, such as [0, 1]; () is none at all"
         )
     return tuple(found)
 
 
-def _split_devices(value: Any) -> list[Any] | None:
-    """Return the devices in *value*, not checked yet; None where it cannot hold any."""
+def _split_devices(value: Any) -> list[Any]:
+    """Return the devices in *value*, not checked yet."""
     if isinstance(value, str):
-        return [_device(each) for each in value.split(",")] if value.strip() else []
+        # Blank text is no name: it stands for none at all.
+        parts = value.split(",") if value.strip() else ()
+        return list(map(_device, parts))
     if is_index(value):
         return [_device(value)]
     if isinstance(value, Iterable):
-        return [_device(each) for each in value]
-    return None
+        return list(map(_device, value))
+    return [value]
 
 
 def _is_device(value: Any) -> bool:
     """Return True for an index, or for a name that the workers' environment can hold."""
     if isinstance(value, str):
+        # It becomes a part of CUDA_VISIBLE_DEVICES.
         return value != "" and is_unicode(value)
     return is_index(value)
 
 
 def ranks(value: Any) -> Any:
-    """Return ``all`` or None as it is; ranks from 0 on, or a single one, as a tuple."""
-    if value is None or value == "all":
+    """Return ``all`` as it is; ranks from 0 on, or a single one, as a tuple."""
+    if value == "all":
         return value
-    found = [number(each) for each in value] if isinstance(value, Iterable) else [number(value)]
-    is_text = isinstance(value, (str, bytes))  # bytes would be numbers
-    if is_text or not all(map(is_index, found)):
+    several = value if isinstance(value, Iterable) else (value,)
+    found = tuple(map(number, several))
+    # The items of text are no ranks, but those of bytes are numbers.
+    if isinstance(value, bytes) or not all(map(is_index, found)):
         raise ConfigError(f"show={value!r} must be 'all', or ranks from 0 on, such as [0, 1]; () for none")
-    return tuple(found)
+    return found
 
 
 def _device(value: Any) -> Any:

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from attrs import Attribute, Factory, define, field, setters
+from attrs import Attribute, Factory, converters, define, field, setters
 from attrs.validators import optional
 
 from elasticlib import _rules
@@ -79,9 +79,9 @@ def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[i
 def _streams(name: str, value: Any) -> Std | dict[int, Std]:
     """Streams for all ranks or by rank; plain numbers will do."""
     try:
-        if isinstance(value, Mapping):
-            return {operator.index(rank): _stream(std) for rank, std in value.items()}
-        return _stream(value)
+        if not isinstance(value, Mapping):
+            return _stream(value)
+        return {operator.index(rank): _stream(std) for rank, std in value.items()}
     except (TypeError, ValueError):
         raise ConfigError.of_setting(
             name, f"{value!r} must be a Std (Std.NONE, OUT, ERR, ALL) or a dictionary {{local rank: Std}}"
@@ -91,7 +91,8 @@ def _streams(name: str, value: Any) -> Std | dict[int, Std]:
 def _stream(value: Any) -> Std:
     """Return *value* as a `Std`. Raise TypeError or ValueError where it is none."""
     number = operator.index(value)
-    if not 0 <= number <= Std.ALL:  # a flag takes any number
+    # An IntFlag takes any number.
+    if not 0 <= number <= Std.ALL:
         raise ValueError(number)
     return Std(number)
 
@@ -100,7 +101,7 @@ def _ranks(value: Any) -> set[int] | None:
     if value is None:
         return None
     try:
-        return {operator.index(rank) for rank in value}
+        return set(map(operator.index, value))
     except TypeError:
         raise ConfigError.of_setting("local_ranks_filter", f"{value!r} must be local ranks, such as {{0, 1}}") from None
 
@@ -157,8 +158,9 @@ def is_for_pools(setting: Attribute[Any]) -> bool:
 
 
 def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    if isinstance(value, str) and (value in DEVICE_WORDS or value.isidentifier()):
-        return  # torch may have a device of any name, which is looked for when the workers are counted
+    # torch may have a device of any name, which is looked for when the workers are counted.
+    if isinstance(value, str) and value.isidentifier():
+        return
     if isinstance(value, int) and value > 0:
         return
     words = ", ".join(DEVICE_WORDS)
@@ -216,7 +218,7 @@ class LaunchConfig(DataclassView):
     """Most nodes that the job runs with; those beyond are spares."""
     nproc_per_node: int | str = field(metadata=NOT_FOR_POOLS, default="auto", converter=_rules.number, validator=_nproc)
     """Workers on this node: a number, ``cpu``, ``gpu``, another device's name, or ``auto`` (devices, else CPUs)."""
-    logs_specs: LogsSpecs | None = field(default=None)
+    logs_specs: LogsSpecs | None = field(default=None, validator=optional(_rules.logs_specs))
     """None leaves the workers' streams on the launcher's own."""
     run_id: str = field(metadata=NOT_FOR_POOLS, default="", converter=_rules.text_of, validator=_rules.identity)
     role: str = field(default="default_role", validator=_rules.text)
@@ -264,16 +266,18 @@ class LaunchConfig(DataclassView):
     has an accelerator, as the torch that this program has imported has it by default; PyPI's does not bind."""
     signals_to_handle: str = field(default=DEFAULT_SIGNALS, validator=_rules.text)
     duplicate_stdout_filters: list[str] | None = field(
-        default=None, converter=_rules.own_list, validator=_rules.texts_or_none
+        default=None, converter=_rules.own_list, validator=optional(_rules.texts)
     )
     """Lines of tee'd stdout that hold one of these texts go to ``attempt_<n>/filtered_stdout.log`` too."""
     duplicate_stderr_filters: list[str] | None = field(
-        default=None, converter=_rules.own_list, validator=_rules.texts_or_none
+        default=None, converter=_rules.own_list, validator=optional(_rules.texts)
     )
     """The same for stderr."""
     virtual_local_rank: bool = field(default=False, converter=_rules.truth, validator=_rules.yes_or_no)
     """Each worker sees LOCAL_RANK=0 and one device: its entry of CUDA_VISIBLE_DEVICES, else that of its rank."""
-    shutdown_timeout: float | None = field(default=None, converter=_rules.real)
+    shutdown_timeout: float | None = field(
+        default=None, converter=_rules.real, validator=optional(_rules.shutdown_timeout)
+    )
     """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30. Less where all
     workers of a node wait in native code, such as a collective, and an early end of some frees the others."""
     module: bool = field(metadata=NOT_FOR_POOLS, default=False, kw_only=True)
@@ -283,7 +287,9 @@ class LaunchConfig(DataclassView):
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
     """Modules that the fork server imports once for all workers; empty for none; ``auto`` for torch and the parts
     of it that the entry point's text mentions. Only for ``forkserver``."""
-    token: str | None = field(metadata=NOT_FOR_POOLS, default=None, validator=_rules.secret, repr=False, kw_only=True)
+    token: str | None = field(
+        metadata=NOT_FOR_POOLS, default=None, validator=optional(_rules.secret), repr=False, kw_only=True
+    )
     """Secret of the job: nodes without it are kept out. None takes the variable ELASTICLIB_TOKEN."""
     wait_for: WaitFor = field(metadata=NOT_FOR_POOLS, default="quiet", validator=_rules.one_of(WAITS), kw_only=True)
     """When a round with `min_nodes` starts: after a time without newcomers (``quiet``), at once (``min``), or not
@@ -295,18 +301,22 @@ class LaunchConfig(DataclassView):
     worker_server: bool = field(default=False, kw_only=True)
     """Run torch's debug server in every worker that loads torch; ``ELASTICLIB_WORKER_SERVER_SOCKET`` there names its
     Unix socket. Programs that are no Python find the socket to serve in ``TORCH_WORKER_SERVER_SOCKET``."""
-    exit_timeout: float | None = field(default=None, validator=_rules.exit_timeout, kw_only=True)
+    exit_timeout: float | None = field(default=None, validator=optional(_rules.exit_timeout), kw_only=True)
     """Seconds from the outcome of a worker's program (it raised, returned or ended) to the end of its process: time for
     exit handlers and threads. After it the stacks of its threads are logged and it is stopped: it has failed, unless
     only finalizers were left. In the last rank that runs, also the time for destructors of local variables, once its
     function has returned. None gives 30 s, and any time to these, and to threads and exit handlers after a success."""
-    show: Literal["all"] | tuple[int, ...] | None = field(default=None, converter=_rules.ranks, kw_only=True)
+    show: Literal["all"] | tuple[int, ...] | None = field(
+        default=None, converter=converters.optional(_rules.ranks), kw_only=True
+    )
     """Global ranks of this node whose output is shown, ``all`` or some; that of all is kept in files meanwhile. None:
     rank 0 in a notebook, of a started job and where ``sys.stdout`` was replaced, else all, by their own descriptors."""
     raise_as: RaiseAs = field(default="both", validator=_rules.one_of(RAISES), kw_only=True)
     """What a launch raises for a worker's exception: ``both``, a `ChildFailedError` that is of that exception's class
     too, so that ``except ValueError:`` catches it; ``ChildFailedError``, just that, with the other one as its cause."""
-    devices: tuple[int | str, ...] | None = field(default=None, converter=_rules.devices, kw_only=True)
+    devices: tuple[int | str, ...] | None = field(
+        default=None, converter=converters.optional(_rules.devices), kw_only=True
+    )
     """GPUs that the workers see: indices of those that this program sees, or names such as ``GPU-8932f937``; () for
     none. None: all that no other job of this program has. A worker's own is that of its local rank, among these."""
 
@@ -328,16 +338,6 @@ class LaunchConfig(DataclassView):
         _rules.whole(1)(self, attribute, value)
         if value > getattr(self, "max_nodes", value):
             raise SpecError(f"max_nodes={self.max_nodes} is below min_nodes={value}: raise max_nodes")
-
-    @logs_specs.validator
-    def _can_make_logs(self, _: object, value: object) -> None:
-        if value is not None:
-            _rules.check_logs_specs(value)
-
-    @shutdown_timeout.validator
-    def _not_negative(self, _: object, value: object) -> None:
-        if value is not None:
-            _rules.check_shutdown_timeout(value)
 
     @no_python.validator
     @module.validator
@@ -385,10 +385,10 @@ class WorkerSpec(DataclassView):
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
     """As in `LaunchConfig`, but None binds nothing."""
     duplicate_stdout_filters: list[str] | None = field(
-        default=None, converter=_rules.own_list, validator=_alone(_rules.texts_or_none)
+        default=None, converter=_rules.own_list, validator=_alone(optional(_rules.texts))
     )
     duplicate_stderr_filters: list[str] | None = field(
-        default=None, converter=_rules.own_list, validator=_alone(_rules.texts_or_none)
+        default=None, converter=_rules.own_list, validator=_alone(optional(_rules.texts))
     )
     virtual_local_rank: bool = field(default=False, converter=_rules.truth, validator=_alone(_rules.yes_or_no))
     kwargs: dict[str, Any] = field(factory=dict, converter=_rules.dictionary, kw_only=True)
@@ -397,7 +397,7 @@ class WorkerSpec(DataclassView):
     no_python: bool = field(default=False, kw_only=True)
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
     worker_server: bool = field(default=False, kw_only=True)
-    exit_timeout: float | None = field(default=None, validator=_alone(_rules.exit_timeout), kw_only=True)
+    exit_timeout: float | None = field(default=None, validator=_alone(optional(_rules.exit_timeout)), kw_only=True)
     """As in `LaunchConfig`."""
     main: Literal["import", "value"] | None = field(
         default=None, validator=_alone(optional(_rules.one_of(MAINS))), kw_only=True

