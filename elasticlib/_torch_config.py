@@ -30,6 +30,19 @@ def as_launch_config(value: object) -> LaunchConfig:
     """
     if isinstance(value, LaunchConfig):
         return value
+    settings = {}
+    for each in dataclasses.fields(_torchs_kind(value)):
+        setting = getattr(value, each.name)
+        if each.name in _OF_TORCH:
+            settings[each.name] = setting
+        elif not _is_default(each, setting):
+            _log.warning("%s=%r has no effect: elasticlib's LaunchConfig has no such field", each.name, setting)
+    return LaunchConfig(**settings)
+
+
+def _torchs_kind(value: object) -> Any:
+    """Return the dataclass of the name ``LaunchConfig`` that *value* is of. Raises `ConfigError`."""
+    # A program may have derived a class of another name from torch's.
     kinds = [each for each in type(value).__mro__ if each.__name__ == "LaunchConfig"]
     kind = next(filter(dataclasses.is_dataclass, kinds), None)
     if kind is None:
@@ -37,13 +50,7 @@ def as_launch_config(value: object) -> LaunchConfig:
             f"config{_shown(value, like_it=bool(kinds))} is no LaunchConfig: give one, such as "
             "elasticlib.LaunchConfig(nproc_per_node=2)"
         )
-    given = {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
-    for each in dataclasses.fields(kind):
-        if each.name not in _OF_TORCH and not _is_default(each, given[each.name]):
-            _log.warning(
-                "%s=%r has no effect: elasticlib's LaunchConfig has no such field", each.name, given[each.name]
-            )
-    return LaunchConfig(**{name: each for name, each in given.items() if name in _OF_TORCH})
+    return kind
 
 
 def _is_default(field: dataclasses.Field[Any], value: object) -> bool:

@@ -46,7 +46,8 @@ _turn = threading.RLock()
 
 def _renew_turn() -> None:
     global _turn
-    _turn = threading.RLock()  # another thread may have had it when this process was forked
+    # Another thread may have had the lock when this process was forked.
+    _turn = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_turn)

@@ -68,29 +68,39 @@ def status_event(
     """
     more: dict[str, object] = {"group_world_size": standing.group_world_size, "entry_point": job.entry_point}
     if worker is not None:
-        started = worker.id if isinstance(worker.id, int) else None
-        more["local_rank"] = worker.local_rank
-        more["role_rank"] = worker.role_rank
-        more["role_world_size"] = worker.role_world_size
-        more["exit_code"] = failure.exitcode if failure is not None else (0 if state == "SUCCEEDED" else None)
-        more["worker_pid"] = failure.pid if failure is not None else started
+        more |= _worker_facts(worker, state, failure)
     metadata = _metadata(job, standing, state, more)
-    metadata["global_rank"] = worker.global_rank if worker is not None else None
-    metadata["worker_id"] = str(worker.id) if worker is not None else None
+    if worker is not None:
+        metadata["global_rank"] = worker.global_rank
+        metadata["worker_id"] = str(worker.id)
     metadata["raw_error"] = raw_error if failure is None else _raw(failure)
     metadata["duration_ms"] = None if duration is None else duration * 1000
     return Event(PREFIX + state, source, int(now * 1000), metadata)
 
 
-def watchdog_event(job: JobFacts, standing: Standing, told: records.WatchdogReported, now: float) -> Event:
+def _worker_facts(worker: records.WorkerPlace, state: str, failure: ProcessFailure | None) -> dict[str, object]:
+    """Return the facts of *worker* for the metadata of an event."""
+    facts: dict[str, object] = {
+        "local_rank": worker.local_rank,
+        "role_rank": worker.role_rank,
+        "role_world_size": worker.role_world_size,
+    }
+    if failure is not None:
+        return {**facts, "exit_code": failure.exitcode, "worker_pid": failure.pid}
+    # A custom agent may identify its workers by anything.
+    pid = worker.id if isinstance(worker.id, int) else None
+    return {**facts, "exit_code": 0 if state == "SUCCEEDED" else None, "worker_pid": pid}
+
+
+def watchdog_event(job: JobFacts, standing: Standing, record: records.WatchdogReported, now: float) -> Event:
     """The event that the watchdog's record makes: its name is torch's for it, its state RUNNING."""
-    more: dict[str, object] = {"watchdog_event": told.event}
-    if told.worker_pid is not None:
-        more["worker_pid"] = str(told.worker_pid)
-        more["scope_id"] = told.scope_id
-        more["expiration_time"] = str(told.expiration_time)
-        more["signal"] = str(told.signum)
-    return Event(told.event, EventSource.AGENT, int(now * 1000), _metadata(job, standing, "RUNNING", more))
+    more: dict[str, object] = {"watchdog_event": record.event}
+    if record.worker_pid is not None:
+        more["worker_pid"] = str(record.worker_pid)
+        more["scope_id"] = record.scope_id
+        more["expiration_time"] = str(record.expiration_time)
+        more["signal"] = str(record.signum)
+    return Event(record.event, EventSource.AGENT, int(now * 1000), _metadata(job, standing, "RUNNING", more))
 
 
 def _metadata(job: JobFacts, standing: Standing, state: str, more: dict[str, object]) -> dict[str, EventMetadataValue]:
@@ -133,39 +143,41 @@ class EventSink:
         self._ended: list[Event] = []
         self._turn = threading.Lock()
 
-    def __call__(self, told: records.Record) -> None:
+    def __call__(self, record: records.Record) -> None:
         """Send the events of one record, if it makes any; may be called from any thread."""
         with self._turn:
-            events = self._events(told)
+            events = self._events(record)
         for event in events:
             _show(event, self._destination)
 
-    def _events(self, told: records.Record) -> list[Event]:
-        if isinstance(told, records.RanksReceived):
+    def _events(self, record: records.Record) -> list[Event]:
+        if isinstance(record, records.RanksReceived):
             self._ended = []
-            self._standing = Standing(told.group_rank, told.group_world_size, told.restart_count)
+            self._standing = Standing(record.group_rank, record.group_world_size, record.restart_count)
         now = self._now()
         event = partial(status_event, self._job, self._standing, now=now)
-        match told:
+        match record:
             case records.RanksReceived() | records.RanksMissed():
-                return [event("RENDEZVOUS", duration=told.duration)]
+                return [event("RENDEZVOUS", duration=record.duration)]
             case records.RanksAssigned():
-                return [event("ASSIGN_WORKER_RANKS", duration=told.duration)]
+                return [event("ASSIGN_WORKER_RANKS", duration=record.duration)]
             case records.StateTimed():
-                return [event(told.state, duration=told.duration)]
+                return [event(record.state, duration=record.duration)]
             case records.WorkerStarted():
-                return [event("START", EventSource.WORKER, worker=told.worker)]
+                return [event("START", EventSource.WORKER, worker=record.worker)]
             case records.WorkerEnded():
-                self._ended.append(event(told.state, EventSource.WORKER, worker=told.worker, failure=told.failure))
+                self._ended.append(
+                    event(record.state, EventSource.WORKER, worker=record.worker, failure=record.failure)
+                )
                 return []
             case records.RunEnded():
-                return self._last(int(told.duration))
+                return self._last(int(record.duration))
             case records.AgentSucceeded():
                 return [event("SUCCEEDED")]
             case records.AgentFailed():
-                return [event("FAILED", raw_error=told.trace)]
+                return [event("FAILED", raw_error=record.trace)]
             case records.WatchdogReported():
-                return [watchdog_event(self._job, self._standing, told, now)]
+                return [watchdog_event(self._job, self._standing, record, now)]
             case _:
                 return []
 
@@ -195,25 +207,25 @@ class RendezvousSink:
         self._rank: int | None = None
         self._master = ""
 
-    def __call__(self, told: records.Record) -> None:
+    def __call__(self, record: records.Record) -> None:
         """Send the event of one record, if it makes one."""
-        if type(told) not in _RENDEZVOUS_STEPS:
+        if type(record) not in _RENDEZVOUS_STEPS:
             return
-        if isinstance(told, records.RanksAwaited):
+        if isinstance(record, records.RanksAwaited):
             self._rank, self._master = None, ""
-        elif isinstance(told, records.RanksReceived):
-            self._rank, self._master = told.group_rank, told.master
-        name, state = _RENDEZVOUS_STEPS[type(told)]
+        elif isinstance(record, records.RanksReceived):
+            self._rank, self._master = record.group_rank, record.master
+        name, state = _RENDEZVOUS_STEPS[type(record)]
         event = RdzvEvent(
             name=f"agent:{name}",
             run_id=self._job.run_id,
-            message=str(told),
+            message=str(record),
             hostname=self._job.hostname,
             pid=os.getpid(),
             node_state=state,
             master_endpoint=self._master,
             rank=self._rank,
-            error_trace=told.trace if isinstance(told, records.RanksMissed) else "",
+            error_trace=record.trace if isinstance(record, records.RanksMissed) else "",
         )
         _show(event, RENDEZVOUS)
 
@@ -222,7 +234,8 @@ def _show(event: Event | RdzvEvent, destination: str) -> None:
     text = event.serialize()
     logger_of(destination).info(text)
     if destination == RENDEZVOUS and drops(destination):
-        logger_of("console").info(text)  # it was asked for, and nobody gave it a handler
+        # The user wants these events, and no handler was given for them.
+        logger_of("console").info(text)
 
 
 def sinks(job: Callable[[], JobFacts], destination: str) -> list[records.Sink]:

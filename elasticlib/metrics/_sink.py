@@ -54,18 +54,23 @@ class MetricSink:
                 return []
 
     def _of_run(self, run: records.RunEnded) -> list[tuple[str, float]]:
-        failed, again = run.outcome == "FAILED", run.restart_count > 0
+        has_failed = run.outcome == "FAILED"
         left = max(0, run.max_restarts - run.restart_count)
-        flakiness = 100.0 if failed else 100.0 - 100.0 * (left + 1) / (run.max_restarts + 1)
-        counts = {
-            "flakiness": int(flakiness),
-            "run_total": 1,
-            "run_success_with_retries": int(not failed and again),
-            "run_success_no_retries": int(not failed and not again),
-            "run_failed_with_retries": int(failed and again),
-            "run_failed_no_retries": int(failed and not again),
-        }
+        flakiness = 100.0 if has_failed else 100.0 - 100.0 * (left + 1) / (run.max_restarts + 1)
+        outcome = "failed" if has_failed else "success"
+        retries = "with" if run.restart_count > 0 else "no"
+        counts = {"flakiness": int(flakiness), "run_total": 1, **dict.fromkeys(_OUTCOMES, 0)}
+        counts[f"run_{outcome}_{retries}_retries"] = 1
         return [(f"{self._workers}.{name}", value) for name, value in counts.items()]
+
+
+_OUTCOMES = (
+    "run_success_with_retries",
+    "run_success_no_retries",
+    "run_failed_with_retries",
+    "run_failed_no_retries",
+)
+"""Metrics of a run, of which one is 1."""
 
 
 def _step(name: str, seconds: float, succeeded: bool) -> list[tuple[str, float]]:

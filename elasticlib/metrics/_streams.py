@@ -146,18 +146,20 @@ def handler_of(params: Mapping[str, str]) -> MetricHandler | None:
 
     Keys other than ``handler``, and a handler that is not known, have no effect but a warning.
     """
-    troubles = [f"the key {key!r} is unknown" for key in params if key != "handler"]
     name = params.get("handler")
-    known = isinstance(name, str) and name in HANDLERS
-    if "handler" in params and not known:
+    is_known = isinstance(name, str) and name in HANDLERS
+    troubles = [f"the key {key!r} is unknown" for key in params if key != "handler"]
+    if "handler" in params and not is_known:
         troubles.append(f"handler {name!r} is none of {', '.join(sorted(HANDLERS))}")
+    # torch takes any dictionary, and so does this: a key that has no effect must not end a launch.
     if troubles:
         _log.warning(
             "metrics_cfg=%r: %s; the only key is 'handler', and other handlers are set by "
             "elasticlib.metrics.configure(handler)",
-            *(dict(params), ", ".join(troubles)),
+            dict(params),
+            ", ".join(troubles),
         )
-    return HANDLERS[str(name)]() if known else None
+    return HANDLERS[str(name)]() if is_known else None
 
 
 def initialize_metrics(cfg: MetricsConfig | None = None) -> None:

@@ -44,7 +44,8 @@ def process_settings() -> dict[str, Any]:
     found = {name: ask() for name, ask in _OF_PROCESS.items()}
     for name, (module, of_library) in _OF_LIBRARIES.items():
         if (library := sys.modules.get(module)) is not None:
-            with contextlib.suppress(AttributeError, TypeError, RuntimeError):  # of another version, or half imported
+            # Another version lacks the name, and a library may be half imported.
+            with contextlib.suppress(AttributeError, TypeError, RuntimeError):
                 found[name] = of_library(library)
     return found
 
@@ -56,7 +57,8 @@ def _umask() -> str:
     try:
         with open("/proc/thread-self/status", "rb", buffering=0) as file:
             found = _UMASK.search(file.read(1024))
-    except OSError:  # no such file system
+    except OSError:
+        # /proc may be missing.
         return ""
     return f"0o{found[1].decode().lstrip('0') or '0'}" if found else ""
 

@@ -6,15 +6,18 @@ Stores of torch for programs that set up their own, and the free ports to put th
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from elasticlib.errors import ConfigError, RendezvousTimeoutError
-from elasticlib.utils._ports import get_free_port, get_socket_with_port
+from elasticlib.errors import ConfigError, RendezvousTimeoutError, StartError
 from elasticlib.utils.store import barrier
 
 if TYPE_CHECKING:
+    import socket
+
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _TAKEN = ("EADDRINUSE", "address already in use")
@@ -46,33 +49,79 @@ def create_c10d_store(
     if server_port == -1 and (world_size > 1 or not is_server):
         who = f"world_size={world_size} callers" if world_size > 1 else "a client (is_server=False)"
         raise ConfigError(f"server_port=-1 means any port, but {who} must know it: give server_port, such as 29500")
-    from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import DistStoreError
 
-    libuv = os.environ.get("USE_LIBUV", "1") == "1" if use_libuv is None else use_libuv
-    for left in range(max(retries, 1) - 1, -1, -1):
-        try:
-            store = TCPStore(
-                server_addr,
-                max(server_port, 0),
-                world_size=world_size,
-                is_master=is_server,
-                timeout=timedelta(seconds=timeout),
-                wait_for_workers=False,
-                use_libuv=libuv,
-            )
-            break
-        except DistNetworkError as error:
-            if server_port != -1 or not left or not any(word in str(error) for word in _TAKEN):
-                raise
-    if wait_for_workers:
-        try:
-            barrier(store, world_size, "elasticlib/members", timeout)
-        except DistStoreError as error:
-            raise RendezvousTimeoutError(
-                f"not all of the {world_size} callers connected to the store at {store.host}:{store.port} "
-                f"within {timeout:g} s"
-            ) from error
+    options = {
+        "world_size": world_size,
+        "is_master": is_server,
+        "timeout": timedelta(seconds=timeout),
+        "wait_for_workers": False,
+        "use_libuv": os.environ.get("USE_LIBUV", "1") == "1" if use_libuv is None else use_libuv,
+    }
+    store = _open_store(server_addr, server_port, max(retries, 1), options)
+    if not wait_for_workers:
+        return store
+    try:
+        barrier(store, world_size, "elasticlib/members", timeout)
+    except DistStoreError as error:
+        raise RendezvousTimeoutError(
+            f"not all of the {world_size} callers connected to the store at {store.host}:{store.port} "
+            f"within {timeout:g} s"
+        ) from error
     return store
+
+
+def _open_store(address: str, port: int, tries: int, options: Mapping[str, Any]) -> TCPStore:
+    """Open the store, where any port will do (-1) up to *tries* times."""
+    from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
+
+    while True:
+        tries -= 1
+        try:
+            return TCPStore(address, max(port, 0), **options)
+        except DistNetworkError as error:
+            # The kernel's free port is free on one address, and somebody may have it on another.
+            is_taken = any(text in str(error) for text in _TAKEN)
+            if port != -1 or tries == 0 or not is_taken:
+                raise
+
+
+def get_socket_with_port() -> socket.socket:
+    """
+    A socket on a port that is free on all addresses of this machine; close it when somebody else needs the port.
+
+    It does not listen, so nobody can connect to it by mistake. Raises `StartError` (a ``RuntimeError``) when there is
+    no such port. (torch: ``torch.distributed.elastic.utils.get_socket_with_port``; before 2.15 it listened on
+    loopback, where a port is free that another address may have taken.)
+    """
+    # The import is slow, and the help text of the command line does not need it.
+    import socket
+
+    troubles = []
+    # IPv6 first, for IPv4 as well: what will listen there, such as torch's TCPStore, takes both.
+    for family, place in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        try:
+            with contextlib.ExitStack() as unless_bound:
+                holder = unless_bound.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                if family == socket.AF_INET6:
+                    holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                holder.bind((place, 0))
+                unless_bound.pop_all()
+                return holder
+        except OSError as error:
+            troubles.append(f"{place}: {error}")
+    raise StartError(f"no port is free on all addresses: {'; '.join(troubles)}")
+
+
+def get_free_port() -> int:
+    """
+    The number of a port that was free on all addresses a moment ago; nobody keeps it for the caller.
+
+    Whoever can, takes the socket of `get_socket_with_port` instead. Raises as that does. (torch:
+    ``torch.distributed.elastic.utils.distributed.get_free_port``)
+    """
+    with get_socket_with_port() as holder:
+        return int(holder.getsockname()[1])
 
 
 __all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]

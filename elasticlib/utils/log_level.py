@@ -1,17 +1,19 @@
 """
-Levels of logging: what a text such as that of ``LOGLEVEL`` means, and what is taken where nobody said.
+Levels of logging: what the text of ``LOGLEVEL`` means, the default, and loggers of that level.
 
-(torch: ``torch.distributed.elastic.utils.log_level``)
+(torch: ``torch.distributed.elastic.utils.log_level``, ``...utils.logging``)
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import sys
 
 from elasticlib.errors import ConfigError
 
-__all__ = ["get_log_level"]
+__all__ = ["get_log_level", "get_logger"]
 
 LOG_LEVEL_VARIABLE = "LOGLEVEL"
 
@@ -38,3 +40,14 @@ def level_of(text: str) -> int:
 def get_log_level() -> str:
     """The name of the level that `get_logger` takes where ``LOGLEVEL`` is not set: ``WARNING``."""
     return "WARNING"
+
+
+def get_logger(name: str | None = None) -> logging.Logger:
+    """
+    The logger called *name*, or like the module that calls this; its level is that of ``LOGLEVEL``, else WARNING.
+
+    Raises `ConfigError` (a ``ValueError``) when ``LOGLEVEL`` names no level.
+    """
+    logger = logging.getLogger(name or sys._getframe(1).f_globals.get("__name__"))
+    logger.setLevel(level_of(os.environ.get(LOG_LEVEL_VARIABLE) or get_log_level()))
+    return logger

@@ -84,7 +84,8 @@ def barrier(
 
     with store_timeout(store, barrier_timeout):
         if rank is not None:
-            store.set(_arrival(key_prefix, rank), b"1")  # before it counts: who counts is never called missing
+            # Set this before the count, so that a caller that was counted is never called missing.
+            store.set(_arrival(key_prefix, rank), b"1")
         last = _check_in(store, world_size, key_prefix)
         try:
             store.wait([last])
@@ -96,7 +97,8 @@ def barrier(
     with store_timeout(store, trace_timeout):
         try:
             missing = list(itertools.islice(_missing(store, key_prefix, range(world_size)), MOST_NAMED))
-        except RuntimeError:  # the store itself does not answer: the first error says more
+        except RuntimeError:
+            # The store itself does not answer, and the first error says more.
             raise late from None
     names = ", ".join(map(rank_tracing_decoder or str, missing))
     raise DistStoreError(

@@ -1,5 +1,5 @@
 """Re-export: ``torch.distributed.elastic.utils.logging``."""
 
-from elasticlib.utils.logging import get_logger
+from elasticlib.utils.log_level import get_logger
 
 __all__ = ["get_logger"]

@@ -293,7 +293,7 @@ def test_a_destination_gets_no_events_of_the_rendezvous(kept: Kept) -> None:
     assert kept.states() == ["RENDEZVOUS", "RENDEZVOUS"]
 
 
-def test_a_handler_for_the_rendezvous_gets_its_events_whatever_the_destination(kept: Kept) -> None:
+def test_a_rendezvous_handler_gets_its_events_with_any_destination(kept: Kept) -> None:
     events.add_logging_handler("dynamic_rendezvous", other := Kept())
 
     told("null")
@@ -313,7 +313,7 @@ def test_the_rendezvous_destination_shows_its_own_events_and_the_agents(
     assert "agent:get_ranks" in names
 
 
-def test_a_handler_in_the_place_of_the_rendezvous_destination_gets_all_and_the_console_nothing(
+def test_a_handler_of_the_rendezvous_destination_replaces_the_console(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     events.add_logging_handler("dynamic_rendezvous", handler := Kept())
@@ -329,9 +329,7 @@ def test_an_unknown_destination_is_refused_before_anything_happens() -> None:
         sinks(lambda: JOB, "nowhere")
 
 
-def test_a_handler_that_raises_is_reported_once_and_keeps_others_from_nothing(
-    caplog: pytest.LogCaptureFixture, kept: Kept
-) -> None:
+def test_a_handler_that_raises_is_reported_once_and_others_go_on(caplog: pytest.LogCaptureFixture, kept: Kept) -> None:
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise OSError("disk full")

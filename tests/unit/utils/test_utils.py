@@ -15,8 +15,7 @@ from elasticlib.errors import ConfigError
 from elasticlib.utils import get_env_variable_or_raise, get_socket_with_port, macros
 from elasticlib.utils.data import CyclingIterator
 from elasticlib.utils.distributed import create_c10d_store, get_free_port
-from elasticlib.utils.log_level import get_log_level
-from elasticlib.utils.logging import get_logger
+from elasticlib.utils.log_level import get_log_level, get_logger
 
 
 def test_a_variable_that_is_set_is_read_also_when_it_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +31,7 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) ->
         get_env_variable_or_raise("SOME_NAME")
 
 
-def test_a_socket_with_a_port_holds_it_on_all_addresses_and_does_not_listen() -> None:
+def test_a_socket_holds_its_port_on_all_addresses_without_listening() -> None:
     with get_socket_with_port() as holder:
         port = holder.getsockname()[1]
 
