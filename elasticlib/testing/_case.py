@@ -129,20 +129,20 @@ class ElasticTestCase(unittest.TestCase):
             file_name = os.path.join(folder, "file")
             with open(file_name, "xb"):
                 pass
-            told = host.run_case(
-                self, asked_by(self, host.limit), (kind, self._testMethodName, file_name, _attributes(kind))
+            result = host.run_case(
+                self, wanted_by(self, host.limit), (kind, self._testMethodName, file_name, _attributes(kind))
             )
         first: BaseException | None = None
-        for what, error in told.parts():
+        for what, error in result.parts():
             if what is None:
-                first = host.shown(error, told)
+                first = host.shown(error, result)
                 continue
             message, parameters = what
             with self.subTest(*(() if message is None else (message,)), **parameters):
-                raise host.shown(error, told) from None
+                raise host.shown(error, result) from None
         if first is not None:
             raise first from None
-        if (stop := told.stop()) is not None:
+        if (stop := result.stop()) is not None:
             raise unittest.SkipTest(stop[0])
 
     # Comparisons, as suites of torch's have them.
@@ -185,10 +185,10 @@ class ElasticTestCase(unittest.TestCase):
 def _checked(where: str, options: Mapping[str, Any], size: int = 1) -> Asked:
     dist: Any = sys.modules.get("torch.distributed")
     known = list(getattr(getattr(dist, "Backend", None), "backend_list", ()))
-    return _asked.asked(where, Asked(nproc=size, group=None), options, known)
+    return _asked.checked_options(where, Asked(nproc=size, group=None), options, known)
 
 
-def asked_by(case: ElasticTestCase, limit: float) -> Asked:
+def wanted_by(case: ElasticTestCase, limit: float) -> Asked:
     """
     Return the options of the ranks of *case*, with *limit* seconds for a test which does not say its own.
 
@@ -201,12 +201,12 @@ def asked_by(case: ElasticTestCase, limit: float) -> Asked:
     says_device = "device" in options or "nccl" in options.get("backend", "")
     if not says_device:
         options["device"] = "cuda" if gpus() >= size else "cpu"
-    asked = _checked(where, options, size)
-    if asked.device == "cuda":
+    wanted = _checked(where, options, size)
+    if wanted.device == "cuda":
         present = gpus()
         if present < size:
             raise unittest.SkipTest(f"world_size={size} needs as many GPUs, and {present or 'none'} are here")
-    return asked
+    return wanted
 
 
 def _attributes(kind: type) -> dict[str, Any]:
@@ -228,10 +228,10 @@ class Host(Protocol):
     def limit(self) -> float:
         """Seconds that a test may take which does not say it."""
 
-    def run_case(self, case: ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _told.Told:
+    def run_case(self, case: ElasticTestCase, wanted: Asked, args: tuple[Any, ...]) -> _told.Told:
         """`_cases.run_case` with *args* on the ranks of *asked*."""
 
-    def shown(self, error: RanksFailed, told: _told.Told) -> BaseException:
+    def shown(self, error: RanksFailed, result: _told.Told) -> BaseException:
         """What is raised of *error*."""
 
 
@@ -242,7 +242,7 @@ class _Plain:
         self.limit = Asked().timeout
         self._ranks: _ranks.Ranks | None = None
 
-    def run_case(self, case: ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _told.Told:
+    def run_case(self, case: ElasticTestCase, wanted: Asked, args: tuple[Any, ...]) -> _told.Told:
         if self._ranks is None:
             self._ranks = _ranks.Ranks(_plain.Work(), lambda wanted: ())
         code = getattr(getattr(type(case), case._testMethodName), "__code__", None)
@@ -253,20 +253,21 @@ class _Plain:
             seed=zlib.crc32(case.id().encode()),
         )
         try:
-            told = self._ranks.run(asked, call, _cases.run_case, args, {}, (sys.modules[type(case).__module__],))
+            result = self._ranks.run(wanted, call, _cases.run_case, args, {}, (sys.modules[type(case).__module__],))
         except KeyboardInterrupt:
             print(*self._ranks.interrupted, sep="\n", file=sys.stderr)
             ranks, self._ranks = self._ranks, None
             ranks.close(hurry=True)
             raise
-        if told.leaks:
-            told.warn_of_leaks(call)
-        return told
+        if result.leaks:
+            result.warn_of_leaks(call)
+        return result
 
-    def shown(self, error: RanksFailed, told: _told.Told) -> BaseException:
+    def shown(self, error: RanksFailed, result: _told.Told) -> BaseException:
         parts = [_failed.text(error)]
-        for rank, text in sorted(told.output.items()):
-            if rank > 0 and text.strip():  # that of rank 0 was shown by itself
+        for rank, text in sorted(result.output.items()):
+            # The output of rank 0 was shown already.
+            if rank > 0 and text.strip():
                 parts.append(f"output of rank {rank}:\n{text.rstrip()}")
         is_failure = isinstance(error, AssertionError)
         found: Any = (_FailedError if is_failure else _EndedError)("\n\n".join(parts))

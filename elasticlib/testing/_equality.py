@@ -55,11 +55,13 @@ def _pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any, Any]]:
 def _check_near(case: Any, first: Any, second: Any, msg: Any, options: Mapping[str, Any], at: str) -> None:
     torch: Any = sys.modules["torch"]
     are_tensors = isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
-    if not are_tensors:  # a number has no dtype to compare
+    # A number has no dtype to compare.
+    if not are_tensors:
         options = {**options, "check_dtype": False}
     try:
         torch.testing.assert_close(first, second, **options)
-    except (AssertionError, TypeError) as error:  # a TypeError: a number beside a tensor of many
+    except (AssertionError, TypeError) as error:
+        # TypeError: a number was compared with a tensor of many elements.
         text = f"{error}\n(at {at})" if at else str(error)
         raise case.failureException(case._formatMessage(msg, text)) from None
 

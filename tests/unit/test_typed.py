@@ -114,7 +114,7 @@ def test_a_guard_is_advised_for_global_variables_alone(source: str, is_global: b
 def test_verbs_agree_with_the_number_of_ranks(waiting: int, verb: str) -> None:
     ranks = {rank: {"0": At(2, (Collective(2, "barrier", ""),))} for rank in range(waiting)}
 
-    [line] = _collectives.told(ranks)
+    [line] = _collectives.describe(ranks)
 
     assert f"{NONSENSE} {verb} in collective" in line
 

@@ -72,7 +72,8 @@ def _entries_of(module: ModuleType, unset: object) -> Iterator[_Entry]:
 def _override(entry: Any) -> Callable[[], Any]:
     if isinstance(entry.user_override, ContextVar):
         return entry.user_override.get
-    return lambda: entry.user_override  # torch before 2.10 has the value itself
+    # torch before 2.10 has the value itself.
+    return lambda: entry.user_override
 
 
 @contextlib.contextmanager

@@ -46,15 +46,15 @@ def functions() -> dict[str, Functions]:
     global _owners
     if _owners[0] != len(sys.modules):
         _owners = len(sys.modules), dict(_found())
-    return {name: _functions_of(name, held) for name, held in _owners[1].items()}
+    return {name: _functions_of(name, members) for name, members in _owners[1].items()}
 
 
-def _functions_of(name: str, held: Mapping[str, Any]) -> Functions:
+def _functions_of(name: str, members: Mapping[str, Any]) -> Functions:
     # A look must be quick, and mostly nothing has changed: the same object says so.
     names, values, functions = _seen.get(name, ((), (), {}))
-    if name not in _seen or not all(map(operator.is_, map(held.get, names), values)):
-        new = [each for each, value in held.items() if issubclass(type(value), _KINDS)]
-        functions = {each: held.get(each) for each in (*names, *new)}
+    if name not in _seen or not all(map(operator.is_, map(members.get, names), values)):
+        new = [each for each, value in members.items() if issubclass(type(value), _KINDS)]
+        functions = {each: members.get(each) for each in (*names, *new)}
         _seen[name] = tuple(functions), tuple(functions.values()), functions
     return functions
 
@@ -109,7 +109,8 @@ def replaced(before: Mapping[str, Functions], after: Mapping[str, Functions]) ->
     found = []
     for owner, now in after.items():
         then = before.get(owner, now)
-        if then is not now:  # the same object says that nothing has changed
+        # The same object means that nothing has changed.
+        if then is not now:
             names = [name for name, function in then.items() if _is_replaced(function, now.get(name), owner)]
             found += [f"{owner}.{name}" for name in names]
     return found
@@ -124,5 +125,6 @@ def _is_the_librarys_own(function: Any, owner: str) -> bool:
     function = getattr(function, "__func__", getattr(function, "fget", function))
     if not isinstance(function, FunctionType) or is_users(function.__code__.co_filename):
         return False
-    module = str(function.__globals__.get("__name__"))  # not its own __module__, which a decorator may have copied
+    # A decorator may have copied the function's __module__ from another one.
+    module = str(function.__globals__.get("__name__"))
     return module.partition(".")[0] == owner.partition(".")[0]

@@ -55,7 +55,8 @@ def now() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     found: dict[str, Any] = {}
     for name, mode in MODES.items() if torch is not None else ():
-        with contextlib.suppress(AttributeError, TypeError, RuntimeError):  # of another version
+        # Another version lacks the name.
+        with contextlib.suppress(AttributeError, TypeError, RuntimeError):
             found[name] = mode.ask(torch)
     return found
 
@@ -73,5 +74,6 @@ def as_there(wanted: Mapping[str, Any]) -> Iterator[None]:
     finally:
         after = now()
         for name in changed:
-            if after.get(name) == wanted[name]:  # else it is the test's own doing, and is told of
+            # Otherwise the test has changed it, which is reported.
+            if after.get(name) == wanted[name]:
                 MODES[name].set(torch, before[name])

@@ -81,7 +81,8 @@ def elastic(request: pytest.FixtureRequest) -> Any:
     `elasticlib.Pool` of the default number of ranks. Raises `RanksFailed`, which is of the root cause's class, too.
     """
     plugin: Any = request.config.pluginmanager.get_plugin("elasticlib-ranks")
-    if plugin is None:  # asked for by ``request.getfixturevalue`` alone
+    # A test may use only ``request.getfixturevalue``, which no hook sees.
+    if plugin is None:
         plugin = _register(request.config)
         plugin.begin(getattr(request, "_pyfuncitem", None))
     return plugin.fixture

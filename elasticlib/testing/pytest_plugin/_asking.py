@@ -32,7 +32,7 @@ def defaults(config: pytest.Config) -> Asked:
                     raise MarkError(f"elastic_{name} = {text}: it must be a number") from None
             group = config.getini("elastic_group")
             found["group"] = None if str(group).lower() == "none" else group
-            config.stash[_DEFAULTS] = _asked.asked("settings elastic_* of pytest", Asked(), found, known())
+            config.stash[_DEFAULTS] = _asked.checked_options("settings elastic_* of pytest", Asked(), found, known())
         except MarkError as error:
             raise pytest.UsageError(str(error)) from None
     return config.stash[_DEFAULTS]
@@ -61,7 +61,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         marker = item.get_closest_marker("elastic")
         sizes = _asked.sizes(where, options.get("nproc", defaults(metafunc.config).nproc))
         one = {**options, "nproc": sizes[0]}
-        _asked.asked(where, defaults(metafunc.config), one, known(), marker.args if marker else ())
+        _asked.checked_options(where, defaults(metafunc.config), one, known(), marker.args if marker else ())
     except MarkError as error:
         raise pytest.Collector.CollectError(str(error)) from None
     if len(sizes) > 1 or (isinstance(options.get("nproc"), Sequence)):
@@ -70,7 +70,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(_SIZE, sizes, indirect=True, ids=[f"nproc={size}" for size in sizes])
 
 
-def asked(item: Any) -> Asked:
+def wanted_by(item: Any) -> Asked:
     """What *item* asks for."""
     options = _options(item)
     size = getattr(getattr(item, "callspec", None), "params", {}).get(_SIZE)
@@ -81,7 +81,7 @@ def asked(item: Any) -> Asked:
             "is there at collection; one that is added later takes one number"
         )
     options["nproc"] = size if isinstance(size, int) else sizes[0]
-    return _asked.asked(f"elastic marker of {item.nodeid}", defaults(item.config), options, known())
+    return _asked.checked_options(f"elastic marker of {item.nodeid}", defaults(item.config), options, known())
 
 
 def runs_on_ranks(item: Any) -> bool:
@@ -92,7 +92,7 @@ def runs_on_ranks(item: Any) -> bool:
 
 def world_size(request: pytest.FixtureRequest) -> int:
     """For the fixture of that name."""
-    return int(getattr(request, "param", 0)) or asked(request.node).nproc
+    return int(getattr(request, "param", 0)) or wanted_by(request.node).nproc
 
 
 def case_of(item: Any) -> Any:

@@ -19,14 +19,15 @@ from attrs import evolve
 from elasticlib._clock import monotonic
 from elasticlib.job import Place, Results
 from elasticlib.rendezvous import host_name
+from elasticlib.stacks import ranks_text
 from elasticlib.testing import _case
 from elasticlib.testing.process_state import _torch_modes
-from elasticlib.testing.pytest_plugin import _asking, _debugging, _examples, _failures, _forwarding, _travel
-from elasticlib.testing.pytest_plugin._measuring import Measuring
+from elasticlib.testing.pytest_plugin import _asking, _examples, _reports, _travel
 from elasticlib.testing.pytest_plugin.rank import _run
 from elasticlib.testing.ranks import _asked, _cases, _ranks, _told
 from elasticlib.testing.ranks._asked import Asked
 from elasticlib.testing.ranks._call import MADE, Call, Style
+from elasticlib.testing.ranks._coverage import Measuring
 from elasticlib.testing.ranks._failed import RanksFailed
 from elasticlib.testing.ranks._gpus import gpus
 from elasticlib.testing.ranks._refusal import CannotTravelError
@@ -44,7 +45,7 @@ class Plugin:
         self.fixture = Elastic(self)
         self._calls = 0
         _travel.watch_patches()
-        _debugging.take_over(config)
+        _enter_failures_on_ranks(config)
 
     @property
     def ranks(self) -> _ranks.Ranks:
@@ -66,10 +67,10 @@ class Plugin:
         case = _asking.case_of(item)
         if case is not None or item.get_closest_marker("elastic") is not None or "elastic" in names:
             try:
-                asked = _asking.asked(item) if case is None else _case.asked_by(case(item.name), self.limit)
-                if asked.device == "cpu" or gpus() >= asked.nproc:
+                wanted = _asking.wanted_by(item) if case is None else _case.wanted_by(case(item.name), self.limit)
+                if wanted.device == "cpu" or gpus() >= wanted.nproc:
                     with _capturing(self._config, item):
-                        self.ranks.warm(asked, self._modules(item))
+                        self.ranks.warm(wanted, self._modules(item))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -87,27 +88,27 @@ class Plugin:
             raise problem.with_traceback(None)
         if not is_marked:
             return
-        asked = _asking.asked(item)
+        wanted = _asking.wanted_by(item)
         is_unittest = not hasattr(item, "pyfuncitem") and getattr(item, "_testcase", None) is not None
         if is_unittest:
             raise pytest.UsageError(
                 f"{item.nodeid} is of unittest: derive its class from ElasticTestCase instead of a marker"
             )
-        _skip_without_gpus(asked)
+        _skip_without_gpus(wanted)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         __tracebackhide__ = True
         if not _asking.runs_on_ranks(pyfuncitem):
             return None
-        asked, function = _asking.asked(pyfuncitem), _asking.written(pyfuncitem.obj)
+        wanted, function = _asking.wanted_by(pyfuncitem), _asking.written(pyfuncitem.obj)
         kwargs = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
         _examples.stop_allowing(pyfuncitem)
         if (engine := getattr(function, "hypothesis", None)) is None:
-            self.call(asked, function, (), kwargs)
+            self.call(wanted, function, (), kwargs)
             return True
         inner = _asking.written(engine.inner_test)
-        with _examples.on_ranks(engine, lambda args, given: self.call(asked, inner, args, given)):
+        with _examples.on_ranks(engine, lambda args, given: self.call(wanted, inner, args, given)):
             function(**kwargs)
         return True
 
@@ -120,7 +121,7 @@ class Plugin:
 
     def call(
         self,
-        asked: Asked,
+        wanted: Asked,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -140,27 +141,28 @@ class Plugin:
         self._calls += 1
         modules = self._modules(item)
         began = monotonic()
-        self.ranks.warm(asked, modules)  # the test, or the example before, may have cost the ranks that there were
+        # The call, or the Hypothesis example, before this one may have ended the ranks.
+        self.ranks.warm(wanted, modules)
         _examples.leave_out(monotonic() - began)
         try:
-            call = self._new_call(item, asked, function, made)
+            call = self._new_call(item, wanted, function, made)
             trace = is_body and bool(self._config.getoption("trace", False))
             call = evolve(call, is_body=is_body, trace=trace)
-            told = self.ranks.run(asked, call, function, args, sent, modules)
+            result = self.ranks.run(wanted, call, function, args, sent, modules)
         except CannotTravelError as refusal:
             if is_body:
                 raise pytest.fail.Exception(str(refusal), pytrace=False) from None
             raise refusal.with_traceback(None) from None
-        _forwarding.forward(item, call, told, self._measuring)
-        if told.error is not None:
-            raise self.shown(told.error, told)
-        if (stop := told.stop()) is not None:
+        _reports.forward(item, call, result, self._measuring)
+        if result.error is not None:
+            raise self.shown(result.error, result)
+        if (stop := result.stop()) is not None:
             reason, outcome = stop
             if outcome.kind == "xfailed":
                 pytest.xfail(reason)
-            item.stash[_SKIPPED] = (*outcome.place, f"Skipped: {reason}")
+            item.stash[_reports.SKIPPED] = (*outcome.place, f"Skipped: {reason}")
             raise pytest.skip.Exception(reason, _use_item_location=True)
-        values = {rank: _ranks.value_of(each) for rank, each in sorted(told.outcomes.items())}
+        values = {rank: _ranks.value_of(each) for rank, each in sorted(result.outcomes.items())}
         return Results(values, dict.fromkeys(values, Place(0, host_name(), self._calls - 1, 0)))
 
     # For cases of unittest: see `_case.Host`.
@@ -170,21 +172,21 @@ class Plugin:
         """Seconds that a test may take which does not say it."""
         return _asking.defaults(self._config).timeout
 
-    def run_case(self, case: _case.ElasticTestCase, asked: Asked, args: tuple[Any, ...]) -> _told.Told:
+    def run_case(self, case: _case.ElasticTestCase, wanted: Asked, args: tuple[Any, ...]) -> _told.Told:
         item = self._item
-        call = evolve(self._new_call(item, asked, getattr(type(case), case._testMethodName), ()), device="cpu")
+        call = evolve(self._new_call(item, wanted, getattr(type(case), case._testMethodName), ()), device="cpu")
         try:
-            told = self.ranks.run(asked, call, _cases.run_case, args, {}, self._modules(item))
+            result = self.ranks.run(wanted, call, _cases.run_case, args, {}, self._modules(item))
         except CannotTravelError as refusal:
             raise refusal.with_traceback(None) from None
-        _forwarding.forward(item, call, told, self._measuring)
-        return told
+        _reports.forward(item, call, result, self._measuring)
+        return result
 
-    def shown(self, error: RanksFailed, told: _told.Told) -> RanksFailed:
-        _forwarding.note(self._item, told)
+    def shown(self, error: RanksFailed, result: _told.Told) -> RanksFailed:
+        _reports.note(self._item, result)
         return error
 
-    def _new_call(self, item: Any, asked: Asked, function: Callable[..., Any], made: tuple[str, ...]) -> Call:
+    def _new_call(self, item: Any, wanted: Asked, function: Callable[..., Any], made: tuple[str, ...]) -> Call:
         config, option = self._config, self._config.option
         code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
         seed = zlib.crc32(item.nodeid.encode()) ^ int(getattr(option, "randomly_seed", None) or 0) & 0xFFFFFFFF
@@ -193,7 +195,7 @@ class Plugin:
             file=str(item.path) if code is None else code.co_filename,
             line=0 if code is None else code.co_firstlineno,
             seed=seed,
-            device=asked.device,
+            device=wanted.device,
             made=made,
             style=_style(config),
             patches=_travel.patches(),
@@ -205,7 +207,7 @@ class Plugin:
             log_format=(_ini(config, "log_format"), _ini(config, "log_date_format")),
             debug=bool(config.getoption("usepdb", False)),
             checks=bool(config.getini("elastic_checks")),
-            has_own_group=asked.group == "fresh",
+            has_own_group=wanted.group == "fresh",
             example=_examples.example(),
             coverage=self._measuring.settings(),
             context=self._measuring.context(item.nodeid),
@@ -225,9 +227,9 @@ class Plugin:
         info = call.excinfo
         is_shown = report.longrepr is not None and not report.skipped
         if is_shown and info is not None and isinstance(info.value, RanksFailed):
-            report.longrepr = _failures.representation(info.value, _callers(item, info))
+            report.longrepr = _reports.representation(info.value, _reports.callers_of(item, info))
         if call.when == "call":
-            _add_kept(report, item)
+            _reports.add_kept(report, item)
         return report
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -297,14 +299,15 @@ class Elastic:
             raise RuntimeError("elastic(...) is for tests: none runs at the moment")
         options: dict[str, Any] = {"nproc": nproc, "backend": backend, "timeout": timeout, "device": device}
         given = {name: value for name, value in options.items() if value is not None}
-        if group != "":  # None is a choice
+        # None is a valid group, so the default is another value.
+        if group != "":
             given["group"] = group
-        asked = _asked.asked("elastic(...)", _asking.asked(plugin._item), given, _asking.known())
-        if asked.device == "cuda":
+        wanted = _asked.checked_options("elastic(...)", _asking.wanted_by(plugin._item), given, _asking.known())
+        if wanted.device == "cuda":
             present = gpus()
-            if present < asked.nproc:
-                pytest.skip(f"nproc={asked.nproc} needs as many GPUs, and {present or 'none'} are here")
-        return plugin.call(asked, function, args, kwargs, is_body=False)
+            if present < wanted.nproc:
+                pytest.skip(f"nproc={wanted.nproc} needs as many GPUs, and {present or 'none'} are here")
+        return plugin.call(wanted, function, args, kwargs, is_body=False)
 
     def spawn(
         self, function: Callable[..., Any], nprocs: int | None = None, args: Sequence[Any] = (), **options: Any
@@ -321,13 +324,10 @@ class Elastic:
     @property
     def pool(self) -> Any:
         """The `elasticlib.Pool` of the default number of ranks, for calls that need no more than that."""
-        return self._plugin.ranks.pool(_asking.asked(self._plugin._item))
+        return self._plugin.ranks.pool(_asking.wanted_by(self._plugin._item))
 
     def __repr__(self) -> str:
         return "<elastic: calls a function on ranks>"
-
-
-_SKIPPED = pytest.StashKey[tuple[str, int, str]]()
 
 
 @contextlib.contextmanager
@@ -347,13 +347,13 @@ def _capturing(config: Any, item: pytest.Item) -> Iterator[None]:
                 item.add_report_section("setup", stream, text)
 
 
-def _skip_without_gpus(asked: Asked) -> None:
-    if asked.device != "cuda":
+def _skip_without_gpus(wanted: Asked) -> None:
+    if wanted.device != "cuda":
         return
     present = gpus()
-    if present < asked.nproc:
+    if present < wanted.nproc:
         are = "is" if present < 2 else "are"
-        pytest.skip(f"nproc={asked.nproc} needs as many GPUs, and {present or 'none'} {are} here")
+        pytest.skip(f"nproc={wanted.nproc} needs as many GPUs, and {present or 'none'} {are} here")
 
 
 def _style(config: Any) -> Style:
@@ -366,37 +366,51 @@ def _style(config: Any) -> Style:
     )
 
 
-def _add_kept(report: pytest.TestReport, item: pytest.Item) -> None:
-    """Add to *report* the traces of the ranks that were kept for it."""
-    skipped = item.stash.get(_SKIPPED, None)
-    if skipped is not None and isinstance(report.longrepr, tuple):
-        report.longrepr = skipped  # where the rank has said so
-    sections = item.stash.get(_forwarding.TOLD, None)
-    if sections is not None:
-        del item.stash[_forwarding.TOLD]
-        report.sections += sections
-
-
-def _callers(item: Any, info: pytest.ExceptionInfo[BaseException]) -> Any:
-    """Return the lines of the test in pytest's process that have called the ranks; None where its body runs there."""
-    if _asking.runs_on_ranks(item):
-        return None
-    error = info.value
-    assert isinstance(error, RanksFailed)
-    plain = _CalledError(f"{len(error.failures)} of {error.size} ranks failed").with_traceback(info.tb)
-    found = item.repr_failure(pytest.ExceptionInfo.from_exception(plain))
-    return found if hasattr(found, "chain") else None
-
-
-class _CalledError(Exception):
-    pass
-
-
-_CalledError.__name__ = _CalledError.__qualname__ = "RanksFailed"
-_CalledError.__module__ = "elasticlib.testing"
-
-
 def _ini(config: Any, name: str) -> str:
     with contextlib.suppress(KeyError, ValueError):
         return str(config.getoption(name, None) or config.getini(name) or "")
     return ""
+
+
+# What ``pytest --pdb`` does with a failure on ranks. Pytest says which failures are looked at.
+
+_DEBUGGER = "pdbinvoke"
+"""Pytest's name of its plugin."""
+
+
+def _enter_failures_on_ranks(config: pytest.Config) -> None:
+    """Have failures on ranks entered in their ranks."""
+    former = config.pluginmanager.get_plugin(_DEBUGGER)
+    if former is not None:
+        config.pluginmanager.unregister(former)
+        config.pluginmanager.register(_Interact(former), _DEBUGGER)
+
+
+class _Interact:
+    """Instead of pytest's plugin of that name."""
+
+    def __init__(self, former: Any) -> None:
+        self._former = former
+
+    def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
+        error = call.excinfo.value
+        if not isinstance(error, RanksFailed):
+            self._former.pytest_exception_interact(node, call, report)
+            return
+        capture: Any = node.config.pluginmanager.get_plugin("capturemanager")
+        if capture is not None:
+            capture.suspend_global_capture(in_=True)
+        terminal = node.config.pluginmanager.get_plugin("terminalreporter")._tw
+        terminal.line()
+        terminal.sep(">", "traceback")
+        report.toterminal(terminal)
+        terminal.sep(">", f"entering PDB on {ranks_text([error.root])}")
+        terminal.flush()
+        quits = error.look(error.root)
+        if quits is None:
+            terminal.line(f"{ranks_text([error.root])} has ended: there is nothing to enter")
+        elif quits:
+            pytest.exit("Quitting debugger")
+
+    def pytest_internalerror(self, excinfo: Any) -> None:
+        self._former.pytest_internalerror(excinfo)

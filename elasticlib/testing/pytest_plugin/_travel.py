@@ -44,7 +44,8 @@ def setting_of(config: Any) -> Setting:
     for name in (*_INI, "assertion_text_diff_style"):
         try:
             value = config.getini(name)
-        except (KeyError, ValueError):  # of another version
+        except (KeyError, ValueError):
+            # Another version lacks the name.
             continue
         if value:
             parts = value if isinstance(value, list) else [value]
@@ -258,13 +259,10 @@ def _attributes() -> Iterator[tuple[Any, str, Any]]:
     for module in list(sys.modules.values()):
         for name, value in list(names_of_module(module).items()):
             yield module, name, value
-            if issubclass(type(value), type):  # isinstance would ask the object, which may warn
+            # isinstance would read the object's __class__, which may warn.
+            if issubclass(type(value), type):
                 for inner, each in list(names_of_class(value).items()):
                     yield value, inner, each
-
-
-def _name_in_class(kind: Any, mapping: Any) -> str | None:
-    return next((name for name, value in list(names_of_class(kind).items()) if value is mapping), None)
 
 
 def _checked(patch: Patch, where: str) -> Patch:

@@ -54,7 +54,7 @@ def _is_size(value: Any) -> bool:
     return is_number and value >= 1
 
 
-def asked(
+def checked_options(
     where: str, defaults: Asked, options: Mapping[str, Any], known: Collection[str] = (), args: Sequence[Any] = ()
 ) -> Asked:
     """

@@ -74,7 +74,7 @@ def _of_the_test(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return frames[: own[-1] + 1] if own else frames
 
 
-def told(stacks: Mapping[int, str]) -> list[str]:
+def describe(stacks: Mapping[int, str]) -> list[str]:
     """Lines that tell where each rank is, those at the same place together."""
     together: dict[Blocked, list[int]] = {}
     for rank, text in sorted(stacks.items()):

@@ -49,7 +49,8 @@ class _Result(unittest.TestResult):
         self._add(None, err)
 
     def addExpectedFailure(self, test: Any, err: Any) -> None:
-        self._add(None, err)  # that it was expected is known where it is told
+        # The tests' own process knows that the failure was expected.
+        self._add(None, err)
 
     def addUnexpectedSuccess(self, test: Any) -> None:
         pass
@@ -60,7 +61,8 @@ class _Result(unittest.TestResult):
             self._add((message, {name: _portable(value) for name, value in subtest.params.items()}), err)
 
     def addSkip(self, test: Any, reason: str) -> None:
-        if not hasattr(test, "test_case"):  # else it is a subtest
+        # A skipped subtest does not skip the test.
+        if not hasattr(test, "test_case"):
             self.reason = reason
 
 

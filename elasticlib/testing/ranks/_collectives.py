@@ -87,7 +87,8 @@ def _add(groups: dict[str, dict[str, Any]], entry: Mapping[str, Any], members: M
     group = groups[name]
     group["last"] = max(group["last"], entry["collective_seq_id"])
     if not entry["retired"]:
-        called = entry["profiling_name"].rpartition(":")[2]  # without the back end
+        # The name begins with that of the back end.
+        called = entry["profiling_name"].rpartition(":")[2]
         tensors = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
         of = ", ".join(_tensor(dtype, size) for dtype, size in tensors)
         group["pending"].append([entry["collective_seq_id"], called, of])
@@ -115,12 +116,12 @@ _TYPES = {
 # In the tests' own process.
 
 
-def read(told: object) -> dict[str, At]:
+def read(sent: object) -> dict[str, At]:
     """Return by group the position that a rank has sent; leave out anything malformed."""
     found: dict[str, At] = {}
-    if not isinstance(told, list):
+    if not isinstance(sent, list):
         return found
-    for each in told:
+    for each in sent:
         try:
             found[str(each["group"])] = _position(each)
         except (KeyError, TypeError, ValueError):
@@ -134,7 +135,7 @@ def _position(each: Any) -> At:
     return At(int(each["last"]), pending[:_MOST_PENDING], members, str(each["description"]))
 
 
-def told(ranks: Mapping[int, Mapping[str, At]]) -> list[str]:
+def describe(ranks: Mapping[int, Mapping[str, At]]) -> list[str]:
     """Return lines about the groups in which one of *ranks* waits, from the position of each rank by group."""
     lines = []
     for name in _groups_with_waiting_ranks(ranks):
@@ -144,7 +145,8 @@ def told(ranks: Mapping[int, Mapping[str, At]]) -> list[str]:
 
 
 def _groups_with_waiting_ranks(ranks: Mapping[int, Mapping[str, At]]) -> list[str]:
-    names: dict[str, None] = {}  # in the order in which ranks have named them
+    # A dictionary keeps the order in which ranks have named the groups.
+    names: dict[str, None] = {}
     for groups in ranks.values():
         names.update((name, None) for name, at in groups.items() if at.pending)
     return list(names)
@@ -172,7 +174,8 @@ def _about_group(name: str, at: Mapping[int, At], ranks: Collection[int]) -> str
 def _group_text(name: str, description: str) -> str:
     if description == "default_pg":
         return "the default process group"
-    if description in ("", "undefined", name):  # it was made without one
+    # torch fills in one of these for a group that has no description.
+    if description in ("", "undefined", name):
         return f"the process group {name}"
     return f"the process group {name} ({description})"
 

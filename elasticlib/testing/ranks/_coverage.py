@@ -1,8 +1,8 @@
 """
-Coverage of what runs in a rank, by the settings that the measurement in pytest's process has.
+Coverage of what runs in the ranks, in the measurement of pytest's process: pytest-cov's, or that of ``coverage run``.
 
-Rules of this file: nothing is written to disk; what was measured goes back with each outcome, so that a worker which
-dies later takes nothing along.
+Rules of this file: without such a measurement coverage.py is not imported. A rank writes nothing to disk: its data goes
+back with each outcome, so that a worker which dies later takes nothing along, and is added before anybody writes it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,62 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from elasticlib.testing.ranks._call import Call
+
+# In the process of the tests.
+
+
+class Measuring:
+    """What has been measured in a session's ranks."""
+
+    def __init__(self, config: Any) -> None:
+        self._has_contexts = getattr(config.option, "cov_context", None) == "test"
+        self._found: Any = None
+        self._settings: tuple[int, bytes] = (0, b"")
+
+    def settings(self) -> bytes:
+        """Those of the measurement in this process, pickled; empty where there is none."""
+        current = _current()
+        if current is None:
+            return b""
+        if self._settings[0] != id(current):
+            self._settings = id(current), pickle.dumps(current.config)
+        return self._settings[1]
+
+    def context(self, test: str) -> str:
+        """Coverage's dynamic context of *test*, as pytest-cov names it."""
+        return f"{test}|run" if self._has_contexts else ""
+
+    def add(self, data: bytes) -> None:
+        """Keep what a rank has measured."""
+        if not data:
+            return
+        kind: Any = sys.modules["coverage"]
+        found = kind.CoverageData(no_disk=True)
+        found.loads(data)
+        if self._found is None:
+            self._found = kind.CoverageData(no_disk=True)
+        self._found.update(found)
+
+    def write(self) -> None:
+        """Add it all to the measurement in this process."""
+        current = _current()
+        if current is not None and self._found is not None:
+            current.get_data().update(self._found)
+            self._found = None
+
+
+def _current() -> Any:
+    """What measures this process; None where nothing does."""
+    found: Any = sys.modules.get("coverage")
+    return None if found is None else found.Coverage.current()
+
+
+# In a rank.
 
 _made: tuple[bytes, Any] = (b"", None)
 """Settings, and the measurement with them."""

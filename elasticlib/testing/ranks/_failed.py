@@ -18,7 +18,7 @@ from attrs import frozen
 from elasticlib.errors import ProcessFailure
 from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks._call import Failure
-from elasticlib.workers.child import unpack_exception
+from elasticlib.workers.child import exception_members, set_exception_members, unpack_exception
 
 _MOST_SHOWN = 4
 """Different failures that are shown whole."""
@@ -38,7 +38,8 @@ class _GroupError(Exception):
 def _group() -> Any:
     if found := getattr(builtins, "ExceptionGroup", None):
         return found
-    try:  # before Python 3.11, in a package that pytest brings
+    # Before Python 3.11 the class is in a package that pytest installs.
+    try:
         return importlib.import_module("exceptiongroup").ExceptionGroup
     except ImportError:
         return _GroupError
@@ -73,23 +74,20 @@ class Told:
         return "" if self.is_secondary else self.message, self.file, self.line
 
 
-def told(failure: Failure, error: BaseException) -> Told:
-    """Return the failure of a rank that has raised an exception, which is *error* here."""
-    # A group holds no SystemExit and the like.
-    held = error if isinstance(error, Exception) else RuntimeError(failure.message)
+def unpacked(failure: Failure) -> Told:
+    """Return the failure of a rank that has raised an exception."""
+    error = unpack_exception(failure.error)
+    # A group holds no SystemExit and the like, and an exception may be one that cannot be rebuilt here.
+    if not isinstance(error, Exception):
+        error = RuntimeError(failure.message)
     return Told(
         failure.message,
         failure.file,
         failure.line,
         failure.representation,
-        held,
+        error,
         failure.is_secondary,
     )
-
-
-def unpacked(failure: Failure) -> Told:
-    """Return the failure of a rank that has raised an exception."""
-    return told(failure, unpack_exception(failure.error) or RuntimeError(failure.message))
 
 
 def of_death(failure: ProcessFailure) -> Told:
@@ -114,7 +112,7 @@ class RanksFailed(Exception):  # noqa: N818
     message: str
     exceptions: tuple[Exception, ...]
     failures: Mapping[int, Exception]
-    told: Mapping[int, Told]
+    reports: Mapping[int, Told]
     size: int
     root: int
     """The lowest rank whose failure does not come of another rank's."""
@@ -135,24 +133,24 @@ RanksFailed.__module__ = "elasticlib.testing"
 
 
 def failed(
-    told: Mapping[int, Told],
+    reports: Mapping[int, Told],
     size: int,
     notes: Sequence[str] = (),
     look: Callable[[int], bool | None] = lambda _: None,
 ) -> RanksFailed:
-    """The error of ranks that failed as *told*, of *size* ranks in all."""
+    """The error of ranks that failed as *reports* say, of *size* ranks in all."""
     # The lowest of those that failed by themselves: the same in each run, whoever was first by a moment.
-    told = dict(sorted(told.items()))
-    root = min(told, key=lambda rank: (told[rank].is_secondary, rank))
-    kind = _kind(type(told[root].error))
-    errors = {rank: each.error for rank, each in told.items()}
-    message = summary(told, root)
+    reports = dict(sorted(reports.items()))
+    root = min(reports, key=lambda rank: (reports[rank].is_secondary, rank))
+    kind = _kind(type(reports[root].error))
+    errors = {rank: each.error for rank, each in reports.items()}
+    message = summary(reports, root)
     is_group = issubclass(kind, ExceptionGroup) and ExceptionGroup is not _GroupError
     found = kind(message, list(errors.values())) if is_group else kind(message)
     _take_over(found, errors[root])
     if not is_group:
         found.message, found.exceptions = message, tuple(errors.values())
-    found.failures, found.told, found.size, found.root, found.notes = errors, told, size, root, notes
+    found.failures, found.reports, found.size, found.root, found.notes = errors, reports, size, root, notes
     found.look = look
     return found
 
@@ -162,7 +160,8 @@ _kinds: dict[type, type[RanksFailed]] = {}
 
 def _kind(cause: type[Exception]) -> type[RanksFailed]:
     if cause not in _kinds and len(_kinds) > 256:
-        _kinds.clear()  # classes of many functions' own
+        # Functions may define a class at each call: do not keep them all.
+        _kinds.clear()
     if cause not in _kinds:
         # A class may have a layout that no other one goes with, or rules of its own.
         tried: list[tuple[Any, ...]] = [(RanksFailed, ExceptionGroup)]
@@ -179,13 +178,11 @@ def _kind(cause: type[Exception]) -> type[RanksFailed]:
     return _kinds[cause]
 
 
-_OF_CLASSES = "errno strerror filename filename2 name path obj encoding object start end reason lineno offset text msg"
-
-
 def _take_over(error: RanksFailed, cause: Exception) -> None:
-    """Have in *error* what somebody who catches *cause* may ask it for."""
-    held = {name: getattr(cause, name) for name in _OF_CLASSES.split() if hasattr(cause, name)}
-    for name, value in {**held, **vars(cause)}.items():
+    """Give *error* the attributes that somebody who catches *cause* may read."""
+    set_exception_members(error, exception_members(cause))
+    for name, value in vars(cause).items():
+        # The class of the cause may forbid the assignment.
         with contextlib.suppress(AttributeError, TypeError):
             setattr(error, name, value)
 
@@ -195,45 +192,46 @@ def _keep(self: Any, *args: object) -> None:
     self.args = args
 
 
-def summary(told: Mapping[int, Told], root: int) -> str:
+def summary(reports: Mapping[int, Told], root: int) -> str:
     """One line: who failed first, where and how."""
-    alike = [rank for rank, each in told.items() if each.key() == told[root].key()]
-    line = told[root].message.splitlines() or [""]
-    where = f", line {told[root].line}" if told[root].line else ""
+    alike = [rank for rank, each in reports.items() if each.key() == reports[root].key()]
+    line = reports[root].message.splitlines() or [""]
+    where = f", line {reports[root].line}" if reports[root].line else ""
     return f"{ranks_text(alike)}{where}: {line[0]}"
 
 
 def folded(error: RanksFailed) -> tuple[list[str], list[list[int]]]:
     """Return lines about ranks of which there is no more to tell, and the ranks to be shown, equal ones together."""
     together: dict[Any, list[int]] = {}
-    for rank, each in error.told.items():
+    for rank, each in error.reports.items():
         together.setdefault(each.key(), []).append(rank)
     lines: list[str] = []
     shown: list[list[int]] = []
     for ranks in together.values():
         is_root = error.root in ranks
-        if is_root or not error.told[ranks[0]].is_secondary:
+        if is_root or not error.reports[ranks[0]].is_secondary:
             shown.append(ranks)
         else:
             lines.append(_line(ranks, error))
-    shown.sort(key=lambda ranks: error.root in ranks)  # the root cause last, where a reader looks first
+    # Readers look at the end first: the root cause stands last.
+    shown.sort(key=lambda ranks: error.root in ranks)
     lines += [_line(ranks, error) for ranks in shown[:-_MOST_SHOWN]]
     return [*lines, *error.notes], shown[-_MOST_SHOWN:]
 
 
 def _line(ranks: Sequence[int], error: RanksFailed) -> str:
-    return f"{ranks_text(ranks)}: {_short(error.told[ranks[0]])}"
+    return f"{ranks_text(ranks)}: {_short(error.reports[ranks[0]])}"
 
 
-def _short(told: Told) -> str:
-    lines = told.message.splitlines() or [""]
-    return f"{lines[0]}{' (it lost a peer)' if told.is_secondary else ''}"
+def _short(report: Told) -> str:
+    lines = report.message.splitlines() or [""]
+    return f"{lines[0]}{' (it lost a peer)' if report.is_secondary else ''}"
 
 
 def text(error: RanksFailed) -> str:
     """All of *error* in plain text."""
     lines, shown = folded(error)
-    parts = [summary(error.told, error.root), *(["\n".join(lines)] if lines else [])]
+    parts = [summary(error.reports, error.root), *(["\n".join(lines)] if lines else [])]
     for ranks in shown:
-        parts.append(f"{ranks_text(ranks)} of {error.size}:\n{str(error.told[ranks[0]].representation).rstrip()}")
+        parts.append(f"{ranks_text(ranks)} of {error.size}:\n{str(error.reports[ranks[0]].representation).rstrip()}")
     return "\n\n".join(parts)

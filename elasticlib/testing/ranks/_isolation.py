@@ -79,7 +79,8 @@ class _Imports:
     def left(self, name: str) -> None:
         """Note that the import of *name* is done, or has failed."""
         stack = self._stack()
-        while stack:  # an interrupt may have kept a name from being taken off
+        # An interrupt may have left a name on the stack.
+        while stack:
             found, *earlier = stack.pop()
             is_outermost = not stack and earlier
             if is_outermost:
@@ -124,7 +125,8 @@ def _end_groups(known: Container[tuple[int, str]]) -> None:
         return
     for group, name in list(dist.distributed_c10d._world.pg_names.items()):
         if (id(group), str(name)) not in known:
-            with contextlib.suppress(Exception):  # one that the test has broken; what is left of it is told
+            # The test may have broken the group; the check for leaks reports what is left.
+            with contextlib.suppress(Exception):
                 dist.destroy_process_group(group)
 
 

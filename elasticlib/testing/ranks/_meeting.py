@@ -26,7 +26,7 @@ class Meeting:
         self._pipe: tuple[int, int] | None = None
         self._is_open = False
 
-    def come(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
+    def arrive(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
         """What *rank* gets to hear, with what it is to wait for."""
         if message.get("wants") != "meeting":
             self._open()

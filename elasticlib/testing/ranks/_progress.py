@@ -31,7 +31,7 @@ class Progress:
     until: float
     """When it has to be over."""
     outcomes: dict[int, Outcome] = field(factory=dict)
-    told: dict[int, _failed.Told] = field(factory=dict)
+    reports: dict[int, _failed.Told] = field(factory=dict)
     notes: list[str] = field(factory=list)
     collectives: dict[int, dict[str, _collectives.At]] = field(factory=dict)
     """By rank and process group, at which collectives ranks were just before the limit."""
@@ -45,7 +45,8 @@ class Progress:
 
     def pause(self, seconds: float) -> None:
         """Allow *seconds* more: somebody who looks at a rank in a debugger takes their time."""
-        self.collectives.clear()  # sent too early
+        # These were sent for the former limit, which was too early.
+        self.collectives.clear()
         self.until += seconds
 
     def add(self, rank: int, outcome: Outcome, now: float) -> None:
@@ -53,7 +54,7 @@ class Progress:
         self.outcomes[rank] = outcome
         failure = outcome.failure
         if failure is not None:
-            self.told[rank] = _failed.unpacked(failure)
+            self.reports[rank] = _failed.unpacked(failure)
         if outcome.kind != "passed":
             is_lost = failure is not None and failure.is_secondary
             self.until = min(self.until, now + (_AFTER_LOST if is_lost else _AFTER_FIRST))
@@ -64,28 +65,28 @@ class Progress:
         for rank, failure in error.failures.items():
             if rank == first or not failure.secondary:
                 self.outcomes.pop(rank, None)
-                self.told[rank] = _failed.of_death(failure)
-        left = [rank for rank in self.missing() if rank not in self.told]
+                self.reports[rank] = _failed.of_death(failure)
+        left = [rank for rank in self.missing() if rank not in self.reports]
         if left:
             self.notes.append(f"{ranks_text(left)}: ended, as a rank of the group was gone")
 
     def add_late(self, late: Mapping[int, str], timeout: float) -> None:
         """Take the stacks of the ranks that have not ended in time, which was *timeout* if none has failed."""
-        where = _blocked.told(late)
+        where = _blocked.describe(late)
         if self.has_stopped():
             self.notes += ["did not end after that, and were ended:", *where]
             return
         ended = f"; {ranks_text(self.outcomes)} ended" if self.outcomes else ""
         message = f"timeout of {timeout:g} s: {_blocked.in_short(late)}{ended}"
         lines = [f"The ranks have not ended within {timeout:g} s{ended}. They were at:", "", *where]
-        collectives = _collectives.told({rank: at for rank, at in self.collectives.items() if rank in late})
+        collectives = _collectives.describe({rank: at for rank, at in self.collectives.items() if rank in late})
         if collectives:
             lines += ["", *collectives]
         # One failure, though they are at several places: told once, at that of the first.
         own = _blocked.blocked(late[min(late)]).own()
         file, line = ("", 0) if own is None else (own.file, own.line)
         for rank in late:
-            self.told[rank] = _failed.Told(message, file, line, "\n".join(lines), TimeoutError(message))
+            self.reports[rank] = _failed.Told(message, file, line, "\n".join(lines), TimeoutError(message))
 
     # What has come of it.
 
@@ -99,13 +100,13 @@ class Progress:
 
     def has_stopped(self) -> bool:
         """Return whether some rank has ended in another way than well, so that others may wait for it in vain."""
-        return bool(self.told) or any(each.kind != "passed" for each in self.outcomes.values())
+        return bool(self.reports) or any(each.kind != "passed" for each in self.outcomes.values())
 
     def failed(self, look: Callable[[int], bool | None]) -> _failed.RanksFailed | None:
         """Return the error of the test; None where it has none."""
-        if not self.told or self._is_cut_short():
+        if not self.reports or self._is_cut_short():
             return None
-        return _failed.failed(self.told, self.size, [*self.notes, *self._early()], look)
+        return _failed.failed(self.reports, self.size, [*self.notes, *self._early()], look)
 
     def leaks(self) -> dict[int, tuple[str, ...]]:
         """Return by rank the state that the test has left behind."""
@@ -131,4 +132,4 @@ class Progress:
         return [f"{ranks_text(ended)}: ended without a failure"]
 
     def _have_only_lost_peers(self) -> bool:
-        return all(each.is_secondary for each in self.told.values())
+        return all(each.is_secondary for each in self.reports.values())

@@ -75,39 +75,40 @@ class Ranks:
 
     # Who there is.
 
-    def pool(self, asked: Asked) -> Pool:
-        """Return the pool of *asked*, started where there is none."""
-        key = asked.nproc, asked.device
+    def pool(self, wanted: Asked) -> Pool:
+        """Return the pool of *wanted*, started where there is none."""
+        key = wanted.nproc, wanted.device
         if key not in self._pools or self._pools[key].closed:
-            devices = self._share(asked).gpus if asked.device == "cuda" else ()
-            config = LaunchConfig(nproc_per_node=asked.nproc, max_restarts=0, devices=devices)
+            devices = self._share(wanted).gpus if wanted.device == "cuda" else ()
+            config = LaunchConfig(nproc_per_node=wanted.nproc, max_restarts=0, devices=devices)
             self._pools[key] = Pool(
                 config, "shared", functools.partial(PoolWorkers, is_listed=False, serve=_recorder.pool)
             )
         return self._pools[key]
 
-    def _share(self, asked: Asked) -> _sharing.Share:
+    def _share(self, wanted: Asked) -> _sharing.Share:
         """The GPUs for *asked*."""
-        return _sharing.share(gpus(), asked.nproc, *_sharing.place(os.environ))
+        return _sharing.share(gpus(), wanted.nproc, *_sharing.place(os.environ))
 
     @contextlib.contextmanager
-    def _turn(self, asked: Asked) -> Iterator[None]:
+    def _turn(self, wanted: Asked) -> Iterator[None]:
         """Within it no other process of this session uses the GPUs."""
-        if asked.device == "cpu":
+        if wanted.device == "cpu":
             yield
             return
         name = f"elasticlib-gpus-{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')}"
-        with open(os.path.join(tempfile.gettempdir(), name), "w") as file:  # its lock goes with the process, too
+        # The kernel releases the lock at the process's end, too.
+        with open(os.path.join(tempfile.gettempdir(), name), "w") as file:
             # Those that use only their own share may be at work beside each other, but not beside one that uses all.
-            fcntl.flock(file, fcntl.LOCK_EX if self._share(asked).takes_turns else fcntl.LOCK_SH)
+            fcntl.flock(file, fcntl.LOCK_EX if self._share(wanted).takes_turns else fcntl.LOCK_SH)
             yield
 
-    def warm(self, asked: Asked, always: Sequence[ModuleType]) -> None:
-        """Have the ranks of *asked* ready for a call."""
+    def warm(self, wanted: Asked, always: Sequence[ModuleType]) -> None:
+        """Have the ranks of *wanted* ready for a call."""
         while self._to_replace:
             workers, reason = self._to_replace.popitem()
             workers.must_be_replaced(reason)
-        self.pool(asked).in_turn(lambda workers: self._prepare(workers, always))
+        self.pool(wanted).in_turn(lambda workers: self._prepare(workers, always))
 
     def _prepare(self, workers: PoolWorkers, always: Sequence[ModuleType]) -> None:
         """Let the workers import the modules that they will need, unless they have."""
@@ -116,12 +117,12 @@ class Ranks:
             return
         self._prepared = {each: former for each, former in self._prepared.items() if not each.job.done()}
         workers.ask(range(len(workers)), prepare, args, {}, by_all=False)
-        with self._told_if_interrupted(workers):
+        with self._keeping_stacks_of_interrupted(workers):
             answers = _answers_within(_PREPARE_LIMIT, workers)
         if any(answer.failed() for answer in answers):
             raise workers.error(_TITLE, answers)
         if len(answers) < len(workers):
-            where = "\n".join(_blocked.told(self._stacks(workers)))
+            where = "\n".join(_blocked.describe(self._stacks(workers)))
             workers.must_be_replaced("ranks did not import the tests' modules")
             raise TimeoutError(
                 f"The ranks have not imported the tests' modules in {_PREPARE_LIMIT:g} s. They are at:\n{where}"
@@ -129,13 +130,13 @@ class Ranks:
         self._prepared[workers] = state
 
     @contextlib.contextmanager
-    def _told_if_interrupted(self, workers: PoolWorkers) -> Iterator[None]:
+    def _keeping_stacks_of_interrupted(self, workers: PoolWorkers) -> Iterator[None]:
         """Where it is interrupted within the block, keep in `interrupted` at what the ranks are."""
         try:
             yield
         except KeyboardInterrupt:
             with contextlib.suppress(Exception):
-                self.interrupted = _blocked.told(workers.job.stacks(_STACKS_LIMIT))
+                self.interrupted = _blocked.describe(workers.job.stacks(_STACKS_LIMIT))
             workers.must_be_replaced("the tests were interrupted")
             raise
 
@@ -159,7 +160,7 @@ class Ranks:
 
     def run(
         self,
-        asked: Asked,
+        wanted: Asked,
         call: Call,
         function: Callable[..., Any],
         args: tuple[Any, ...],
@@ -171,21 +172,21 @@ class Ranks:
         def run_on(workers: PoolWorkers) -> tuple[PoolWorkers, Progress, dict[int, str]]:
             self._prepare(workers, always)
             sizes = {rank: _size(file) for rank, file in _files(workers).items()}
-            limit = _AT_BREAKPOINTS if debugger_follows() else asked.timeout
+            limit = _AT_BREAKPOINTS if debugger_follows() else wanted.timeout
             progress = Progress(len(workers), monotonic() + limit)
-            self._ask(workers, progress, asked, call, function, args, kwargs)
+            self._ask(workers, progress, wanted, call, function, args, kwargs)
             try:
-                with self._told_if_interrupted(workers):
-                    self._wait(workers, progress, asked)
+                with self._keeping_stacks_of_interrupted(workers):
+                    self._wait(workers, progress, wanted)
             finally:
                 self._debugging = None
                 self._meeting.close()
-            self._replace_if_needed(workers, progress, asked, may_look=call.debug)
+            self._replace_if_needed(workers, progress, wanted, may_look=call.debug)
             output = {rank: _since(file, sizes.get(rank, 0)) for rank, file in _files(workers).items()}
             return workers, progress, output
 
-        with self._turn(asked):
-            workers, progress, output = self.pool(asked).in_turn(run_on)
+        with self._turn(wanted):
+            workers, progress, output = self.pool(wanted).in_turn(run_on)
         failed = progress.failed(functools.partial(self._look, workers))
         return _told.Told(progress.outcomes, failed, output, progress.leaks(), call.seed)
 
@@ -193,24 +194,24 @@ class Ranks:
         self,
         workers: PoolWorkers,
         progress: Progress,
-        asked: Asked,
+        wanted: Asked,
         call: Call,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
         workers.listen(self._on_ask, progress.hear)
-        group = (None, None) if asked.group is None else (asked.group, asked.backend)
-        own = evolve(call, until=progress.until, shares_group=asked.group == "shared")
+        group = (None, None) if wanted.group is None else (wanted.group, wanted.backend)
+        own = evolve(call, until=progress.until, shares_group=wanted.group == "shared")
         try:
             workers.ask(range(len(workers)), self._work.run, (own, function, args, dict(kwargs)), {}, group=group)
         except PicklingError as error:
             raise refusal(call, function, args, kwargs, error) from error
 
-    def _replace_if_needed(self, workers: PoolWorkers, progress: Progress, asked: Asked, *, may_look: bool) -> None:
+    def _replace_if_needed(self, workers: PoolWorkers, progress: Progress, wanted: Asked, *, may_look: bool) -> None:
         reason = "a test left something behind" if progress.leaks() else ""
-        has_failed = bool(progress.told)
-        if has_failed and asked.group == "shared":
+        has_failed = bool(progress.reports)
+        if has_failed and wanted.group == "shared":
             reason = "a test has failed in the shared group"
         # Somebody may look at the failure in a debugger first, where it happened.
         if reason and has_failed and may_look:
@@ -218,7 +219,7 @@ class Ranks:
         else:
             workers.must_be_replaced(reason)
 
-    def _wait(self, workers: PoolWorkers, progress: Progress, asked: Asked) -> None:
+    def _wait(self, workers: PoolWorkers, progress: Progress, wanted: Asked) -> None:
         """Wait until all ranks have ended, or have died, or are given up."""
         while not progress.is_complete():
             began = monotonic()
@@ -233,7 +234,7 @@ class Ranks:
                 progress.pause(monotonic() - began)
             self._take(answers, workers, progress)
             if not answers and self._is_over(progress):
-                self._give_up(workers, progress, asked)
+                self._give_up(workers, progress, wanted)
                 return
 
     def _is_over(self, progress: Progress) -> bool:
@@ -246,13 +247,13 @@ class Ranks:
             progress.add(answer.rank, answer.value(), monotonic())
         self._meeting.look(len(workers), progress.outcomes, is_over=progress.has_stopped())
 
-    def _give_up(self, workers: PoolWorkers, progress: Progress, asked: Asked) -> None:
+    def _give_up(self, workers: PoolWorkers, progress: Progress, wanted: Asked) -> None:
         """Report where the ranks are that have not ended in time, and end them."""
         stacks = self._stacks(workers)
         late = {rank: stacks.get(rank, "(it has just ended)") for rank in progress.missing()}
         late |= dict.fromkeys(self._meeting.waiting & late.keys(), "(it has ended, and waits for the others)")
         workers.must_be_replaced(f"{ranks_text(late)} did not end")
-        progress.add_late(late, asked.timeout)
+        progress.add_late(late, wanted.timeout)
 
     def _look(self, workers: PoolWorkers, rank: int) -> bool | None:
         """Open a debugger for the failure of *rank*: as `RanksFailed.look`."""
@@ -278,7 +279,7 @@ class Ranks:
         """Answer a rank that wants something of the terminal, or of the others."""
         wants = str(message.get("wants"))
         if wants in MEETING:
-            return self._meeting.come(rank, message)
+            return self._meeting.arrive(rank, message)
         if wants == "no terminal":
             self._debugging = None
             self._terminal(False)

@@ -38,7 +38,8 @@ def pool(group: str | None) -> None:
         if not chosen:
             os.environ[_SIZES[0]] = _COLLECTIVES
         try:
-            _dumps(c10d)  # which makes the recorders, of the size that this variable has at the moment
+            # The first dump creates the recorders, with the size that the variable has at the moment.
+            _dumps(c10d)
         finally:
             if not chosen:
                 del os.environ[_SIZES[0]]
@@ -89,7 +90,7 @@ class _Teller:
         if limit is not None and (self._wakes is None or self._wakes > limit) and self._rouse.locked():
             self._rouse.release()
 
-    def told(self) -> list[dict[str, Any]]:
+    def summary(self) -> list[dict[str, Any]]:
         """See `_collectives.summary`."""
         return _collectives.summary(_dumps(self._c10d), self._begin, _members())
 
@@ -99,11 +100,13 @@ class _Teller:
             now = monotonic()
             if limit is not None and limit <= now:
                 self._limit = None
-                with contextlib.suppress(Exception):  # nobody waits for it
-                    tell_caller({"says": SAYS, "collectives": self.told()})
+                # Nobody waits for this message.
+                with contextlib.suppress(Exception):
+                    tell_caller({"says": SAYS, "collectives": self.summary()})
                 continue
             self._wakes = limit
-            if self._limit is not limit:  # set before whoever did so could see when this wakes
+            # `arm` has set a limit before it could see when this thread wakes: look again.
+            if self._limit is not limit:
                 continue
             self._rouse.acquire(timeout=-1 if limit is None else limit - now)
 

@@ -71,8 +71,10 @@ def _compiler_threads() -> Collection[Any]:
     """Return the threads with which torch compiles, for the life of the process."""
     module: Any = sys.modules.get("torch._inductor.async_compile")
     pool = getattr(getattr(module, "AsyncCompile", None), "pool", None)
-    with contextlib.suppress(AttributeError):  # of another version
-        if pool is not None and pool.cache_info().currsize:  # asked, it would make them
+    # Another version lacks the name.
+    with contextlib.suppress(AttributeError):
+        # The call of pool() would start the threads.
+        if pool is not None and pool.cache_info().currsize:
             return pool()._threads  # type: ignore[no-any-return]
     return ()
 
@@ -81,7 +83,8 @@ def _processes() -> dict[int, str]:
     """Return the running processes that this one has started, each with its command line."""
     found = {}
     for number in _children():
-        with contextlib.suppress(OSError):  # it has just ended
+        # The process may have just ended.
+        with contextlib.suppress(OSError):
             command = _command(number)
             is_kept = any(each in command for each in _PROCESSES_KEPT)
             if _runs(number) and not is_kept:
@@ -92,7 +95,8 @@ def _processes() -> dict[int, str]:
 def _children() -> list[int]:
     try:
         return [int(number) for number in _read(f"/proc/self/task/{os.getpid()}/children").split()]
-    except OSError:  # a kernel that does not tell
+    except OSError:
+        # Some kernels have no such file.
         return []
 
 
@@ -127,7 +131,8 @@ def _descriptors() -> dict[int, str]:
     kept.add(_kept_by("multiprocessing.forkserver", "_forkserver", "_forkserver_alive_fd"))
     found = {}
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # it was that of the listing
+        # One descriptor is that of the listing itself.
+        with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{name}")
             is_kept = target.startswith(_FILES_KEPT) or int(name) in kept
             # Installed files are a library's own, such as its fonts.
@@ -159,7 +164,7 @@ def _is_set_up(logger: logging.Logger) -> bool:
 
 
 def _of_torch(torch: Any) -> State:
-    asked: dict[str, Callable[[], Any]] = {
+    readers: dict[str, Callable[[], Any]] = {
         # With its index, which is of no meaning to another rank.
         "torch's default device": lambda: str(torch.get_default_device()),
         "torch's inference mode": lambda: torch.is_inference_mode_enabled(),
@@ -169,8 +174,9 @@ def _of_torch(torch: Any) -> State:
     }
     found = _torch_modes.now()
     found["torch's configuration"] = {".".join(place): value for place, value in _config_modules.choices().items()}
-    for name, ask in asked.items():
-        with contextlib.suppress(AttributeError, TypeError, RuntimeError):  # of another version
+    for name, ask in readers.items():
+        # Another version lacks the name.
+        with contextlib.suppress(AttributeError, TypeError, RuntimeError):
             found[name] = ask()
     return found
 
@@ -186,7 +192,8 @@ def groups() -> dict[tuple[int, str], str]:
 def collectives() -> int:
     """Return how many this rank has called in its default process group; 0 where that is not known."""
     dist: Any = sys.modules.get("torch.distributed")
-    with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # of another version, or of no group
+    # Another version lacks the name, and there may be no group.
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError):
         return int(dist.group.WORLD._get_sequence_number_for_group())
     return 0
 
@@ -202,7 +209,8 @@ def taken_over(before: State, earlier: State, later: State) -> State:
             continue
         elif isinstance(after, dict):
             found[name] = _parts_taken_over(found[name], there, after)
-        elif found[name] == there:  # else the test had changed it itself by then
+        elif found[name] == there:
+            # Otherwise the test had changed it by then.
             found[name] = after
     return found
 

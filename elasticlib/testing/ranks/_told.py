@@ -55,10 +55,10 @@ class Told:
     def _ranks_by_part(self, error: _failed.RanksFailed) -> list[tuple[Any, dict[int, _failed.Told]]]:
         """Return each part that has failed, with the failure of each rank in it."""
         found: dict[str, tuple[Any, dict[int, _failed.Told]]] = {}
-        for rank, whole in error.told.items():
-            for what, told in self._parts_of(rank) or [(None, whole)]:
+        for rank, whole in error.reports.items():
+            for what, report in self._parts_of(rank) or [(None, whole)]:
                 _, ranks = found.setdefault(repr(what), (what, {}))
-                ranks.setdefault(rank, told)
+                ranks.setdefault(rank, report)
         return list(found.values())
 
     def _parts_of(self, rank: int) -> list[tuple[Any, _failed.Told]]:

@@ -23,5 +23,6 @@ with shared_imports():
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(_name)
 for _stream in (sys.stdout, sys.stderr):
-    with contextlib.suppress(Exception):  # there is none, or nobody reads it
+    # A stream may be None, or a pipe that nobody reads.
+    with contextlib.suppress(Exception):
         _stream.flush()

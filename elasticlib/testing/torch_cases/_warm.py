@@ -92,7 +92,8 @@ class _Starts:
 
     def begin(self, *, sets_start_method: bool = True) -> None:
         """Have the fork server started, where it is not."""
-        if sets_start_method:  # as torch's test classes do: queues and locks are made for spawned processes
+        # torch's test classes do so, for queues and locks must suit spawned processes.
+        if sets_start_method:
             with contextlib.suppress(RuntimeError):
                 set_start_method("spawn")
         if self._has_begun:
@@ -165,12 +166,14 @@ def _take_over(
     os.environ.clear()
     os.environ.update(variables)
     Surroundings.of(surroundings).take_over()
-    if os.environ.get(THREADS_VARIABLE) != threads_before:  # torch and the BLAS libraries read it at their import
+    # torch and the BLAS libraries read the variable at their import only.
+    if os.environ.get(THREADS_VARIABLE) != threads_before:
         set_blas_threads(threads_per_worker(os.environ, len(os.sched_getaffinity(0)), workers=1))
     reseed_caller()
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available():
-        distributed.set_debug_level_from_env()  # which torch reads at its import
+        # torch reads the variable at its import only.
+        distributed.set_debug_level_from_env()
 
 
 def _end_with_tests() -> None:

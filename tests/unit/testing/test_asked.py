@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from elasticlib.testing.ranks._asked import Asked, MarkError, asked, sizes
+from elasticlib.testing.ranks._asked import Asked, MarkError, checked_options, sizes
 
 WHERE = "elastic marker of test_x.py::test_it"
 
 
 def test_options_stand_over_the_defaults() -> None:
-    found = asked(WHERE, Asked(nproc=4, timeout=10.0), {"group": "shared", "timeout": 3})
+    found = checked_options(WHERE, Asked(nproc=4, timeout=10.0), {"group": "shared", "timeout": 3})
 
     assert Asked(nproc=4, timeout=3, group="shared") == found
 
 
 def test_a_back_end_of_gpus_means_that_device() -> None:
-    assert "cuda" == asked(WHERE, Asked(), {"backend": "nccl"}).device
-    assert "cuda" == asked(WHERE, Asked(), {"backend": "cpu:gloo,cuda:nccl"}).device
+    assert "cuda" == checked_options(WHERE, Asked(), {"backend": "nccl"}).device
+    assert "cuda" == checked_options(WHERE, Asked(), {"backend": "cpu:gloo,cuda:nccl"}).device
 
 
 def test_back_ends_that_the_program_has_registered_are_known() -> None:
-    assert "mine" == asked(WHERE, Asked(), {"backend": "mine"}, ["undefined", "gloo", "mine"]).backend
+    assert "mine" == checked_options(WHERE, Asked(), {"backend": "mine"}, ["undefined", "gloo", "mine"]).backend
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_back_ends_that_the_program_has_registered_are_known() -> None:
 )
 def test_what_cannot_be_is_refused_by_the_test_and_the_value(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MarkError) as info:
-        asked(WHERE, Asked(), options)
+        checked_options(WHERE, Asked(), options)
 
     assert str(info.value).startswith(f"{WHERE}: {message}")
 
 
 def test_an_option_without_a_name_is_refused() -> None:
     with pytest.raises(MarkError, match="2 has no name: write nproc=2"):
-        asked(WHERE, Asked(), {}, args=[2])
+        checked_options(WHERE, Asked(), {}, args=[2])
 
 
 def test_numbers_of_ranks_are_one_or_a_list() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticlib.testing.ranks._blocked import blocked, in_short, told
+from elasticlib.testing.ranks._blocked import blocked, describe, in_short
 
 LIBRARY = "/venv/lib/python3.11/site-packages/torch/distributed"
 IN_ALL_REDUCE = f"""Current thread 0x00007f0e8f fff (most recent call first):
@@ -38,7 +38,7 @@ def test_the_thread_of_the_test_is_the_last_and_others_are_a_line() -> None:
 
 
 def test_ranks_at_the_same_place_are_told_together() -> None:
-    lines = told({0: IN_ALL_REDUCE, 1: SLEEPING, 2: IN_ALL_REDUCE.replace("fff", "eee")})
+    lines = describe({0: IN_ALL_REDUCE, 1: SLEEPING, 2: IN_ALL_REDUCE.replace("fff", "eee")})
 
     assert "ranks 0, 2: train.py:12 in the collective all_reduce" == lines[0]
     assert "rank 1: test_train.py:28" in lines
@@ -47,4 +47,4 @@ def test_ranks_at_the_same_place_are_told_together() -> None:
 
 def test_a_rank_that_tells_nothing_has_its_reason() -> None:
     assert "rank 0 at (the process is stopped)" == in_short({0: "(the process is stopped)"})
-    assert ["rank 0: (no answer)"] == told({0: "(no answer)"})
+    assert ["rank 0: (no answer)"] == describe({0: "(no answer)"})

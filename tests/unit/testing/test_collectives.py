@@ -36,11 +36,11 @@ def at(last: int, *pending: Collective, members: tuple[int, ...] = (0, 1, 2), ab
     return At(last, pending, members, about)
 
 
-def told(*ranks: At | None) -> list[str]:
-    return _collectives.told({rank: {} if each is None else {"0": each} for rank, each in enumerate(ranks)})
+def describe(*ranks: At | None) -> list[str]:
+    return _collectives.describe({rank: {} if each is None else {"0": each} for rank, each in enumerate(ranks)})
 
 
-def test_a_rank_tells_the_last_collective_of_each_group_and_those_that_have_not_ended() -> None:
+def test_a_rank_reports_its_last_and_pending_collectives_by_group() -> None:
     (group,) = summed(entry(1), entry(2, retired=False))
 
     assert {"0": at(2, Collective(2, "all_reduce", "float32 [4, 1]"), members=(0, 1))} == _collectives.read([group])
@@ -63,7 +63,7 @@ def test_a_rank_without_recorders_or_with_empty_ones_tells_nothing() -> None:
 def test_different_collectives_are_told_with_their_ranks() -> None:
     other = Collective(2, "broadcast", "float32 [1]")
 
-    assert told(at(2, SUM), at(2, other), at(2, SUM)) == [
+    assert describe(at(2, SUM), at(2, other), at(2, SUM)) == [
         "Collective 2 of the default process group differs: all_reduce of float32 [4] on ranks 0, 2, broadcast of "
         "float32 [1] on rank 1."
     ]
@@ -75,35 +75,35 @@ def test_different_sizes_are_told_where_they_must_be_the_same() -> None:
 
     assert (
         "differs: all_reduce of float32 [4] on rank 0, all_reduce of float32 [5] on rank 1."
-        in told(at(2, SUM), at(2, larger))[0]
+        in describe(at(2, SUM), at(2, larger))[0]
     )
-    assert "differs" not in told(at(2, scattered[0]), at(2, scattered[1]))[0]
+    assert "differs" not in describe(at(2, scattered[0]), at(2, scattered[1]))[0]
 
 
 def test_who_has_not_come_is_told_with_what_it_has_called() -> None:
-    assert told(at(2, SUM), at(1), None) == [
+    assert describe(at(2, SUM), at(1), None) == [
         "In the default process group rank 0 waits in collective 2, all_reduce of float32 [4], to which not all have "
         "come: rank 1 has called 1 so far, and rank 2 has called none so far."
     ]
 
 
 def test_a_rank_that_is_ahead_waits_for_nobody_that_is_known() -> None:
-    assert told(at(2, SUM), at(5)) == [
+    assert describe(at(2, SUM), at(5)) == [
         "In the default process group rank 0 waits in collective 2, all_reduce of float32 [4]."
     ]
 
 
 def test_of_a_group_of_some_ranks_no_other_one_is_missed() -> None:
-    assert told(at(2, SUM, members=(0, 2), about="model"), None, None) == [
+    assert describe(at(2, SUM, members=(0, 2), about="model"), None, None) == [
         "In the process group 0 (model) rank 0 waits in collective 2, all_reduce of float32 [4], to which not all have "
         "come: rank 2 has called none so far."
     ]
 
 
 def test_nothing_is_said_where_nobody_waits_in_a_collective() -> None:
-    assert [] == told(at(2), None) == told()
+    assert [] == describe(at(2), None) == describe()
 
 
 @given(values | strange)
 def test_what_a_rank_tells_may_be_anything(content: object) -> None:
-    told(*(_collectives.read(each).get("0") for each in (content, [content])))
+    describe(*(_collectives.read(each).get("0") for each in (content, [content])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import functools
 import gc
 import io
 import locale
@@ -15,8 +16,9 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
 from unittest import mock
 
 import numpy
@@ -25,242 +27,229 @@ import torch
 
 from elasticlib.testing.ranks import _state
 
-Dirt = Callable[[ExitStack], object]
+Change: TypeAlias = Callable[[], AbstractContextManager[object]]
+"""Changes the state of this process within the block."""
 
 
-def _thread(undo: ExitStack) -> None:
+def chosen(choose: Callable[[Any], object], former: Callable[[], Any], value: Any) -> Change:
+    """Return a change by a function that sets one value."""
+
+    @contextmanager
+    def change() -> Iterator[None]:
+        before = former()
+        choose(value)
+        yield
+        choose(before)
+
+    return change
+
+
+def attribute(owner: object, name: str, value: object) -> Change:
+    return lambda: mock.patch.object(owner, name, value)
+
+
+@contextmanager
+def thread() -> Iterator[None]:
     over = threading.Event()
-    thread = threading.Thread(target=over.wait, name="of a test")
-    thread.start()
-    undo.callback(thread.join)
-    undo.callback(over.set)
+    running = threading.Thread(target=over.wait, name="of a test")
+    running.start()
+    yield
+    over.set()
+    running.join()
 
 
-def _variable(undo: ExitStack) -> None:
-    patch = undo.enter_context(pytest.MonkeyPatch.context())
-    patch.setenv("OF_A_TEST", "1")
+@contextmanager
+def removed_variable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PATH")
+        yield
 
 
-def _removed_variable(undo: ExitStack) -> None:
-    patch = undo.enter_context(pytest.MonkeyPatch.context())
-    patch.delenv("PATH")
+@contextmanager
+def pipe() -> Iterator[None]:
+    ends = os.pipe()
+    yield
+    for each in ends:
+        os.close(each)
 
 
-def _folder(undo: ExitStack) -> None:
-    undo.callback(os.chdir, os.getcwd())
-    os.chdir("/")
-
-
-def _path(undo: ExitStack) -> None:
-    sys.path.insert(0, "/of/a/test")
-    undo.callback(sys.path.remove, "/of/a/test")
-
-
-def _pipe(undo: ExitStack) -> None:
-    for each in os.pipe():
-        undo.callback(os.close, each)
-
-
-def _handler(undo: ExitStack) -> None:
-    undo.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, signal.SIG_IGN))
-
-
-def _root_logger(undo: ExitStack) -> None:
+@contextmanager
+def root_logger() -> Iterator[None]:
     handler = logging.NullHandler()
     logging.root.addHandler(handler)
-    undo.callback(logging.root.removeHandler, handler)
+    yield
+    logging.root.removeHandler(handler)
 
 
-def _logger(undo: ExitStack) -> None:
-    logger = logging.getLogger("of.a.test")
-    logger.setLevel(logging.ERROR)
-    undo.callback(logger.setLevel, logging.NOTSET)
-
-
-def _stdout(undo: ExitStack) -> None:
-    undo.callback(setattr, sys, "stdout", sys.stdout)
-    sys.stdout = io.StringIO()
-
-
-def _dtype(undo: ExitStack) -> None:
-    undo.callback(torch.set_default_dtype, torch.get_default_dtype())
-    torch.set_default_dtype(torch.float64)
-
-
-def _device(undo: ExitStack) -> None:
-    undo.callback(torch.set_default_device, None)
-    torch.set_default_device("meta")
-
-
-def _deterministic(undo: ExitStack) -> None:
-    undo.callback(torch.use_deterministic_algorithms, False)
-    torch.use_deterministic_algorithms(True)
-
-
-def _anomaly(undo: ExitStack) -> None:
-    undo.callback(torch.autograd.set_detect_anomaly, False)
-    torch.autograd.set_detect_anomaly(True)
-
-
-def _threads(undo: ExitStack) -> None:
-    undo.callback(torch.set_num_threads, torch.get_num_threads())
-    torch.set_num_threads(torch.get_num_threads() + 1)
-
-
-def _umask(undo: ExitStack) -> None:
-    undo.callback(os.umask, os.umask(0o077))
-
-
-def _limit(undo: ExitStack) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    undo.callback(resource.setrlimit, resource.RLIMIT_CORE, (soft, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (1000 if soft != 1000 else 2000, hard))
-
-
-def _signal_mask(undo: ExitStack) -> None:
+@contextmanager
+def signal_mask() -> Iterator[None]:
     former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-    undo.callback(signal.pthread_sigmask, signal.SIG_SETMASK, former)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-def _timer(undo: ExitStack) -> None:
-    signal.setitimer(signal.ITIMER_REAL, 1000)
-    undo.callback(signal.setitimer, signal.ITIMER_REAL, 0)
-
-
-def _affinity(undo: ExitStack) -> None:
-    former = os.sched_getaffinity(0)
-    undo.callback(os.sched_setaffinity, 0, former)
-    os.sched_setaffinity(0, [max(former)])
-
-
-def _numpy_errors(undo: ExitStack) -> None:
-    former = numpy.seterr(over="raise")
-    undo.callback(lambda: numpy.seterr(**former))
-
-
-def _numpy_print(undo: ExitStack) -> None:
-    former = numpy.get_printoptions()
-    undo.callback(lambda: numpy.set_printoptions(**former))
-    numpy.set_printoptions(precision=3)
-
-
-def _denormals(undo: ExitStack) -> None:
+@contextmanager
+def denormals() -> Iterator[None]:
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush denormal numbers")
-    undo.callback(torch.set_flush_denormal, False)
+    yield
+    torch.set_flush_denormal(False)
 
 
-def _module_hook(undo: ExitStack) -> None:
-    undo.callback(torch.nn.modules.module.register_module_forward_hook(lambda *_: None).remove)
+@contextmanager
+def module_hook() -> Iterator[None]:
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    yield
+    hook.remove()
 
 
-def _start_method(undo: ExitStack) -> None:
+@contextmanager
+def warnings_filter() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=BytesWarning)
+        yield
+
+
+def start_method() -> AbstractContextManager[object]:
     former = multiprocessing.get_start_method(allow_none=True)
-    undo.callback(multiprocessing.set_start_method, former, force=True)
-    multiprocessing.set_start_method("spawn" if former != "spawn" else "fork", force=True)
+    return chosen(
+        lambda method: multiprocessing.set_start_method(method, force=True),
+        lambda: former,
+        "spawn" if former != "spawn" else "fork",
+    )()
 
 
-def _decimal(undo: ExitStack) -> None:
-    undo.callback(setattr, decimal.getcontext(), "prec", decimal.getcontext().prec)
-    decimal.getcontext().prec = 5
+def core_limit() -> AbstractContextManager[object]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    return chosen(
+        lambda limit: resource.setrlimit(resource.RLIMIT_CORE, (limit, hard)),
+        lambda: soft,
+        1000 if soft != 1000 else 2000,
+    )()
 
 
-def _method(undo: ExitStack) -> None:
-    undo.callback(setattr, torch.nn.Linear, "forward", torch.nn.Linear.forward)
-    torch.nn.Linear.forward = lambda self, value: value  # type: ignore[method-assign]
+def character_type() -> AbstractContextManager[object]:
+    former = locale.setlocale(locale.LC_CTYPE, None)
+    other = "C" if former != "C" else "C.UTF-8"
+    return chosen(lambda name: locale.setlocale(locale.LC_CTYPE, name), lambda: former, other)()
 
 
-def _mocked(undo: ExitStack) -> None:
-    undo.enter_context(mock.patch("torch.distributed.all_reduce"))
+VARIABLE = functools.partial(mock.patch.dict, os.environ, OF_A_TEST="1")
+PATH = attribute(sys, "path", ["/of/a/test", *sys.path])
+LOGGER = chosen(logging.getLogger("of.a.test").setLevel, lambda: logging.NOTSET, logging.ERROR)
 
-
-def _locale(undo: ExitStack) -> None:
-    undo.callback(locale.setlocale, locale.LC_CTYPE, locale.setlocale(locale.LC_CTYPE, None))
-    locale.setlocale(locale.LC_CTYPE, "C" if locale.setlocale(locale.LC_CTYPE, None) != "C" else "C.UTF-8")
-
-
-def _filter(undo: ExitStack) -> None:
-    undo.enter_context(warnings.catch_warnings())
-    warnings.simplefilter("ignore", category=BytesWarning)
-
-
-def _profile(undo: ExitStack) -> None:
-    undo.callback(sys.setprofile, sys.getprofile())
-    sys.setprofile(lambda *_: None)
-
-
-def _garbage(undo: ExitStack) -> None:
-    undo.callback(gc.set_threshold, *gc.get_threshold())
-    gc.set_threshold(12345)
-
-
-def _recursion(undo: ExitStack) -> None:
-    undo.callback(sys.setrecursionlimit, sys.getrecursionlimit())
-    sys.setrecursionlimit(sys.getrecursionlimit() + 1)
-
-
-def _excepthook(undo: ExitStack) -> None:
-    undo.callback(setattr, sys, "excepthook", sys.excepthook)
-    sys.excepthook = lambda *_: None
-
-
-def _sockets(undo: ExitStack) -> None:
-    undo.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
-    socket.setdefaulttimeout(3)
-
-
-KINDS: dict[str, tuple[Dirt, str]] = {
-    "thread": (_thread, "left 1 thread (of a test)"),
-    "variable": (_variable, "changed the environment: OF_A_TEST = '1'"),
-    "removed variable": (_removed_variable, "changed the environment: PATH is gone"),
-    "folder": (_folder, "changed folder: "),
-    "path": (_path, "changed sys.path"),
-    "file": (lambda undo: undo.enter_context(open(__file__)), f"left 1 open descriptor ({__file__[:80]})"),
-    "socket": (lambda undo: undo.enter_context(socket.socket()), "left 1 open descriptor (socket:["),
-    "pipe": (_pipe, "left 2 open descriptors (pipe:["),
-    "handler": (_handler, "changed the handler of SIGUSR1"),
-    "root logger": (_root_logger, "changed the root logger"),
-    "logger": (_logger, "changed the logger of.a.test"),
-    "stdout": (_stdout, "replaced sys.stdout"),
-    "dtype": (_dtype, "changed torch's default dtype: torch.float32 is now torch.float64"),
-    "device": (_device, "changed torch's default device: cpu is now meta"),
-    "gradients": (lambda undo: undo.enter_context(torch.no_grad()), "changed torch's gradient mode: True is now False"),
-    "deterministic": (_deterministic, "changed torch's deterministic algorithms: (False, False) is now (True, False)"),
-    "anomaly": (_anomaly, "changed torch's anomaly mode: False is now True"),
-    "threads": (_threads, "changed torch's number of threads: "),
-    "umask": (_umask, "changed umask: 0o22 is now 0o77"),
-    "limit": (_limit, "changed resource limits: RLIMIT_CORE from ("),
-    "signal mask": (_signal_mask, "changed blocked signals: [] is now ['SIGUSR2']"),
-    "timer": (_timer, "changed running timers: [] is now ['ITIMER_REAL']"),
-    "affinity": (_affinity, "changed CPU affinity: ["),
-    "numpy's errors": (_numpy_errors, "changed numpy's handling of errors: over from warn to raise"),
-    "numpy's output": (_numpy_print, "changed numpy's print options: precision from 8 to 3"),
-    "denormals": (_denormals, "changed flushing of denormal numbers: False is now True"),
-    "hook of modules": (_module_hook, "changed torch's hooks for all modules: _global_forward_hooks from 0 to 1"),
-    "start method": (_start_method, "changed multiprocessing's start method: "),
-    "decimal": (_decimal, "changed decimal context: prec from 28 to 5"),
-    "method": (_method, "replaced torch.nn.modules.linear.Linear.forward"),
-    "mocked function": (_mocked, "replaced torch.distributed.all_reduce"),
-    "locale": (_locale, "changed locale: "),
-    "warnings filter": (_filter, "changed the warnings filters"),
-    "profile function": (_profile, "changed profile function: None is now <function "),
-    "garbage collection": (_garbage, "changed garbage collection: (True, ("),
-    "recursion": (_recursion, "changed recursion limit: "),
-    "excepthook": (_excepthook, "changed sys.excepthook: None is now <function "),
-    "socket timeout": (_sockets, "changed socket's default timeout: None is now 3.0"),
-    "autocast": (lambda undo: undo.enter_context(torch.autocast("cpu")), "changed autocast: (False, False) is now "),
+KINDS: dict[str, tuple[Change, str]] = {
+    "thread": (thread, "left 1 thread (of a test)"),
+    "variable": (VARIABLE, "changed the environment: OF_A_TEST = '1'"),
+    "removed variable": (removed_variable, "changed the environment: PATH is gone"),
+    "folder": (chosen(os.chdir, os.getcwd, "/"), "changed folder: "),
+    "path": (PATH, "changed sys.path"),
+    "file": (lambda: open(__file__), f"left 1 open descriptor ({__file__[:80]})"),
+    "socket": (socket.socket, "left 1 open descriptor (socket:["),
+    "pipe": (pipe, "left 2 open descriptors (pipe:["),
+    "handler": (
+        chosen(functools.partial(signal.signal, signal.SIGUSR1), lambda: signal.SIG_DFL, signal.SIG_IGN),
+        "changed the handler of SIGUSR1",
+    ),
+    "root logger": (root_logger, "changed the root logger"),
+    "logger": (LOGGER, "changed the logger of.a.test"),
+    "stdout": (attribute(sys, "stdout", io.StringIO()), "replaced sys.stdout"),
+    "dtype": (
+        chosen(torch.set_default_dtype, torch.get_default_dtype, torch.float64),
+        "changed torch's default dtype: torch.float32 is now torch.float64",
+    ),
+    "device": (
+        chosen(torch.set_default_device, lambda: None, "meta"),
+        "changed torch's default device: cpu is now meta",
+    ),
+    "gradients": (torch.no_grad, "changed torch's gradient mode: True is now False"),
+    "deterministic": (
+        chosen(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled, True),
+        "changed torch's deterministic algorithms: (False, False) is now (True, False)",
+    ),
+    "anomaly": (
+        chosen(torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled, True),
+        "changed torch's anomaly mode: False is now True",
+    ),
+    "threads": (
+        chosen(torch.set_num_threads, torch.get_num_threads, torch.get_num_threads() + 1),
+        "changed torch's number of threads: ",
+    ),
+    "umask": (chosen(os.umask, lambda: 0o022, 0o077), "changed umask: 0o22 is now 0o77"),
+    "limit": (core_limit, "changed resource limits: RLIMIT_CORE from ("),
+    "signal mask": (signal_mask, "changed blocked signals: [] is now ['SIGUSR2']"),
+    "timer": (
+        chosen(functools.partial(signal.setitimer, signal.ITIMER_REAL), lambda: 0, 1000),
+        "changed running timers: [] is now ['ITIMER_REAL']",
+    ),
+    "affinity": (
+        chosen(
+            functools.partial(os.sched_setaffinity, 0),
+            lambda: os.sched_getaffinity(0),
+            [max(os.sched_getaffinity(0))],
+        ),
+        "changed CPU affinity: [",
+    ),
+    "numpy's errors": (
+        lambda: numpy.errstate(over="raise"),
+        "changed numpy's handling of errors: over from warn to raise",
+    ),
+    "numpy's output": (
+        lambda: numpy.printoptions(precision=3),
+        "changed numpy's print options: precision from 8 to 3",
+    ),
+    "denormals": (denormals, "changed flushing of denormal numbers: False is now True"),
+    "hook of modules": (
+        module_hook,
+        "changed torch's hooks for all modules: _global_forward_hooks from 0 to 1",
+    ),
+    "start method": (start_method, "changed multiprocessing's start method: "),
+    "decimal": (
+        lambda: decimal.localcontext(decimal.Context(prec=5)),
+        "changed decimal context: prec from 28 to 5",
+    ),
+    "method": (
+        attribute(torch.nn.Linear, "forward", lambda self, value: value),
+        "replaced torch.nn.modules.linear.Linear.forward",
+    ),
+    "mocked function": (
+        lambda: mock.patch("torch.distributed.all_reduce"),
+        "replaced torch.distributed.all_reduce",
+    ),
+    "locale": (character_type, "changed locale: "),
+    "warnings filter": (warnings_filter, "changed the warnings filters"),
+    "profile function": (
+        chosen(sys.setprofile, sys.getprofile, lambda *_: None),
+        "changed profile function: None is now <function ",
+    ),
+    "garbage collection": (
+        chosen(lambda values: gc.set_threshold(*values), gc.get_threshold, (12345, 10, 10)),
+        "changed garbage collection: (True, (",
+    ),
+    "recursion": (
+        chosen(sys.setrecursionlimit, sys.getrecursionlimit, 1234),
+        "changed recursion limit: ",
+    ),
+    "excepthook": (
+        attribute(sys, "excepthook", lambda *_: None),
+        "changed sys.excepthook: None is now <function ",
+    ),
+    "socket timeout": (
+        chosen(socket.setdefaulttimeout, socket.getdefaulttimeout, 3),
+        "changed socket's default timeout: None is now 3.0",
+    ),
+    "autocast": (lambda: torch.autocast("cpu"), "changed autocast: (False, False) is now "),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_named_and_forgotten_once_it_is_undone(kind: str) -> None:
-    dirty, words = KINDS[kind]
-    with ExitStack() as undo:
-        dirty(undo)  # what it imports is there from now on
+    change, words = KINDS[kind]
+    with change():
+        pass  # what it imports is there from now on
     before = _state.look()
 
-    with ExitStack() as undo:
-        dirty(undo)
+    with change():
         found = _state.differences(before, _state.look())
     after = _state.differences(before, _state.look())
 
@@ -270,14 +259,11 @@ def test_each_kind_is_named_and_forgotten_once_it_is_undone(kind: str) -> None:
 
 def test_what_differs_around_an_import_is_not_the_tests() -> None:
     before = _state.look()
-    with ExitStack() as undo:
-        _variable(undo)
-        _pipe(undo)
+    with VARIABLE(), pipe():
         earlier = _state.look()
-        _path(undo)
-        _logger(undo)
-        later = _state.look()
-        found = _state.differences(_state.taken_over(before, earlier, later), _state.look())
+        with PATH(), LOGGER():
+            later = _state.look()
+            found = _state.differences(_state.taken_over(before, earlier, later), _state.look())
 
     assert [each.partition(":")[0] for each in found] == ["changed the environment", "left 2 open descriptors (pipe"]
 

@@ -124,7 +124,8 @@ def _explained(op: str, left: object, right: object) -> str | None:
     """What an assertion says of a comparison that failed, as pytest has it."""
     from _pytest.assertion import truncate
 
-    shorten = getattr(truncate, "truncate_if_required", None)  # later versions of pytest have done that by now
+    # Later versions of pytest have shortened the lines themselves.
+    shorten = getattr(truncate, "truncate_if_required", None)
     for lines in _config.hook.pytest_assertrepr_compare(config=_config, op=op, left=left, right=right):
         if lines:
             lines = shorten(lines, SimpleNamespace(config=_config)) if shorten is not None else lines

@@ -45,7 +45,8 @@ def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     _failed.clear()
     outcome = _plain.watched(call, lambda: _surrounded(call, function, args, kwargs))
     if outcome.kind != "passed":
-        with contextlib.suppress(Exception):  # nothing is told in place of the failure
+        # No other exception may take the place of the test's failure.
+        with contextlib.suppress(Exception):
             release_peers()
     return outcome
 
@@ -57,7 +58,8 @@ def with_rank(function: Callable[..., Any], *args: Any) -> Any:
     """What *function* returns, called with this process's rank in front of *args*; its variables are put back."""
     __tracebackhide__ = True
     variables = dict(os.environ)
-    for name in _OF_LAUNCHERS_GROUP:  # else torch would not open the store for which the function names a port
+    # With these variables torch would not open the store at the port that the function names.
+    for name in _OF_LAUNCHERS_GROUP:
         os.environ.pop(name, None)
     try:
         return function(int(variables["RANK"]), *args)
@@ -89,19 +91,19 @@ def _surrounded(
         entered = _debugger.entered(function) if call.trace and rank == 0 else function
         with _example(call, function):
             outcome = _called(call, lambda: _returned(entered(*args, **given)))
-    told = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
+    warned = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
     records = tuple(map(_made.portable, item.handler.records))
     log, properties = item.handler.stream.getvalue(), tuple(item.properties)
-    return evolve(outcome, warnings=_portable(told), records=records, log=log, properties=properties)
+    return evolve(outcome, warnings=_portable(warned), records=records, log=log, properties=properties)
 
 
-def _portable(told: tuple[Any, ...]) -> tuple[Any, ...]:
+def _portable(warned: tuple[Any, ...]) -> tuple[Any, ...]:
     """Warnings that can travel; of others the text."""
     return tuple(
         (message, category, file, line)
         if can_be_pickled((message, category))
         else (str(message), UserWarning, file, line)
-        for message, category, file, line in told
+        for message, category, file, line in warned
     )
 
 
@@ -116,7 +118,8 @@ def _example(call: Call, function: Callable[..., Any]) -> Iterator[None]:
     try:
         drawn = data.ConjectureData.for_choices(())
         context = control.BuildContext(drawn, is_final=call.example, wrapped_test=function)
-    except (AttributeError, TypeError):  # of another version
+    except (AttributeError, TypeError):
+        # Another version lacks the name.
         context = contextlib.nullcontext()
     with context:
         yield
@@ -163,7 +166,8 @@ def failure_of(call: Call, error: BaseException) -> Failure:
     error = error.with_traceback(users_part(error))
     if call.debug:
         _failed.append(error)
-    if is_secondary(error):  # of a lost peer the code of torch says nothing, and there is much of it
+    # A lost peer's traceback consists of torch's code, which is long and explains nothing.
+    if is_secondary(error):
         return _outcomes.failure(call, error, "".join(traceback.format_exception(error)))
     return _outcomes.failure(call, error, _represented(error, call))
 
@@ -189,7 +193,8 @@ def _represented(error: BaseException, call: Call) -> Any:
             tbfilter=False if style.fulltrace else (lambda found: _shortened(found, style)),
             truncate_locals=style.verbosity <= 1,
         )
-    except Exception as failure:  # such as a class whose text cannot be had
+    except Exception as failure:
+        # The exception's __str__ may raise.
         return f"{type(error).__name__}: (its traceback cannot be shown: {failure!r})"
 
 
@@ -249,7 +254,8 @@ def prepare(
     _modules.prepare(setting, modules)
     _modules.register(explains)
     for name in tests:
-        with contextlib.suppress(Exception, SystemExit):  # which the test that needs it will meet, and tell
+        # The test that needs the module fails with the same error, and reports it.
+        with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
     _isolation.settle()
 

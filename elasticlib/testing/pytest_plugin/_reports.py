@@ -1,0 +1,146 @@
+"""
+What pytest reports of a test on ranks: its traces in pytest's process (warnings, log records, output), its failures.
+
+Rules of this file: rank 0 counts as pytest's own process would; of the others only output and logs are shown. Ranks
+that failed alike are shown once; the root cause stands last, where pytest's short summary takes its line from; a rank
+that only lost its peer is a line. What is shown is made of pytest's own classes, so that it travels between processes
+(xdist).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from elasticlib.stacks import ranks_text
+from elasticlib.testing.pytest_plugin import _asking
+from elasticlib.testing.ranks import _told
+from elasticlib.testing.ranks._call import Call, Outcome
+from elasticlib.testing.ranks._coverage import Measuring
+from elasticlib.testing.ranks._failed import RanksFailed, Told, folded, summary
+
+_SECTIONS = pytest.StashKey[list[tuple[str, str]]]()
+"""Sections of a test's report."""
+SKIPPED = pytest.StashKey[tuple[str, int, str]]()
+"""File, line and text of a skip, where the rank has said so."""
+
+
+def forward(item: Any, call: Call, result: _told.Told, measuring: Measuring) -> None:
+    """Give pytest's process the warnings and log records of rank 0, and a warning of state that was left behind."""
+    first = result.outcomes.get(0)
+    if first is not None:
+        _log(first)
+    for outcome in result.outcomes.values():
+        measuring.add(outcome.coverage)
+    if first is not None:
+        item.user_properties += first.properties
+        for message, category, file, line in first.warnings:
+            with _noted(result):
+                warnings.warn_explicit(message, category, file, line)
+    if result.leaks:
+        with _noted(result):
+            result.warn_of_leaks(call)
+
+
+def _log(outcome: Outcome) -> None:
+    for record in outcome.records:
+        logger = logging.getLogger(record["name"])
+        if logger.isEnabledFor(record["levelno"]):
+            logger.handle(logging.makeLogRecord(record))
+
+
+@contextlib.contextmanager
+def _noted(result: _told.Told) -> Iterator[None]:
+    """Add a warning that is an error to the failure of the test, if there is one, rather than raise it instead."""
+    try:
+        yield
+    except Warning as warning:
+        if result.error is None:
+            raise
+        result.error.notes = [*result.error.notes, f"{type(warning).__name__}: {warning}"]
+
+
+def note(item: Any, result: _told.Told) -> None:
+    """Keep for the report the output and the logs of ranks, and their seeds."""
+    sections = []
+    for rank, text in sorted(result.output.items()):
+        # That of rank 0 is pytest's own.
+        if rank > 0 and text.strip():
+            sections.append((f"Captured output of rank {rank}", text))
+    for rank, outcome in sorted(result.outcomes.items()):
+        if rank > 0 and outcome.log.strip():
+            sections.append((f"Captured log of rank {rank}", outcome.log))
+    sections.append(("Seeds of the ranks", f"rank 0: {result.seed}, and each further rank the next number"))
+    item.stash[_SECTIONS] = [*item.stash.get(_SECTIONS, []), *sections]
+
+
+def add_kept(report: pytest.TestReport, item: pytest.Item) -> None:
+    """Add to *report* the traces of the ranks that were kept for it."""
+    skipped = item.stash.get(SKIPPED, None)
+    if skipped is not None and isinstance(report.longrepr, tuple):
+        report.longrepr = skipped
+    sections = item.stash.get(_SECTIONS, None)
+    if sections is not None:
+        del item.stash[_SECTIONS]
+        report.sections += sections
+
+
+def callers_of(item: Any, info: pytest.ExceptionInfo[BaseException]) -> Any:
+    """Return the lines of the test in pytest's process that have called the ranks; None where its body runs there."""
+    if _asking.runs_on_ranks(item):
+        return None
+    error = info.value
+    assert isinstance(error, RanksFailed)
+    plain = _CalledError(f"{len(error.failures)} of {error.size} ranks failed").with_traceback(info.tb)
+    found = item.repr_failure(pytest.ExceptionInfo.from_exception(plain))
+    return found if hasattr(found, "chain") else None
+
+
+class _CalledError(Exception):
+    pass
+
+
+_CalledError.__name__ = _CalledError.__qualname__ = "RanksFailed"
+_CalledError.__module__ = "elasticlib.testing"
+
+
+def representation(error: RanksFailed, callers: Any = None) -> Any:
+    """Pytest's representation of *error*; *callers*: that of the lines in pytest's process that called the ranks."""
+    from _pytest._code.code import ExceptionChainRepr, ReprFileLocation
+
+    lines, shown = folded(error)
+    root = error.reports[error.root]
+    chain: list[Any] = list(getattr(callers, "chain", ()))
+    if lines:
+        chain.append((_text(lines), None, None))
+    for ranks in shown:
+        chain.append((_text([f"{'_ ' * 4}{ranks_text(ranks)} of {error.size}{' _' * 4}", ""]), None, None))
+        chain += _chain_of(error.reports[ranks[0]])
+    # Such as an example of Hypothesis.
+    if notes := getattr(error, "__notes__", ()):
+        chain.append((_text([f"E   {line}" for note in notes for line in str(note).splitlines()]), None, None))
+    last = chain[-1]
+    crash = ReprFileLocation(root.file, root.line, summary(error.reports, error.root))
+    chain[-1] = (last[0], crash, None)
+    return ExceptionChainRepr(chain)
+
+
+def _text(lines: Sequence[str]) -> Any:
+    from _pytest._code.code import ReprEntryNative, ReprTraceback
+
+    return ReprTraceback([ReprEntryNative([f"{line}\n" for line in lines])], None, "native")
+
+
+def _chain_of(report: Told) -> list[Any]:
+    chain = getattr(report.representation, "chain", None)
+    if chain:
+        return list(chain)
+    trace = getattr(report.representation, "reprtraceback", None)
+    if trace is not None:
+        return [(trace, report.representation.reprcrash, None)]
+    return [(_text(str(report.representation).splitlines()), None, None)]
