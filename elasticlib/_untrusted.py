@@ -82,7 +82,8 @@ def seconds(value: Any, least: float = -LONGEST_TIME, most: float = LONGEST_TIME
     """A time that somebody waits, or has waited."""
     if type(value) not in (int, float):
         raise ValueError(f"{shown(value)} should be a number")
-    if not least <= value <= most:  # as nothing that is not finite is
+    # A number that is not finite lies between no bounds.
+    if not least <= value <= most:
         raise ValueError(f"{shown(value)} should be a finite number of seconds from {least:g} to {most:g}")
     return float(value)
 
@@ -114,12 +115,14 @@ def shown(value: Any) -> str:
     """The beginning of a value, for people."""
     try:
         return f"{value!r:.40}"
-    except (ValueError, RecursionError):  # a number of too many digits; a list in lists without end
+    except (ValueError, RecursionError):
+        # ValueError: a number of too many digits. RecursionError: a list in lists without end.
         return f"a {type(value).__name__}"
 
 
 def _escaped(text: str, what: re.Pattern[str]) -> str:
-    if text.isprintable():  # quick, and mostly so
+    # Most texts are printable, and this test is quick.
+    if text.isprintable():
         return text
     return what.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 

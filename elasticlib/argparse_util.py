@@ -32,7 +32,8 @@ class env(argparse.Action):  # noqa: N801 - torch's name
         text = os.environ.get(name)
         choices = kwargs.get("choices")
         if text is not None and choices is not None:
-            with contextlib.suppress(TypeError, ValueError, argparse.ArgumentTypeError):  # which the parser tells
+            # The parser reports a default that its type does not take.
+            with contextlib.suppress(TypeError, ValueError, argparse.ArgumentTypeError):
                 if (kwargs.get("type") or str)(text) not in choices:
                     _log.warning("%s=%r is none of %s: taken all the same", name, text, ", ".join(map(str, choices)))
         value = default if text is None else text

@@ -69,7 +69,8 @@ class UnknownNameError(ConfigError, KeyError):
     """You get it for a name that is not known, where torch raises a KeyError."""
 
     def __str__(self) -> str:
-        return Exception.__str__(self)  # a KeyError would put its text in quotes
+        # A KeyError would put its text in quotes.
+        return Exception.__str__(self)
 
 
 class LogDirError(ConfigError, NotADirectoryError):
@@ -269,7 +270,8 @@ class ProcessFailure:
             return
         self.error_file_data = data
         message, trace, stamp = data["message"], "", data.get("timestamp", 0)
-        if isinstance(message, dict):  # as torch's error handler writes it
+        # torch's error handler writes a dictionary.
+        if isinstance(message, dict):
             extra = message.get("extraInfo")
             if not isinstance(extra, dict):
                 extra = {}
@@ -320,7 +322,8 @@ class ProcessFailure:
 
     def _event_and_reason(self, *, has_place: bool) -> tuple[str, str]:
         """Return how the worker failed, and why, as far as the first does not say it."""
-        if self.message != self._describe():  # the worker's own words
+        # The message is the worker's own, not one made from the exit status.
+        if self.message != self._describe():
             lines = (line for line in self.message.splitlines() if line.strip())
             return next(lines, "no message"), ""
         if self.exitcode < 0 and not self.exception_type:
@@ -339,7 +342,8 @@ def _seconds_of(stamp: Any) -> float:
         seconds = float(stamp)
     except (TypeError, ValueError, OverflowError):
         return 0.0
-    is_time = 0 < seconds < _LATEST  # neither NaN nor what no calendar holds
+    # NaN fails both comparisons, and no calendar holds a later time.
+    is_time = 0 < seconds < _LATEST
     return seconds if is_time else 0.0
 
 
@@ -467,7 +471,8 @@ def _record(index: int, rank: int, failure: ProcessFailure, trace: str) -> str:
     }
     if failure.hint:
         facts["hint"] = failure.hint.replace("\n", "\n    ")
-    if failure.log_files and not failure.traceback:  # the files may say what the exit status does not
+    # The files may say what the exit status does not.
+    if failure.log_files and not failure.traceback:
         facts["log files"] = ", ".join(failure.log_files)
     if failure.log_tail:
         facts["stderr"] = "\n    ".join(("last lines of the worker:", *failure.log_tail))

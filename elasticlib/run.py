@@ -195,9 +195,11 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
     """Call *command* with the library's messages on stderr; for a whole program, leave as `main` says if it raises."""
-    with contextlib.suppress(OSError):  # without /dev/null: whoever needs that says so
+    # A machine may have no /dev/null: code that needs it fails with a message of its own.
+    with contextlib.suppress(OSError):
         while whole_program and os.open(os.devnull, os.O_RDWR) < 3:
-            pass  # a stream that was closed at our start: no other file may get its number
+            # A standard stream that was closed at our start must not give its number to another file.
+            pass
     if whole_program:
         survive_notices()
     try:
@@ -227,9 +229,11 @@ def _leave_by(error: ElasticError) -> None:
     if isinstance(error, ConfigError):
         _leave(2, f"{PROG}: error: {error}")
     if isinstance(error, RendezvousGracefulExitError):
-        _leave(0, f"{PROG}: {error}")  # the job ended well, and a script has no results that could be missed
+        # The job ended well, and a script has no results that could be missed.
+        _leave(0, f"{PROG}: {error}")
     if isinstance(error, SignalException):
-        signal.signal(error.sigval, signal.SIG_IGN)  # whoever presses the key again need not see how we leave
+        # A second Ctrl-C must not interrupt the exit with a traceback.
+        signal.signal(error.sigval, signal.SIG_IGN)
     _leave(1, f"{PROG}: {str(error) or 'interrupted'}")
 
 

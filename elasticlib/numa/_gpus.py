@@ -30,8 +30,8 @@ def is_initialised(torch: Any) -> bool:
     """Whether this process has already touched a device of torch's accelerator; it touches none."""
     if torch.accelerator.current_accelerator() is None:
         return False
-    asked = getattr(_module(torch), "is_initialized", None)
-    return asked is not None and bool(asked())
+    is_initialized = getattr(_module(torch), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def _module(torch: Any) -> Any:

@@ -66,7 +66,8 @@ def _gpu_node(address: str, root: str) -> int:
     text = _read(path)
     if text is None or not re.fullmatch(r"-?\d+", text):
         raise BindingError(f"{path} does not hold the NUMA node of a GPU")
-    return max(int(text), 0)  # -1 where there is but one node
+    # The kernel says -1 where there is but one node.
+    return max(int(text), 0)
 
 
 def _package(folder: str, cpu: int) -> int | None:

@@ -126,7 +126,8 @@ def _bind_threads(cpus: frozenset[int]) -> None:
                 if os.sched_getaffinity(thread) == before:
                     os.sched_setaffinity(thread, cpus)
             except ProcessLookupError:
-                continue  # it has ended
+                # The thread has ended.
+                continue
 
 
 def _addresses() -> tuple[str, ...]:
@@ -134,11 +135,12 @@ def _addresses() -> tuple[str, ...]:
     torch = sys.modules.get("torch")
     if torch is not None and _gpus.is_initialised(torch):
         return tuple(_gpus.gpu_addresses_here())
-    return _asked(frozenset((name, value) for name, value in os.environ.items() if "VISIBLE" in name or "CUDA" in name))
+    relevant = ((name, value) for name, value in os.environ.items() if "VISIBLE" in name or "CUDA" in name)
+    return _listed_by_program(frozenset(relevant))
 
 
 @functools.cache
-def _asked(environment: frozenset[tuple[str, str]]) -> tuple[str, ...]:
+def _listed_by_program(environment: frozenset[tuple[str, str]]) -> tuple[str, ...]:
     """The GPUs that a program with the present variables sees; *environment* is what they depend on."""
     try:
         done = subprocess.run(

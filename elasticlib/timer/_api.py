@@ -177,18 +177,19 @@ class TimerServer(abc.ABC):
                 self._turn()
             except Exception:
                 _log.exception("a check of %s failed", type(self).__name__)
-                stopping.wait(min(1.0, self._max_interval))  # most likely the next one fails too
+                # Most likely the next check fails too.
+                stopping.wait(min(1.0, self._max_interval))
 
     def _turn(self) -> None:
         running: list[TimerRequest] = []
         for timers in self.get_expired_timers(math.inf).values():
             running += timers
         wait = poll_timeout(running, wall_time(), self._max_interval)
-        asked = self._request_queue.get(max(1, self._request_queue.size()), wait)
-        sound = [request for request in asked if is_deadline(getattr(request, "expiration_time", None))]
-        if len(sound) < len(asked):
+        requests = self._request_queue.get(max(1, self._request_queue.size()), wait)
+        valid = [request for request in requests if is_deadline(getattr(request, "expiration_time", None))]
+        if len(valid) < len(requests):
             self._refuse()
-        self.register_timers(sound)
+        self.register_timers(valid)
         expired = self.get_expired_timers(wall_time())
         self.clear_timers({worker for worker, timers in expired.items() if self._is_reaped(worker, timers)})
 
@@ -277,7 +278,8 @@ class ProcessTimers(Generic[R]):
         try:
             if pid not in self._handles:
                 raise ProcessLookupError
-            if (handle := self._handles[pid]) is None:  # its number may be another's by now
+            # Another process may have the number by now.
+            if (handle := self._handles[pid]) is None:
                 raise OSError(errno.EBADF, "no descriptor could be had of it when its timer began")
             handle.send(signum)
         except ProcessLookupError:
@@ -354,7 +356,8 @@ class MultiprocessingRequestQueue(RequestQueue):
             return True
         ready = wait_readable([pipe, self._interrupt], timeout)
         if self._interrupt in ready:
-            os.eventfd_read(self._interrupt)  # it was for this wait alone: the server may be started again
+            # The interrupt is for this wait alone, since the server may be started again.
+            os.eventfd_read(self._interrupt)
         return pipe.fileno() in ready
 
 

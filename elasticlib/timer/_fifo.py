@@ -113,7 +113,8 @@ class FileTimerClient(TimerClient):
                         f"no timer server reads {self._file_path!r} ({error}): start it before its clients, as "
                         "TORCHELASTIC_ENABLE_FILE_TIMER=1 does"
                     ) from error
-            sleep(_PAUSE)  # the server may be about to start, or to read
+            # The server may be about to start, or to read.
+            sleep(_PAUSE)
 
     def _write(self, line: bytes) -> None:
         # To open it for writing, without waiting, fails as long as nobody reads.
@@ -154,7 +155,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         self._max_interval = checked_interval(max_interval)
         self._daemon = daemon
         self._log_event = log_event
-        self._told: set[FileTimerRequest] = set()
+        self._reported: set[FileTimerRequest] = set()
         """Expired timers that have been told, and still wait for their process to be signalled."""
         self._rest = b""
         self._refusals = Refusals()
@@ -238,7 +239,8 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
                     self._turn(to_the_end=once)
             except Exception:
                 _log.exception("a check of the watchdog failed")
-                wait_readable([self._wake], min(1.0, self._max_interval))  # most likely the next one fails too
+                # Most likely the next check fails too.
+                wait_readable([self._wake], min(1.0, self._max_interval))
             if once:
                 return
             self._progress = wall_time()
@@ -248,18 +250,18 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             pass
         expired = self.get_expired_timers(wall_time())
         news = {
-            pid: [timer.to_json() for timer in timers if timer not in self._told] for pid, timers in expired.items()
+            pid: [timer.to_json() for timer in timers if timer not in self._reported] for pid, timers in expired.items()
         }
         log_debug_info_for_expired_timers(self._run_id, {pid: timers for pid, timers in news.items() if timers})
         self.clear_timers({pid for pid, timers in expired.items() if self._settle(pid, timers)})
-        self._told.intersection_update(self._timer_table)
+        self._reported.intersection_update(self._timer_table)
 
     def _settle(self, pid: int, timers: list[FileTimerRequest]) -> bool:
         """Act on the expired timers of a process; whether all of its timers are done with."""
         deadly = None
         for timer in timers:
-            if timer not in self._told:
-                self._told.add(timer)
+            if timer not in self._reported:
+                self._reported.add(timer)
                 self._tell("timer expired", timer)
             if timer.signal > 0:
                 deadly = timer
@@ -306,7 +308,8 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             self._thread.join(timeout)
             if self._thread.is_alive():
                 _log.warning("the watchdog's thread did not end within %s s", timeout)
-                return  # it may still use the descriptors
+                # The thread may still use the descriptors.
+                return
             self._thread = None
         with contextlib.suppress(OSError):
             os.unlink(self._file_path)

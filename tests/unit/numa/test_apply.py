@@ -66,7 +66,7 @@ def test_a_command_without_numactl_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("machine")
-def test_where_the_options_allow_it_a_command_that_cannot_be_bound_runs_as_it_is(
+def test_with_fallback_a_command_that_cannot_be_bound_runs_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -92,7 +92,7 @@ def test_an_error_that_nobody_foresaw_is_one_of_the_binding(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_process_binds_its_threads_and_leaves_those_that_were_bound_before(
+def test_a_process_binds_its_threads_but_those_that_were_bound_before(
     bound: dict[int, set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = threading.get_native_id()
@@ -151,7 +151,7 @@ def test_addresses_are_those_of_torchs_devices_in_the_kernels_spelling(monkeypat
 
 def answer(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Have *code* answer in place of the program that asks torch."""
-    binding._asked.cache_clear()
+    binding._listed_by_program.cache_clear()
     monkeypatch.setattr(_gpus, "__file__", "-c")
     plain = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda args, **options: plain([*args, code], **options))
@@ -180,7 +180,7 @@ def test_a_process_with_a_device_open_asks_itself(monkeypatch: pytest.MonkeyPatc
     place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xDC, pci_device_id=1)
     made = torch_with(kind, is_initialized=lambda: True, get_device_properties=lambda index: place)
     monkeypatch.setitem(sys.modules, "torch", made)
-    monkeypatch.setattr(binding, "_asked", None)
+    monkeypatch.setattr(binding, "_listed_by_program", None)
 
     assert ("0000:dc:01.0",) == binding._addresses()
 

@@ -73,7 +73,7 @@ def test_the_gpus_of_a_node_divide_its_cores_without_overlap_or_rest(machine: tu
 
 
 @given(exclusive_machines())
-def test_each_gpu_of_a_node_gets_one_whole_cache_and_the_largest_come_first(
+def test_each_gpu_of_a_node_gets_one_whole_cache_largest_first(
     machine: tuple[Topology, frozenset[int]],
 ) -> None:
     topology, allowed = machine
