@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "tests/frameworks"
-FILE = f"{FOLDER}/test_accelerate.py"
+FILE = f"{FOLDER}/test_trainers.py"
 
 
 def chosen(*args: str, **environment: str) -> set[str]:
@@ -47,6 +47,6 @@ def test_a_seeded_sample_of_the_long_tests_is_the_default_everywhere(whole: set[
 
 @pytest.mark.slow
 @pytest.mark.sampled
-@pytest.mark.parametrize("args", [(FILE,), (FOLDER, "-k", "test_accelerate.py")])
+@pytest.mark.parametrize("args", [(FILE,), (FOLDER, "-k", "test_trainers.py")])
 def test_who_names_files_or_tests_gets_all_of_them(args: tuple[str, ...], whole: set[str]) -> None:
     assert chosen(*args) == {test for test in whole if test.startswith(FILE)}

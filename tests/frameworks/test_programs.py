@@ -70,7 +70,7 @@ def test_accelerates_own_test_of_notebooks_ends_well_with_both_launchers(
     both_end_well(outcomes)
 
 
-def test_a_notebooks_workers_start_again_on_the_same_static_port_until_they_end_well(tmp_path: Path) -> None:
+def test_a_notebooks_workers_restart_on_the_same_static_port(tmp_path: Path) -> None:
     """Accelerate's `test_fault_tolerant`: processes forked from the program itself, a static port, three restarts."""
     job = str(JOBS / "accelerate_notebook.py")
 
@@ -102,7 +102,7 @@ def lighthouse() -> Iterator[str]:
 
 @needs("torchft")
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_group_of_torchft_that_died_is_started_again_and_takes_over_what_the_others_learned(
+def test_a_dead_group_of_torchft_restarts_with_the_others_weights(
     launcher: str, lighthouse: str, tmp_path: Path
 ) -> None:
     """As its `train_ddp` is started: each group has a launcher of its own, and all groups meet at the lighthouse."""
