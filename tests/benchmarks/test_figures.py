@@ -84,7 +84,7 @@ def test_a_line_that_comes_twice_is_repeated() -> None:
     assert Count(torn=0, lost=0, repeated=1) == count([*console, console[0]], 2, 2)
 
 
-def test_only_listening_sockets_are_found_and_loopback_is_known_in_both_families() -> None:
+def test_only_listening_sockets_are_found_in_both_families() -> None:
     tail = "00000000:0000 {} 00000000:00000000 00:00000000 00000000     0        0 {} 1 0000000000000000 100 0 0 10 0"
     lines = [
         f"   0: 0100007F:1F90 {tail.format('0A', 11)}",

@@ -30,7 +30,7 @@ def _wait(process: subprocess.Popen[bytes], folder: Path, count: int) -> frozens
     return found
 
 
-def test_a_grandchild_in_a_session_of_its_own_is_found_after_its_parent_died(tmp_path: Path) -> None:
+def test_a_grandchild_in_its_own_session_is_found_after_its_parents_death(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", _PARENT.format(_STAY)], env=environment(tmp_path))
     known = _wait(parent, tmp_path, 2)
     parent.kill()
@@ -43,7 +43,7 @@ def test_a_grandchild_in_a_session_of_its_own_is_found_after_its_parent_died(tmp
     assert frozenset() == tree.left_after(5.0, known, tmp_path)
 
 
-def test_the_mark_of_one_job_is_not_that_of_another_whose_name_begins_alike(tmp_path: Path) -> None:
+def test_the_mark_of_a_job_is_not_that_of_a_longer_name(tmp_path: Path) -> None:
     child = subprocess.Popen(["sleep", "600"], env=environment(tmp_path / "job-10"))
     try:
         inside = tree.marked(tmp_path, tree.table())

@@ -164,7 +164,7 @@ def test_sum(rank):
 """
 
 
-def test_ranks_that_a_test_leaves_at_different_collectives_serve_no_other_one(run: Run) -> None:
+def test_ranks_left_at_different_collectives_are_replaced(run: Run) -> None:
     result = run(SHARED)
 
     result.assert_outcomes(passed=4, warnings=1)

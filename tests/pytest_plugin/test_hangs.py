@@ -111,7 +111,7 @@ KINDS = {
 """Of each, the comments behind the lines at which ranks are blocked."""
 
 
-def test_each_kind_is_told_with_the_line_of_each_rank_and_the_next_test_passes(run: Run) -> None:
+def test_each_hang_names_the_line_of_each_rank_and_the_next_test_passes(run: Run) -> None:
     code = HANGS.replace('"kind", KINDS', f'"kind", [{", ".join(KINDS)}]')
     order = """
 def pytest_collection_modifyitems(items):

@@ -16,7 +16,7 @@ import pytest, torch, torch.distributed as dist
 """
 
 
-def test_what_a_test_leaves_is_named_with_the_test_and_the_next_one_has_new_workers(run: Run) -> None:
+def test_leaks_are_named_and_the_next_test_has_new_workers(run: Run) -> None:
     result = run(
         IMPORTS
         + """

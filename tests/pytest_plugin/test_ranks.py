@@ -14,7 +14,7 @@ import pytest, torch, torch.distributed as dist
 """
 
 
-def test_a_marked_test_runs_on_every_rank_with_a_group_for_each_number_of_ranks(run: Run) -> None:
+def test_a_marked_test_runs_on_every_rank_in_a_group_of_each_size(run: Run) -> None:
     result = run(
         IMPORTS
         + """
@@ -251,7 +251,7 @@ def test_a_mark_that_cannot_be_is_an_error_of_the_collection(run: Run, marker: s
     result.stdout.fnmatch_lines([f"*elastic marker of test_it.py::test_it: {message}"])
 
 
-def test_modes_of_torch_that_fixtures_set_are_there_in_the_ranks_and_go_with_the_test(run: Run) -> None:
+def test_modes_that_fixtures_set_hold_in_the_ranks_for_the_test(run: Run) -> None:
     result = run(
         IMPORTS
         + """

@@ -188,7 +188,7 @@ def test_a_signal_is_called_by_its_name(exitcode: int, name: str) -> None:
     assert name == failure(exitcode=exitcode).signal_name()
 
 
-def test_the_root_cause_is_the_earliest_failure_to_the_fraction_of_a_second() -> None:
+def test_the_root_cause_is_the_earliest_failure_by_fractions_of_a_second() -> None:
     """Row 097."""
     failures = {0: failure(0, timestamp=5.9), 1: failure(1, timestamp=5.1), 2: failure(2, timestamp=5.2)}
 
@@ -234,7 +234,7 @@ def test_a_failure_says_on_which_host_it_was() -> None:
     assert "host      : node7" in root
 
 
-def test_what_the_nodes_agreed_upon_is_the_root_cause_whatever_the_clocks_say() -> None:
+def test_the_agreed_root_cause_stands_whatever_the_clocks_say() -> None:
     failures = {0: failure(0, timestamp=1.0), 3: failure(3, timestamp=9.0, secondary=True, root=True)}
 
     assert root_cause(failures)[0] == 3
@@ -294,7 +294,7 @@ def test_a_line_is_one_line_whatever_the_worker_wrote(text: str, trace: str, fil
     assert 1 == len(made.summary().splitlines())
 
 
-def test_the_first_line_of_the_error_is_the_root_cause_and_torchs_table_follows() -> None:
+def test_the_error_begins_with_the_root_cause_before_torchs_table() -> None:
     error = ChildFailedError("train.py", {0: failure(0, timestamp=5.0), 3: failure(3, message="ValueError: bad batch")})
 
     first, _, table = str(error).partition("\n")
@@ -303,7 +303,7 @@ def test_the_first_line_of_the_error_is_the_root_cause_and_torchs_table_follows(
     assert f"\n{table}" == error.format_msg()
 
 
-def test_the_time_of_a_failure_is_in_whole_seconds_as_in_the_error_file_and_its_fraction_is_kept() -> None:
+def test_a_failures_time_is_whole_seconds_and_its_fraction_is_kept() -> None:
     made = ProcessFailure(0, 1, 3, "", timestamp=1234.5)
 
     assert ("1234", 1234.5) == (str(made.timestamp), made.moment)

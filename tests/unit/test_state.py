@@ -60,9 +60,7 @@ def test_a_group_takes_the_steps_of_its_life() -> None:
 
 @pytest.mark.parametrize("finish", WorkerState)
 @pytest.mark.parametrize("start", WorkerState)
-def test_a_step_that_the_life_cycle_lacks_is_an_error_with_the_steps_before(
-    start: WorkerState, finish: WorkerState
-) -> None:
+def test_a_step_that_the_life_cycle_lacks_raises_with_the_steps_before(start: WorkerState, finish: WorkerState) -> None:
     """As distributed's ``InvalidTransition``: whoever reads it sees how the group came there."""
     group = WorkerGroup(spec(), round=7)
     path = way(start)

@@ -123,9 +123,7 @@ def test_a_server_that_was_stopped_can_be_started_again(make: Make, path: str, e
     assert not os.path.exists(path)
 
 
-def test_an_expired_timer_is_told_at_once_and_without_a_signal_nobody_is_killed(
-    make: Make, told: Told, path: str
-) -> None:
+def test_an_expired_timer_without_a_signal_is_reported_and_kills_nobody(make: Make, told: Told, path: str) -> None:
     server = make(max_interval=60)
     server.start()
 
@@ -227,7 +225,7 @@ GOOD, KEPT = FileTimerRequest(12345, "a", 1.5, 9), FileTimerRequest(54321, "kept
 
 @given(spoiled(GOOD.to_json().encode()) | strange)
 @example(b'{"version": 1, "pid": 5, "scope_id": "\\ud800\\u001b[2J", "expiration_time": Infinity, "signal": 9}')
-def test_whatever_a_worker_writes_is_a_request_that_can_be_watched_or_refused(line: bytes) -> None:
+def test_any_line_of_a_worker_is_a_valid_request_or_refused(line: bytes) -> None:
     try:
         request = _fifo._read_request(line)
     except ValueError as error:
@@ -343,7 +341,7 @@ def deaf(monkeypatch: pytest.MonkeyPatch, send: Callable[..., None]) -> None:
     monkeypatch.setattr(os, "kill", send)
 
 
-def test_a_timer_is_told_once_however_often_its_process_cannot_be_signalled(
+def test_a_timer_is_reported_once_while_its_process_cannot_be_signalled(
     make: Make, told: Told, pid: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> None:

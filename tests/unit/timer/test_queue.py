@@ -89,7 +89,7 @@ def test_a_programs_own_kind_of_queue_will_do() -> None:
     assert [TimerRequest(1, "a", 5.0)] == requests.get(2, 0.01)
 
 
-def test_a_worker_is_reaped_when_its_time_is_over_however_long_the_server_may_sleep(pipe: Any) -> None:
+def test_an_overdue_worker_is_reaped_in_spite_of_a_long_sleep(pipe: Any) -> None:
     server = Server(MultiprocessingRequestQueue(pipe), max_interval=60)
     server.start()
 

@@ -63,7 +63,7 @@ def test_all_timers_of_a_worker_are_cleared_and_no_others() -> None:
     ("deadlines", "expected"),
     [((), 30.0), ((105.0,), 5.0), ((200.0, 102.0), 2.0), ((math.inf,), 30.0), ((500.0,), 30.0)],
 )
-def test_a_server_sleeps_until_the_first_deadline_and_at_most_as_long_as_it_may(
+def test_a_server_sleeps_until_the_first_deadline_or_its_longest_sleep(
     deadlines: tuple[float, ...], expected: float
 ) -> None:
     timers = [TimerRequest(7, str(deadline), deadline) for deadline in deadlines]
