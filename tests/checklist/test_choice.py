@@ -128,13 +128,6 @@ def test_rendezvous_options_are_stripped_and_may_hold_an_equals_sign(peer: Peer)
     assert {"a": "1", "b": "x=y"} == {name: config.rdzv_configs[name] for name in ("a", "b")}
 
 
-@pytest.mark.row(29)
-@pytest.mark.parametrize("text", ["a", "a=", "=1", "a=1,,b=2"])
-def test_a_rendezvous_option_without_name_or_value_is_refused(peer: Peer, text: str) -> None:
-    with pytest.raises(ValueError):
-        peer.parse("--rdzv-backend", "mine", "--rdzv-endpoint", "h:1", "--rdzv-conf", text, "script.py")
-
-
 @pytest.mark.row(30)
 @pytest.mark.parametrize(("config", "timeout"), [({}, 900), ({"timeout": 7}, 7)])
 def test_the_rendezvous_timeout_is_900_unless_given(peer: Peer, config: dict[str, int], timeout: int) -> None:

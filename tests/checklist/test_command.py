@@ -48,12 +48,6 @@ def test_no_python_runs_the_program_itself(peer: Peer) -> None:
     assert "a b of 1\n" == done.out
 
 
-@pytest.mark.row(39)
-def test_no_python_excludes_a_module(peer: Peer) -> None:
-    with pytest.raises(ValueError):
-        peer.parse("--no-python", "-m", "--master-port", "29501", "pkg.mod")
-
-
 @pytest.mark.row(40)
 def test_run_path_runs_the_file_as_main_whatever_no_python_says(peer: Peer) -> None:
     script = peer.script("import sys; print(__name__, sys.argv, flush=True)", "data")

@@ -64,14 +64,6 @@ def test_a_map_redirects_by_rank_and_leaves_other_ranks_alone(peer: Peer) -> Non
     assert ["err 0", "err 2"] == told(done.err, "err")
 
 
-@pytest.mark.row(68)
-@pytest.mark.parametrize("option", ["-r", "-t"])
-@pytest.mark.parametrize("text", ["4", "0:1,", ""])
-def test_a_bad_selector_of_streams_is_a_value_error(peer: Peer, option: str, text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(text) or "."):
-        peer.parse(option, text, "script.py")
-
-
 @pytest.mark.row(69, improvement=True)
 def test_a_map_reaches_ranks_of_two_digits(peer: Peer) -> None:
     done = peer.run("--nproc-per-node=11", "-r", "10:1", IN_LOGS, script(peer, SPEAK), env=QUICK)
@@ -150,12 +142,6 @@ def test_a_rank_that_the_filter_leaves_out_is_in_its_files_only(peer: Peer) -> N
     assert ["[default0]:out 0"] == done.out.splitlines()
     assert ["err 0"] == told(done.err, "err")
     assert {f"attempt_0/{rank}/stdout.log": f"out {rank}\n" for rank in (0, 1)} == kept(peer)
-
-
-@pytest.mark.row(77)
-def test_a_filter_that_is_no_list_of_ranks_is_a_value_error(peer: Peer) -> None:
-    with pytest.raises(ValueError, match=r"local.ranks.filter"):
-        peer.parse("--local-ranks-filter=0,x", "script.py")
 
 
 @pytest.mark.row(78)
@@ -292,12 +278,6 @@ def test_a_plug_in_makes_the_layout_of_the_logs(peer: Peer) -> None:
     lines = [f"{rank} a plug-in flat/{rank}.txt.error\n" for rank in (0, 1)]
     assert lines == [path.read_text() for path in sorted(peer.folder.glob("flat/*.txt"))]
     assert f"[default1]:{lines[1]}" == done.out
-
-
-@pytest.mark.row(85)
-def test_a_plug_in_that_is_not_installed_is_a_value_error(peer: Peer) -> None:
-    with pytest.raises(ValueError, match="not_there"):
-        peer.parse("--logs-specs=not_there", "script.py")
 
 
 FROM_BELOW = """

@@ -1,10 +1,13 @@
-"""Rows 001 to 020: how the command line is read."""
+"""Rows 001 to 020, and what other rows say of the same: how the command line is read."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -21,35 +24,120 @@ OPTIONS = """
 """.split()
 
 
-@pytest.mark.row(1)
-@pytest.mark.parametrize(("text", "nodes"), [("3", (3, 3)), ("2:5", (2, 5))])
-def test_nnodes_sets_the_least_and_the_most_number_of_nodes(peer: Peer, text: str, nodes: tuple[int, int]) -> None:
-    config, _, _ = peer.parse("--nnodes", text, *NOT_PRIVATE, "script.py")
+def read(line: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables before a command of the shell, and the arguments."""
+    words = shlex.split(line)
+    return dict(word.split("=", 1) for word in words if word.startswith("PET_")), [
+        word for word in words if not word.startswith("PET_")
+    ]
 
-    assert nodes == (config.min_nodes, config.max_nodes)
+
+def cases(rows: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return the parameters of a table whose lines begin with the row and the command line."""
+    return [
+        pytest.param(line, *values, marks=pytest.mark.row(number), id=f"{number:03} {line}")
+        for number, line, *values in rows
+    ]
 
 
-@pytest.mark.row(2)
 @pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("1:2:3", RuntimeError),
-        ("x", ValueError),
-        ("0", AssertionError),
-        ("0:1", AssertionError),
-        ("3:2", AssertionError),
-    ],
+    ("line", "fields"),
+    cases(
+        [
+            (1, "--nnodes 3", {"min_nodes": 3, "max_nodes": 3}),
+            (1, "--nnodes 2:5", {"min_nodes": 2, "max_nodes": 5}),
+            (3, "", {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1}),
+            (8, "PET_MAX_RESTARTS=5 PET_ROLE=reader --role trainer", {"max_restarts": 5, "role": "trainer"}),
+            (9, "PET_MAX_RESTARTS=2", {"max_restarts": 2}),
+            (9, "PET_MONITOR_INTERVAL=0.25", {"monitor_interval": 0.25}),
+            (9, "PET_ROLE=5", {"role": "5"}),
+            (12, "--start-method spawn", {"start_method": "spawn"}),
+            (12, "--start-method fork", {"start_method": "fork"}),
+            (12, "--start-method forkserver", {"start_method": "forkserver"}),
+        ]
+    ),
 )
-def test_a_bad_number_of_nodes_is_refused(peer: Peer, text: str, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        peer.parse("--nnodes", text, *NOT_PRIVATE, "script.py")
+def test_options_and_variables_set_the_fields_of_a_launch(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, line: str, fields: dict[str, object]
+) -> None:
+    """A variable gives the default, converted to the field's type; the command line wins."""
+    variables, args = read(line)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    config, _, _ = peer.parse(*args, *NOT_PRIVATE, "script.py")
+
+    found = {name: getattr(config, name) for name in fields}
+    assert fields == found
+    assert list(map(type, fields.values())) == list(map(type, found.values()))
 
 
-@pytest.mark.row(3)
-def test_the_default_is_one_node_with_one_worker(peer: Peer) -> None:
-    config, _, _ = peer.parse(*NOT_PRIVATE, "script.py")
+@pytest.mark.parametrize(
+    ("line", "error", "match"),
+    cases(
+        [
+            (2, "--nnodes 1:2:3", RuntimeError, None),
+            (2, "--nnodes x", ValueError, None),
+            (2, "--nnodes 0", AssertionError, None),
+            (2, "--nnodes 0:1", AssertionError, None),
+            (2, "--nnodes 3:2", AssertionError, None),
+            (10, "PET_STANDALONE=true", ValueError, None),
+            (10, "PET_STANDALONE=", ValueError, None),
+            (13, "--max-restarts=-1", AssertionError, "max.restarts"),
+            (29, "--rdzv-backend mine --rdzv-endpoint h:1 --rdzv-conf a", ValueError, None),
+            (29, "--rdzv-backend mine --rdzv-endpoint h:1 --rdzv-conf a=", ValueError, None),
+            (29, "--rdzv-backend mine --rdzv-endpoint h:1 --rdzv-conf =1", ValueError, None),
+            (29, "--rdzv-backend mine --rdzv-endpoint h:1 --rdzv-conf a=1,,b=2", ValueError, None),
+            (39, "--no-python -m", ValueError, None),
+            (68, "-r 4", ValueError, "4"),
+            (68, "-r 0:1,", ValueError, "0:1,"),
+            (68, "-r ''", ValueError, None),
+            (68, "-t 4", ValueError, "4"),
+            (68, "-t 0:1,", ValueError, "0:1,"),
+            (68, "-t ''", ValueError, None),
+            (77, "--local-ranks-filter=0,x", ValueError, "local.ranks.filter"),
+            (85, "--logs-specs=not_there", ValueError, "not_there"),
+        ]
+    ),
+)
+def test_values_that_cannot_be_are_refused(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, line: str, error: type[Exception], match: str | None
+) -> None:
+    variables, args = read(line)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
-    assert (1, 1, 1) == (config.min_nodes, config.max_nodes, config.nproc_per_node)
+    with pytest.raises(error, match=match):
+        peer.parse(*args, *NOT_PRIVATE, "script.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "status", "words"),
+    cases(
+        [
+            (6, "--nproc-per-node 2", 2, ["usage:"]),
+            (7, "--no-such-option script.py", 2, ["--no-such-option"]),
+            (9, "PET_MAX_RESTARTS=two script.py", 2, ["two"]),
+            (12, "--start-method clone script.py", 2, ["clone", "spawn", "fork", "forkserver"]),
+            (14, "--monitor-interval 0 script.py", None, []),
+            (15, "--nproc-per-node 0 script.py", None, []),
+            (109, "--shutdown-timeout=-1 script.py", None, ["-1"]),
+        ]
+    ),
+)
+def test_a_command_that_cannot_be_ends_before_a_worker_runs(
+    peer: Peer, line: str, status: int | None, words: list[str]
+) -> None:
+    """Without a script, as with a bad option."""
+    variables, args = read(line)
+    peer.script("print('ran')")
+
+    done = peer.run(*args, env=variables)
+
+    assert done.returncode == status if status else done.returncode > 0
+    assert "" == done.out
+    assert [] == [word for word in words if word not in done.err]
 
 
 @pytest.mark.row(4)
@@ -91,58 +179,6 @@ def test_what_stands_after_the_script_is_the_scripts(peer: Peer) -> None:
     assert [str(args)] == done.out.splitlines()
 
 
-@pytest.mark.row(6)
-@pytest.mark.slow
-def test_a_missing_script_is_wrong_usage(peer: Peer) -> None:
-    done = peer.run("--nproc-per-node", "2")
-
-    assert (2, "") == (done.returncode, done.out)
-    assert "usage:" in done.err
-
-
-@pytest.mark.row(7)
-@pytest.mark.slow
-def test_an_unknown_option_before_the_script_is_wrong_usage(peer: Peer) -> None:
-    done = peer.run("--no-such-option", peer.script("print('ran')"))
-
-    assert (2, "") == (done.returncode, done.out)
-    assert "--no-such-option" in done.err
-
-
-@pytest.mark.row(8)
-def test_a_variable_gives_the_default_and_the_command_line_wins(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PET_MAX_RESTARTS", "5")
-    monkeypatch.setenv("PET_ROLE", "reader")
-
-    config, _, _ = peer.parse("--role", "trainer", *NOT_PRIVATE, "script.py")
-
-    assert (5, "trainer") == (config.max_restarts, config.role)
-
-
-@pytest.mark.row(9)
-@pytest.mark.parametrize(
-    ("variable", "text", "value"), [("MAX_RESTARTS", "2", 2), ("MONITOR_INTERVAL", "0.25", 0.25), ("ROLE", "5", "5")]
-)
-def test_a_variables_text_is_converted(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch, variable: str, text: str, value: object
-) -> None:
-    monkeypatch.setenv(f"PET_{variable}", text)
-
-    config, _, _ = peer.parse(*NOT_PRIVATE, "script.py")
-
-    assert value == getattr(config, variable.lower())
-    assert type(value) is type(getattr(config, variable.lower()))
-
-
-@pytest.mark.row(9)
-@pytest.mark.slow
-def test_a_variables_bad_text_is_an_error(peer: Peer) -> None:
-    done = peer.run(peer.script("print('ran')"), env={"PET_MAX_RESTARTS": "two"})
-
-    assert (2, "") == (done.returncode, done.out)
-    assert "two" in done.err
-
-
 @pytest.mark.row(10)
 @pytest.mark.parametrize(("text", "on"), [("1", True), ("0", False)])
 def test_a_flags_variable_turns_it_on_or_off(peer: Peer, monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
@@ -151,15 +187,6 @@ def test_a_flags_variable_turns_it_on_or_off(peer: Peer, monkeypatch: pytest.Mon
     args = peer.module("run").parse_args(["script.py"])
 
     assert on is args.standalone
-
-
-@pytest.mark.row(10)
-@pytest.mark.parametrize("text", ["true", ""])
-def test_a_flags_variable_must_be_a_number(peer: Peer, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("PET_STANDALONE", text)
-
-    with pytest.raises(ValueError):
-        peer.module("run").parse_args(["script.py"])
 
 
 @pytest.mark.row(11)
@@ -171,45 +198,6 @@ def test_logs_specs_and_numa_binding_have_no_variables(peer: Peer, monkeypatch: 
 
     assert "DefaultLogsSpecs" == type(config.logs_specs).__name__
     assert config.numa_options is None
-
-
-@pytest.mark.row(12)
-@pytest.mark.slow
-def test_an_unknown_start_method_is_refused_with_the_known_ones(peer: Peer) -> None:
-    done = peer.run("--start-method", "clone", peer.script("print('ran')"))
-
-    assert (2, "") == (done.returncode, done.out)
-    assert all(name in done.err for name in ("clone", "spawn", "fork", "forkserver"))
-
-
-@pytest.mark.row(12)
-@pytest.mark.parametrize("name", ["spawn", "fork", "forkserver"])
-def test_the_known_start_methods_are_taken(peer: Peer, name: str) -> None:
-    assert name == peer.parse("--start-method", name, *NOT_PRIVATE, "script.py")[0].start_method
-
-
-@pytest.mark.row(13)
-def test_a_negative_number_of_restarts_is_refused(peer: Peer) -> None:
-    with pytest.raises(AssertionError, match=r"max_restarts|max-restarts"):
-        peer.parse("--max-restarts=-1", *NOT_PRIVATE, "script.py")
-
-
-@pytest.mark.row(14)
-@pytest.mark.slow
-def test_a_monitor_interval_of_zero_is_refused(peer: Peer) -> None:
-    done = peer.run("--monitor-interval", "0", peer.script("print('ran')"))
-
-    assert done.returncode not in (0, -11)
-    assert "" == done.out
-
-
-@pytest.mark.row(15)
-@pytest.mark.slow
-def test_no_workers_at_all_are_refused(peer: Peer) -> None:
-    done = peer.run("--nproc-per-node", "0", peer.script("print('ran')"))
-
-    assert 0 != done.returncode
-    assert "" == done.out
 
 
 @pytest.mark.row(16)

@@ -117,15 +117,6 @@ def test_a_variable_gives_the_shutdown_timeout_when_the_option_is_absent(peer: P
     assert leaves_nothing(peer)
 
 
-@pytest.mark.row(109)
-def test_a_negative_shutdown_timeout_is_refused(peer: Peer) -> None:
-    done = peer.run("--shutdown-timeout=-1", script(peer, "note('ran')"), env=QUICK)
-
-    assert 0 != done.returncode
-    assert "-1" in done.err
-    assert [] == names(peer, "ran")
-
-
 @pytest.mark.row(110, improvement=True)
 def test_three_rapid_interrupts_leave_no_orphan(peer: Peer) -> None:
     process = started(peer, IGNORES, NEVER)
