@@ -81,63 +81,50 @@ def test_a_shell_that_is_unknown_is_wrong_usage(peer: Peer) -> None:
     assert "invalid choice: 'ksh'" in done.err
 
 
-def c10d(*options: str) -> tuple[str, ...]:
-    return ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "job7", *options)
-
-
 @pytest.mark.row(207, since=TODAY)
 @pytest.mark.parametrize(("value", "status"), [("0.5", 0), ("0", 0), ("-1", None), ("nan", None), ("x", None)])
 def test_the_time_between_repeated_writes_is_taken_and_checked(peer: Peer, value: str, status: int | None) -> None:
-    done = peer.run(*c10d("--rdzv-conf", f"cas_backoff_max_seconds={value}"), peer.script("print('ran')"))
+    place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "job7")
+
+    done = peer.run(*place, "--rdzv-conf", f"cas_backoff_max_seconds={value}", peer.script("print('ran')"))
 
     assert (done.returncode == 0) == (status == 0), done.err
     assert ("ran" in done.out) == (status == 0)
     assert status == 0 or "cas_backoff_max_seconds" in done.err
 
 
-@pytest.mark.row(208)
+C10D = "--rdzv-backend c10d --rdzv-endpoint localhost:PORT --rdzv-id job7"
+
+
 @pytest.mark.parametrize(
-    "conf",
+    ("options", "variables"),
     [
-        "join_timeout=x,join_timeout=60",
-        "store_type=TCP",
-        "protocol=https,ssl_cert=nowhere",
-        "is_hots=1",
-        "rank=5",
-        "timeout=60",
+        pytest.param(options, variables, marks=pytest.mark.row(number), id=f"{number} {options} {variables or ''}")
+        for number, options, variables in [
+            (208, f"{C10D} --rdzv-conf join_timeout=x,join_timeout=60", {}),
+            (208, f"{C10D} --rdzv-conf store_type=TCP", {}),
+            (208, f"{C10D} --rdzv-conf protocol=https,ssl_cert=nowhere", {}),
+            (208, f"{C10D} --rdzv-conf is_hots=1", {}),
+            (208, f"{C10D} --rdzv-conf rank=5", {}),
+            (208, f"{C10D} --rdzv-conf timeout=60", {}),
+            (209, "--standalone --nnodes 1:3", {}),
+            (209, "--node-rank 1", {}),
+            (209, "--standalone --rdzv-backend nonsense", {}),
+            (209, "--rdzv-endpoint localhost:PORT --master-addr node0 --master-port 1", {}),
+            (209, "--rdzv-backend c10d --rdzv-endpoint localhost:PORT --nnodes 1:1 --node-rank 3", {}),
+            (210, "", {"PET_START_METHOD": "bogus"}),
+            (210, "", {"PET_LOCAL_ADDR": ""}),
+            (210, "", {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": " 7 "}),
+        ]
     ],
 )
-def test_keys_twice_unknown_or_of_another_back_end_stop_no_job(peer: Peer, conf: str) -> None:
-    done = peer.run(*c10d("--rdzv-conf", conf), peer.script("print('ran')"))
+def test_options_and_variables_that_torchrun_takes_stop_no_job(
+    peer: Peer, options: str, variables: dict[str, str]
+) -> None:
+    """Options twice, unknown, of another back end or overridden by another one; variables of odd values."""
+    args = options.replace("PORT", str(free_port())).split()
 
-    assert (0, True) == (done.returncode, "ran" in done.out), done.err
-
-
-@pytest.mark.row(209)
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--standalone", "--nnodes", "1:3"),
-        ("--node-rank", "1"),
-        ("--standalone", "--rdzv-backend", "nonsense"),
-        ("--rdzv-endpoint", "localhost:PORT", "--master-addr", "node0", "--master-port", "1"),
-        ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:PORT", "--nnodes", "1:1", "--node-rank", "3"),
-    ],
-)
-def test_options_that_another_one_overrides_stop_no_job(peer: Peer, options: tuple[str, ...]) -> None:
-    port = str(free_port())
-
-    done = peer.run(*(each.replace("PORT", port) for each in options), peer.script("print('ran')"))
-
-    assert (0, True) == (done.returncode, "ran" in done.out), done.err
-
-
-@pytest.mark.row(210)
-@pytest.mark.parametrize(
-    "env", [{"PET_START_METHOD": "bogus"}, {"PET_LOCAL_ADDR": ""}, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": " 7 "}]
-)
-def test_variables_that_torchrun_takes_stop_no_job(peer: Peer, env: dict[str, str]) -> None:
-    done = peer.run(peer.script("print('ran')"), env=env)
+    done = peer.run(*args, peer.script("print('ran')"), env=variables)
 
     assert (0, True) == (done.returncode, "ran" in done.out), done.err
 
