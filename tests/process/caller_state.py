@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def facts() -> dict[str, Any]:
         "dumpable": _libc.prctl(3, 0, 0, 0, 0) == 1,
         "limits": [list(resource.getrlimit(number)) for number in limits],
         "cpus": sorted(os.sched_getaffinity(0)),
+        "folder": os.getcwd(),
+        "stdin": os.readlink("/proc/self/fd/0"),
         "ignores SIGHUP": signal.getsignal(signal.SIGHUP) == signal.SIG_IGN,
     }
 
@@ -87,6 +90,11 @@ def _write(path: str, text: str) -> None:
 
 def _lower_limit(number: int, value: int) -> None:
     resource.setrlimit(number, (value, resource.getrlimit(number)[1]))
+
+
+def _other_input() -> None:
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 0)
 
 
 def _filter_nothing() -> None:
@@ -131,6 +139,8 @@ SET_IN_THE_WORKER: dict[str, Callable[[], Any]] = {
     "core dump filter": lambda: _write("/proc/self/coredump_filter", "0x21"),
     "timer slack": lambda: _prctl(_PR_SET_TIMERSLACK, 70_000),
     "CPUs": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "folder": lambda: os.chdir("/"),
+    "standard input": _other_input,
     "ignored signal": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     "private memory": lambda: _prctl(_PR_SET_DUMPABLE, 0),
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -70,21 +69,6 @@ def works_on_in_round(first: int, folder: Path) -> dict[str, int]:
 def variable(name: str) -> tuple[str | None, int]:
     """What the environment holds here, and which fork server this worker came from."""
     return os.environ.get(name), chain()["fork server"]
-
-
-def surroundings() -> dict[str, Any]:
-    """What a process takes over from its parent."""
-    umask = os.umask(0)
-    os.umask(umask)
-    return {
-        "umask": umask,
-        "folder": os.getcwd(),
-        "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "stdin": sys.stdin.read(),
-        "fork server": chain()["fork server"],
-    }
 
 
 def fails() -> None:

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elasticlib.workers.child._start_spec import StartSpec
 
+ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
 WORK = "import sys; print('at work', flush=True); sys.stdin.read(); print('done', flush=True)"
 """A worker that works until its standard input ends."""
@@ -24,6 +26,17 @@ WORKER = (sys.executable, "-c", WORK)
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The variables of a program that finds elasticlib and the tests wherever it runs."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+
+
+def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end; *options* are those of `subprocess.run`."""
+    options = {"env": environment(), "timeout": 120, "capture_output": True, "text": True, "check": False, **options}
+    return subprocess.run([sys.executable, *arguments], **options)  # type: ignore[no-any-return]
 
 
 def children(pid: int) -> list[int]:

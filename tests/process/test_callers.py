@@ -8,10 +8,8 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,11 @@ import pytest
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
 from elasticlib.processes import _reaper
 from tests.process import duties
+from tests.process.launches import run_python
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
-ROOT = Path(__file__).parents[2]
 METHODS = ["forkserver", "spawn", "fork"]
 LIMIT = 20.0
 """Seconds that anything waited for may take."""
@@ -58,22 +57,13 @@ if child:
 
 def test_a_forked_child_of_the_caller_launches_by_itself() -> None:
     """Neither end touches the other's fork server, and both are gone when their owners are."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING_CALLER],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", FORKING_CALLER)
 
     assert (0, "") == (done.returncode, done.stderr)
     told = dict(json.loads(line) for line in done.stdout.splitlines())
     assert told["child"]["fork server"] != told["parent"]["fork server"]
     assert {told["parent"]["fork server"]} == {told[f"parent {when}"]["fork server"] for when in ("beside", "after")}
-    duties.wait_for(
-        lambda: not any(duties.lives(each[who]) for each in told.values() for who in ("fork server", "reaper"))
-    )
+    wait_until(lambda: not any(duties.lives(each[who]) for each in told.values() for who in ("fork server", "reaper")))
 
 
 LAUNCH_WITHOUT_DESCRIPTORS = """
@@ -113,14 +103,7 @@ print([thread.name for thread in threading.enumerate()])
 
 def test_a_launch_that_finds_no_descriptor_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """Besides the reaper with the idle fork server."""
-    done = subprocess.run(
-        [sys.executable, "-c", LAUNCH_WITHOUT_DESCRIPTORS, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", LAUNCH_WITHOUT_DESCRIPTORS, str(tmp_path))
 
     assert "" == done.stderr
     error, threads = done.stdout.splitlines()
@@ -155,7 +138,7 @@ def test_a_launch_from_another_thread_leaves_signal_handlers_alone(tmp_path: Pat
     before = handlers()
     with ThreadPoolExecutor(1) as thread:
         job = thread.submit(elastic_launch(config(), duties.waits_for), tmp_path / "begun", tmp_path / "go")
-        duties.wait_for((tmp_path / "begun").exists)
+        wait_until((tmp_path / "begun").exists)
         during = handlers()
         (tmp_path / "go").touch()
         job.result(LIMIT)
@@ -198,53 +181,6 @@ def test_a_launch_leaves_the_program_as_it_was(method: str, fails: bool) -> None
     assert before == process_wide_state()
 
 
-@pytest.fixture
-def present_surroundings() -> Iterator[None]:
-    """Puts back what `duties.surroundings` tells of."""
-    umask, folder, affinity = os.umask(0o022), os.getcwd(), os.sched_getaffinity(0)
-    numbers = (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
-    limits, stdin = [resource.getrlimit(number) for number in numbers], os.dup(0)
-    yield
-    os.umask(umask)
-    os.chdir(folder)
-    os.sched_setaffinity(0, affinity)
-    for number, limit in zip(numbers, limits, strict=True):
-        resource.setrlimit(number, limit)
-    os.dup2(stdin, 0)
-    os.close(stdin)
-
-
-def change_surroundings(folder: Path, text: str, umask: int, files: int, cpus: set[int]) -> dict[str, Any]:
-    """Change what a process takes over; return what a worker should see of it."""
-    folder.mkdir()
-    (folder / "stdin").write_text(text)
-    with open(folder / "stdin") as file:
-        os.dup2(file.fileno(), 0)
-    os.chdir(folder)
-    os.umask(umask)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    os.sched_setaffinity(0, cpus)
-    return {"umask": umask, "folder": str(folder), "files": files, "core": 0, "affinity": sorted(cpus), "stdin": text}
-
-
-@pytest.mark.usefixtures("present_surroundings")
-@pytest.mark.parametrize("method", METHODS)
-def test_workers_take_over_what_the_caller_has_at_the_call(method: str, tmp_path: Path) -> None:
-    """The fork server was there before, and stays the same: mask, folder, limits, CPUs and stdin are sent to it."""
-    job = elastic_launch(config(start_method=method), duties.surroundings)
-    all_cpus = os.sched_getaffinity(0)
-    expected, seen = [], []
-    for name, umask, files, cpus in [("one", 0o077, 300, {min(all_cpus)}), ("two", 0o002, 500, all_cpus)]:
-        expected.append(change_surroundings(tmp_path / name, f"typed for {name}", umask, files, cpus))
-
-        seen.append(job()[0])
-
-    fork_servers = [each.pop("fork server") for each in seen]
-    assert expected == seen
-    assert fork_servers[0] == fork_servers[1] or method == "fork"
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_ten_launches_leak_no_descriptor_and_no_process(method: str) -> None:
     """Neither here nor in the fork server; a failed launch now and then leaks none either."""
@@ -259,7 +195,7 @@ def test_ten_launches_leak_no_descriptor_and_no_process(method: str) -> None:
 
     with pytest.raises(ChildFailedError):
         bad()
-    duties.wait_for(lambda: not _reaper.descendants(fork_server))
+    wait_until(lambda: not _reaper.descendants(fork_server))
     before = held()
 
     for index in range(10):
@@ -268,4 +204,4 @@ def test_ten_launches_leak_no_descriptor_and_no_process(method: str) -> None:
 
     # The fork server reaps a spawner, and closes what it held of it, when the launch is already over.
     # What another test left behind in this process may go meanwhile: fewer are no leak.
-    duties.wait_for(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
+    wait_until(lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
