@@ -122,7 +122,7 @@ def said_by(script: str) -> str:
     return done.stdout
 
 
-def test_all_descriptors_but_those_that_are_kept_are_closed_however_high_the_limit_is() -> None:
+def test_descriptors_are_closed_however_high_the_limit_is() -> None:
     """By what is open, and not by what could be: the limit has no part in it."""
     script = (
         "import os, resource, sys\n"

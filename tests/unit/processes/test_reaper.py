@@ -282,7 +282,7 @@ def test_a_reaper_says_what_it_cannot_run() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_with_its_parent_ends_when_that_is_already_gone() -> None:
+def test_process_that_dies_with_its_parent_ends_if_that_is_gone() -> None:
     done = run("from elasticlib.processes import die_with_parent; die_with_parent(1); print('alive')")
 
     assert (done.returncode, done.stdout) == (1, "")

@@ -232,7 +232,7 @@ def test_the_soft_limit_of_open_files_is_no_limit_for_a_frame(pair: Pair, full: 
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == full
 
 
-def test_the_soft_limit_is_put_back_when_the_last_one_needs_no_room_any_more(full: int) -> None:
+def test_soft_limit_is_put_back_by_the_last_that_needs_room(full: int) -> None:
     with room_for_descriptors(1):
         with room_for_descriptors(1):
             pass

@@ -50,7 +50,7 @@ def test_the_threads_make_up_the_text() -> None:
     assert stacks == "".join(thread.text for thread in threads_of(stacks))
 
 
-def test_of_a_crash_the_current_thread_counts_and_the_innermost_frame_is_last() -> None:
+def test_crash_is_the_current_thread_with_the_innermost_frame_last() -> None:
     assert "own_stacks" == crash_frames(own_stacks())[-1].function
 
 

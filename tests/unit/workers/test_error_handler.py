@@ -144,7 +144,7 @@ def test_a_handler_of_ones_own_says_where_a_childs_failure_goes(tmp_path: Path) 
     assert json.loads((tmp_path / "mine.json").read_text())["message"]["errorCode"] == 3
 
 
-def test_a_handler_knows_the_functions_name_before_it_begins_and_is_told_of_success() -> None:
+def test_handler_knows_the_functions_name_and_hears_of_success() -> None:
     handler = Telling()
 
     def works() -> int:

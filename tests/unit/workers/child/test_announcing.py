@@ -64,9 +64,7 @@ def test_only_the_worker_itself_announces() -> None:
 
 
 @given(st.lists(st.integers(0, 70_000), max_size=3), st.lists(st.integers(1, 65_536), min_size=1, max_size=9))
-def test_a_report_that_no_file_may_hold_comes_whole_however_the_pipe_is_read(
-    sizes: list[int], reads: list[int]
-) -> None:
+def test_report_through_the_pipe_is_whole_however_it_is_read(sizes: list[int], reads: list[int]) -> None:
     """Beside announcements of others."""
     told = []
     data = b""

@@ -54,7 +54,7 @@ def puts_own_files_in_place_and_fails(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_result_of_a_worker_that_reused_the_numbers_arrives_and_its_files_stay(method: str, tmp_path: Path) -> None:
+def test_result_of_a_worker_that_reused_the_descriptors_arrives(method: str, tmp_path: Path) -> None:
     result: dict[int, Any] = elastic_launch(config(method), puts_own_files_in_place)(tmp_path)
 
     assert {"report", "tail", "faults"} <= set(result[0])
@@ -62,9 +62,7 @@ def test_the_result_of_a_worker_that_reused_the_numbers_arrives_and_its_files_st
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_exception_of_a_worker_that_reused_the_numbers_arrives_and_its_files_stay(
-    method: str, tmp_path: Path
-) -> None:
+def test_exception_of_a_worker_that_reused_the_descriptors_arrives(method: str, tmp_path: Path) -> None:
     with pytest.raises(ChildFailedError) as caught:
         elastic_launch(config(method), puts_own_files_in_place_and_fails)(tmp_path)
 

@@ -96,9 +96,7 @@ def test_a_program_that_ended_well_is_reported_once_and_let_be(outcome: Outcome)
 
 @pytest.mark.parametrize("outcome", MAIN_PARTS)
 @pytest.mark.parametrize("code", [-15, -9, 0])
-def test_a_timeout_that_was_chosen_holds_for_what_ended_well_and_then_it_has_failed(
-    outcome: Outcome, code: int
-) -> None:
+def test_chosen_timeout_makes_a_failure_of_a_program_that_ended_well(outcome: Outcome, code: int) -> None:
     """What its threads were at is cut off, also where the process takes the signal for an order to end with 0."""
     course = ended_well(outcome, was_chosen=True)
 
@@ -155,9 +153,7 @@ def test_the_last_worker_is_told_of_once_and_may_take_any_time(
 
 
 @pytest.mark.parametrize(("exit_timeout", "first"), [(2.0, 2.0), (300.0, 30.0)])
-def test_a_timeout_that_was_chosen_ends_a_function_that_has_returned_at_both_looks(
-    exit_timeout: float, first: float
-) -> None:
+def test_chosen_timeout_ends_a_function_that_returned_at_both_looks(exit_timeout: float, first: float) -> None:
     """It counts from the first of them; its local variables are being destroyed all that time."""
     course = last_runs(exit_timeout)
     told, (second, *ended) = looked_at(course, [True])[0], (course.deadline, *looked_at(course, [True]))
@@ -184,7 +180,7 @@ def test_stacks_that_were_not_seen_end_no_last_worker() -> None:
     assert course.deadline is None
 
 
-def test_the_last_worker_has_its_whole_exit_timeout_once_its_program_is_over() -> None:
+def test_last_worker_has_its_whole_exit_timeout_after_its_program() -> None:
     course = last_runs(10.0)
 
     course.heard(Outcome.RETURNED, 0, now=9.0)
@@ -194,7 +190,7 @@ def test_the_last_worker_has_its_whole_exit_timeout_once_its_program_is_over() -
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_worker_whose_program_is_over_or_that_is_stopped_is_not_the_last_that_runs(stops: bool) -> None:
+def test_worker_that_is_over_or_stopped_is_not_the_last_that_runs(stops: bool) -> None:
     course = Course(10.0)
     if stops:
         course.stop(30.0, 0.0, spare_failed=False)
@@ -258,7 +254,7 @@ def test_a_hurried_stop_leaves_a_group_less_time() -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_nobody_waits_for_the_group_of_a_worker_that_ended_by_itself_or_was_killed(stopped: bool) -> None:
+def test_group_of_a_worker_that_was_not_stopped_is_not_waited_for(stopped: bool) -> None:
     course = Course()
     if stopped:
         course.stop(0.0, now=0.0, spare_failed=False)
@@ -276,7 +272,7 @@ def test_nothing_is_stronger_than_the_kill() -> None:
     assert KILL_SECONDS == course.deadline
 
 
-def test_the_exit_code_of_a_program_outlives_the_signal_that_ended_its_process() -> None:
+def test_exit_code_of_a_program_outlives_our_signal_to_its_process() -> None:
     """Only where we sent it: a crash in an exit handler is a crash."""
     returned, crashed, asked = Course(), Course(), Course()
     returned.heard(Outcome.RETURNED, 0, now=0.0)

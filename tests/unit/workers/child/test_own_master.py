@@ -42,7 +42,7 @@ def create(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Create]]:
     yield attached
 
 
-def test_at_an_address_of_its_own_rank_0_opens_the_store_of_a_pool_a_test_or_a_cell(
+def test_at_an_address_of_its_own_rank_0_opens_the_store_of_a_pool(
     create: Callable[..., Create],
 ) -> None:
     created = create(is_hosted=True)
@@ -53,7 +53,7 @@ def test_at_an_address_of_its_own_rank_0_opens_the_store_of_a_pool_a_test_or_a_c
 
 
 @pytest.mark.parametrize("changed", [{"GROUP_WORLD_SIZE": "2"}, {"TORCHELASTIC_USE_AGENT_STORE": "False"}])
-def test_of_several_nodes_and_without_the_launchers_store_all_is_as_torch_has_it(
+def test_several_nodes_or_no_store_of_the_launcher_change_nothing(
     changed: dict[str, str], create: Callable[..., Create]
 ) -> None:
     assert create(is_hosted=True, **changed)("localhost", ELSEWHERE, 0)

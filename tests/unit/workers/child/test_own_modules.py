@@ -41,7 +41,7 @@ def test_a_folder_that_is_not_there_hides_nothing() -> None:
     assert set() == _own_modules.hidden_by(["/no/such/folder"], NAMES)
 
 
-def test_imports_find_the_projects_own_but_what_python_had_at_its_start_stays(
+def test_imports_find_the_projects_own_but_modules_of_the_start_stay(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "zipimport.py").touch()

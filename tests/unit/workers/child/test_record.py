@@ -119,7 +119,7 @@ def test_a_root_cause_without_an_error_file_leaves_none_here(error_file: Path) -
     assert not error_file.exists()
 
 
-def test_a_command_line_tells_a_root_cause_without_an_error_file_by_what_is_known(error_file: Path) -> None:
+def test_command_line_writes_what_is_known_without_an_error_file(error_file: Path) -> None:
     write_error_file(ChildFailedError("train.py", {1: failure()}))
 
     message = json.loads(error_file.read_text())["message"]

@@ -210,7 +210,7 @@ def test_for_an_argument_that_cannot_travel_goes_its_text(args: tuple[object, ..
     ]
 
 
-def test_a_text_that_needs_what_could_not_travel_is_kept_by_a_class_of_that_name() -> None:
+def test_text_is_kept_by_a_class_of_that_name_where_a_field_is_missing() -> None:
     found = there(with_fields(SaysItsField(), what=threading.Lock()))
 
     assert isinstance(found, SaysItsField)

@@ -55,7 +55,7 @@ def test_a_new_interpreter_finds_both_as_they_were(spec: StartSpec) -> None:
     assert HANDED == handed
 
 
-def test_a_workers_own_variables_beat_the_fork_servers_and_these_the_launchers() -> None:
+def test_own_variables_beat_the_fork_servers_which_beat_the_launchers() -> None:
     spec = StartSpec(env={"A": "1", "B": "1", "C": "1", "D": "1"}, variables={"C": "3", "D": "3"})
 
     assert {"A": "1", "C": "3", "D": "3"} == spec.environment({"B": None, "C": "2", "D": None})

@@ -95,7 +95,7 @@ def test_a_note_that_the_users_code_closed_disturbs_nobody(capfd: pytest.Capture
     assert capfd.readouterr().err == "still there\n"
 
 
-def test_a_file_of_the_users_that_got_the_number_of_a_closed_note_is_not_written(
+def test_user_file_with_the_number_of_a_closed_note_is_not_written(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     note, users = os.memfd_create("tail"), os.memfd_create("of the user")

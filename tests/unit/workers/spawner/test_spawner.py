@@ -242,7 +242,7 @@ def test_a_group_gets_the_signal_at_half_time_unless_its_worker_writes(
         assert live.course.deadline == live.course._kill_at
 
 
-def test_what_a_stopped_worker_leaves_in_its_group_has_the_rest_of_the_time(yard: Yard) -> None:
+def test_group_of_a_stopped_worker_has_the_rest_of_the_time(yard: Yard) -> None:
     live = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
     yard.adopted = [77]
@@ -324,7 +324,7 @@ def test_out_of_time_means_a_kill_and_then_the_survivors_are_told(yard: Yard) ->
     assert os.listdir("/proc/self/fd") == descriptors
 
 
-def test_another_signal_after_the_kill_does_not_make_a_survivor_of_who_is_just_dying(yard: Yard) -> None:
+def test_signal_after_the_kill_makes_no_survivor_of_a_dying_worker(yard: Yard) -> None:
     live = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGINT), grace=30.0)
     yard.order(op="stop", signal=int(signal.SIGKILL), grace=0.0)
@@ -513,7 +513,7 @@ def test_who_lives_on_is_told_of_and_ends_with_the_status_of_its_program(yard: Y
     assert "stopped" == stopped["op"]
 
 
-def test_the_last_worker_that_runs_is_told_of_when_the_others_have_ended_well(
+def test_last_running_worker_is_reported_once_all_others_ended_well(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, last, other = yard.worker(0), yard.worker(1), yard.worker(2)
@@ -547,7 +547,7 @@ def test_functions_that_have_returned_are_released_when_all_have(yard: Yard) -> 
 
 
 @pytest.mark.parametrize("handles", [False, True])
-def test_a_stop_releases_functions_that_have_returned_and_signals_their_handlers_alone(
+def test_stop_releases_returned_functions_and_signals_only_handlers(
     yard: Yard, handles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without one the signal would cut off their exit handlers."""

@@ -54,9 +54,7 @@ def sleeps(*_: object) -> None:
     signal.pause()
 
 
-def test_a_process_that_hosts_nothing_more_is_told_with_its_number_and_its_signal(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_the_store_process_is_reported_with_pid_and_signal(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_store_host, "_host", sleeps)
     room.host.await_knock(knocked())
     room.turn()

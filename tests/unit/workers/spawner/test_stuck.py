@@ -36,9 +36,7 @@ def killed(
 
 
 @pytest.mark.parametrize(("restart_waits", "ranks"), [(False, [2, 1]), (True, [2, 1, 0])])
-def test_when_all_sit_in_native_code_one_after_the_other_is_killed_from_the_last(
-    restart_waits: bool, ranks: list[int]
-) -> None:
+def test_all_in_native_code_are_killed_one_by_one_from_the_last(restart_waits: bool, ranks: list[int]) -> None:
     """The end of the last one frees nobody, unless the next round waits for it."""
     ends = killed(lambda now: {0: WAITS, 1: WAITS, 2: WAITS}, 10.0, restart_waits=restart_waits)
 
@@ -95,7 +93,7 @@ def test_one_that_writes_keeps_its_whole_time(writes: Callable[[float], Look], r
     assert [] == killed(lambda now: {0: writes(now)}, until=60.0, restart_waits=restart_waits)
 
 
-def test_beside_one_that_writes_nobody_is_freed_by_the_end_of_the_last_one_that_waits() -> None:
+def test_last_waiting_worker_is_not_killed_beside_one_that_writes() -> None:
     writes = dataclasses.replace(WAITS, own_file=True)
 
     assert [] == killed(lambda now: {0: writes, 1: WAITS}, until=60.0)
@@ -181,7 +179,7 @@ def test_a_process_in_native_code_is_seen_to_have_a_signal_before_it(start: Star
 
 
 @pytest.mark.parametrize("handler", ["print(flush=True)", "(print(flush=True), signal.pause())"], ids=["done", "at it"])
-def test_a_process_whose_handler_was_called_is_not_deaf_though_it_waits_again(start: Start, handler: str) -> None:
+def test_process_whose_handler_was_called_is_not_deaf(start: Start, handler: str) -> None:
     process = start(PYTHON.format(handler=handler))
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
