@@ -25,17 +25,14 @@ Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    """Raise `ConfigError` unless *value* is one of the *known* words."""
     _check(name, value, lambda each: each in known, f"must be one of {', '.join(known)}")
 
 
 def check_shutdown_timeout(value: object) -> None:
-    """Raise `ConfigError` unless *value* is a time that workers may get."""
     _check("shutdown_timeout", value, _is_time, _MUST_BE_SHUTDOWN_TIMEOUT)
 
 
 def check_logs_specs(value: object) -> None:
-    """Raise `ConfigError` unless *value* can make the logs of a round."""
     _check("logs_specs", value, _makes_logs, _MUST_MAKE_LOGS)
 
 
@@ -87,7 +84,6 @@ def _rule(is_valid: Callable[[Any], bool], demand: str, error: type[ConfigError]
 
 
 def one_of(known: Sequence[str]) -> Validator:
-    """Return the check for one of the *known* words."""
     return _rule(lambda value: value in known, f"is unknown: give one of {', '.join(known)}")
 
 
@@ -120,14 +116,12 @@ logs_specs = _rule(_makes_logs, _MUST_MAKE_LOGS)
 
 
 def secret(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Check for text that is not empty."""
     # Unlike in the others the value is not shown: it must not end up in a log.
     if not _is_text(value) or not value:
         raise ConfigError(f"{attribute.name} must be text of at least one character, without NUL; None for no token")
 
 
 def texts(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    """Check for a list of texts that UTF-8 can hold."""
     if not isinstance(value, list) or not _are_texts(value):
         raise ConfigError.of_setting(
             attribute.name,
@@ -234,7 +228,6 @@ def devices(value: Any) -> tuple[int | str, ...]:
 
 
 def _split_devices(value: Any) -> list[Any]:
-    """Return the devices in *value*, not checked yet."""
     if isinstance(value, str):
         # Blank text is no name: it stands for none at all.
         parts = value.split(",") if value.strip() else ()

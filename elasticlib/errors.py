@@ -421,7 +421,6 @@ class ChildFailedError(ElasticError):
         return self.summary() + self._format(traces)
 
     def _format(self, traces: dict[int, str], border_delim: str = "=", section_delim: str = "-") -> str:
-        """Return the summary with one of *traces* for each rank."""
         root_rank, _ = self.get_first_failure()
         blocks = {}
         for index, (rank, failure) in enumerate(self.failures.items()):

@@ -89,7 +89,6 @@ def _streams(name: str, value: Any) -> Std | dict[int, Std]:
 
 
 def _stream(value: Any) -> Std:
-    """Return *value* as a `Std`. Raise TypeError or ValueError where it is none."""
     number = operator.index(value)
     # An IntFlag takes any number.
     if not 0 <= number <= Std.ALL:

@@ -103,6 +103,7 @@ class WorkerGroup:
     def step(self, state: WorkerState, why: str) -> None:
         """The group is in *state* now. Raises `InvalidTransitionError` where `NEXT` lacks that step."""
         last, _ = self._steps[-1]
+        # The same state again, such as HEALTHY at each look, is no step.
         if state is not last:
             if state not in NEXT[last]:
                 story = tuple(f"{each.value}: {reason}" for each, reason in self._steps)

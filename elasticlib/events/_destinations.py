@@ -97,6 +97,7 @@ def logger_of(destination: str) -> logging.Logger:
     with _turn:
         former = _in_use.get(destination)
         if former is not handler:
+            # Only at the first use: a level that the program sets later stays.
             if former is None:
                 logger.propagate = False
                 logger.setLevel(_level())
@@ -147,6 +148,7 @@ def construct_and_record_rdzv_event(
     process'. For FAILED, the exception that is being handled is told with its traceback. (torch:
     ``torch.distributed.elastic.events.construct_and_record_rdzv_event``)
     """
+    # The text of an event is made only for a handler that takes it.
     if drops(RENDEZVOUS):
         return
     caller = sys._getframe(1).f_code

@@ -79,7 +79,6 @@ def status_event(
 
 
 def _worker_facts(worker: records.WorkerPlace, state: str, failure: ProcessFailure | None) -> dict[str, object]:
-    """Return the facts of *worker* for the metadata of an event."""
     facts: dict[str, object] = {
         "local_rank": worker.local_rank,
         "role_rank": worker.role_rank,
@@ -147,11 +146,13 @@ class EventSink:
         """Send the events of one record, if it makes any; may be called from any thread."""
         with self._turn:
             events = self._events(record)
+        # Outside the lock, since a handler may be slow or record an event itself.
         for event in events:
             _show(event, self._destination)
 
     def _events(self, record: records.Record) -> list[Event]:
         if isinstance(record, records.RanksReceived):
+            # A new round begins, and only the ends of the last one are reported.
             self._ended = []
             self._standing = Standing(record.group_rank, record.group_world_size, record.restart_count)
         now = self._now()

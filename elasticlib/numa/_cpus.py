@@ -64,6 +64,7 @@ def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed:
         return _share(peers.index(device_index), len(peers), _by(topology.cores, found, "cores"), node)
     if mode is AffinityMode.CORE_COMPLEX:
         caches = _by(topology.caches, found, "shared caches")
+        # The GPUs of a node take turns with its caches, the largest first.
         largest_first = sorted(caches, key=lambda first: (-len(caches[first]), first))
         return caches[largest_first[peers.index(device_index) % len(caches)]]
     return found

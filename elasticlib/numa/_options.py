@@ -64,5 +64,6 @@ def as_numa_options(value: object) -> NumaOptions | None:
             "numa_options",
             f"{value!r} must be a NumaOptions, such as NumaOptions(AffinityMode.NODE); None for no binding",
         )
+    # torch's own options hold a member of torch's enumeration.
     mode = getattr(value.affinity_mode, "value", value.affinity_mode)
     return NumaOptions(mode, getattr(value, "should_fall_back_if_binding_fails", False))

@@ -80,6 +80,7 @@ def _highest_cache(folder: str) -> frozenset[int] | None:
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = [name for name in os.listdir(folder) if re.fullmatch(r"index\d+", name)]
+    # Folders are listed in any order, so that all levels are read before one is chosen.
     levels: dict[int, frozenset[int]] = {}
     for name in names:
         kind, level, shared = (_read(os.path.join(folder, name, fact)) for fact in ("type", "level", "shared_cpu_list"))
@@ -91,6 +92,7 @@ def _highest_cache(folder: str) -> frozenset[int] | None:
 def _groups(cpus: Sequence[int], read: Callable[[int], frozenset[int] | None]) -> dict[int, frozenset[int]]:
     found: dict[int, frozenset[int]] = {}
     for cpu in cpus:
+        # One file tells the group of all of its CPUs.
         if cpu not in found and (group := read(cpu)):
             found.update(dict.fromkeys(group, group))
     return found

@@ -229,7 +229,7 @@ class Host(Protocol):
         """Seconds that a test may take which does not say it."""
 
     def run_case(self, case: ElasticTestCase, wanted: Asked, args: tuple[Any, ...]) -> _told.Told:
-        """`_cases.run_case` with *args* on the ranks of *asked*."""
+        """`_cases.run_case` with *args* on the ranks of *wanted*."""
 
     def shown(self, error: RanksFailed, result: _told.Told) -> BaseException:
         """What is raised of *error*."""

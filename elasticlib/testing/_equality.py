@@ -46,7 +46,6 @@ def check(case: Any, first: Any, second: Any, msg: Any, options: Mapping[str, An
 
 
 def _pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield each key or index with both values there."""
     keys = first if isinstance(first, Mapping) else range(len(first))
     for key in keys:
         yield key, first[key], second[key]

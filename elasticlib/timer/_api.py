@@ -256,22 +256,26 @@ class ProcessTimers(Generic[R]):
 
     def _hold(self, pid: int) -> None:
         """Hold the process that now has the number *pid*, if there is one."""
+        # 0 and below are groups and 1 is init: these are never signalled.
         if pid in self._handles or pid <= 1:
             return
         try:
             with room_for_descriptors(1):
                 self._handles[pid] = processes.handle_of(pid)
         except OSError as error:
+            # The process is there, but the kernel gives no descriptor of it.
             if error.errno != errno.ESRCH:
                 self._handles[pid] = None
 
     def _has_ended(self, pid: int) -> bool:
         if (handle := self._handles.get(pid)) is not None:
             return handle.has_ended()
+        # Without a descriptor only the number can be looked for.
         return pid not in self._handles or not is_running(pid)
 
     def _kill(self, pid: int, signum: int) -> bool:
         """Send *signum*; whether that is settled: it was sent, or there is no such process to send it to."""
+        # A request may name any process, the server's own too.
         if pid == os.getpid():
             _log.error("a timer of the timer server's own process %d expired; it does not end itself", pid)
             return True

@@ -188,6 +188,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         if self._thread is not None:
             _log.warning("the timer server of %s is at work already: start() has no effect", self._file_path)
             return
+        # `stop` has removed the pipe.
         if self._wake < 0:
             self._open()
         self._stopping = self._once = False
@@ -263,6 +264,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             if timer not in self._reported:
                 self._reported.add(timer)
                 self._tell("timer expired", timer)
+            # Of several timers the earliest with a signal counts.
             if timer.signal > 0:
                 deadly = timer
                 break
@@ -282,6 +284,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             piece = os.read(self._pipe, _PIECE)
         except BlockingIOError:
             return False
+        # A piece may end within a line.
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             self._refuse(f"{len(self._rest)} bytes without a line end: left out")
@@ -329,7 +332,6 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
 
 
 def _read_request(line: bytes) -> FileTimerRequest:
-    """Return the request of *line*. Raises `ValueError` for anything else."""
     body = parse(line, constants=True)
     if not isinstance(body, dict):
         raise ValueError("it is no JSON object")

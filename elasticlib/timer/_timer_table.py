@@ -59,7 +59,6 @@ class TimerTable(Generic[R]):
                 self._timers[key] = request
 
     def clear(self, workers: Collection[Any]) -> None:
-        """End all timers of these workers."""
         self._timers = {key: timer for key, timer in self._timers.items() if key[0] not in workers}
 
     def expired(self, deadline: float) -> dict[Any, list[R]]:
@@ -71,7 +70,6 @@ class TimerTable(Generic[R]):
         return found
 
     def workers(self) -> set[Any]:
-        """Who has timers."""
         return {worker for worker, _ in self._timers}
 
     def __iter__(self) -> Iterator[R]:

@@ -46,6 +46,7 @@ class _OfModel:
         self._name = name
 
     def __get__(self, instance: object, owner: type) -> Any:
+        # `dataclasses.is_dataclass` must say no for the base class itself.
         if not attrs.has(owner):
             raise AttributeError(f"type object {owner.__name__!r} has no attribute {self._name!r}")
         return getattr(_model(owner), self._name)

@@ -91,5 +91,6 @@ def as_there(wanted: Choices) -> Iterator[None]:
     finally:
         for place, value in before.items():
             module = sys.modules[place[0]]
+            # A choice of the test's own stays, and is reported.
             if getattr(module, place[1]) == wanted[place]:
                 setattr(module, place[1], value)

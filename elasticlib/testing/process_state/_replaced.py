@@ -42,7 +42,6 @@ _seen: dict[str, tuple[tuple[str, ...], tuple[Any, ...], Functions]] = {}
 
 
 def functions() -> dict[str, Functions]:
-    """Those of each module and class that is looked at."""
     global _owners
     if _owners[0] != len(sys.modules):
         _owners = len(sys.modules), dict(_found())
@@ -97,7 +96,6 @@ def _with_derived(kind: type) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _classes_of(names: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What the classes hold that a module has defined."""
     module = names.get("__name__")
     for name, value in list(names.items()):
         if issubclass(type(value), type) and type.__getattribute__(value, "__module__") == module:

@@ -39,7 +39,6 @@ def defaults(config: pytest.Config) -> Asked:
 
 
 def known() -> list[str]:
-    """Back ends that are registered by now."""
     dist: Any = sys.modules.get("torch.distributed")
     return list(getattr(getattr(dist, "Backend", None), "backend_list", ()))
 
@@ -71,7 +70,6 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 def wanted_by(item: Any) -> Asked:
-    """What *item* asks for."""
     options = _options(item)
     size = getattr(getattr(item, "callspec", None), "params", {}).get(_SIZE)
     sizes = _asked.sizes(item.nodeid, options.get("nproc", defaults(item.config).nproc))

@@ -68,12 +68,14 @@ class Plugin:
         if case is not None or item.get_closest_marker("elastic") is not None or "elastic" in names:
             try:
                 wanted = _asking.wanted_by(item) if case is None else _case.wanted_by(case(item.name), self.limit)
+                # Without enough GPUs the test is skipped in its setup, and needs no ranks.
                 if wanted.device == "cpu" or gpus() >= wanted.nproc:
                     with _capturing(self._config, item):
                         self.ranks.warm(wanted, self._modules(item))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
+                # The setup of the test raises it, so that pytest reports it with the test.
                 self._problem = error
         try:
             with _case.hosted(self):
@@ -107,6 +109,7 @@ class Plugin:
         if (engine := getattr(function, "hypothesis", None)) is None:
             self.call(wanted, function, (), kwargs)
             return True
+        # Hypothesis calls the inner test once for each example.
         inner = _asking.written(engine.inner_test)
         with _examples.on_ranks(engine, lambda args, given: self.call(wanted, inner, args, given)):
             function(**kwargs)
@@ -128,7 +131,7 @@ class Plugin:
         *,
         is_body: bool = True,
     ) -> Results:
-        """*function* on the ranks of *asked*: what it returned, or raises what the test is to end with."""
+        """*function* on the ranks of *wanted*: what it returned, or raises what the test is to end with."""
         __tracebackhide__ = True
         item = self._item
         made = tuple(
@@ -189,6 +192,7 @@ class Plugin:
     def _new_call(self, item: Any, wanted: Asked, function: Callable[..., Any], made: tuple[str, ...]) -> Call:
         config, option = self._config, self._config.option
         code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+        # The same numbers in each run, whatever ran before; pytest-randomly may choose others.
         seed = zlib.crc32(item.nodeid.encode()) ^ int(getattr(option, "randomly_seed", None) or 0) & 0xFFFFFFFF
         return Call(
             test=item.nodeid,
@@ -379,7 +383,6 @@ _DEBUGGER = "pdbinvoke"
 
 
 def _enter_failures_on_ranks(config: pytest.Config) -> None:
-    """Have failures on ranks entered in their ranks."""
     former = config.pluginmanager.get_plugin(_DEBUGGER)
     if former is not None:
         config.pluginmanager.unregister(former)

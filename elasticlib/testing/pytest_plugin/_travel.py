@@ -39,7 +39,6 @@ _mocks: list[Any] = []
 
 
 def setting_of(config: Any) -> Setting:
-    """What ranks need of pytest's configuration."""
     lines = ["[pytest]"]
     for name in (*_INI, "assertion_text_diff_style"):
         try:
@@ -62,7 +61,6 @@ class Modules:
         self.known: dict[str, Place] = {}
 
     def look(self, always: Iterable[ModuleType]) -> dict[str, Place]:
-        """All by now, *always* among them."""
         for module in always:
             self._add(module)
         if len(sys.modules) != self._count:
@@ -76,6 +74,7 @@ class Modules:
         if name in self.known or not file or not is_users(file):
             return
         self.known[name] = _place_of(module)
+        # Ranks import the packages above a module first.
         while "." in name:
             name = name.rpartition(".")[0]
             if name in self.known or (parent := sys.modules.get(name)) is None:
@@ -84,7 +83,6 @@ class Modules:
 
 
 def _is_rewritten(module: ModuleType) -> bool:
-    """Return whether pytest has rewritten the assertions of that module."""
     spec = names_of_module(module).get("__spec__")
     return type(spec) is ModuleSpec and type(spec.loader).__name__ == _REWRITER
 
@@ -129,6 +127,7 @@ class Work:
 def watch_patches() -> None:
     """Know of all patches to come."""
     former = pytest.MonkeyPatch.__init__
+    # An earlier session of this process watches already.
     if getattr(former, "_elasticlib", False):
         return
     # Those of a conftest's own, from before there was a test on ranks.
@@ -186,6 +185,7 @@ def _of_mock(patch: Any) -> Iterator[Patch]:
     if hasattr(patch, "in_dict"):
         now, before = patch.in_dict, patch._original
         for key in {**dict.fromkeys(before), **dict.fromkeys(now)}:
+            # patch.dict replaces the whole mapping: only what differs was patched.
             is_same = key in now and key in before and now[key] is before[key]
             if not is_same:
                 yield _of_item("mock.patch.dict", now, key)
@@ -213,6 +213,7 @@ def _of_attribute(how: str, owner: Any, name: str) -> Patch:
             "test's function"
         )
     where = f"{how}({getattr(owner, '__name__', owner)}, {name!r}, ...)"
+    # The patch has deleted the attribute.
     if name not in vars(owner):
         return _checked(Patch(owner, name, is_gone=True), where)
     return _checked(Patch(owner, name, value=vars(owner)[name]), where)
@@ -227,6 +228,7 @@ def _of_item(how: str, mapping: Mapping[Any, Any], key: Any) -> Patch:
             f"{where}: the ranks have no such {type(mapping).__qualname__}, for none of a module's or a class's "
             "attributes holds it: patch in the test's function"
         )
+    # The patch has deleted the key.
     if key not in mapping:
         return _checked(Patch(owner, name, key, is_item=True, is_gone=True), where)
     value = mapping[key]
@@ -255,7 +257,6 @@ def _holder(mapping: Any) -> tuple[Any, str]:
 
 
 def _attributes() -> Iterator[tuple[Any, str, Any]]:
-    """Yield the attributes of all modules, and of their classes, each with its owner and its name."""
     for module in list(sys.modules.values()):
         for name, value in list(names_of_module(module).items()):
             yield module, name, value
@@ -306,7 +307,6 @@ def _travels(warning_filter: tuple[Any, ...]) -> bool:
 
 
 def levels(caplog: Any) -> dict[str, int]:
-    """Return the levels of the root logger and of those that ``caplog`` has changed."""
     changed = getattr(caplog, "_initial_logger_levels", ())
     names = {"", *(name or "" for name in changed)}
     return {name: logging.getLogger(name or None).level for name in names}

@@ -34,7 +34,6 @@ class Blocked:
     """Why there are no frames."""
 
     def own(self) -> Frame | None:
-        """The innermost frame of the user's."""
         return _innermost_of_user(self.frames)
 
     def collective(self) -> str:
@@ -44,7 +43,6 @@ class Blocked:
         return calls[-1] if calls else ""
 
     def place(self) -> str:
-        """In a few words."""
         if not self.frames:
             return self.note or "(it runs no Python)"
         own, name = self.own() or self.frames[0], self.frames[0].function
@@ -54,10 +52,10 @@ class Blocked:
 
 
 def blocked(text: str) -> Blocked:
-    """Where the rank is whose stacks are *text*."""
     threads = threads_of(text)
     if not threads:
         return Blocked((), note=text.strip())
+    # The fault handler writes the main thread last.
     *others, main = (thread.frames for thread in threads)
     innermost = [frame for each in others if (frame := _innermost_of_user(each)) is not None]
     lines = tuple(f"{os.path.basename(each.file)}:{each.line} in {each.function}" for each in innermost)
@@ -89,7 +87,6 @@ def describe(stacks: Mapping[int, str]) -> list[str]:
 
 
 def in_short(stacks: Mapping[int, str]) -> str:
-    """The same in one line."""
     together: dict[str, list[int]] = {}
     for rank, text in sorted(stacks.items()):
         together.setdefault(blocked(text).place(), []).append(rank)

@@ -107,6 +107,7 @@ def _put_back(kind: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     finally:
+        # The next test of the class finds the attributes of its definition.
         for name in attributes:
             if name in former:
                 setattr(kind, name, former[name])
@@ -120,7 +121,6 @@ def _put_back(kind: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _end_group(kind: Any, case: Any, *, has_failed: bool) -> None:
-    """Destroy the process group that the test has made and left."""
     dist: Any = sys.modules.get("torch.distributed")
     has_group = dist is not None and dist.is_available() and dist.is_initialized()
     if not has_group or not kind.makes_group() or not case.destroy_pg_upon_exit:
@@ -157,7 +157,6 @@ def _own_part(trace: TracebackType | None, is_assertion: bool) -> TracebackType 
 
 
 def _first_of_user(frames: Sequence[TracebackType]) -> int:
-    """Return the index of the first frame of the user's; 0 where there is none."""
     return next((index for index, each in enumerate(frames) if is_users(each.tb_frame.f_code.co_filename)), 0)
 
 

@@ -74,7 +74,6 @@ def summary(dumps: Collection[str | bytes], begin: int, members: Mapping[str, Se
 
 
 def _add(groups: dict[str, dict[str, Any]], entry: Mapping[str, Any], members: Mapping[str, Sequence[int]]) -> None:
-    """Add one collective to its group of *groups*."""
     name, description = map(str, entry["process_group"])
     if name not in groups:
         groups[name] = {

@@ -92,6 +92,7 @@ def measured(call: Call) -> Iterator[Callable[[], bytes]]:
 
 def _measurement(settings: bytes) -> Any:
     global _made
+    # All tests of a session have the same settings.
     if _made[0] != settings:
         found: Any = importlib.import_module("coverage").Coverage(data_file=None, config_file=False, messages=False)
         found.config = pickle.loads(settings)

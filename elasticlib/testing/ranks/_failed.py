@@ -75,7 +75,6 @@ class Told:
 
 
 def unpacked(failure: Failure) -> Told:
-    """Return the failure of a rank that has raised an exception."""
     error = unpack_exception(failure.error)
     # A group holds no SystemExit and the like, and an exception may be one that cannot be rebuilt here.
     if not isinstance(error, Exception):
@@ -91,7 +90,6 @@ def unpacked(failure: Failure) -> Told:
 
 
 def of_death(failure: ProcessFailure) -> Told:
-    """Return the failure of a rank that has died."""
     message = failure.summary(with_place=False)
     lines = [failure.summary()]
     if failure.traceback:
@@ -229,7 +227,6 @@ def _short(report: Told) -> str:
 
 
 def text(error: RanksFailed) -> str:
-    """All of *error* in plain text."""
     lines, shown = folded(error)
     parts = [summary(error.reports, error.root), *(["\n".join(lines)] if lines else [])]
     for ranks in shown:

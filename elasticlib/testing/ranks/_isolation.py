@@ -71,6 +71,7 @@ class _Imports:
     def entered(self, name: str) -> None:
         """Note that the import of *name* begins; of the outermost one with the state before."""
         stack = self._stack()
+        # Only the outermost import counts: those within it are part of it.
         if stack:
             stack.append((name,))
         else:
@@ -169,7 +170,6 @@ def _torch() -> Any:
 
 
 def _seed_all(value: int) -> None:
-    """Seed all generators that a test may draw from."""
     random.seed(value)
     _seed_numpy(value)
     _seed_torch(value)

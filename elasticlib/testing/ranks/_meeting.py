@@ -28,6 +28,7 @@ class Meeting:
 
     def arrive(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
         """What *rank* gets to hear, with what it is to wait for."""
+        # The rank has stopped and never comes to this point, so nobody may wait for it.
         if message.get("wants") != "meeting":
             self._open()
         if self._is_open:
@@ -51,7 +52,6 @@ class Meeting:
             self._pipe = None
 
     def close(self) -> None:
-        """The test is over."""
         self._open()
         self._is_open = False
 

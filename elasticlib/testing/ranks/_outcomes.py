@@ -43,7 +43,6 @@ def failure(call: Call, error: BaseException, representation: Any) -> Failure:
 
 
 def place(trace: TracebackType | None, call: Call) -> tuple[str, int]:
-    """The innermost line of the user's own code."""
     found = call.file, call.line
     while trace is not None:
         if is_users(trace.tb_frame.f_code.co_filename):

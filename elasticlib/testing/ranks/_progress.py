@@ -55,6 +55,7 @@ class Progress:
         failure = outcome.failure
         if failure is not None:
             self.reports[rank] = _failed.unpacked(failure)
+        # The others may wait for this rank in vain.
         if outcome.kind != "passed":
             is_lost = failure is not None and failure.is_secondary
             self.until = min(self.until, now + (_AFTER_LOST if is_lost else _AFTER_FIRST))
@@ -91,11 +92,9 @@ class Progress:
     # What has come of it.
 
     def is_complete(self) -> bool:
-        """Return whether all ranks have ended by themselves."""
         return len(self.outcomes) >= self.size
 
     def missing(self) -> list[int]:
-        """Return the ranks that have not ended by themselves."""
         return [rank for rank in range(self.size) if rank not in self.outcomes]
 
     def has_stopped(self) -> bool:
@@ -112,6 +111,7 @@ class Progress:
         """Return by rank the state that the test has left behind."""
         leaks = {rank: each.leaks for rank, each in self.outcomes.items() if each.leaks}
         called = {rank: each.collectives for rank, each in self.outcomes.items() if each.kind == "passed"}
+        # In a shared group the next test would meet collectives of this one.
         is_out_of_step = len(called) == self.size and len({*called.values()}) > 1
         if is_out_of_step:
             for rank, count in called.items():

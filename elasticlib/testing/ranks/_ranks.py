@@ -78,6 +78,7 @@ class Ranks:
     def pool(self, wanted: Asked) -> Pool:
         """Return the pool of *wanted*, started where there is none."""
         key = wanted.nproc, wanted.device
+        # A test may have closed the pool that was there.
         if key not in self._pools or self._pools[key].closed:
             devices = self._share(wanted).gpus if wanted.device == "cuda" else ()
             config = LaunchConfig(nproc_per_node=wanted.nproc, max_restarts=0, devices=devices)
@@ -87,7 +88,6 @@ class Ranks:
         return self._pools[key]
 
     def _share(self, wanted: Asked) -> _sharing.Share:
-        """The GPUs for *asked*."""
         return _sharing.share(gpus(), wanted.nproc, *_sharing.place(os.environ))
 
     @contextlib.contextmanager
@@ -105,6 +105,7 @@ class Ranks:
 
     def warm(self, wanted: Asked, always: Sequence[ModuleType]) -> None:
         """Have the ranks of *wanted* ready for a call."""
+        # The next test begins, so nobody looks at these failures any more.
         while self._to_replace:
             workers, reason = self._to_replace.popitem()
             workers.must_be_replaced(reason)
@@ -115,6 +116,7 @@ class Ranks:
         state, prepare, args = self._work.preparation(always)
         if self._prepared.get(workers) == state:
             return
+        # Workers that were replaced are forgotten.
         self._prepared = {each: former for each, former in self._prepared.items() if not each.job.done()}
         workers.ask(range(len(workers)), prepare, args, {}, by_all=False)
         with self._keeping_stacks_of_interrupted(workers):
@@ -135,21 +137,21 @@ class Ranks:
         try:
             yield
         except KeyboardInterrupt:
+            # The interrupt counts, also where no stacks can be had.
             with contextlib.suppress(Exception):
                 self.interrupted = _blocked.describe(workers.job.stacks(_STACKS_LIMIT))
             workers.must_be_replaced("the tests were interrupted")
             raise
 
     def _stacks(self, workers: PoolWorkers) -> Mapping[int, str]:
-        """By rank; in brackets why there are none."""
         try:
             return workers.job.stacks(_STACKS_LIMIT)
         except TimeoutError as error:
             return dict.fromkeys(range(len(workers)), f"({error})")
 
     def close(self, *, hurry: bool) -> None:
-        """End all of them."""
         pools, self._pools = self._pools, {}
+        # Stop all before waiting for each, so that they end at the same time.
         if hurry:
             for pool in pools.values():
                 pool.job.stop(0, wait=False)
@@ -224,12 +226,14 @@ class Ranks:
         while not progress.is_complete():
             began = monotonic()
             was_debugged = self._debugging is not None
+            # No limit holds while somebody types in a debugger.
             left = None if was_debugged else max(0.0, progress.until - began)
             try:
                 answers = workers.answers(left)
             except ChildFailedError as error:
                 progress.add_deaths(error)
                 return
+            # The time in the debugger is not the test's.
             if was_debugged or self._debugging is not None:
                 progress.pause(monotonic() - began)
             self._take(answers, workers, progress)
@@ -332,5 +336,4 @@ def _since(file: str, offset: int) -> str:
 
 
 def value_of(outcome: Outcome) -> Any:
-    """What the function returned."""
     return pickle.loads(outcome.value) if outcome.value else None

@@ -87,6 +87,7 @@ class _Teller:
         if limit is not None:
             self._begin = wall_time_ns()
         self._limit = limit
+        # Only a thread that sleeps beyond the limit needs to be woken.
         if limit is not None and (self._wakes is None or self._wakes > limit) and self._rouse.locked():
             self._rouse.release()
 

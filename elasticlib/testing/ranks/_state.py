@@ -37,7 +37,6 @@ _HANDLERS_KEPT = frozenset({"torch.utils.data._utils.signal_handling"})
 
 
 def look() -> State:
-    """Return the present state."""
     found: State = {
         "threads": _threads(),
         "processes": _processes(),
@@ -105,7 +104,6 @@ def _command(number: int) -> str:
 
 
 def _runs(number: int) -> bool:
-    """Return whether that process is no zombie."""
     state = _read(f"/proc/{number}/stat").rpartition(b") ")[2][:1]
     return state not in b"ZX"
 
@@ -126,7 +124,6 @@ def _folder() -> str:
 
 
 def _descriptors() -> dict[int, str]:
-    """Return the open files, pipes and sockets."""
     kept = {_kept_by("multiprocessing.resource_tracker", "_resource_tracker", "_fd")}
     kept.add(_kept_by("multiprocessing.forkserver", "_forkserver", "_forkserver_alive_fd"))
     found = {}
@@ -340,7 +337,6 @@ def _shown(value: object) -> str:
 
 
 def _of_parts(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Describe the parts of a setting that differ; one that is missing is at its default."""
     shown = []
     for name in {**before, **after}:
         value = before.get(name, "the default")

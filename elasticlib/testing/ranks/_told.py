@@ -69,7 +69,6 @@ class Told:
         return [(what, _failed.unpacked(failure)) for what, failure in outcome.parts]
 
     def warn_of_leaks(self, call: Call) -> None:
-        """Say what the test has left behind."""
         alike: dict[tuple[str, ...], list[int]] = {}
         for rank, what in sorted(self.leaks.items()):
             alike.setdefault(what, []).append(rank)
@@ -82,7 +81,6 @@ class Told:
 
 
 def left_after(collectives: int) -> str:
-    """Describe a shared group that a test has left with its ranks at different collectives."""
     where = f"after {counted(collectives, 'collective')}" if collectives else "without a collective"
     return f"left the shared process group {where}, and another rank elsewhere"
 

@@ -48,7 +48,6 @@ class _Terminal:
         self.debugger.stdout.flush()
 
     def close(self) -> None:
-        """Give the terminal back."""
         if self.debugger is not None:
             self.debugger = None
             self._stack.close()

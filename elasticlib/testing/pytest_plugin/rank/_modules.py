@@ -144,5 +144,4 @@ def register(modules: Sequence[str]) -> None:
 
 
 def configuration() -> Any:
-    """Pytest's, as far as it is known here."""
     return _config

@@ -37,7 +37,6 @@ from elasticlib.workers.child import (
 
 
 def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
-    """What came of *function* on this rank."""
     if call.device == "cuda":
         import torch
 
@@ -162,7 +161,6 @@ def look_at_failure() -> bool | None:
 
 
 def failure_of(call: Call, error: BaseException) -> Failure:
-    """What is to be told of *error*."""
     error = error.with_traceback(users_part(error))
     if call.debug:
         _failed.append(error)
