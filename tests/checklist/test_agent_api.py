@@ -181,7 +181,7 @@ with open(f"{name}.json", "w") as file:
 
 
 @pytest.mark.row(168)
-def test_an_arrival_restarts_workers_that_are_made_up_without_a_restart_being_spent(peer: Peer) -> None:
+def test_an_arrival_restarts_made_up_workers_and_spends_no_restart(peer: Peer) -> None:
     # torch's agents share a store by default, and then wait for ever for each other's keys.
     own_stores = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 

@@ -297,7 +297,7 @@ def creator():
 
 
 @pytest.mark.row(160)
-def test_a_handler_comes_as_a_plug_in_and_a_broken_one_beside_it_is_only_warned_of(peer: Peer) -> None:
+def test_handler_plug_in_is_found_beside_a_broken_one(peer: Peer) -> None:
     peer.script(PLUG_IN, "my_plug_in.py")
     peer.script("Metadata-Version: 2.1\nName: mine\nVersion: 1\n", "mine-1.dist-info/METADATA")
     entries = "[torchrun.handlers]\nshattered = no_such_module:creator\nmine = my_plug_in:creator\n"

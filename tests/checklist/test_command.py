@@ -85,7 +85,7 @@ def test_workers_have_the_launchers_streams_unless_redirected(peer: Peer) -> Non
 
 @pytest.mark.row(44)
 @pytest.mark.parametrize(("options", "first"), [((), ["--local-rank=0"]), (("--use-env",), [])])
-def test_the_legacy_command_puts_the_local_rank_before_the_scripts_arguments(
+def test_legacy_command_puts_local_rank_before_the_scripts_arguments(
     peer: Peer, options: tuple[str, ...], first: list[str]
 ) -> None:
     script = peer.script("import os, sys; print(sys.argv[1:], os.environ['LOCAL_RANK'])")

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 
 @pytest.mark.row(99)
-def test_an_exit_is_not_recorded_and_keeps_its_code_and_one_with_0_is_a_success(peer: Peer) -> None:
+def test_an_exit_is_not_recorded_and_keeps_its_code(peer: Peer) -> None:
     """An exception, for comparison, is recorded."""
     done = peer.python(
         "import os, sys\n"

@@ -43,7 +43,7 @@ def leaves(endpoint: str, folder: str) -> list[dict[str, Any]]:
 
 @pytest.mark.row(157, peer_cannot=ABANDONED)
 @pytest.mark.slow
-def test_a_state_is_created_once_compared_by_its_index_and_goes_after_its_time(peer: Peer, etcd: Any) -> None:
+def test_a_state_is_created_once_compared_by_index_and_expires(peer: Peer, etcd: Any) -> None:
     module = peer.module("rendezvous.etcd_rendezvous_backend")
     params = peer.module("rendezvous").RendezvousParameters("etcd-v2", etcd.get_endpoint(), "job", 1, 2)
     backend, store = module.create_backend(params)

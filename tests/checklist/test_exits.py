@@ -28,7 +28,7 @@ def test_a_job_whose_workers_all_exit_with_0_exits_with_0(peer: Peer) -> None:
 
 
 @pytest.mark.row(88)
-def test_a_workers_exit_code_is_in_the_summary_and_the_launcher_exits_with_1(peer: Peer) -> None:
+def test_workers_exit_code_is_in_the_summary_and_the_launchers_is_1(peer: Peer) -> None:
     done = peer.run(script(peer, "sys.exit(3)"), env=QUICK)
 
     assert (1, 3) == (done.returncode, summary(done.err).root.exitcode)
@@ -45,7 +45,7 @@ def test_a_worker_that_a_signal_ended_is_told_by_its_number_and_name(peer: Peer,
 
 
 @pytest.mark.row(90)
-def test_the_peers_of_a_failed_worker_are_told_to_end_and_killed_when_they_do_not(peer: Peer) -> None:
+def test_peers_of_a_failed_worker_are_terminated_then_killed(peer: Peer) -> None:
     """Rank 0 ignores SIGTERM, rank 1 ends by it."""
     path = script(
         peer,
@@ -160,7 +160,7 @@ def test_a_plain_message_in_an_error_file_is_understood(peer: Peer) -> None:
 
 
 @pytest.mark.row(96, improvement=True)
-def test_an_error_file_that_was_cut_off_hides_no_failure_and_prevents_no_restart(peer: Peer) -> None:
+def test_truncated_error_file_hides_no_failure_and_prevents_no_restart(peer: Peer) -> None:
     path = script(
         peer,
         "note(f'attempt{RESTART}')\n"
@@ -199,7 +199,7 @@ def test_the_root_cause_is_the_failure_with_the_earliest_time(peer: Peer) -> Non
 
 
 @pytest.mark.row(98)
-def test_the_launchers_own_error_file_gets_the_root_error_and_its_exit_code(peer: Peer) -> None:
+def test_launchers_own_error_file_gets_the_root_error_and_exit_code(peer: Peer) -> None:
     """Rank 0 fails because it was told to end."""
     path = script(
         peer,
@@ -217,7 +217,7 @@ def test_the_launchers_own_error_file_gets_the_root_error_and_its_exit_code(peer
 
 
 @pytest.mark.row(102, improvement=True)
-def test_a_job_whose_worker_does_not_leave_uninterruptible_sleep_ends_with_an_error(peer: Peer) -> None:
+def test_job_with_a_worker_in_uninterruptible_sleep_ends_with_an_error(peer: Peer) -> None:
     """The worker is the parent in a vfork whose child never calls exec: the kernel has it wait in state D."""
     path = script(
         peer,

@@ -44,7 +44,7 @@ def test_without_a_redirect_output_reaches_the_launchers_own_streams(peer: Peer)
 
 
 @pytest.mark.row(66)
-def test_redirected_streams_are_in_files_of_each_rank_and_not_on_the_console(peer: Peer) -> None:
+def test_redirected_streams_are_in_files_of_each_rank_only(peer: Peer) -> None:
     done = peer.run(*NAMED, "--rdzv-id=job7", TWO, "-r", "3", IN_LOGS, script(peer, SPEAK), env=QUICK)
 
     assert {

@@ -19,7 +19,7 @@ PROMPTLY = 40.0
 
 
 @pytest.mark.row(117)
-def test_a_worker_that_fails_twice_is_started_a_third_time_with_two_restarts(peer: Peer) -> None:
+def test_worker_that_fails_twice_is_started_again_with_two_restarts(peer: Peer) -> None:
     path = script(peer, "note(f'attempt{RESTART}')\nsys.exit(RESTART < 2)")
 
     done = peer.run("--max-restarts=2", path, env=QUICK)
@@ -108,7 +108,7 @@ def test_what_was_stored_in_an_attempt_is_not_there_in_the_next(peer: Peer) -> N
 
 
 @pytest.mark.row(122, improvement=True)
-def test_a_failure_on_one_node_restarts_all_workers_and_counts_once_for_the_job(peer: Peer) -> None:
+def test_failure_on_one_node_restarts_all_workers_and_counts_once(peer: Peer) -> None:
     """In torch every node counts the failures of its own."""
     path = script(
         peer,
@@ -184,7 +184,7 @@ def test_a_failure_is_not_hidden_from_a_node_that_had_finished(peer: Peer) -> No
 
 
 @pytest.mark.row(125, improvement=True)
-def test_a_node_that_had_finished_takes_part_in_a_restart_at_once_and_all_end_as_agreed(peer: Peer) -> None:
+def test_node_that_had_finished_takes_part_in_a_restart_at_once(peer: Peer) -> None:
     """There is no barrier in which it could block the others; in torch it does, for 300 s."""
     finished, other = one_finished(peer, "note(f'ran{RESTART}')\n    sys.exit(RESTART == 0)", "--max-restarts=1")
     (peer.folder / "go").touch()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from tests.checklist._workers import NEWCOMERS, QUICK, Team, came, names, script
 from tests.checklist.peers import LIMIT, Finished, Peer
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.14)]
 
 TWO = "--nproc-per-node=2"
 NEVER = "--shutdown-timeout=600"
@@ -39,59 +41,38 @@ def leaves_nothing(peer: Peer) -> bool:
     return peer.wait_until(lambda: not peer.alive(), 5)
 
 
-@pytest.mark.row(103)
-def test_sigterm_reaches_the_workers_and_ends_the_job(peer: Peer) -> None:
-    process = started(peer, OBEYS, NEVER)
-
-    done = ended_by(peer, process, signal.SIGTERM)
-
-    assert 1 == done.returncode, done.err
-    assert ["told0.SIGTERM", "told1.SIGTERM"] == names(peer, "told*")
-    assert leaves_nothing(peer)
+def ends(number: int, name: str, code: str, *options: str, **facts: Any) -> Any:
+    """A row: the launcher gets the signal *name*, its workers run *code*."""
+    marker = pytest.mark.row(number)
+    return pytest.param(name, code, options, facts, marks=marker, id=f"{number} {name} {' '.join(options)}")
 
 
-@pytest.mark.row(104)
-@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGQUIT"])
-def test_the_workers_get_the_same_signal_as_the_launcher(peer: Peer, name: str) -> None:
-    asked = ["--signals-to-handle=SIGQUIT"] if name == "SIGQUIT" else []  # else it shows stacks here
-    process = started(peer, OBEYS, NEVER, *asked)
+@pytest.mark.parametrize(
+    ("name", "code", "options", "facts"),
+    [
+        ends(103, "SIGTERM", OBEYS, NEVER),
+        ends(104, "SIGINT", OBEYS, NEVER),
+        ends(104, "SIGHUP", OBEYS, NEVER),
+        ends(104, "SIGQUIT", OBEYS, NEVER, "--signals-to-handle=SIGQUIT"),  # else it shows stacks here
+        ends(105, "SIGUSR1", OBEYS, NEVER, "--signals-to-handle=SIGTERM,SIGUSR1"),
+        ends(106, "SIGTERM", OBEYS, NEVER, "--signals-to-handle=SIGWHAT,SIGTERM", warning="SIGWHAT"),
+        ends(107, "SIGTERM", IGNORES, "--shutdown-timeout=2", least=2.0),
+        # Without the variable the timeout would be 30 s, and the row's limit is less.
+        ends(109, "SIGTERM", IGNORES, variables={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"}, least=2.0),
+    ],
+)
+def test_workers_get_the_launchers_signal_and_the_job_ends(
+    peer: Peer, name: str, code: str, options: Sequence[str], facts: Mapping[str, Any]
+) -> None:
+    """Workers that ignore it are killed after the shutdown timeout; what is no signal is warned of."""
+    process = started(peer, code, *options, env=facts.get("variables"))
 
     done = ended_by(peer, process, signal.Signals[name])
 
     assert 1 == done.returncode, done.err
-    assert [f"told0.{name}", f"told1.{name}"] == names(peer, "told*")
-    assert leaves_nothing(peer)
-
-
-@pytest.mark.row(105)
-def test_a_listed_signal_is_passed_on_and_ends_the_job(peer: Peer) -> None:
-    process = started(peer, OBEYS, NEVER, "--signals-to-handle=SIGTERM,SIGUSR1")
-
-    done = ended_by(peer, process, signal.SIGUSR1)
-
-    assert 1 == done.returncode, done.err
-    assert ["told0.SIGUSR1", "told1.SIGUSR1"] == names(peer, "told*"), done.err
-
-
-@pytest.mark.row(106)
-def test_a_name_that_is_no_signal_is_warned_of_and_the_others_are_handled(peer: Peer) -> None:
-    process = started(peer, OBEYS, NEVER, "--signals-to-handle=SIGWHAT,SIGTERM")
-
-    done = ended_by(peer, process, signal.SIGTERM)
-
-    assert (1, True) == (done.returncode, "SIGWHAT" in done.err)
-    assert ["told0.SIGTERM", "told1.SIGTERM"] == names(peer, "told*")
-
-
-@pytest.mark.row(107)
-def test_a_worker_that_ignores_the_signal_is_killed_after_the_shutdown_timeout(peer: Peer) -> None:
-    process = started(peer, IGNORES, "--shutdown-timeout=2")
-
-    done = ended_by(peer, process, signal.SIGTERM)
-
-    assert 1 == done.returncode, done.err
-    assert ["told0.SIGTERM", "told1.SIGTERM"] == names(peer, "told*")
-    assert 2 <= done.seconds
+    assert [f"told0.{name}", f"told1.{name}"] == names(peer, "told*"), done.err
+    assert facts.get("warning", "") in done.err
+    assert facts.get("least", 0.0) <= done.seconds
     assert leaves_nothing(peer)
 
 
@@ -103,17 +84,6 @@ def test_the_shutdown_timeout_holds_also_when_a_peer_failed(peer: Peer) -> None:
     done = peer.run(TWO, "--shutdown-timeout=1", path, env=QUICK, limit=AT_ONCE)
 
     assert (1, ["told0.SIGTERM"]) == (done.returncode, names(peer, "told*"))
-    assert leaves_nothing(peer)
-
-
-@pytest.mark.row(109)
-def test_a_variable_gives_the_shutdown_timeout_when_the_option_is_absent(peer: Peer) -> None:
-    """Without it the timeout would be 30 s, and the row's limit is less."""
-    process = started(peer, IGNORES, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"})
-
-    done = ended_by(peer, process, signal.SIGTERM)
-
-    assert (1, True) == (done.returncode, 2 <= done.seconds)
     assert leaves_nothing(peer)
 
 

@@ -28,7 +28,7 @@ def told(peer: Peer, code: str, *args: str, **env: str) -> Any:
 
 
 @pytest.mark.row(170)
-def test_a_health_check_server_holds_the_callback_and_can_be_started_and_stopped(peer: Peer) -> None:
+def test_health_check_server_holds_the_callback_and_starts_and_stops(peer: Peer) -> None:
     module = peer.module("agent.server.health_check_server")
 
     server = module.create_healthcheck_server(alive_callback=lambda: 12345, port=0, timeout=60)
@@ -81,7 +81,7 @@ VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
         ("0.2", 0.0, False),
     ],
 )
-def test_how_long_a_worker_may_be_stuck_is_the_arguments_word_before_the_environments(
+def test_argument_for_stuck_workers_beats_the_variable(
     peer: Peer, variable: str | None, argument: float | None, found: bool
 ) -> None:
     # A worker that nobody stops ends well; one that is to be stopped would run on.
@@ -310,7 +310,7 @@ print(json.dumps([main(), ask()]))
 
 
 @pytest.mark.row(196)
-def test_worker_main_serves_the_socket_that_is_named_while_the_function_runs(peer: Peer) -> None:
+def test_worker_main_serves_the_named_socket_while_the_function_runs(peer: Peer) -> None:
     assert ["pong", "ConnectionRefusedError"] == told(peer, SERVED, TORCH_WORKER_SERVER_SOCKET="served")
 
 

@@ -48,7 +48,7 @@ def test_an_error_handler_knows_the_functions_name_before_it_begins(peer: Peer) 
 
 
 @pytest.mark.row(213, since=TODAY)
-def test_an_error_handler_that_fails_at_success_makes_no_failure_of_the_function(peer: Peer) -> None:
+def test_error_handler_that_fails_at_success_fails_no_function(peer: Peer) -> None:
     lines = said(
         peer,
         HANDLER + "Telling.raises = True\n"
@@ -117,7 +117,7 @@ def test_the_helpers_of_the_binding_speak_of_any_device(peer: Peer) -> None:
 
 
 @pytest.mark.row(217, since=TODAY)
-def test_a_free_port_is_free_on_all_addresses_and_its_socket_does_not_listen(peer: Peer) -> None:
+def test_free_port_is_free_on_all_addresses_and_does_not_listen(peer: Peer) -> None:
     lines = said(
         peer,
         "import socket\n"

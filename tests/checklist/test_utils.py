@@ -112,7 +112,7 @@ def test_ranks_meet_by_a_store_and_a_timeout_names_the_missing(peer: Peer, serve
 
 @pytest.mark.row(192)
 @pytest.mark.slow
-def test_a_store_for_several_needs_a_port_and_a_random_port_is_always_found(peer: Peer) -> None:
+def test_store_for_several_needs_a_port_and_a_random_one_is_found(peer: Peer) -> None:
     create = peer.module("utils.distributed").create_c10d_store
 
     with pytest.raises(ValueError):

@@ -25,7 +25,7 @@ def test_each_worker_is_alone_with_its_entry_of_the_list(
 
 
 @pytest.mark.row(61)
-def test_a_list_with_fewer_entries_than_workers_is_a_value_error_and_none_starts(peer: Peer) -> None:
+def test_list_with_fewer_entries_than_workers_starts_none(peer: Peer) -> None:
     done = peer.python(
         "from {distributed}.launcher.api import LaunchConfig, elastic_launch\n"
         "settings = dict(rdzv_backend='c10d', rdzv_endpoint='localhost:0', run_id='job', max_restarts=0)\n"

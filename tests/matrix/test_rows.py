@@ -21,7 +21,7 @@ def test_every_python_that_is_promised_has_a_row_and_no_other() -> None:
     assert settings()["options"]["python_requires"] == f">={promised()[0]}"
 
 
-def test_linter_and_type_checker_look_through_the_eyes_of_the_oldest_python() -> None:
+def test_linter_and_type_checker_assume_the_oldest_python() -> None:
     oldest = promised()[0]
 
     assert f'target-version = "py{oldest.replace(".", "")}"' in (ROOT / ".ruff.toml").read_text()
@@ -85,7 +85,7 @@ def pure_packages(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [version for version in promised() if version == HERE or find(version)])
-def test_every_module_can_be_imported_by_every_promised_python_that_is_here(version: str, pure_packages: str) -> None:
+def test_every_module_is_importable_by_every_promised_python_here(version: str, pure_packages: str) -> None:
     python = sys.executable if version == HERE else str(find(version))
 
     done = subprocess.run(
