@@ -1,4 +1,4 @@
-"""Rows 046 to 059 and 062 to 064: what a worker finds in its environment, and whether torch can work with it."""
+"""Rows 046 to 064: what a worker finds in its environment, and whether torch can work with it."""
 
 from __future__ import annotations
 
@@ -189,3 +189,38 @@ def test_workers_host_their_own_store_where_the_agent_is_told_not_to(peer: Peer)
     done = peer.run("--nproc-per-node", "2", peer.script(code), env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
     assert ["rank 0 of 2 sum 2", "rank 1 of 2 sum 2"] == sorted(done.out.splitlines())
+
+
+@pytest.mark.row(60)
+@pytest.mark.sampled(1.0)
+@pytest.mark.parametrize(("listed", "devices"), [("4, GPU-6f ,7", ["4", "GPU-6f"]), (None, ["0", "1"])])
+def test_each_worker_is_alone_with_its_entry_of_the_list(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, listed: str | None, devices: list[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    env = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
+
+    seen = peer.report("--virtual-local-rank", "--nproc-per-node", "2", env=env)
+
+    assert [(rank, "0", device) for rank, device in enumerate(devices)] == [
+        (each.rank, each.env["LOCAL_RANK"], each.env["CUDA_VISIBLE_DEVICES"]) for each in seen
+    ]
+
+
+@pytest.mark.row(61)
+@pytest.mark.sampled(1.0)
+def test_list_with_fewer_entries_than_workers_starts_none(peer: Peer) -> None:
+    done = peer.python(
+        "from {distributed}.launcher.api import LaunchConfig, elastic_launch\n"
+        "settings = dict(rdzv_backend='c10d', rdzv_endpoint='localhost:0', run_id='job', max_restarts=0)\n"
+        "config = LaunchConfig(1, 1, 3, virtual_local_rank=True, **settings)\n"
+        "try:\n"
+        "    elastic_launch(config, 'touch')('ran${local_rank}')\n"
+        "except ValueError as error:\n"
+        "    print('refused:', error)\n",
+        env={"CUDA_VISIBLE_DEVICES": "0,1"},
+    )
+
+    assert "refused: " in done.out, done.err
+    assert "CUDA_VISIBLE_DEVICES" in done.out
+    assert [] == list(peer.folder.glob("ran*"))

@@ -1,4 +1,4 @@
-"""Rows 065 to 086: where the workers' output goes."""
+"""Rows 065 to 086 and 172: where the workers' output goes, and how much a launcher tells of itself."""
 
 from __future__ import annotations
 
@@ -315,3 +315,21 @@ def test_a_redirect_takes_what_c_code_and_child_processes_write_too(peer: Peer, 
     assert "from C\nfrom a child\nfrom Python\n" == kept(peer)["attempt_0/0/stdout.log"]
     assert "from its stderr\n" in kept(peer)["attempt_0/0/stderr.log"]
     assert "from" not in done.out
+
+
+IGNORED = ("--signals-to-handle", "SIGTERM,SIGNOSUCH")
+"""Asks for a signal that there is not, which is worth a warning."""
+
+
+def levels(peer: Peer, **environment: str) -> set[str]:
+    """First letters of the levels at which the launcher told something."""
+    done = peer.run(*IGNORED, "--no-python", "true", env={**QUICK, **environment})
+    assert done.returncode == 0, done.err
+    return set(re.findall(r"^([DIWEC]) ?\d{4}", done.err, re.MULTILINE))
+
+
+@pytest.mark.row(172)
+@pytest.mark.sampled(1.0)
+def test_warnings_are_shown_and_the_environment_may_ask_for_more(peer: Peer) -> None:
+    assert levels(peer) == {"W"}
+    assert levels(peer, LOGLEVEL="INFO") == {"I", "W"}
