@@ -30,7 +30,7 @@ def free_port() -> int:
 
 def environment(**variables: str) -> dict[str, str]:
     """The variables of a program that finds elasticlib and the tests wherever it runs."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return {**os.environ, "PYTHONPATH": str(ROOT)} | variables
 
 
 def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -60,27 +60,13 @@ def hold_second_start(monkeypatch: pytest.MonkeyPatch, begun: Path, seconds: flo
     monkeypatch.setattr(Spawner, "_start_worker", start_slowly)
 
 
-class Launch:
-    """``elasticrun`` of a node of a job of one or two nodes, with one worker, which works until it is told to end."""
+class Program:
+    """Python with these arguments, whose lines are read as they are written."""
 
-    def __init__(
-        self, port: int, run_id: str, options: Sequence[str] = (), program: Sequence[str] = WORKER, **conf: object
-    ) -> None:
-        self.port = port
-        conf = {"wait_for": "min", "heartbeat_timeout": 10, "reconnect_timeout": 10, **conf}
-        self.popen = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "elasticlib.run", "--nnodes", "1:2", "--rdzv-backend", "c10d"),
-                *("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", run_id, "--max-restarts", "0"),
-                *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in conf.items())),
-                *(*options, "--no-python", *program),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        )
+    def __init__(self, *arguments: str, **options: Any) -> None:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        options = {"env": environment(), "text": True, **pipes, **options}
+        self.popen: subprocess.Popen[str] = subprocess.Popen([sys.executable, *arguments], **options)
         self.log: list[str] = []
         self._news = threading.Condition()
         self._silent = 0
@@ -94,29 +80,22 @@ class Launch:
     def _read(self, lines: Iterator[str]) -> None:
         for line in lines:
             with self._news:
-                self.log.append(line.rstrip())
+                self.log.append(line.rstrip("\n"))
                 self._news.notify_all()
         with self._news:
             self._silent += 1
             self._news.notify_all()
 
-    def says(self, text: str) -> str:
-        """The line that holds *text*, once it is there."""
+    def says(self, text: str, times: int = 1) -> str:
+        """The line that holds *text*, once it is there; the last one of so many."""
+
+        def said() -> list[str]:
+            return [line for line in self.log if text in line]
+
         with self._news:
-            assert self._news.wait_for(lambda: self._silent == 2 or any(text in line for line in self.log), LIMIT)
-            said = [line for line in self.log if text in line]
-            assert said, self.log
-            return said[0]
-
-    def at_work(self) -> Launch:
-        self.says("at work")
-        return self
-
-    def finish(self) -> None:
-        """Let its worker end well."""
-        assert self.popen.stdin is not None
-        self.popen.stdin.close()
-        self.says("done")
+            assert self._news.wait_for(lambda: self._silent == 2 or len(said()) >= times, LIMIT)
+            assert len(said()) >= times, self.log
+            return said()[times - 1]
 
     def rendezvous_process(self) -> int:
         """The process that keeps its contact, and its store where it hosts one."""
@@ -124,9 +103,9 @@ class Launch:
         [pid] = [pid for pid, command in commands.items() if b"sidecar._bridge" in command]
         return pid
 
-    def ends(self) -> tuple[int, str]:
+    def ends(self, limit: float = LIMIT) -> tuple[int, str]:
         """Its exit status, and all that it said."""
-        status = self.popen.wait(LIMIT)
+        status = self.popen.wait(limit)
         for reader in self._readers:
             reader.join()
         return status, "\n".join(self.log)
@@ -137,3 +116,29 @@ class Launch:
         for file in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
             assert file is not None
             file.close()
+
+
+class Launch(Program):
+    """``elasticrun`` of a node of a job of one or two nodes, with one worker, which works until it is told to end."""
+
+    def __init__(
+        self, port: int, run_id: str, options: Sequence[str] = (), program: Sequence[str] = WORKER, **conf: object
+    ) -> None:
+        self.port = port
+        conf = {"wait_for": "min", "heartbeat_timeout": 10, "reconnect_timeout": 10, **conf}
+        super().__init__(
+            *("-m", "elasticlib.run", "--nnodes", "1:2", "--rdzv-backend", "c10d"),
+            *("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", run_id, "--max-restarts", "0"),
+            *("--rdzv-conf", ",".join(f"{name}={value}" for name, value in conf.items())),
+            *(*options, "--no-python", *program),
+        )
+
+    def at_work(self) -> Launch:
+        self.says("at work")
+        return self
+
+    def finish(self) -> None:
+        """Let its worker end well."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+        self.says("done")

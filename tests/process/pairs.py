@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from elasticlib.processes import _reaper
-from tests.process import duties
+from tests.process.launches import free_port
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).parent / "scripts" / "started.py"
 HEARTBEAT = 3.0
@@ -50,6 +53,9 @@ class Machine:
         self.log.close()
 
 
+Launcher = TypeVar("Launcher", bound=Machine)
+
+
 def begin(host: Machine, port: int) -> None:
     """Wait until *host* serves the job's store."""
 
@@ -58,7 +64,17 @@ def begin(host: Machine, port: int) -> None:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    duties.wait_for(is_listening, LIMIT)
+    wait_until(is_listening, LIMIT)
+
+
+@contextlib.contextmanager
+def two(make: Callable[[int, str], Launcher]) -> Iterator[tuple[Launcher, Launcher]]:
+    """Two nodes of one job, which *make* starts by a port and a name; the first hosts its store."""
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(contextlib.closing(make(port, "host")))
+        begin(host, port)
+        yield host, stack.enter_context(contextlib.closing(make(port, "other")))
 
 
 def starts(folder: Path) -> list[tuple[int, int, int]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.process import duties, launches, pairs
+from tests.process import pairs
 from tests.process.pairs import LIMIT, of_world, starts
 from tests.shims import NEEDS_COMPILER, built
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, NEEDS_COMPILER]
 
@@ -43,14 +44,8 @@ class Machine(pairs.Machine):
 
 @pytest.fixture
 def pair(shim: dict[str, str], tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
-    """Two nodes of one job; the first hosts its store."""
-    port = launches.free_port()
-    host = Machine(shim, tmp_path, port, "host")
-    pairs.begin(host, port)
-    other = Machine(shim, tmp_path, port, "other")
-    yield host, other
-    for machine in (host, other):
-        machine.close()
+    with pairs.two(lambda port, name: Machine(shim, tmp_path, port, name)) as made:
+        yield made
 
 
 @pytest.mark.sampled(0.2)
@@ -59,16 +54,16 @@ def test_a_machine_that_slept_stops_its_workers_and_takes_part_again(
 ) -> None:
     """By its own clock nothing has happened; without a look at the others' time it would work on for ever."""
     host, other = pair
-    duties.wait_for(lambda: len(of_world(tmp_path, 2)) >= 2, LIMIT)
+    wait_until(lambda: len(of_world(tmp_path, 2)) >= 2, LIMIT)
     worker = next(pid for rank, world, pid in starts(tmp_path) if (rank, world) == (1, 2))
     alone = len(of_world(tmp_path, 1))
     other.sleep()
-    duties.wait_for(lambda: len(of_world(tmp_path, 1)) > alone, LIMIT)
+    wait_until(lambda: len(of_world(tmp_path, 1)) > alone, LIMIT)
     together = len(of_world(tmp_path, 2))
     other.wake()
 
-    duties.wait_for(lambda: not Path(f"/proc/{worker}").exists(), LIMIT)
-    duties.wait_for(lambda: len(of_world(tmp_path, 2)) >= together + 2, LIMIT)
+    wait_until(lambda: not Path(f"/proc/{worker}").exists(), LIMIT)
+    wait_until(lambda: len(of_world(tmp_path, 2)) >= together + 2, LIMIT)
     (tmp_path / "go").touch()
 
     assert [0, 0] == [host.launcher.wait(LIMIT), other.launcher.wait(LIMIT)]

@@ -4,74 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from elasticlib.processes import _reaper
-from tests.process import duties
-from tests.process.conftest import command_line
+from tests.process.launches import Program, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "told_node.py"
-LIMIT = 60.0
 
 
-class Node:
-    """A launcher of its own, whose log is read as it comes."""
+class Node(Program):
+    """A launcher of its own."""
 
     def __init__(self, endpoint: str, folder: Path, part: str) -> None:
-        self.launcher = subprocess.Popen(
-            [sys.executable, str(SCRIPT), endpoint, str(folder), part],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.log: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.launcher.stderr is not None
-        self.log.extend(iter(self.launcher.stderr.readline, ""))
-
-    def said(self, what: str, times: int = 1) -> bool:
-        return sum(what in line for line in self.log) >= times
-
-    def rendezvous(self) -> int:
-        """The pid of its sidecar."""
-        members = _reaper.descendants(self.launcher.pid)
-        (pid,) = [pid for pid, _, _ in members if "elasticlib.rendezvous.sidecar._bridge" in command_line(pid)]
-        return pid
+        super().__init__(str(SCRIPT), endpoint, str(folder), part)
 
     def results(self) -> str:
-        assert self.launcher.stdout is not None
-        out = self.launcher.stdout.read()
-        assert 0 == self.launcher.wait(LIMIT), "".join(self.log)
-        return out.strip()
-
-    def close(self) -> None:
-        self.launcher.kill()
-        self.launcher.wait()
-        self._reader.join()
-        for stream in (self.launcher.stdout, self.launcher.stderr):
-            assert stream is not None
-            stream.close()
+        status, said = self.ends()
+        assert 0 == status, said
+        return next(line for line in self.log if line.startswith('{"'))
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
     """Two nodes of one job; the first hosts its store, and its worker ends when the file ``go`` is there."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     nodes = Node(endpoint, tmp_path, "host"), Node(endpoint, tmp_path, "other")
     yield nodes
     for node in nodes:
@@ -87,15 +47,15 @@ def test_a_node_that_loses_contact_after_its_success_returns_its_results(
     That one's sidecar, which hosts the store, is killed before it has passed this on. Nothing runs twice.
     """
     host, other = pair
-    duties.wait_for(lambda: other.said("workers are SUCCEEDED"), LIMIT)
-    process = other.rendezvous()
+    other.says("workers are SUCCEEDED")
+    process = other.rendezvous_process()
     os.kill(process, signal.SIGSTOP)
-    duties.wait_for(lambda: other.said("waits for its rank assignment", times=2), LIMIT)
+    other.says("waits for its rank assignment", times=2)
     os.kill(process, signal.SIGCONT)
-    process = host.rendezvous()
+    process = host.rendezvous_process()
     os.kill(process, signal.SIGSTOP)
     (tmp_path / "go").touch()
-    duties.wait_for(lambda: host.said("workers are SUCCEEDED"), LIMIT)
+    host.says("workers are SUCCEEDED")
     os.kill(process, signal.SIGKILL)
 
     results = [host.results(), other.results()]
