@@ -47,6 +47,7 @@ def step(state: State, event: Event, now: float) -> Outcome:
 
 def abandon(state: State, why: str, kind: str = "closed") -> Outcome:
     """End the job for everybody at once, without a failed worker as its cause."""
+    # The first end counts.
     if state.final is not None:
         return state, ()
     return _ending.finish(state, messages.Final(False, why, kind=kind))
@@ -149,9 +150,10 @@ def _round_of(state: State, report: messages.WorkerReport) -> Round | None:
 
 def _names_helpers_alone(report: messages.WorkerReport) -> bool:
     """Return whether the report names only helper processes, such as the store that other nodes use."""
-    if not isinstance(report, messages.Failed) or not report.failures:
+    if not isinstance(report, messages.Failed):
         return False
-    return all(note.process for note in report.failures)
+    # A failure without notes names no process.
+    return bool(report.failures) and all(note.process for note in report.failures)
 
 
 # What follows.

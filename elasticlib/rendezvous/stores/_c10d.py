@@ -116,11 +116,7 @@ class C10dBackend:
         return spell(self.host, self.port)
 
     def prepare(self) -> None:
-        """
-        Import torch, however long a cold disk takes for that: no store is to be judged by it.
-
-        `serve` and `dial` do it too, before their own time begins.
-        """
+        """Import torch, however long a cold disk takes for that: no store is to be judged by it."""
         # A node that has bound the endpoint looks like a store that does not answer: torch comes before that.
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: F401
 
@@ -239,7 +235,6 @@ class C10dBackend:
 
         Who they are is told before the wait, if there is any; *gone* ends it. This job is over: its id is free.
         """
-        # Only a TCPStore ends with its process.
         if self.server is None or self.job.store_type == "file":
             return
 

@@ -124,14 +124,12 @@ class StoreExchange(Exchange):
     """Opens another connection, within a time limit; raises `RendezvousConnectionError`."""
     _run_id: str
     where: str
-    """The store's place, for people."""
     served_run: str | None = None
     """Run id of the job whose node hosts the store; None when nobody said."""
     _clock: Clock = field(default=monotonic, kw_only=True)
     first: int = field(default=1, kw_only=True)
     """Number of the first inbox entry that is received: earlier ones were for somebody else."""
     _prefix: str = field(init=False, default=Factory(lambda self: _prefix_of(self._run_id), takes_self=True))
-    """Of the keys of this job."""
     _arrivals: _Arrivals = field(init=False, default=Factory(lambda self: _Arrivals(self.first), takes_self=True))
     _limit: float | None = field(init=False, default=None)
     """Seconds that `take` had the connection wait last; None for what it was made with."""

@@ -52,7 +52,9 @@ def meaning(error: Exception, handler: object) -> Final | RendezvousError:
             return evolve(final, why=text)
     if isinstance(error, RendezvousError):
         return error
-    kind = next((each for each in _ERRORS if each.__name__ in names), RendezvousError)
+    known = (each for each in _ERRORS if each.__name__ in names)
+    kind = next(known, RendezvousError)
+    # The agent raises it elsewhere, where nothing else tells what raised it.
     raised = kind(f"{type(handler).__name__} raised {type(error).__name__}: {text}")
     raised.__cause__ = error
     return raised

@@ -91,6 +91,9 @@ class Served:
     def notice(self, mailbox: str, index: int) -> Any:
         return self.find(mailbox_key(mailbox, index))
 
+    def _found(self, keys: Sequence[str]) -> list[bytes | None]:
+        return [self.values.get(key) for key in keys]
+
     def _do(self, actions: Sequence[Action]) -> None:
         for index, action in enumerate(actions):
             match action:
@@ -110,7 +113,7 @@ class Served:
                     for key in keys:
                         self.values.pop(key, None)
                 case Read(keys):
-                    self.tell(Heard([self.values.get(key) for key in keys]))
+                    self.tell(Heard(self._found(keys)))
                 case Receive(timeout):
                     self.wait = timeout
                 case Stop():

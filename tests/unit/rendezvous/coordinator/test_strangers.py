@@ -6,17 +6,15 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
-from attrs import evolve
+from attrs import define, evolve
 from hypothesis import example, given, strategies as st
 
 from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous.coordinator._handover import decode_state
-from elasticlib.rendezvous.coordinator._server import Server
-from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Heard, Load, Loaded, Save
-from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.coordinator._server_events import Arrived
+from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_events import Answer, Ask, Connect, Connected, Describe, Event, Seek
@@ -44,61 +42,36 @@ from elasticlib.rendezvous.protocol._messages import (
     Terms,
     encode,
 )
-from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, Take, Update, Wait, Write
+from elasticlib.rendezvous.protocol._operations import Log, Read, Take, Update, Wait
+from tests.unit.rendezvous.coordinator.served import Served
 from tests.unit.rendezvous.messages import BUILDERS, REPORTS
 from tests.unit.untrusted import spoiled, strange
 
 KEY = key_of("secret")
 OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)
 NODES = ("a/1", "b/2")
+RULES = Rules(2, 2, last_call=0.0, heartbeat=10.0)
 
 
-class Desk:
-    """Does what a server asks for, in a store of its own."""
+@define
+class Desk(Served):
+    """A job of two nodes, in whose store a stranger writes."""
 
-    def __init__(self, key: bytes | None = None, state_log: bytes | None = None, *, journaled: bool = False) -> None:
-        self.key, self.now, self.numbers = key, 100.0, 0
-        self.said: list[Log] = []
-        self.store: dict[str, bytes] = {}
-        self.state_log = state_log
-        self.envelopes = dict.fromkeys(NODES, 0)
-        rules = Rules(2, 2, last_call=0.0, heartbeat=10.0)
-        self.server, actions = Server("job", "host", key, "nonce", State(rules), journaled).begin(self.now)
-        self.asked: Action = self.do(actions)
+    rules: Rules = RULES
+    journaled: bool = False
+    heartbeats: bytes | None = None
+    """What lies where the heartbeats of each node do."""
 
-    def do(self, actions: Sequence[Action]) -> Action:
-        """Perform them; the one that waits for an answer."""
-        *done, last = actions
-        for action in done:
-            match action:
-                case Log():
-                    self.said.append(action)
-                case Write(values):
-                    self.store |= values
-                case Save(data):
-                    self.state_log = data
-        return last
-
-    def step(self, event: Any) -> None:
-        self.server, actions = self.server.step(event, self.now)
-        self.asked = self.do(actions)
-        if isinstance(self.asked, Load):
-            self.step(Loaded(self.state_log))
+    def __attrs_post_init__(self) -> None:
+        self.elect()
 
     def receive(self, *entries: bytes, heartbeats: bytes | None = None) -> None:
-        """These lie in the inbox; where heartbeats are read, each node's is *heartbeats*."""
-        posted = []
-        for data in entries:
-            self.numbers += 1
-            posted.append(Posted(self.numbers, data))
-        self.read(heartbeats)  # as one who takes over does first
-        assert isinstance(self.asked, Receive)
-        self.step(Arrived(tuple(posted)))
-        self.read(heartbeats)
+        """These lie in the inbox."""
+        self.heartbeats = heartbeats
+        self.tell(Arrived([Posted(number, data) for number, data in enumerate(entries, 1)]))
 
-    def read(self, heartbeats: bytes | None) -> None:
-        if isinstance(self.asked, Read):
-            self.step(Heard([heartbeats for _ in self.asked.keys]))
+    def _found(self, keys: Sequence[str]) -> list[bytes | None]:
+        return [self.heartbeats] * len(keys)
 
     def envelope(self, node: str) -> bytes:
         self.envelopes[node] += 1
@@ -108,7 +81,7 @@ class Desk:
     def assignment(self) -> None:
         """Two nodes come, and get their ranks."""
         self.receive(*map(self.envelope, NODES))
-        assert all(mailbox_key(mailbox_name(node, self.envelopes[node]), 0) in self.store for node in NODES)
+        assert all(mailbox_key(mailbox_name(node, self.envelopes[node]), 0) in self.values for node in NODES)
 
 
 envelopes = st.builds(Envelope, st.integers(1, 2**62), st.one_of(*REPORTS.values()))
@@ -119,10 +92,10 @@ envelopes = st.builds(Envelope, st.integers(1, 2**62), st.one_of(*REPORTS.values
 @example([b'{"v":1,"type":"letter","seq":1,"report":{"v":1,"type":"bye","node":"\\ud800/1"}}'])
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "signed"])
 def test_garbage_is_refused_and_the_nodes_get_ranks_all_the_same(key: bytes | None, entries: list[bytes]) -> None:
-    desk = Desk(key)
+    desk = Desk(key=key)
     desk.receive(*entries, heartbeats=entries[0])
 
-    assert sum(bool(entry) for entry in entries) == len(desk.said)
+    assert sum(bool(entry) for entry in entries) == len(desk.logs)
     desk.assignment()
 
 
@@ -130,20 +103,19 @@ def test_garbage_is_refused_and_the_nodes_get_ranks_all_the_same(key: bytes | No
 def test_with_a_token_no_message_without_it_is_heard_whatever_it_says(data: st.DataObject) -> None:
     envelope: Message = data.draw(envelopes)
     entry = data.draw(st.just(encode(envelope)) | spoiled(encode(envelope, KEY, "elsewhere")))
-    desk = Desk(KEY)
+    desk = Desk(key=KEY)
     before = desk.server.state
     desk.receive(entry)
 
     assert before == evolve(desk.server.state, gathering_since=before.gathering_since)
-    assert 1 == len(desk.said)
+    assert 1 == len(desk.logs)
     desk.assignment()
 
 
 @given(st.data())
 def test_without_a_token_whatever_is_said_breaks_nothing(data: st.DataObject) -> None:
     """The job may end by it, or have other members; its state can be written down and read all the while."""
-    desk = Desk(None, journaled=True)
-    desk.step(Loaded(None)) if isinstance(desk.asked, Load) else None
+    desk = Desk(journaled=True)
     for _ in range(data.draw(st.integers(1, 4))):
         message: Message = data.draw(envelopes | st.one_of(*BUILDERS.values()))
         entries = data.draw(st.lists(st.just(encode(message)) | spoiled(encode(message)) | strange, max_size=3))
@@ -152,8 +124,8 @@ def test_without_a_token_whatever_is_said_breaks_nothing(data: st.DataObject) ->
         )
         desk.now += data.draw(st.sampled_from([0.0, 1.0, 11.0, 700.0]))
 
-        assert desk.state_log is not None
-        body = json.loads(desk.state_log)
+        assert desk.saved is not None
+        body = json.loads(desk.saved)
         assert decode_state(body["state"].encode(), desk.now)
 
 
@@ -162,19 +134,18 @@ def test_many_refusals_are_told_by_a_few_lines(data: bytes) -> None:
     desk = Desk()
     desk.receive(*[data or b"x"] * 1000, heartbeats=data)
 
-    assert len(desk.said) <= 10
+    assert len(desk.logs) <= 10
 
 
 def state_log() -> bytes:
     """What a coordinator wrote down, with a round that runs, a message on its way and one that waits."""
-    desk = Desk(None, journaled=True)
-    desk.step(Loaded(None))
+    desk = Desk(journaled=True)
     desk.assignment()
     place = Envelope(2, Failed("a/1", 0, (FailureNote(0, 0, 7, 1, "bad\nbatch"),)))
     desk.receive(encode(place))
     desk.receive(encode(Envelope(1, Join("c/3", OFFER))))
-    assert desk.state_log is not None
-    return desk.state_log
+    assert desk.saved is not None
+    return desk.saved
 
 
 JOURNAL = state_log()
@@ -188,21 +159,19 @@ INNER = json.loads(JOURNAL)["state"].encode()
 )
 def test_whatever_the_document_holds_a_coordinator_can_take_over(data: bytes) -> None:
     """Where it cannot be read, the job is ended; where it can, it goes on, and is written down and read again."""
-    desk = Desk(None, state_log=data, journaled=True)
-    desk.step(Loaded(data))
+    desk = Desk(saved=data, journaled=True)
     for wait in (0.0, 3.0, 11.0, 700.0):
         desk.now += wait
         desk.receive(encode(Envelope(3, Stopped("a/1", 0, ()))), encode(Envelope(1, Join("d/4", OFFER))))
 
-    assert desk.state_log is not None
-    assert decode_state(json.loads(desk.state_log)["state"].encode(), desk.now)
+    assert desk.saved is not None
+    assert decode_state(json.loads(desk.saved)["state"].encode(), desk.now)
 
 
 def test_what_a_coordinator_wrote_down_is_taken_over() -> None:
-    desk = Desk(None, journaled=True)
-    desk.step(Loaded(JOURNAL))
+    desk = Desk(saved=JOURNAL, journaled=True)
 
-    assert [] == desk.said
+    assert [] == desk.logs
     assert {"a/1", "b/2", "c/3"} == desk.server.state.heard.keys()
 
 
