@@ -182,7 +182,7 @@ def test_specs_cross_processes() -> None:
 
 @pytest.mark.parametrize(
     "facts",
-    [{"local_world_size": 0}, {"local_world_size": -1}, {"monitor_interval": 0}, {"max_restarts": -1}],
+    [{"local_world_size": 0}, {"monitor_interval": 0}, {"max_restarts": -1}],
 )
 def test_a_worker_spec_refuses_what_torch_refuses_and_says_why(facts: dict[str, Any]) -> None:
     """Row 166: torch raises an AssertionError without a word."""
@@ -190,6 +190,11 @@ def test_a_worker_spec_refuses_what_torch_refuses_and_says_why(facts: dict[str, 
 
     with pytest.raises(AssertionError, match=f"{name}={value}"):
         spec(**facts)
+
+
+def test_text_says_nothing_of_a_virtual_local_rank() -> None:
+    with pytest.raises(ConfigError, match="virtual_local_rank='no' must be True or False"):
+        spec(virtual_local_rank="no")
 
 
 def test_a_worker_spec_without_an_entry_point_is_refused() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from elasticlib import events
-from elasticlib.elastic.events import api as api_door, handlers
+from elasticlib.elastic.events import handlers
 from elasticlib.errors import ConfigError, UnknownNameError
 from elasticlib.events import _destinations
 from tests.patching import replace_everywhere
@@ -252,6 +252,5 @@ def test_a_failed_rendezvous_is_told_with_its_traceback(steps: Kept) -> None:
     assert event.pid > 0
 
 
-def test_the_doors_have_the_same_names() -> None:
-    assert all(getattr(api_door, name) is getattr(events._event, name) for name in api_door.__all__)
+def test_torchs_module_of_handlers_is_ours() -> None:
     assert handlers.get_logging_handler is events.get_logging_handler

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from elasticlib import metrics
-from elasticlib.elastic.metrics import api
 from elasticlib.errors import ConfigError
 from elasticlib.metrics import _streams
 
@@ -205,8 +204,3 @@ def test_a_configuration_that_nothing_reads_is_named(params: Any, named: str, ca
 
     assert 1 == len(caplog.records)
     assert named in caplog.text
-
-
-def test_the_door_has_the_same_names() -> None:
-    assert set(api.__all__) - set(metrics.__all__) == set()
-    assert all(getattr(api, name) is getattr(metrics, name) for name in api.__all__)

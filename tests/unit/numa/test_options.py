@@ -65,19 +65,6 @@ def test_what_is_no_option_is_refused_by_launch_and_spec(value: Any) -> None:
         LaunchConfig().numa_options = value
 
 
-@pytest.mark.parametrize(("value", "expected"), [(1, True), (None, False)])
-def test_a_virtual_local_rank_is_whatever_is_true(value: Any, expected: bool) -> None:
-    assert expected is LaunchConfig(virtual_local_rank=value).virtual_local_rank
-
-
-@pytest.mark.parametrize("value", ["yes", "no"])
-def test_text_says_nothing_of_a_virtual_local_rank(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"virtual_local_rank=.* must be True or False"):
-        LaunchConfig(virtual_local_rank=value)
-    with pytest.raises(ConfigError, match=r"virtual_local_rank=.* must be True or False"):
-        WorkerSpec("trainer", 1, None, entrypoint=print, virtual_local_rank=value)
-
-
 def test_the_error_of_a_binding_travels() -> None:
     error = pickle.loads(pickle.dumps(BindingError("no CPUs")))
 

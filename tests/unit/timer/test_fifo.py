@@ -404,3 +404,12 @@ def test_a_process_is_there_unless_the_kernel_says_that_it_is_not(
     monkeypatch.setattr(os, "kill", kill)
 
     assert running is FileTimerServer.is_process_running(7)
+
+
+def test_expired_timers_are_logged_with_their_job(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "elasticlib")
+
+    _fifo.log_debug_info_for_expired_timers("night", {})
+    _fifo.log_debug_info_for_expired_timers("night", {7: ["step"]})
+
+    assert ["job night: timers expired: {7: ['step']}"] == [record.message for record in caplog.records]
