@@ -110,7 +110,6 @@ PURE = [
     "rendezvous/stores/_candidacy.py",
     "rendezvous/coordinator/_garbage.py",
     "rendezvous/coordinator/_handover.py",
-    "rendezvous/protocol/_failure_note.py",
     "rendezvous/protocol/_heartbeats_read.py",
     "rendezvous/protocol/_progress.py",
     "rendezvous/protocol/_timing.py",

@@ -227,7 +227,7 @@ class SimpleElasticAgent(ElasticAgent):
         if isinstance(spec.rdzv_handler, Rendezvous):
             return contextlib.nullcontext(self._member)
         if isinstance(spec.rdzv_handler, CoordinatedHandler):
-            return spec.rdzv_handler.lend(spec.max_restarts, spec.local_addr)
+            return spec.rdzv_handler.open_membership(spec.max_restarts, spec.local_addr)
         member = HandlerMember(
             spec.rdzv_handler,
             max_restarts=spec.max_restarts,

@@ -74,10 +74,10 @@ def _whole(least: int) -> Callable[[Any], int]:
 def _truth(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    word = str(value).strip().lower()
-    if word not in YES | NO:
+    text = str(value).strip().lower()
+    if text not in YES | NO:
         raise ValueError
-    return word in YES
+    return text in YES
 
 
 def _text(value: Any) -> str:
@@ -86,12 +86,12 @@ def _text(value: Any) -> str:
     return value
 
 
-def _one_of(*words: str) -> Callable[[Any], str]:
+def _one_of(*choices: str) -> Callable[[Any], str]:
     def read(value: Any) -> str:
-        word = value.strip().lower() if isinstance(value, str) else value
-        if word not in words:
+        text = value.strip().lower() if isinstance(value, str) else value
+        if text not in choices:
             raise ValueError
-        return str(word)
+        return str(text)
 
     return read
 

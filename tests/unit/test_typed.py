@@ -78,12 +78,12 @@ def test_an_error_is_about_an_option_by_its_field(error: ConfigError, option: st
 @pytest.mark.usefixtures("nonsense")
 def test_an_error_keeps_its_setting_on_its_way_from_another_process() -> None:
     error = ConfigError.of_setting("rdzv_endpoint", NONSENSE)
-    message = _bridge.told(error)
+    message = _bridge.error_message(error)
 
     rebuilt = _client._rebuilt(message["kind"], message["setting"], message["text"])
 
     assert "rdzv_endpoint" == pickle.loads(pickle.dumps(rebuilt)).setting
-    assert "setting" not in _bridge.told(RendezvousTimeoutError(NONSENSE))
+    assert "setting" not in _bridge.error_message(RendezvousTimeoutError(NONSENSE))
 
 
 @pytest.mark.usefixtures("nonsense")

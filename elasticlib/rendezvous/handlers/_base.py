@@ -166,10 +166,10 @@ class RendezvousParameters:
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
             return value
-        word = str(value).strip().lower() if isinstance(value, (int, str)) else ""
-        if word not in YES | NO:
+        text = str(value).strip().lower() if isinstance(value, (int, str)) else ""
+        if text not in YES | NO:
             raise ConfigError(f"{key}={value!r} is neither yes nor no: give 1, true, t, yes, y or 0, false, f, no, n")
-        return word in YES
+        return text in YES
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """The option *key* as a whole number; else *default*."""

@@ -78,7 +78,7 @@ class CoordinatedHandler(RendezvousHandler):
             backend_of(job)  # says here and now what cannot work
         self._connect = connect or SharedSidecar
         self._member: Talk | None = None
-        self._lent: Talk | None = None
+        self._agents_member: Talk | None = None
         self._turned = threading.Condition()
         self._notes = _Notes(self._turned)
         self._seeking = threading.Lock()
@@ -144,10 +144,10 @@ class CoordinatedHandler(RendezvousHandler):
                 self._closed = True
                 self._notes.check()
                 return
-            if self._lent is not None:
+            if self._agents_member is not None:
                 self._closed = True
                 with contextlib.suppress(RendezvousClosedError):  # the agent is done
-                    self._post_close(self._lent)
+                    self._post_close(self._agents_member)
                 return
             member = self._open()
             is_known = self._seeks or self._notes.assignment is not None
@@ -200,7 +200,7 @@ class CoordinatedHandler(RendezvousHandler):
         return heard
 
     @contextlib.contextmanager
-    def lend(self, max_restarts: int, local_addr: str | None = None) -> Iterator[Membership]:
+    def open_membership(self, max_restarts: int, local_addr: str | None = None) -> Iterator[Membership]:
         """
         This node's place in the job, for an agent: it takes part itself, and asks the handler nothing.
 
@@ -213,13 +213,13 @@ class CoordinatedHandler(RendezvousHandler):
                 raise ConfigError(f"this handler of job {self.job.run_id!r} is in use: give the agent a new one")
             address = local_addr or self.job.local_addr
             job = evolve(self.job, node=node_name(address), local_addr=address, max_restarts=max_restarts)
-            member = self._lent = self._connect(job)
+            member = self._agents_member = self._connect(job)
         try:
             yield member
         finally:
             member.close()
             with self._turned:
-                self._lent = None
+                self._agents_member = None
                 if member.final is not None and member.final.kind != "left":  # without us, the job goes on
                     self._notes.final = member.final
 
@@ -234,7 +234,7 @@ class CoordinatedHandler(RendezvousHandler):
             raise RendezvousClosedError(f"this handler of job {self.job.run_id!r} was shut down: make a new one")
         if self._notes.final is not None:
             raise _reason(self._notes.final, self.job)
-        if self._lent is not None:
+        if self._agents_member is not None:
             raise ConfigError(f"an agent uses this handler of job {self.job.run_id!r}: make a new one")
 
     def _open(self) -> Talk:
@@ -299,11 +299,11 @@ class CoordinatedHandler(RendezvousHandler):
         while not self._closing:
             wait_readable([member, self._wake], member.poll_timeout())
             try:
-                words = member.drain()
+                notices = member.drain()
             except (ElasticError, OSError) as error:
                 self._notes.fail(error)
                 return
-            self._notes.take(words)
+            self._notes.take(notices)
 
     def _report_success(self) -> None:
         """Report this node's work as done; while the store of the others lives here, give them time to finish."""
@@ -386,11 +386,11 @@ class _Notes:
         old, self.assignment, self.ended = self.assignment, None, False
         return old
 
-    def take(self, words: Iterable[Word]) -> None:
+    def take(self, notices: Iterable[Word]) -> None:
         """Note what was said."""
         with self.changed:
-            for word in words:
-                self._note(word)
+            for notice in notices:
+                self._note(notice)
             self.changed.notify_all()
 
     def fail(self, error: ElasticError | OSError) -> None:
@@ -401,12 +401,12 @@ class _Notes:
             self.error = error
             self.changed.notify_all()
 
-    def _note(self, word: Word) -> None:
-        match word:
+    def _note(self, notice: Word) -> None:
+        match notice:
             case RankAssignment():
-                self.assignment, self.ended = word, False
+                self.assignment, self.ended = notice, False
             case Final():
-                self.final = word
+                self.final = notice
             case ContactLost():
                 self.ended = True
             case RoundEnd(round=number) if self.assignment is not None and number == self.assignment.round:

@@ -2,7 +2,8 @@
 One node's side of the rendezvous: the threads and descriptors around a `Session`, which decides everything.
 
 Rules of this file: the owner's calls only step the session, so that no silent store can hold the owner up; whoever
-steps it holds `turned`, and does at once what the session asks. No call under that lock can block.
+steps it holds `turned`, and does at once what the session asks. No call under that lock can block. The threads of
+a connection perform what they are asked and tell what came of it; they decide nothing.
 """
 
 from __future__ import annotations
@@ -14,21 +15,31 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from attrs import define, field
 from typing_extensions import Self, assert_never
 
 from elasticlib._clock import Clock, monotonic
 from elasticlib._times import soonest
-from elasticlib.errors import RendezvousClosedError, RendezvousError, RendezvousStateError, StartError
+from elasticlib.errors import (
+    ConfigError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    StartError,
+)
+from elasticlib.processes import start_thread
 from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._belief import Belief
-from elasticlib.rendezvous.node._connection import Connection, Dial
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_liveness import Limits, Tick
 from elasticlib.rendezvous.protocol import _messages as messages
-from elasticlib.rendezvous.protocol._operations import Log
+from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
+from elasticlib.rendezvous.protocol._operations import Log, perform
 from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._shortening import ENVELOPE, fitting
 
@@ -37,6 +48,9 @@ _log = logging.getLogger("elasticlib")
 _LONGEST_JOIN = ENVELOPE // 8
 _PARTING = 1.0
 """Seconds that `close` waits for a store which does not answer."""
+
+Dial: TypeAlias = Callable[[float], Exchange]
+"""One attempt to connect, of about so many seconds; raises `RendezvousConnectionError`."""
 
 
 class NodeInfo(Protocol):
@@ -109,12 +123,13 @@ class NodeClient:
         known that this node goes and starts no worker any more. Until the `Stopped` of the round that it names, nobody
         takes the place of its workers. A node that never joined is unknown and gets no answer.
         """
+        # Where the job must end with this node, its coordinator is here and needs no message.
         if not isinstance(report, messages.Leave) or not self._on_leave(report.why):
             self._say(events.Tell(_checked(fitting(report))), type(report).__name__)
 
-    def hold(self, held: bool) -> None:
+    def hold(self, paused: bool) -> None:
         """Let this node's heartbeats rest, so that the others think it lost, or take them up again."""
-        self.tell(events.Hold(held))
+        self.tell(events.Hold(paused))
 
     def fail(self, error: RendezvousError) -> None:
         """Let `drain` raise *error*: this node's part is over. From any thread."""
@@ -165,25 +180,27 @@ class NodeClient:
         with self.turned:
             if self._session.closed:
                 return []
+            # Read before the session is asked: what comes after that makes the descriptor readable again.
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._ready)
             self.tell(Tick())
-            self._session, words = self._session.drain()
+            self._session, notices = self._session.drain()
+            # After the job's end a connection may break: that is no news for the agent.
             error = None if self._session.final is not None else self._session.error
-            if error is not None and words:
+            if error is not None and notices:
                 # The next call raises it.
                 os.eventfd_write(self._ready, 1)
-        if error is not None and not words:
+        if error is not None and not notices:
             raise error
-        self._note(words)
-        return list(words)
+        self._note(notices)
+        return list(notices)
 
-    def _note(self, words: Iterable[Word]) -> None:
-        for word in words:
-            if isinstance(word, messages.RankAssignment):
-                self.round = word.round
-            elif isinstance(word, messages.Final):
-                self.final = word
+    def _note(self, notices: Iterable[Word]) -> None:
+        for notice in notices:
+            if isinstance(notice, messages.RankAssignment):
+                self.round = notice.round
+            elif isinstance(notice, messages.Final):
+                self.final = notice
 
     def close(self) -> None:
         """Send what waits to be sent, end the watch, close `fileno`. Says nothing more to the others."""
@@ -194,12 +211,14 @@ class NodeClient:
             connection = self._connection
         if connection is not None:
             connection.join(_PARTING)
+        # Bound for a round that never came, or whose ranks went elsewhere.
         if (listener := self._offer.listener()) is not None:
             listener.close()
         with self.turned:
             if connection is not None:
                 connection.abandon()
             os.close(self._ready)
+            # No event may write to this number any more: another file may have it soon.
             self._ready = -1
             self.turned.notify_all()
 
@@ -208,11 +227,13 @@ class NodeClient:
     def tell(self, event: events.Event, lane: events.Lane | None = None) -> None:
         """Let the session know of it, and do what it asks for; the *lane* of its connection finds its own work."""
         with self.turned:
+            # The actions are done under the lock, so that a second event cannot overtake them.
             before, due = self._session, self._due_at()
             self._session, actions = before.step(event, self._clock())
             self._perform(actions)
             has_news = self._has_news(before)
-            is_sooner = self._due_at() < due  # than the agent, which waits for this node, knows
+            # The agent sleeps until the time that it knows of: an earlier one must wake it.
+            is_sooner = self._due_at() < due
             if self._ready >= 0 and (has_news or is_sooner):
                 os.eventfd_write(self._ready, 1)
             connection = getattr(event, "connection", None)
@@ -223,8 +244,8 @@ class NodeClient:
 
     def _has_news(self, before: Session) -> bool:
         """Return whether the agent has something to `drain` that it had not *before*."""
-        has_words = len(before.words) != len(self._session.words)
-        return has_words or before.error != self._session.error
+        has_notices = len(before.words) != len(self._session.words)
+        return has_notices or before.error != self._session.error
 
     def _due_at(self) -> float:
         times = soonest(self._session.wake_at(), self._session.kill_at())
@@ -257,12 +278,14 @@ class NodeClient:
         for action in actions:
             try:
                 self._do(action)
+            # No thread could be started: no further attempt helps, and the agent hears it from `drain`.
             except StartError as error:
                 self.tell(events.Refused(None, error))
 
     def _connect(self, action: events.Connect) -> None:
         if self._connection is not None:
             self._connection.abandon()
+        # The session has a number for each: what an abandoned one still reports is ignored.
         self._connection = Connection(action.connection, self, self._dial, action.limit)
         self._connection.start()
 
@@ -299,3 +322,122 @@ def _checked(report: messages.Report) -> messages.Report:
     # What this node may not say is its own error, here and now, and nobody else's.
     messages.from_plain(messages.to_plain(report))
     return report
+
+
+@define(eq=False)
+class Connection:
+    """
+    A connection to the job's store, from its first attempt to its end; `start` it once. Each lane has a thread.
+
+    One that was given up ends when its last call returns, which in a frozen store may take minutes.
+    """
+
+    number: int
+    client: NodeClient
+    """Whose the connection is: it holds `turned` when it calls, and is told what happens without it."""
+    dial: Dial
+    limit: float
+    """Seconds for the attempt to connect."""
+    _work: dict[events.Lane, events.Ask] = field(factory=dict)
+    _ending: bool = False
+    _watch: Exchange | None = None
+    _exchange: Exchange | None = None
+    _threads: list[threading.Thread] = field(factory=list)
+
+    def start(self) -> None:
+        """Begin to connect. Raises `StartError` when no thread can be started."""
+        self._run(self._speak, "elasticlib-member")
+
+    def ask(self, ask: events.Ask) -> None:
+        """Perform it, unless this connection was given up. Call with `turned` held."""
+        if not self._ending:
+            self._work[ask.lane] = ask
+
+    def end(self) -> None:
+        """Do what was asked, and no more. Call with `turned` held."""
+        self._ending = True
+
+    def abandon(self) -> None:
+        """Give it up; never blocks. Call with `turned` held."""
+        self._ending = True
+        self._work.clear()
+        if self._watch is not None:
+            # Its lane may wait in the store for minutes; the one that speaks ends with its call.
+            self._watch.close()
+
+    def join(self, timeout: float) -> None:
+        """Wait until the threads have ended, at most *timeout* seconds for each."""
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def _run(self, work: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+        start_thread(thread)
+        self._threads.append(thread)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except RendezvousConnectionError as error:
+            self.client.tell(events.Lost(self.number, str(error), isinstance(error, RefusedError)))
+        except (RendezvousError, ConfigError, StartError) as error:
+            self.client.tell(events.Refused(self.number, error))
+        except Exception as error:
+            # A mistake of ours, or of somebody's back end: without this the node would wait for ever.
+            _log.exception("a thread of the rendezvous failed")
+            self.client.tell(events.Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
+
+    def _speak(self) -> None:
+        exchange = self._exchange = self.dial(self.limit)
+        try:
+            with self.client.turned:
+                # Before anything is asked: when the first notice is awaited, its connection is there.
+                if not self._ending:
+                    self._run(self._listen, "elasticlib-notices")
+            self.client.tell(events.Connected(self.number))
+            self._serve(events.Lane.SPEAK, exchange)
+        finally:
+            exchange.close()
+
+    def _listen(self) -> None:
+        assert self._exchange is not None
+        exchange = self._watch = self._exchange.clone()
+        try:
+            self._serve(events.Lane.WATCH, exchange)
+        finally:
+            exchange.close()
+
+    def _serve(self, lane: events.Lane, exchange: Exchange) -> None:
+        while (ask := self._next(lane)) is not None:
+            self.client.tell(self._done(ask, exchange), lane)
+
+    def _done(self, ask: events.Ask, exchange: Exchange) -> events.Event:
+        what = ask.operation
+        if isinstance(what, events.Describe):
+            return events.Answer(self.number, ask.number, self.client.describe(what.slots, what.role))
+        try:
+            return events.Answer(self.number, ask.number, perform(exchange, what))
+        except RequestRefusedError as error:
+            return events.Denied(self.number, ask.number, str(error), error.too_large)
+
+    def _idle(self, lane: events.Lane) -> float | None:
+        """Return the seconds until the lane has work of its own: only the one that speaks ever has."""
+        return self.client.idle() if lane is events.Lane.SPEAK else None
+
+    def _next(self, lane: events.Lane) -> events.Ask | None:
+        """Return the next operation of the lane, once there is one; None at the end."""
+        while True:
+            with self.client.turned:
+                # What was asked is done also when the connection ends: a goodbye is asked for just before.
+                if (ask := self._work.pop(lane, None)) is not None:
+                    return ask
+                if self._ending:
+                    return None
+                idle = self._idle(lane)
+                # Without a time of its own it waits until the client has something for it.
+                is_early = idle is None or idle > 0
+                if is_early:
+                    self.client.turned.wait(idle)
+            # Outside the wait, as the tick may give this lane its next operation.
+            if not is_early:
+                self.client.tell(Tick())

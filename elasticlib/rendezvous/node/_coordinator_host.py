@@ -42,10 +42,11 @@ class Host:
         key: bytes | None = None,
         clock: Clock = monotonic,
         state_log: StateLog | KeptDocument | None = None,
-        remark: str = "",
+        hint: str = "",
         seen: Seen | None = None,
     ) -> None:
         self._exchange = exchange
+        # The thread that works may wait in the store: another connection must wake it.
         self._wakes = exchange.clone()
         self._waking = threading.Lock()
         self._clock = clock
@@ -53,7 +54,7 @@ class Host:
         self._state_log = state_log
         self._stepping = threading.Lock()
         nonce = uuid.uuid4().hex
-        self._server = Server(run_id, name, key, nonce, State(rules), state_log is not None, remark, seen or Seen())
+        self._server = Server(run_id, name, key, nonce, State(rules), state_log is not None, hint, seen or Seen())
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
 
@@ -75,6 +76,7 @@ class Host:
         self._tell(events.Close(linger))
         self._done.wait(linger + _STOPPING)
         if self._thread is not None:
+            # It is done, or hangs in the store: waiting any longer would help neither.
             self._thread.join(0.1)
 
     def is_over(self) -> bool:
@@ -93,12 +95,15 @@ class Host:
                 with self._stepping:
                     self._server, actions = self._server.begin(self._clock())
                 self._work(actions)
+            # Not this coordinator's failure: whoever runs it decides what that means.
             except (LeadershipLost, RendezvousConnectionError):
                 raise
             except Exception as error:
                 _log.exception("the coordinator of job %r failed", self._run_id)
+                # A mistake of ours: the nodes must hear that nobody decides any more, and why.
                 self._work(self._step(events.Broke(f"the coordinator failed: {error!r}")))
         except RendezvousError as error:
+            # In a thread of its own there is nobody to whom it could be raised.
             if self._thread is None and isinstance(
                 error, (LeadershipLost, RendezvousConnectionError, RequestRefusedError)
             ):
@@ -121,6 +126,7 @@ class Host:
             try:
                 event = self._do(action)
             except RequestRefusedError as error:
+                # The store takes no state of this size: the server makes a smaller one, and tries so a few times only.
                 may_save_less = isinstance(action, events.Save) and self._server.refused < REFUSALS
                 if not may_save_less:
                     raise
@@ -128,7 +134,7 @@ class Host:
         return event
 
     def _do(self, action: events.Action) -> events.Event | None:
-        """Do it; what came of it, where somebody waits for that."""
+        """Perform it; return what came of it, where the server waits for that."""
         match action:
             case Receive():
                 return events.Arrived(self._exchange.receive(action.timeout))
@@ -145,7 +151,8 @@ class Host:
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
             case events.Stop():
-                pass  # it is the last action
+                # It is the last action: without an event the work ends.
+                pass
             case _:
                 perform(self._exchange, action)
         return None
@@ -175,9 +182,11 @@ class Host:
                     _log.debug("the coordinator could not be woken: %s", error)
 
         try:
+            # In a thread: posting may block, and the caller may be the agent's own thread.
             start_thread(threading.Thread(target=post, name="elasticlib-wake", daemon=True))
         except StartError:
-            post()  # there is room for no more
+            # No thread can be started: to wait here is better than to leave the coordinator asleep.
+            post()
 
 
 def _load(state_log: StateLog | KeptDocument) -> events.Event:

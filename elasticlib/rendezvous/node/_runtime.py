@@ -90,7 +90,7 @@ class NodeRuntime:
         self._candidate: Any = None
         self._served: str | None = None
         """Id of the job whose store this one is a guest in; empty where that job has ended; None: in its own."""
-        self._word: bytes | None = None
+        self._store_mark: bytes | None = None
         """What that store's process made up: another one has nothing of this job."""
         self._closing = False
         self._witnessed = False
@@ -127,7 +127,8 @@ class NodeRuntime:
             after=job.after,
             sent=job.sidecars * _MOST_MESSAGES,
         )
-        self.member.start()  # only now: its threads call this runtime, which speaks by it
+        # Only now: its threads call this runtime, which speaks by it.
+        self.member.start()
 
     @property
     def hosts_store(self) -> bool:
@@ -137,6 +138,7 @@ class NodeRuntime:
     @property
     def endpoint(self) -> socket.socket | None:
         """The listening socket of the job's store, where it is here and its coordinator has a document."""
+        # Without a document a new process would open an empty store, in which nobody is found.
         hosts = self.hosts_store and self._document is not None and not self._by_election
         listening: socket.socket | None = self._backend.listening if hosts else None
         return listening
@@ -157,30 +159,32 @@ class NodeRuntime:
             if self._closing:
                 return
             self._closing = True
-        # Said once: a second word, which knows of no workers, would have others take their ranks.
+        # Said once: a second message, which knows of no workers, would have others take their ranks.
         if not self.member.is_over() and not self._witnessed:
             with contextlib.suppress(RendezvousError):
                 self.member.post(Leave(self.job.node, "its agent ended without leaving the job", lost=True))
         self.member.close()
         if self._host is not None:
+            # After this node's own goodbye, which its coordinator must still read.
             self._host.close(linger)
             if self.hosts_store and self._host.is_over():
                 self._backend.forget_job()
                 if not self._witnessed:
-                    self._backend.stay(self.job.store_linger, self._tell_stay, self._pause)
+                    # A launcher that has died, or left, waits for no other job.
+                    self._backend.stay(self.job.store_linger, self._log_stay, self._pause)
         if self._candidate is not None:
             self._candidate.close(_RESIGNING)
         self._pause.set()
         self._backend.close()
 
-    def _tell_stay(self, guests: list[str]) -> None:
-        names = ", ".join(map(_named, guests[:_MOST_NAMES]))
-        names += f" and {more} more" if (more := len(guests) - _MOST_NAMES) > 0 else ""
+    def _log_stay(self, jobs: list[str]) -> None:
+        names = ", ".join(map(_named, jobs[:_MOST_NAMES]))
+        names += f" and {more} more" if (more := len(jobs) - _MOST_NAMES) > 0 else ""
         limit = self.job.store_linger
         final = self.member.final
         how = "has ended" if final is None or final.succeeded else "has failed"
         what = f"job {self.job.run_id!r} {how}; node {self.job.node}, which hosts the store at {self.job.endpoint},"
-        why = f"stays for job{'s' * (len(guests) > 1)} {names}, which also {'use' if len(guests) > 1 else 'uses'} it"
+        why = f"stays for job{'s' * (len(jobs) > 1)} {names}, which also {'use' if len(jobs) > 1 else 'uses'} it"
         # Whoever waits for this process must know how long that may be.
         _log.warning("%s %s: %g s at most (store_linger), or until Ctrl-C", what, why, limit, extra={STAYS: limit})
 
@@ -211,7 +215,7 @@ class NodeRuntime:
         self._host.abandon(f"node {self.job.node}, which hosts the job's store, left: {why}", self.job.node)
         return True
 
-    def _new_host(self, exchange: Exchange, state_log: StateLog | KeptDocument | None = None, remark: str = "") -> Host:
+    def _new_host(self, exchange: Exchange, state_log: StateLog | KeptDocument | None = None, hint: str = "") -> Host:
         job = self.job
         return Host(
             exchange,
@@ -221,11 +225,12 @@ class NodeRuntime:
             key=self._key,
             clock=self._clock,
             state_log=state_log,
-            remark=remark,
+            hint=hint,
             seen=self.member.seen(),
         )
 
     def _attempt(self, timeout: float) -> Exchange:
+        # A user's read_timeout is for slow networks: it counts for every attempt.
         exchange: Exchange = self._backend.dial(float(self.job.options.get("read_timeout", timeout)))
         return exchange
 
@@ -236,6 +241,7 @@ class NodeRuntime:
         if self._is_new():
             self._host_store(timeout)
         exchange = self._reach_store(timeout)
+        # The endpoint may be used by several jobs: their keys are apart, and each has its own coordinator.
         served = self._backend.served_run(exchange)
         if self._is_new() and served != self.job.run_id:
             self._share_store(exchange, served)
@@ -251,6 +257,7 @@ class NodeRuntime:
         backend = self._backend
         if not backend.serve(self._began + self.job.rules.join_limit):
             return
+        # Only to be cloned: the coordinator gets a connection of its own.
         own = self._attempt(timeout)
         self._coordinate(backend.coordinating(own), state_log=self._document)
         own.close()
@@ -262,35 +269,38 @@ class NodeRuntime:
         except RefusedError as error:
             if self._served is None:
                 raise
-            raise self._lost_as_guest(str(error)) from error
+            # A store that another job opened ends with that job's host; it is not opened again for this one.
+            raise self._shared_store_lost(str(error)) from error
         is_shared = self._served is not None
-        if is_shared and self._backend.word_of(exchange) != self._word:
+        if is_shared and self._backend.word_of(exchange) != self._store_mark:
             exchange.close()
             again = f"the store at {self.job.endpoint} was opened again, and has nothing of this job"
-            raise self._lost_as_guest(again)
+            raise self._shared_store_lost(again)
         return exchange
 
     def _share_store(self, exchange: Exchange, served: str) -> None:
         """Use the store of the job *served*: the first node of this job that claims it coordinates."""
         backend, job = self._backend, self.job
-        self._served, self._word = served, backend.word_of(exchange)
+        # By this mark a store that is opened again later is told from this one.
+        self._served, self._store_mark = served, backend.word_of(exchange)
         if not backend.claim(exchange):
             return
-        remark = ""
+        hint = ""
         if served:
             owner = f"the store at {job.endpoint} was opened for job {_named(served)}"
-            remark = f"{owner}, this is job {job.run_id!r}: is its id right?"
-        self._coordinate(backend.coordinating(exchange), remark)
+            hint = f"{owner}, this is job {job.run_id!r}: is its id right?"
+        self._coordinate(backend.coordinating(exchange), hint)
 
-    def _lost_as_guest(self, why: str) -> RefusedError:
+    def _shared_store_lost(self, why: str) -> RefusedError:
         owner = f"of job {_named(self._served)}" if self._served else "of a job that has ended"
         return RefusedError(f"{why}; it was the store {owner}, which this job shared")
 
-    def _coordinate(self, exchange: Exchange, remark: str = "", state_log: KeptDocument | None = None) -> None:
+    def _coordinate(self, exchange: Exchange, hint: str = "", state_log: KeptDocument | None = None) -> None:
         with self._lock:
             if self._closing:
+                # `close` would not find this host, and its thread would go on alone.
                 raise RendezvousConnectionError("the rendezvous was closed while it connected")
-            host = self._host = self._new_host(exchange, state_log, remark)
+            host = self._host = self._new_host(exchange, state_log, hint)
             start_thread(threading.Thread(target=self._serve, args=(host,), name="elasticlib-coordinator", daemon=True))
 
     def _serve(self, host: Host) -> None:
@@ -308,13 +318,15 @@ class NodeRuntime:
     def _dial_etcd(self, timeout: float) -> Exchange:
         exchange = self._attempt(timeout)
         with self._lock:
+            # Once: it goes on trying through all later connections of this node.
             if self._candidate is None and not self._closing:
-                self._candidate = self._backend.candidate(self.job.node, self._elected, self._voted_out)
+                self._candidate = self._backend.candidate(self.job.node, self._begin_leading, self._stop_leading)
                 self._candidate.start()
         return exchange
 
-    def _elected(self, state_log: StateLog) -> None:
+    def _begin_leading(self, state_log: StateLog) -> None:
         try:
+            # This node knows the end, and the document of the job is gone: nobody is left who would ask.
             over = self.member.is_over() and state_log.load() is None
         except RendezvousError:
             raise
@@ -326,7 +338,7 @@ class NodeRuntime:
         self._leads = True
         start_thread(threading.Thread(target=self._lead, args=(state_log,), name="elasticlib-coordinator", daemon=True))
 
-    def _voted_out(self, why: str) -> None:
+    def _stop_leading(self, why: str) -> None:
         self._leads = False
         _log.warning("node %s no longer coordinates job %r: %s", self.job.node, self.job.run_id, why)
 
@@ -346,11 +358,13 @@ class NodeRuntime:
                 host.run()
                 return
             except LeadershipLost as error:
+                # The candidate must know that its term is over, though the lease still stands.
                 state_log.lose(str(error))
                 _log.info("node %s no longer coordinates: %s", self.job.node, error)
                 return
             except RendezvousConnectionError as error:
                 _log.warning("the coordinator of job %r starts again: %s", self.job.run_id, error)
+                # The term goes on while the lease is renewed: only the connection was lost.
                 self._pause.wait(_AGAIN)
             except Exception as error:
                 _log.exception("the coordinator of job %r failed", self.job.run_id)

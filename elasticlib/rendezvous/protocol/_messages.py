@@ -18,8 +18,7 @@ from attrs import field, frozen
 from attrs.validators import and_, ge, in_, le, lt, min_len, optional, or_
 
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.protocol._codec import Code, Codec, Name, Place, mac, write
-from elasticlib.rendezvous.protocol._failure_note import FailureNote as FailureNote
+from elasticlib.rendezvous.protocol._codec import Code, Codec, Lines, Name, Place, mac, write
 from elasticlib.rendezvous.protocol._heartbeats_read import HeartbeatsRead
 from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
 
@@ -82,6 +81,31 @@ class Join:
     """What ended this node's last sidecar, if this is the first message of a new one: earlier ones may be missing."""
     succeeded: int = field(default=-1, validator=ge(-1))
     """The round whose success that sidecar may not have passed on; -1: none."""
+
+
+@frozen
+class FailureNote:
+    """One worker that failed, as far as peers need to know: a part of other messages."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    exitcode: int
+    """Exit status; ``-n`` when signal ``n`` ended the worker."""
+    message: Lines = ""
+    exception_type: str = ""
+    traceback: Lines = ""
+    hint: Lines = ""
+    secondary: bool = False
+    """True for a lost connection to a peer: most likely a consequence of another failure."""
+    age: float = field(default=0.0, validator=ge(0))
+    """Seconds between the failure and the sending of this note."""
+    fatal: bool = False
+    """True where a restart would only meet it again: the job ends, whatever restarts are left."""
+    process: str = ""
+    """Which process of elasticlib's own ended; empty: a worker. `rank` stands for it then."""
+    cut: bool = False
+    """True where texts were left out, and more of them can be had: from its node, or where the root cause lies."""
 
 
 @frozen

@@ -28,7 +28,7 @@ from elasticlib._times import soonest
 from elasticlib.errors import ConfigError, ElasticError
 from elasticlib.processes import CHANNEL_FD, Channel, Lease, Message, Process, Waitable, wait_readable, wake_with_parent
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import STAYS
+from elasticlib.rendezvous._membership import STAYS, Word
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     ContactLost,
@@ -86,7 +86,7 @@ class LogLines(logging.Handler):
 
 @define(eq=False)
 class Bridge:
-    """Carries words between the launcher's *channel* and the node's *share* until one of them is done."""
+    """Carry messages between the launcher's *channel* and the node's *share* until one of them is done."""
 
     channel: Channel
     share: NodeRuntime
@@ -102,9 +102,9 @@ class Bridge:
     watch: SidecarWatch = field(init=False)
     stall: float = SILENCE
     _broken: bool = False
-    _told_hosting: bool = False
+    _reported_hosting: bool = False
     _waiting: int = 0
-    """Nodes that wait for ranks, as the launcher was told."""
+    """Nodes that wait for ranks, as last sent to the launcher."""
 
     def run(self) -> bool:
         """Work until the launcher says goodbye (True) or has died (False)."""
@@ -121,8 +121,11 @@ class Bridge:
     def step(self, timeout: float | None) -> bool | None:
         """Wait *timeout* seconds for whatever comes, and act; whether the launcher said goodbye, None if it lives."""
         watched: list[int | Waitable] = [self.channel, self.lines, self.launcher]
-        watched += [] if self._broken else [self.share.member]
+        if not self._broken:
+            watched.append(self.share.member)
         ready = wait_readable(watched, timeout)
+        # All that the launcher said comes before the judgement by its silence: where both stood still (a laptop
+        # that slept, a stopped container), its signs of life are in the channel and only this process is late.
         while wait_readable([self.channel], 0):
             received = self.channel.receive()
             if received is None:
@@ -130,12 +133,14 @@ class Bridge:
             if received[0]["op"] == "close":
                 return True
             self._obey(*received)
+        # After its messages: a goodbye may be the last thing that it wrote.
         if self.launcher in ready:
             return False
         self._renew_lease()
         self._judge()
         self._pass_on()
-        self._judge()  # what was passed on may say that contact is lost, and workers have no time left
+        # Once more: what was passed on may say that contact is lost, and that workers have no time left.
+        self._judge()
         if self.watch.due:
             self.kill()
         return None
@@ -149,7 +154,8 @@ class Bridge:
     def say_lines(self) -> None:
         """Send what was logged to where people see it."""
         for line in self.lines.drain():
-            if not self.watch.held:  # nobody reads; what is said while nobody reads must not fill the channel
+            # A launcher that stands still reads nothing: lines must not fill the channel meanwhile.
+            if not self.watch.paused:
                 self.channel.send(line)
 
     def outlast(self, limit: float) -> bool:
@@ -168,9 +174,11 @@ class Bridge:
         self.watch = self.watch.said(now)
         match message["op"]:
             case "join":
+                # Its number goes back with every notice: the launcher ignores those of an earlier request.
                 self.watch = self.watch.joins(message["generation"])
                 member.join(message["slots"], message["role"])
             case "guard":
+                # A launch may get another spawner, after which the old handle says nothing.
                 if self.guarded is not None:
                     self.guarded.close()
                 self.guarded = Process.sent(-1, descriptors)
@@ -192,46 +200,66 @@ class Bridge:
         if self._broken:
             return
         try:
-            words = self.share.member.drain()
+            notices = self.share.member.drain()
         except Exception as error:
+            # Once: this node's part is over, and from now on the process only waits for the launcher's goodbye.
             self._broken = True
-            self.channel.send(told(error))
+            self.channel.send(error_message(error))
             return
-        for word in words:
-            if isinstance(word, ContactLost):
-                self.channel.send({"op": "lost", "why": word.why, "grace": word.grace})
-            elif isinstance(word, StoreGone):
-                self.channel.send({"op": "gone", "why": word.why})
-            else:
-                self._tell(word)
-        if self.share.hosts_store and not self._told_hosting:
-            self._told_hosting = True
-            endpoint = self.share.endpoint
-            self.channel.send({"op": "hosts"}, () if endpoint is None else (endpoint.fileno(),))
-        if not self.watch.held and (waiting := self.share.member.waiting()) != self._waiting:
-            self._waiting = waiting
-            self.channel.send({"op": "waiting", "count": waiting})
+        for notice in notices:
+            self._send_notice(notice)
+        self._report_hosting()
+        self._report_waiting()
 
-    def _tell(self, notice: RankAssignment | RoundEnd | Final) -> None:
-        message: Message = {"op": "notice", "notice": to_plain(notice), "generation": self.watch.generation}
-        listener = None
-        if isinstance(notice, RankAssignment):
-            self.watch = self.watch.assigned()
-            self._renew_lease()
-            listener = self.share.member.listener() if notice.group_rank == 0 else None
+    def _send_notice(self, notice: Word) -> None:
+        match notice:
+            case ContactLost(why, grace):
+                self.channel.send({"op": "lost", "why": why, "grace": grace})
+            case StoreGone(why):
+                self.channel.send({"op": "gone", "why": why})
+            case RankAssignment():
+                self._send_ranks(notice)
+            case _:
+                self.channel.send(self._notice_message(notice))
+
+    def _send_ranks(self, ranks: RankAssignment) -> None:
+        # Workers may run from now on: the lease must say so before the launcher can start one.
+        self.watch = self.watch.assigned()
+        self._renew_lease()
+        message = self._notice_message(ranks)
+        listener = self.share.member.listener() if ranks.group_rank == 0 else None
         if listener is None:
             self.channel.send(message)
             return
         with listener:
             self.channel.send(message, (listener.fileno(),))
 
+    def _notice_message(self, notice: RankAssignment | RoundEnd | Final) -> Message:
+        return {"op": "notice", "notice": to_plain(notice), "generation": self.watch.generation}
+
+    def _report_hosting(self) -> None:
+        """Say once that the job's store is here, with its listening socket where another process can go on with it."""
+        if self._reported_hosting or not self.share.hosts_store:
+            return
+        self._reported_hosting = True
+        endpoint = self.share.endpoint
+        self.channel.send({"op": "hosts"}, () if endpoint is None else (endpoint.fileno(),))
+
+    def _report_waiting(self) -> None:
+        if self.watch.paused:
+            return
+        waiting = self.share.member.waiting()
+        if waiting != self._waiting:
+            self._waiting = waiting
+            self.channel.send({"op": "waiting", "count": waiting})
+
     # What nobody else can do in time.
 
     def _judge(self) -> None:
-        held = self.watch.held
+        paused = self.watch.paused
         self.watch = self.watch.judge(self.clock(), self._kill_at())
-        if self.watch.held is not held:
-            self.share.member.hold(self.watch.held)
+        if self.watch.paused is not paused:
+            self.share.member.hold(self.watch.paused)
 
     def _renew_lease(self) -> None:
         end = self.watch.lease_end(self._kill_at())
@@ -243,8 +271,9 @@ class Bridge:
         return None if left is None else self.clock() + left
 
 
-def told(error: Exception) -> Message:
-    """The frame for an error that ends this node's part."""
+def error_message(error: Exception) -> Message:
+    """Return the frame for an error that ends this node's part."""
+    # The setting travels apart: the launcher makes the same error again, and may name it as its user gave it.
     if isinstance(error, ConfigError) and error.setting:
         return {"op": "error", "kind": type(error).__name__, "setting": error.setting, "text": error.complaint}
     if isinstance(error, ElasticError):
@@ -254,14 +283,16 @@ def told(error: Exception) -> Message:
 
 def follow(parent: int) -> processes.Handle:
     """Have this process, a program of ours, live as long as its *parent*, which is returned."""
-    # What a scheduler sends to every process of the job is for the launcher, which then parts in order.
+    # What a scheduler sends to every process of the job is for the launcher, which then leaves the job in order.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
+    # These two are inherited: the time limit of the end must kill, whatever the launcher had ignored or blocked.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.set_inheritable(CHANNEL_FD, False)
     wake_with_parent()
     handle = processes.handle_of_parent(parent)
+    # It may have died before there was a handle: then that is one of a process which got its number.
     if os.getppid() != parent:
         os._exit(1)
     return handle
@@ -292,7 +323,8 @@ def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
             os._exit(1)
         job = Job(**first[0]["job"])
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a store has a connection of each node's
+        # A store has a connection of each node's, which may be more than a user's soft limit allows.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         import_for(job.backend)
         from elasticlib.rendezvous.node._runtime import NodeRuntime
 
@@ -303,7 +335,7 @@ def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
         lease, *others = first[1]
         kept = Kept.received(others)
         share = NodeRuntime(job, document=kept.document, endpoint=kept.endpoint)
-        # Before the first word: loading a library keeps all threads here from running, and the launcher allows a
+        # Before the first message: loading a library keeps all threads here from running, and the launcher allows a
         # process that has not begun more time than one that falls silent.
         share.prepare()
         share.start()
@@ -311,38 +343,42 @@ def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
         if (stall := first[0]["stillness"]) is not None:
             bridge.stall = stall
         if bridge.run():
-            _part(bridge, job.close_timeout)
+            _leave(bridge, job.close_timeout)
         else:
-            _bear_witness(bridge)
+            _report_death(bridge)
     except Exception as error:
-        channel.send(told(error))
+        channel.send(error_message(error))
         os._exit(1)
+    # Without the interpreter's end: a thread that hangs in the store's library would hold it up, or abort it.
     os._exit(0)
 
 
-def _part(bridge: Bridge, linger: float) -> None:
+def _leave(bridge: Bridge, linger: float) -> None:
     """Wait for others to read the end, and to end, but not for longer than the launcher lives."""
-    parted = os.eventfd(0, os.EFD_CLOEXEC)
+    closed = os.eventfd(0, os.EFD_CLOEXEC)
 
-    def part() -> None:
+    def close() -> None:
         try:
             bridge.share.close(linger)
         finally:
-            os.eventfd_write(parted, 1)
+            os.eventfd_write(closed, 1)
 
-    threading.Thread(target=part, daemon=True).start()
+    # In a thread: this one goes on with the log lines, some of which say for whom it waits.
+    threading.Thread(target=close, daemon=True).start()
     ready: set[int] = set()
-    while not ready & {parted, bridge.launcher}:
-        ready = wait_readable([parted, bridge.launcher, bridge.lines], None)
+    while not ready & {closed, bridge.launcher}:
+        ready = wait_readable([closed, bridge.launcher, bridge.lines], None)
         bridge.say_lines()
-    if parted not in ready:
+    if closed not in ready:
         signal.alarm(_DEATH_LIMIT)
-        wait_readable([parted], _GOODBYE)
+        wait_readable([closed], _GOODBYE)
 
 
-def _bear_witness(bridge: Bridge) -> None:
-    """The launcher is dead: see its workers end, and say so in its place."""
+def _report_death(bridge: Bridge) -> None:
+    """See the workers of the dead launcher end, and report its death in its place."""
+    # Its goodbye may hang in the store: the kernel ends this process all the same.
     signal.alarm(_DEATH_LIMIT)
+    # Their reaper kills them at the launcher's end; where it does not (it may be stopped, too), this process does.
     gone = bridge.outlast(_OWN_END)
     if not gone:
         bridge.kill()

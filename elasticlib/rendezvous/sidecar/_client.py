@@ -17,8 +17,9 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from elasticlib import errors
 from elasticlib._clock import Clock, monotonic
@@ -37,6 +38,7 @@ from elasticlib.processes import (
     Link,
     Message,
     Process,
+    Waitable,
     closed_in_forks,
     encoded_message,
     room_for_descriptors,
@@ -45,7 +47,7 @@ from elasticlib.processes import (
     wait_readable,
 )
 from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._membership import Requests, Word
+from elasticlib.rendezvous._membership import STAYS, Requests, Word
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.protocol._messages import (
     Close,
@@ -61,7 +63,6 @@ from elasticlib.rendezvous.protocol._messages import (
 from elasticlib.rendezvous.protocol._shortening import fitting
 from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
 from elasticlib.rendezvous.sidecar._contact import ContactLimits, SidecarContact
-from elasticlib.rendezvous.sidecar._end import SidecarEnd
 from elasticlib.rendezvous.sidecar._kept import Kept
 from elasticlib.rendezvous.sidecar._sender import Sender, channel
 from elasticlib.spec import TOKEN_VARIABLE
@@ -128,6 +129,7 @@ class SidecarClient:
             undo.callback(link.close)
             with contextlib.closing(theirs):
                 child = self._begin(self._program, theirs)
+            # Whatever fails from here on must not leave a process behind that waits for its job.
             undo.callback(child.wait, 0.0)
             now = self._clock()
             contact = SidecarContact(self._limits, born=now, heard=now)
@@ -136,6 +138,7 @@ class SidecarClient:
             first = encoded_message({"op": "job", "job": self._job.plain(), "stillness": self._stall})
             has_heartbeats = self._job.heartbeat > 0
             interval = min(1.0, ALIVE * self._job.heartbeat) if has_heartbeats else None
+            # Copies: the sender closes what it sent, and the next process gets the same objects again.
             given = (lease.fileno(), *self._kept.descriptors())
             self._sender = Sender(link, interval, (first, tuple(map(os.dup, given))))
             undo.pop_all()
@@ -155,13 +158,16 @@ class SidecarClient:
     def post(self, report: WorkerReport | Close) -> None:
         """Say how the workers are, that this node goes, or that the job ends for everybody; see `NodeClient.post`."""
         body = to_plain(fitting(report))
-        from_plain(body)  # what this node may not say is its own error, here and now
+        # What this node may not say is its own error, here and now, and not one of the process.
+        from_plain(body)
         self._say({"op": "report", "report": body})
 
     def guard(self, handle: int) -> Lease | None:
         """Give a handle, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
+        # A program whose files have used up its limit must still be able to have its workers killed.
         with room_for_descriptors(1):
             self._say({"op": "guard"}, os.dup(handle))
+        # Without heartbeats contact is never lost, so that nothing limits the workers' time.
         return self._leases[-1] if self._job.heartbeat else None
 
     def _say(self, message: Message, *descriptors: int) -> None:
@@ -187,6 +193,7 @@ class SidecarClient:
         """Return the seconds until `drain` wants to be called though nothing is readable."""
         if self._error is not None:
             return 0.0
+        # Of a process that is gone nothing is expected any more.
         wake_at = None if self._gone else self._contact.wake_at()
         if wake_at is None:
             return None
@@ -200,30 +207,33 @@ class SidecarClient:
         """
         if self._closed:
             return []
-        words = self._receive_all()
+        # First what came: where this program stood still, the answers lie in the channel, and nobody was silent.
+        notices = self._receive_all()
         if self._is_overdue():
-            words += self._note_silence()
+            notices += self._note_silence()
         self._report_birth()
-        if self._error is not None and not words:
+        # What came before the error is handed out first; the next call raises it.
+        if self._error is not None and not notices:
             raise self._error
-        return words
+        return notices
 
     def _receive_all(self) -> list[Word]:
-        words: list[Word] = []
+        notices: list[Word] = []
         while not self._gone and wait_readable([self._link], 0):
             try:
                 received = self._link.receive()
             except OSError as error:  # of a worker store's socket, for which no descriptor is free
+                # The frame is lost with its socket: this node can take no ranks.
                 self._error = RendezvousError(f"node {self.node}: no ranks can be received: {error}")
                 break
             if received is None:
-                self._lose_process(words)
+                self._lose_process(notices)
                 continue
             message, descriptors = received
             # One that was forked says so before it knows its job.
             self._contact.hear(self._clock(), begins=message["op"] != "born")
-            words += self._hear(message, descriptors)
-        return words
+            notices += self._hear(message, descriptors)
+        return notices
 
     def _is_overdue(self) -> bool:
         """Return whether the process should have answered by now."""
@@ -237,8 +247,10 @@ class SidecarClient:
             why = f"its sidecar has not answered for {self._job.reconnect_timeout:g} s more"
             self._error = RendezvousConnectionError(f"node {self.node}: contact with the job was lost, and {why}")
             return []
+        # The agent stops the workers now, and the job's reconnect time runs: as with a silent store.
         self._contact.find_silent(self._clock())
         self._child.send(signal.SIGCONT)  # it may have been stopped, alone
+        # Before its first answer no worker runs, so that there is nothing to stop.
         if self._contact.begun:
             return [self._cut_off("the sidecar of this node does not answer")]
         why = f"its sidecar did not start within {self._limits.birth:g} s: {_IMPORTING}"
@@ -258,27 +270,30 @@ class SidecarClient:
     def _cut_off(self, why: str) -> ContactLost:
         return ContactLost(f"contact with the job is lost: {why}", GRACE * self._job.heartbeat)
 
-    def _lose_process(self, words: list[Word]) -> None:
+    def _lose_process(self, notices: list[Word]) -> None:
         self._gone = True
         self._child.wait(1.0)
         if self._error is not None:
             return  # the process has said why
         pid = f" (pid {self._child.pid})" if self._child.pid > 0 else ""
         why = f"the sidecar{pid} of this node ended unexpectedly{FROM_OUTSIDE}"
-        words.append(self._cut_off(why))
+        notices.append(self._cut_off(why))
         if self._may_be_replaced():
             _log.warning("node %s: %s: another one takes its place, and this node asks for ranks again", self.node, why)
             self._replace_process(why)
             return
         self._error = RendezvousConnectionError(f"node {self.node}: {why}")
         self._kept.forget_endpoint()
+        # Other nodes' coordinator may go on without this one, unless the store went with the process.
         is_job_over = self._hosts or self._job.max_nodes == 1
         if is_job_over:
-            words.append(StoreGone(why))  # nobody coordinates the job any more
+            notices.append(StoreGone(why))  # nobody coordinates the job any more
 
     def _may_be_replaced(self) -> bool:
+        # The job's store went with it, unless another process can open it again: see `Kept.keep`.
         if self._hosts:
-            return False  # with the store that the job has
+            return False
+        # A handler's caller decides itself what a loss means, and after the job's end there is nothing to ask for.
         if self._is_shared or self.final is not None:
             return False
         return self._job.sidecars != _MOST_LOST
@@ -289,6 +304,7 @@ class SidecarClient:
         self._link.close()
         self._waiting = 0
         self._notices.drop_listener()
+        # The number keeps its messages above those of its predecessor: the coordinator ignores lower ones.
         self._job = evolve(self._job, sidecars=self._job.sidecars + 1, after=why)
         try:
             self._start()
@@ -296,14 +312,16 @@ class SidecarClient:
             self._error = error
 
     def _hear(self, message: Message, descriptors: list[int]) -> list[Word]:
-        """Return the words of one message for the agent; note what it says to this client."""
+        """Return the notices of one message for the agent; note what it says to this client."""
         match message["op"]:
             case "notice":
                 return self._hear_notice(message, descriptors)
+            # With its socket kept, another process can open the store again: the job does not end with this one.
             case "hosts":
                 self._hosts = not self._kept.keep(descriptors)
             case "waiting":
                 self._waiting = message["count"]
+            # It was forked by the host of this program's sidecars: this is the first that is known of it.
             case "born":
                 self._child = Process.sent(message["pid"], descriptors)
             case "lost":
@@ -337,11 +355,14 @@ class SidecarClient:
         self._notices.drop_listener()
         # A process that does not hear us, or has given its error, has no goodbye to say.
         says_goodbye = self._sender.is_alive() and not self._contact.is_silent and self._error is None
+        # Only a process that reports to its job waits for others to read the end.
         limit = _ENDING + (self._job.close_timeout if says_goodbye else 0.0)
+        # From here on no other thread may say anything: the goodbye is the last message.
         self._closed = True
         self._kept.forget_endpoint()
         self._sender.close(encoded_message({"op": "close"}))
-        end = SidecarEnd(self._link, lambda: self._child, self._hear, self.requests, limit, _ENDING)
+        # The process is asked for anew each time: that of a forked sidecar may not be known yet.
+        end = _End(self._link, lambda: self._child, self._hear, self.requests, limit, _ENDING)
         try:
             if not self._gone:
                 end.wait()
@@ -377,6 +398,7 @@ class _Notices:
         if descriptors:
             self.drop_listener()
             self._listener = closed_in_forks(socket.socket(fileno=descriptors[0]))
+        # The answer to an earlier request has ranks that nobody wants any more, but the job's end is always news.
         is_current = message["generation"] == self.generation
         if is_current or isinstance(notice, Final):
             return notice
@@ -395,6 +417,84 @@ class _Notices:
             listener.close()
 
 
+@define(eq=False)
+class _End:
+    """
+    The wait for the end of a sidecar that was told to end.
+
+    It speaks until it closes its channel, and then it exits. While it stays for other jobs in its store, a request to
+    end ends the wait.
+    """
+
+    link: Link
+    child: Callable[[], Process]
+    """The process as it is known by now: one that was forked may still be about to say which it is."""
+    hear: Callable[[Message, list[int]], object]
+    """Gets each message."""
+    requests: Requests | None
+    limit: float
+    """Seconds that it may take."""
+    grace: float
+    """Seconds that it may take beyond the time for which it says that it stays."""
+    stays: bool = field(init=False, default=False)
+    """Whether it stays for other jobs, though this one has ended."""
+    _deadline: float = field(init=False, default=0.0)
+
+    def wait(self) -> None:
+        """Return when the process has ended, or the time for it is over: then it is to be killed."""
+        # It may have been stopped, alone: then it could not end.
+        self.child().send(signal.SIGCONT)
+        self._deadline = monotonic() + self.limit
+        is_speaking = True
+        # It may close its channel a moment before it exits, and exit while its last lines lie in the channel.
+        while is_speaking or not self.child().ends(0.0):
+            left = max(0.0, self._deadline - monotonic())
+            ready = wait_readable(self._sources(is_speaking), left)
+            if not ready:
+                return
+            if self._takes_request(ready):
+                return
+            has_spoken = is_speaking and self.link.fileno() in ready
+            if has_spoken:
+                is_speaking = self._receive()
+            elif self.child().fileno() in ready:
+                return
+
+    def _sources(self, is_speaking: bool) -> list[int | Waitable]:
+        sources: list[int | Waitable] = []
+        if is_speaking:
+            sources.append(self.link)
+        if self.child().fileno() >= 0:
+            sources.append(self.child())
+        if self.stays and self.requests is not None:
+            sources.append(self.requests.hurry())
+        return sources
+
+    def _takes_request(self, ready: set[int]) -> bool:
+        """Return whether a request to end has come while the process stays for other jobs."""
+        if self.requests is None or not self.stays:
+            return False
+        if self.requests.hurry() not in ready:
+            return False
+        # Taken, so that the program does not end a second time for it.
+        self.requests.drain()
+        return True
+
+    def _receive(self) -> bool:
+        """Take one message; return False where none will follow."""
+        received = self.link.receive()
+        if received is None:
+            return False
+        message, descriptors = received
+        stays = message.get(STAYS)
+        # Before the line is shown: people who read it may press Ctrl-C at once.
+        if stays:
+            self.stays = True
+            self._deadline = monotonic() + stays + self.grace
+        self.hear(message, descriptors)
+        return True
+
+
 def _limits_of(job: Job, stall: float) -> ContactLimits:
     """Return the limits of a sidecar for *job*, of a program that may stand still for *stall* of the heartbeat time."""
     answer = (DEAF + stall) * job.heartbeat if job.heartbeat else None
@@ -411,10 +511,12 @@ def environment() -> dict[str, str]:
 
 
 def _rebuilt(kind: str, setting: str, text: str) -> ElasticError:
+    # The name comes from a process of ours, but any class that is no such error is refused all the same.
     found = getattr(errors, kind, None)
     if setting and isinstance(found, type) and issubclass(found, errors.ConfigError):
         return found.of_setting(setting, text)
     if isinstance(found, type) and issubclass(found, (RendezvousError, errors.ConfigError, errors.StartError)):
+        # One whose constructor takes other things than a text.
         with contextlib.suppress(TypeError):
             return found(text)
     return RendezvousError(text)

@@ -50,6 +50,7 @@ class SidecarContact:
 
     def hear(self, now: float, *, begins: bool) -> None:
         """Note an answer; *begins*: it shows that the sidecar has begun."""
+        # Any answer ends a silence: the process may only have been stopped for a while.
         self.heard = now
         self.silent_since = None
         self.begun = self.begun or begins
@@ -63,6 +64,7 @@ class SidecarContact:
         if self.silent_since is not None:
             return self.silent_since + self.limits.reconnect
         if not self.begun:
+            # Its import may wait for a cold disk: nobody else has been asked for anything yet.
             return self.heard + self.limits.birth
         if self.limits.answer is None:
             return None
@@ -73,6 +75,7 @@ class SidecarContact:
         deadline = self.deadline()
         if deadline is None or self.begun or self.is_silent:
             return deadline
+        # People should read that it starts before its time is over.
         return min(deadline, self.born + self._report_after)
 
     def report_of_birth(self, now: float) -> float | None:
@@ -80,5 +83,6 @@ class SidecarContact:
         waited = now - self.born
         if self.begun or waited < self._report_after:
             return None
+        # Ever more rarely: a start that takes minutes needs no line every five seconds.
         self._report_after = 2 * waited
         return waited

@@ -30,7 +30,8 @@ def main() -> NoReturn:
     """Fork a sidecar for each channel that the parent sends, until it is gone or wants none any more."""
     parent = os.getppid()
     launcher = _bridge.follow(parent)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for what is forked
+    # Nobody here waits for what is forked: the kernel reaps it, and the launcher has a handle of its own.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control = Channel.adopt(CHANNEL_FD)
     while True:
         if launcher.fileno() in wait_readable([control, launcher], None):
@@ -39,6 +40,7 @@ def main() -> NoReturn:
         if received is None:
             os._exit(0)
         message, descriptors = received
+        # Before the fork, so that the next one inherits it; an error goes to the client that asked, and only to it.
         failure = _imported(message["backend"])
         for descriptor in descriptors:
             _fork(descriptor, control, launcher, failure)
@@ -49,8 +51,9 @@ def _imported(backend: str) -> Message | None:
     try:
         _bridge.import_for(backend)
     except Exception as error:
-        return _bridge.told(error)
-    gc.freeze()  # children share the pages
+        return _bridge.error_message(error)
+    # A collection in a child would touch, and so copy, every page that it shares with this process.
+    gc.freeze()
     return None
 
 
@@ -58,7 +61,7 @@ def _fork(descriptor: int, control: Channel, launcher: processes.Handle, failure
     try:
         pid = os.fork() if failure is None else -1
     except OSError as error:
-        pid, failure = -1, _bridge.told(start_error("the sidecar of this node", error))
+        pid, failure = -1, _bridge.error_message(start_error("the sidecar of this node", error))
     if pid == 0:
         _be_sidecar(descriptor, control, launcher)
     channel = Channel.adopt(descriptor)
@@ -68,12 +71,14 @@ def _fork(descriptor: int, control: Channel, launcher: processes.Handle, failure
 
 
 def _be_sidecar(descriptor: int, control: Channel, launcher: processes.Handle) -> NoReturn:
+    # A fork does not inherit what the kernel signals at a parent's end.
     wake_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     control.close()
     close_all_but({0, 1, 2, descriptor, *launcher.inherited()})
     channel = Channel.adopt(descriptor)
+    # The client is no parent of this process: it gets a handle of it by this message.
     with processes.own_descriptors() as descriptors:
         channel.send({"op": "born", "pid": os.getpid()}, descriptors)
     _bridge.serve(channel, launcher)

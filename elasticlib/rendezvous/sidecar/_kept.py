@@ -31,7 +31,9 @@ class Kept:
     def of(cls, job: Job) -> Self:
         """For *job*, before there is a sidecar. Its other nodes need heartbeats to notice what a new store forgot."""
         if job.backend.startswith("etcd"):
-            return cls()  # another node takes over
+            # Any other node takes over: nothing needs to be kept.
+            return cls()
+        # Without heartbeats the others would go on, and never learn that their coordinator has forgotten something.
         is_noticed = job.max_nodes == 1 or job.heartbeat > 0
         if not is_noticed:
             return cls()
@@ -56,6 +58,7 @@ class Kept:
         if not descriptors:
             return False
         self.forget_endpoint()
+        # A worker that is forked from the launcher must not keep the port of the job's store.
         self.endpoint = closed_in_forks(socket.socket(fileno=descriptors[0]))
         return True
 

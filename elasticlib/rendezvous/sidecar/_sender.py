@@ -40,9 +40,11 @@ class Sender:
     def say(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:
         """Send it after all that was said before; *descriptors* are this object's from now on."""
         with self._turned:
+            # Frames keep their order: none goes at once while the thread has an earlier one.
             has_turn = not self._sending and not self._outgoing
             if has_turn and len(body) <= _SHORT and takes_more(self._link):
-                self._send(body, descriptors)  # at once: this launcher may be stopped before its thread runs again
+                # At once: this launcher may be stopped before its thread runs again.
+                self._send(body, descriptors)
                 return
             self._outgoing.append((body, descriptors))
             self._turned.notify()
@@ -71,13 +73,15 @@ class Sender:
             try:
                 is_open = self._send(*frame)
             except OSError:
-                return  # stopped for so long that nothing goes in any more: its silence says so
+                # The process was stopped for so long that nothing goes in any more: its silence says so.
+                return
             if not is_open:
                 return
 
     def _next_frame(self) -> tuple[bytes, tuple[int, ...]] | None:
         """Return the next frame, after an interval without one a sign of life; None after the last word."""
         with self._turned:
+            # Under the lock: between this and the look at the queue nobody may send from another thread.
             self._sending = False
             if not self._outgoing and not self._closed:
                 self._turned.wait(self._interval)
@@ -93,6 +97,7 @@ class Sender:
         try:
             return self._link.send_body(body, descriptors)
         finally:
+            # Sent or not, they are this object's: those of a frame that failed must not stay open.
             for descriptor in descriptors:
                 os.close(descriptor)
 

@@ -43,7 +43,8 @@ class _Host:
     users: int = 0
 
     def is_alive(self) -> bool:
-        return not wait_readable([self.link], 0)  # it says nothing: what is readable is its end
+        # It never says anything: what is readable is its end.
+        return not wait_readable([self.link], 0)
 
     def fork(self, backend: str, channel: Channel) -> None:
         """A sidecar on that *channel*, soon. Raises `StartError` when the process is stopped, or hangs."""
@@ -66,6 +67,7 @@ class _Hosts:
 
     def take(self) -> _Host:
         """One that a sidecar may be forked from; give it back when that has ended. Raises `StartError`."""
+        # What a fork would inherit: from a host with other variables it would get a wrong environment.
         given = environment(), search_path_argument(), CallerIdentity.now()
         with self._lock:
             found = next((host for host in self._kept if host.given == given and host.is_alive()), None)
@@ -82,15 +84,18 @@ class _Hosts:
             if host.users or host not in self._kept:
                 return
             self._kept.remove(host)
+        # Without the lock: its end may take a while, and others want one of theirs meanwhile.
         host.end()
 
     def drop(self) -> None:
         """Forget all, in a process that was forked from their owner."""
+        # Another thread of the parent may have had the lock; and the hosts are children of the parent, not of this one.
         self._lock, self._kept = threading.Lock(), []
 
 
 def _start(variables: dict[str, str], path: str, identity: CallerIdentity) -> _Host:
     ours, theirs = Channel.pair()
+    # A host that was stopped must not hold up the caller for ever.
     ours.limit(_SEND_LIMIT)
     link = Link(ours)
     try:
@@ -123,10 +128,12 @@ class SharedSidecar(SidecarClient):
 
     def _begin(self, program: str, theirs: Channel) -> Process:
         self._host.fork(self._backend, theirs)
-        return Process(0)  # its handle comes with its first word
+        # Nobody knows its number yet: a handle comes with its first message.
+        return Process(0)
 
     def close(self) -> None:
         """As that of `SidecarClient`; the process that it came from ends with the last one of this program."""
+        # In a forked child the parent's sidecar is not the child's to end.
         if self._closed or os.getpid() != self._owner:
             return
         try:

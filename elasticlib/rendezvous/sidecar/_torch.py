@@ -23,21 +23,25 @@ _PACKAGES = ("torch", "torch.distributed")
 
 def import_stores() -> bool:
     """Make ``from torch.distributed import TCPStore, FileStore, DistStoreError`` quick; whether that was possible."""
+    # A program that has torch already has its stores, too.
     spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
     if spec is None or not _TRIED.fullmatch(_version(spec)):
         return False
+    # With bare packages in place, `import torch._C` loads the library, and runs nothing else of torch.
     package, distributed = (types.ModuleType(name) for name in _PACKAGES)
     package.__path__ = list(spec.submodule_search_locations or ())
     sys.modules.update(zip(_PACKAGES, (package, distributed), strict=True))
     try:
         import torch._C
-    except (ImportError, OSError):  # where it is found only after what `import torch` does before
+    # Some builds find their libraries only after preparations that `import torch` makes.
+    except (ImportError, OSError):
         for name in _PACKAGES:
             del sys.modules[name]
         return False
     library = torch._C
     package.distributed = distributed  # type: ignore[attr-defined]
-    library._c10d_init()  # which asks for the package that it belongs to
+    # This asks for the package that it belongs to.
+    library._c10d_init()
     stores = sys.modules["torch._C._distributed_c10d"]
     for name in ("Store", "TCPStore", "FileStore", "PrefixStore"):
         setattr(distributed, name, getattr(stores, name))
@@ -46,8 +50,9 @@ def import_stores() -> bool:
 
 
 def _version(spec: ModuleSpec) -> str:
-    """As its file says, which is not run; empty where it says none."""
+    """Return the version that the package's file says; empty where it says none."""
     try:
+        # The file is read and not run: importing it would import torch.
         text = Path(spec.origin or "").with_name("version.py").read_text(encoding="utf-8")
     except (OSError, UnicodeError, ValueError):
         return ""

@@ -36,7 +36,7 @@ class SidecarWatch:
     """Share of the heartbeat time: the heartbeats of a node whose launcher is silent for longer rest."""
     generation: int = 0
     """Which request of the launcher's the notices answer."""
-    held: bool = False
+    paused: bool = False
     """Whether the heartbeats rest."""
     running: bool = False
     """Whether workers may run."""
@@ -49,6 +49,7 @@ class SidecarWatch:
 
     def answer(self, now: float) -> tuple[Self, bool]:
         """Note that the launcher says that it lives; return whether it is time to say the same."""
+        # Answering each sign of life would only fill the channel of a launcher that is slow to read.
         is_due = self.heartbeat > 0 and now >= self.answered + _ANSWER * self.heartbeat
         if not is_due:
             return self, False
@@ -71,7 +72,8 @@ class SidecarWatch:
         has_heartbeats = self.heartbeat > 0
         is_silent = has_heartbeats and now >= self._silent_at
         is_late = self.running and kill_at is not None and now >= kill_at
-        return evolve(self, held=is_silent, due=self.due or is_late)
+        # Once due, always due: only new ranks, or the workers' end, take that back.
+        return evolve(self, paused=is_silent, due=self.due or is_late)
 
     @property
     def _silent_at(self) -> float:
@@ -82,6 +84,7 @@ class SidecarWatch:
         """Return until when workers may run (infinite: nothing limits it); None once they should be dead: as it was."""
         if self.due:
             return None
+        # Without workers, or without heartbeats that others count, nothing limits their time.
         if not self.running or kill_at is None:
             return math.inf
         return kill_at
@@ -89,8 +92,9 @@ class SidecarWatch:
     def wake_at(self, kill_at: float | None) -> float | None:
         """Return when `judge` is wanted, if nothing happens before."""
         silent_at = None
-        if self.heartbeat and not self.held:
+        if self.heartbeat and not self.paused:
             silent_at = self._silent_at
+        # Workers that are due are killed at once, and again whenever something happens.
         may_be_late = self.running and not self.due
         if not may_be_late:
             kill_at = None

@@ -330,12 +330,12 @@ class Node:
             self.rendezvous.at(due, lambda: self._watch_over(group))
 
     def _judge(self) -> None:
-        now, held = self.rendezvous.clock(), self._watch.held
+        now, paused = self.rendezvous.clock(), self._watch.paused
         if self.agent.alive and not self.agent.frozen:
             self._watch = self._watch.said(now)  # its signs of life come all the time
         self._watch = self._watch.judge(now, self.member.session.kill_at())
-        if self._watch.held is not held:
-            self.member.hear(session_events.Hold(self._watch.held))
+        if self._watch.paused is not paused:
+            self.member.hear(session_events.Hold(self._watch.paused))
         if self._watch.due and self._guarded is not None:
             self._guarded.kill()
 

@@ -547,7 +547,7 @@ def test_an_agent_gets_a_place_with_its_own_number_of_restarts() -> None:
     meeting = Meeting(1, 1)
     handler = meeting.node("a")
 
-    with handler.lend(7) as member:
+    with handler.open_membership(7) as member:
         member.join(2, "trainer")
         final = heard(member, Final)
 
@@ -561,7 +561,7 @@ def test_a_lent_place_is_another_node_each_time_and_knows_its_address(meeting: M
 
     names = []
     for _ in range(2):
-        with handler.lend(3, "10.0.0.1") as member:
+        with handler.open_membership(3, "10.0.0.1") as member:
             names.append(member.node)
 
     assert 3 == len({"a", *names})
@@ -571,7 +571,7 @@ def test_a_lent_place_is_another_node_each_time_and_knows_its_address(meeting: M
 def test_how_the_job_of_an_agent_ended_its_handler_knows_at_once() -> None:
     meeting = Meeting(1, 1)
     handler = meeting.node("a")
-    with handler.lend(3) as member:
+    with handler.open_membership(3) as member:
         member.join(2, "trainer")
         member.post(Succeeded(member.node, heard(member, RankAssignment).round))
         heard(member, Final)
@@ -583,7 +583,7 @@ def test_how_the_job_of_an_agent_ended_its_handler_knows_at_once() -> None:
 
 def test_after_an_agent_that_left_a_handler_still_closes_the_job_for_all(meeting: Meeting) -> None:
     handler, other = meeting.node("a"), meeting.node("b")
-    with handler.lend(3) as member:
+    with handler.open_membership(3) as member:
         member.join(1, "default")
         waits = in_thread(other.next_rendezvous)
         round = heard(member, RankAssignment).round
@@ -601,7 +601,7 @@ def test_after_an_agent_that_left_a_handler_still_closes_the_job_for_all(meeting
 
 def test_closing_a_handler_tells_the_agent_that_has_its_place(meeting: Meeting) -> None:
     handler = meeting.node("a")
-    with handler.lend(3) as member:
+    with handler.open_membership(3) as member:
         member.join(1, "default")
         handler.set_closed()
         final = heard(member, Final)
@@ -613,7 +613,7 @@ def test_closing_a_handler_tells_the_agent_that_has_its_place(meeting: Meeting) 
 def test_a_handler_that_an_agent_has_the_place_of_seeks_no_round(meeting: Meeting) -> None:
     handler = meeting.node("a")
 
-    with handler.lend(3), pytest.raises(ConfigError, match="an agent uses this handler"):
+    with handler.open_membership(3), pytest.raises(ConfigError, match="an agent uses this handler"):
         handler.next_rendezvous()
 
 
@@ -621,7 +621,7 @@ def test_a_handler_that_is_in_use_is_not_lent(meeting: Meeting) -> None:
     a, b = meeting.node("a"), meeting.node("b")
     together(a, b)
 
-    with pytest.raises(ConfigError, match="in use"), a.lend(3):
+    with pytest.raises(ConfigError, match="in use"), a.open_membership(3):
         pass
 
 
@@ -629,5 +629,5 @@ def test_a_handler_that_was_shut_down_is_not_lent(meeting: Meeting) -> None:
     handler = meeting.node("a")
     handler.shutdown()
 
-    with pytest.raises(RendezvousClosedError, match="was shut down"), handler.lend(3):
+    with pytest.raises(RendezvousClosedError, match="was shut down"), handler.open_membership(3):
         pass

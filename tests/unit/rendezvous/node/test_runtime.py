@@ -196,9 +196,9 @@ def test_an_election_is_won_however_late_the_station_knows_its_member(
                 elected.wait(0.1)
             super().__setattr__(name, value)
 
-        def _elected(self, state_log: StateLog) -> None:
+        def _begin_leading(self, state_log: StateLog) -> None:
             try:
-                super()._elected(state_log)
+                super()._begin_leading(state_log)
             finally:
                 elected.set()
 
@@ -323,7 +323,7 @@ def test_what_a_stranger_writes_as_the_served_job_does_not_swell_what_all_are_to
     told: list[str] = []
     made, _ = runtime()
     made._backend = Guests(served)
-    monkeypatch.setattr(made, "_coordinate", lambda exchange, remark="": told.append(remark))
+    monkeypatch.setattr(made, "_coordinate", lambda exchange, hint="": told.append(hint))
     made._dial_c10d(5.0)
     made._backend.guests = ["lost"]
 
@@ -338,6 +338,6 @@ def test_long_ids_of_guests_do_not_swell_the_log(caplog: pytest.LogCaptureFixtur
     made, member = runtime()
     member.final = None
 
-    made._tell_stay(["short", guest])
+    made._log_stay(["short", guest])
 
     assert [True] == [("'short'" in each.message and len(each.message) < LONGEST) for each in caplog.records]

@@ -33,7 +33,7 @@ from elasticlib.rendezvous.protocol._messages import (
     from_plain,
     to_plain,
 )
-from elasticlib.rendezvous.sidecar._bridge import Bridge, LogLines, told
+from elasticlib.rendezvous.sidecar._bridge import Bridge, LogLines, error_message
 from elasticlib.rendezvous.sidecar._watch import SILENCE
 
 LIMIT = 30.0
@@ -277,7 +277,7 @@ def test_what_breaks_the_member_is_told_once(desk: Desk) -> None:
 
 
 def test_an_error_that_is_nobodys_is_told_with_its_class() -> None:
-    frame = told(ZeroDivisionError("division by zero"))
+    frame = error_message(ZeroDivisionError("division by zero"))
 
     assert frame["text"] == "the sidecar failed: ZeroDivisionError: division by zero"
 

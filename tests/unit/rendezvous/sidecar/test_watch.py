@@ -17,14 +17,14 @@ def test_the_heartbeats_of_a_silent_launcher_rest_until_it_speaks() -> None:
     silent = VIGIL.judge(100.0 + SILENCE * HEARTBEAT, None)
     spoke = silent.said(102.0).judge(102.0, None)
 
-    assert (False, True, False) == (VIGIL.judge(100.9, None).held, silent.held, spoke.held)
+    assert (False, True, False) == (VIGIL.judge(100.9, None).paused, silent.paused, spoke.paused)
     assert (101.5, None) == (VIGIL.wake_at(None), silent.wake_at(None))
 
 
 def test_without_heartbeats_nobody_is_silent() -> None:
     alone = SidecarWatch(0.0, 100.0, 100.0)
 
-    assert not alone.judge(1e6, None).held
+    assert not alone.judge(1e6, None).paused
     assert alone.wake_at(None) is None
 
 
