@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 from tests.process.launches import free_port
 from tests.waiting import wait_until
 
@@ -234,79 +232,6 @@ def test_without_a_restart_left_both_agents_name_the_same_root_cause(package: st
 
     assert ["FAILED", "FAILED"] == [state for state, _, _ in outcomes]
     assert ["attempt 0 was doomed"] * 2 == [failures["1"].split(": ")[-1] for _, _, failures in outcomes]
-
-
-def real_store(kind: str, folder: Path) -> Any:
-    from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
-
-    if kind == "tcp":
-        return server()
-    return FileStore(str(folder / "store"), 1) if kind == "file" else HashStore()
-
-
-def server() -> Any:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
-@pytest.mark.parametrize("kind", ["tcp", "file", "hash"])
-class TestStateBackend:
-    """What is promised of a shared state, on each of torch's stores."""
-
-    def test_there_is_no_state_at_first(self, kind: str, tmp_path: Path) -> None:
-        backend = C10dRendezvousBackend(real_store(kind, tmp_path), "job")
-
-        assert backend.get_state() is None
-        assert backend.set_state(b"late", b"token of nothing") is None
-
-    def test_the_first_writer_without_a_token_wins(self, kind: str, tmp_path: Path) -> None:
-        store = real_store(kind, tmp_path)
-        one, other = C10dRendezvousBackend(store, "job"), C10dRendezvousBackend(store, "job")
-
-        first, second = one.set_state(b"same"), other.set_state(b"same")
-
-        assert first is not None and second is not None
-        assert (b"same", True) == (first[0], first[2])
-        assert (*first[:2], False) == second
-        assert first[:2] == other.get_state()
-
-    def test_a_write_needs_the_token_of_the_present_state(self, kind: str, tmp_path: Path) -> None:
-        backend = C10dRendezvousBackend(real_store(kind, tmp_path), "job")
-        first = backend.set_state(b"1")
-        assert first is not None
-        second = backend.set_state(b"2", first[1])
-        stale = backend.set_state(b"3", first[1])
-        nonsense = backend.set_state(b"3", 17)
-
-        assert second is not None
-        assert (b"2", True) == (second[0], second[2])
-        assert (*second[:2], False) == stale == nonsense
-
-    def test_jobs_are_apart(self, kind: str, tmp_path: Path) -> None:
-        store = real_store(kind, tmp_path)
-        C10dRendezvousBackend(store, "one").set_state(b"1")
-
-        assert C10dRendezvousBackend(store, "two").get_state() is None
-
-    @pytest.mark.parametrize("scribble", ["x", "x.y", "=.=", "gASV"])
-    def test_a_scribble_is_a_state_error(self, kind: str, tmp_path: Path, scribble: str) -> None:
-        store = real_store(kind, tmp_path)
-        store.set("elasticlib/state/job", scribble)
-
-        with pytest.raises(RendezvousStateError, match="which is no state"):
-            C10dRendezvousBackend(store, "job").get_state()
-
-
-def test_a_state_in_a_store_that_is_gone_is_a_connection_error() -> None:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    hosted = server()
-    backend = C10dRendezvousBackend(TCPStore("127.0.0.1", hosted.port, wait_for_workers=False), "job")
-    del hosted
-
-    with pytest.raises(RendezvousConnectionError, match="shared state failed"):
-        backend.get_state()
 
 
 PLUGIN = """

@@ -21,7 +21,7 @@ from elasticlib.errors import (
     RendezvousTimeoutError,
 )
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous.node import _belief, _session_events as events, _session_memory
+from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._client import NodeClient
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._codec import key_of
@@ -69,11 +69,6 @@ END = RoundEnd(0, "enough", True)
 FINAL = Final(True, "all done")
 SEAT = RankAssignment(0, 0, 1, 0, 1, 0, 1, 0, 3, ("127.0.0.1",), 1, "all are there")
 HELLO_OF_JOB = Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.0)
-
-
-@pytest.fixture(autouse=True)
-def quick_to_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_belief, "DOUBT", 0.3)
 
 
 class Wares:
@@ -273,17 +268,6 @@ def test_reports_go_into_the_inbox_in_order(member: NodeClient, stage: Stage) ->
     assert expected == stage.hear(5)
 
 
-def test_reports_wait_for_the_first_contact_and_keep_their_order() -> None:
-    stage = Stage()
-    member = make(stage)
-    member.join(1, "trainer")
-    member.post(Leave(member.node, "SIGTERM"))
-    stage.greet()
-
-    assert [Join, Leave] == [type(report) for report in stage.hear(2)]
-    member.close()
-
-
 def test_what_may_not_be_said_is_the_speakers_error(member: NodeClient) -> None:
     with pytest.raises(RendezvousStateError):
         member.post(Failed(member.node, "x", ()))  # type: ignore[arg-type]
@@ -300,31 +284,13 @@ def test_a_notice_makes_the_descriptor_readable_until_it_is_taken(member: NodeCl
         assert [] == member.drain()
 
 
-def test_notices_keep_their_order(member: NodeClient, stage: Stage) -> None:
+def test_notices_keep_their_order_and_are_deleted_once_read(member: NodeClient, stage: Stage) -> None:
     member.join(1, "trainer")
     stage.tell("a/1", 1, END)
     stage.tell("a/1", 0, SEAT)
 
     assert [SEAT, END] == take(member, 2)
-
-
-def test_notices_are_deleted_once_read(member: NodeClient, stage: Stage) -> None:
-    member.join(1, "trainer")
-    stage.tell("a/1", 0, SEAT)
-    stage.tell("a/1", 1, END)
-    take(member, 2)
-
     assert [None] == stage.exchange.read([mailbox_key("a/1", 0)])
-
-
-def test_a_new_join_turns_to_its_own_mailbox(member: NodeClient, stage: Stage) -> None:
-    member.join(1, "trainer")
-    member.join(1, "trainer")
-    stage.hear(2)
-    stage.tell("a/1", 0, END)
-    stage.tell("a/2", 0, SEAT)
-
-    assert [SEAT] == take(member)
 
 
 def test_the_end_is_confirmed(member: NodeClient, stage: Stage) -> None:
@@ -334,21 +300,6 @@ def test_the_end_is_confirmed(member: NodeClient, stage: Stage) -> None:
 
     assert [Join, Acknowledgement] == [type(report) for report in stage.hear(2)]
     assert member.is_over()
-
-
-@pytest.mark.parametrize("rubbish", [b"rubbish", encode(Succeeded("b", 0)), b"{" * 100_000, b'{"v":2,"type":"end"}'])
-def test_what_is_no_notice_is_refused_and_the_true_one_still_read(
-    member: NodeClient, stage: Stage, rubbish: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    member.join(1, "trainer")
-    stage.hear()
-    stage.exchange.write({mailbox_key("a/1", 0): rubbish})
-    while stage.exchange.read([mailbox_key("a/1", 0)])[0] is not None:
-        select.select([member], [], [], 0.01)
-    stage.tell("a/1", 0, SEAT)
-
-    assert [SEAT] == take(member)
-    assert "a notice was refused" in caplog.text
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -398,21 +349,6 @@ def test_a_node_that_hosts_the_store_ends_the_job_instead_of_leaving(stage: Stag
 
 
 # Heartbeats and lost contact.
-
-
-def test_a_heartbeat_says_how_far_the_node_has_come(stage: Stage) -> None:
-    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 2.0))
-    stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", 1))
-    member = make(stage)
-    member.join(1, "trainer")
-    heartbeats = [decode_beat(stage, "a/1")]
-    stage.tell("a/1", 0, SEAT)
-    take(member)
-    while heartbeats[-1].read < 1:
-        heartbeats.append(decode_beat(stage, "a/1"))
-
-    assert (1, 1) == (heartbeats[-1].read, heartbeats[-1].said)
-    member.close()
 
 
 def decode_beat(stage: Stage, mailbox: str) -> NodeHeartbeat:
@@ -537,48 +473,6 @@ def test_a_node_that_finds_nobody_says_what_was_wrong(stage: Stage) -> None:
     member.close()
 
 
-def test_a_store_without_a_coordinator_is_named_as_such() -> None:
-    now, no_coordinator = 100.0, "the store answers, but no node coordinates this job yet"
-    member = make(Stage(), limits=Limits(join_timeout=60.0), clock=lambda: now)
-    until(member, lambda: member._session.status == no_coordinator)
-    now = 161.0
-
-    assert no_coordinator in str(fails(member))
-    member.close()
-
-
-def test_a_job_that_began_anew_is_another_job(stage: Stage) -> None:
-    state: dict[str, Any] = {}
-    member = make(stage, dial=brittle(stage, state))
-    member.join(1, "trainer")
-    until(member, lambda: member._session.contact.live)
-    stage.greet(Announcement("job", "another nonce", "host", Terms(1, 1, 3), 0.0))
-    state["dead"] = True
-    member.post(Succeeded(member.node, 0))
-    until(member, lambda: not member._session.contact.live)
-    state["dead"] = False
-
-    error = fails(member)
-    assert isinstance(error, RendezvousClosedError)
-    assert "was started anew on host" in str(error)
-    member.close()
-
-
-def test_a_job_that_began_anew_while_the_store_went_on_is_over_for_this_node(stage: Stage) -> None:
-    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 0.3))
-    stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", 7))
-    member = make(stage, limits=Limits(elected=True))
-    member.join(1, "trainer")
-    stage.hear()
-    stage.greet(Announcement("job", "another nonce", "host", Terms(1, 1, 3), 0.3))
-    stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("another nonce", 1))
-
-    error = fails(member)
-    assert isinstance(error, RendezvousClosedError)
-    assert "was started anew" in str(error)
-    member.close()
-
-
 def test_a_greeting_of_old_that_is_played_again_changes_nothing_while_the_coordinator_lives(stage: Stage) -> None:
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 2.0))
     member = make(stage, limits=Limits(elected=True))
@@ -589,45 +483,6 @@ def test_a_greeting_of_old_that_is_played_again_changes_nothing_while_the_coordi
         stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", count))
         decode_beat(stage, "a/1")
         assert [] == member.drain()
-    member.close()
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours", "why"),
-    [
-        ("secret", None, "the job runs with a token, and this node has none"),
-        (None, "secret", "this node has a token, and the job runs without one"),
-        ("secret", "other", "this node's token is not the job's"),
-    ],
-)
-def test_tokens_that_differ_are_named(theirs: str | None, ours: str | None, why: str) -> None:
-    stage = Stage(key_of(theirs) if theirs else None)
-    stage.greet()
-    member = make(stage, key=key_of(ours) if ours else None)
-
-    error = fails(member)
-
-    assert isinstance(error, RendezvousStateError)
-    assert why in str(error)
-    member.close()
-
-
-def test_another_version_is_named() -> None:
-    stage = Stage()
-    stage.exchange.write({ANNOUNCEMENT: b'{"v":7,"type":"hello"}'})
-    member = make(stage)
-
-    assert "speaks version 7 of the protocol, this node version 1" in str(fails(member))
-    member.close()
-
-
-def test_a_scribbled_greeting_is_waited_out(stage: Stage) -> None:
-    stage.exchange.write({ANNOUNCEMENT: b"\x00 scribble"})
-    member = make(stage)
-    member.join(1, "trainer")
-    stage.greet()
-
-    assert [Join] == [type(report) for report in stage.hear()]
     member.close()
 
 
@@ -667,21 +522,3 @@ def test_one_that_seeks_says_what_is_wrong_and_how_long_it_goes_on(
 
     why = "node a has waited 6 s for job 'job': node0:29400 cannot be reached (10.0.0.9: timed out); 54 s left"
     assert [why] == caplog.messages
-
-
-def test_who_is_there_is_told_from_a_time_after_the_join(
-    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_session_memory, "_TELL_AFTER", (0.0,) * 1000)
-    stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 1.0))
-    stage.write(COORDINATOR_HEARTBEAT, CoordinatorHeartbeat("nonce", 1, "nobody is there"))
-    member = make(stage)
-    member.join(1, "trainer")
-    deadline = time.monotonic() + LIMIT
-    while not any("nobody is there" in message for message in caplog.messages) and time.monotonic() < deadline:
-        select.select([member], [], [], 0.01)
-        member.drain()
-
-    assert "its coordinator has not reported its nodes yet" in " ".join(caplog.messages[:-1])
-    assert "nobody is there" in caplog.messages[-1]
-    member.close()

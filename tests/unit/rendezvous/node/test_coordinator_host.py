@@ -150,27 +150,6 @@ def test_notices_of_one_mailbox_are_numbered(office: Office) -> None:
     assert isinstance(office.read(mailbox, 1), Final)
 
 
-def test_a_message_that_comes_twice_is_heard_once(office: Office) -> None:
-    mailbox = office.join("a")
-    office.read(mailbox, 0)
-    office.say(Join("a", OFFER), seq=1)
-    office.say(Succeeded("a", 0), seq=2)
-
-    assert isinstance(office.read(mailbox, 1), Final)
-
-
-@pytest.mark.parametrize(
-    "rubbish", [b"rubbish", b"{}", b"[" * 100_000, encode(Final(True, "no")), b'{"v":1,"type":"letter"}', b"\xff\xfe"]
-)
-def test_what_is_no_message_is_refused_and_disturbs_nobody(
-    office: Office, rubbish: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    office.exchange.post(rubbish)
-
-    assert isinstance(office.read(office.join("a"), 0), RankAssignment)
-    assert "a report was refused" in caplog.text
-
-
 def test_messages_that_were_handled_are_forgotten(office: Office) -> None:
     office.read(office.join("a"), 0)
     office.say(Leave("b", "never came"))
@@ -301,20 +280,6 @@ def test_the_coordinators_heartbeat_goes_on_and_is_written_again_when_somebody_r
     office.host.close()
 
 
-def test_a_notice_that_was_removed_before_it_was_read_is_written_again() -> None:
-    office = Office(BRISK)
-    mailbox = office.join("a")
-    assignment = office.read(mailbox, 0)
-    heartbeats = _Beats(office, {mailbox}, read=0)
-    office.exchange.delete([mailbox_key(mailbox, 0)])
-
-    again = office.read(mailbox, 0)
-
-    heartbeats.stop()
-    assert assignment == again
-    office.host.close()
-
-
 def test_a_message_that_was_removed_ends_the_job_with_a_clear_word() -> None:
     office = Office(BRISK)
     mailbox = office.join("a")
@@ -326,23 +291,6 @@ def test_a_message_that_was_removed_ends_the_job_with_a_clear_word() -> None:
     heartbeats.stop()
     assert isinstance(final, Final)
     assert "message 2 of node a was removed from the store unread" in final.why
-    office.host.close()
-
-
-@pytest.mark.parametrize(
-    "data", [b"rubbish", encode(Acknowledgement("a")), b'{"v":1,"type":"beat","count":-1,"read":0,"said":0}']
-)
-def test_what_is_no_heartbeat_counts_as_none(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    office = Office(Rules(1, 2, last_call=30.0, heartbeat=0.4))
-    a, b = office.join("a"), office.join("b")
-    heartbeats = _Beats(office, {a})
-    office.read(b, 0)
-    office.exchange.write({heartbeat_key(b): data})
-    end = office.read(a, 1)
-
-    heartbeats.stop()
-    assert isinstance(end, RoundEnd)
-    assert "a heartbeat was refused" in caplog.text
     office.host.close()
 
 
@@ -413,39 +361,6 @@ def test_a_heartbeat_of_another_mailbox_keeps_no_dead_node_alive() -> None:
 # Taking over.
 
 
-def test_whoever_takes_over_knows_the_round_and_the_budget() -> None:
-    diary = Diary(MemoryExchange())
-    first = Office(Rules(1, 1, 3), state_log=diary.keeper(), memory=diary.memory)
-    mailbox = first.join("a")
-    first.read(mailbox, 0)
-    first.say(Stopped("a", 0, ()))
-    assert isinstance(first.read(mailbox, 1), RoundEnd)
-    diary.memory.delete([ANNOUNCEMENT])
-    second = Office(Rules(1, 1, 3), state_log=diary.keeper(), memory=diary.memory)
-    second.seqs = first.seqs
-
-    assignment = second.read(second.join("a"), 0)
-
-    assert isinstance(assignment, RankAssignment)
-    assert 1 == assignment.round
-    assert first.nonce == second.nonce
-    second.host.close()
-    first.host.close()
-
-
-def test_what_was_decided_and_not_yet_told_is_told_by_the_successor() -> None:
-    diary = Diary(MemoryExchange())
-    first = Office(Rules(heartbeat=30.0), state_log=diary.keeper(), memory=diary.memory)
-    mailbox = first.join("a")
-    assignment = first.read(mailbox, 0)
-    diary.memory.delete([ANNOUNCEMENT, mailbox_key(mailbox, 0)])
-    second = Office(Rules(heartbeat=30.0), state_log=diary.keeper(), memory=diary.memory)
-
-    assert assignment == second.read(mailbox, 0)
-    second.host.close()
-    first.host.close()
-
-
 def test_a_former_holder_changes_nothing_any_more(caplog: pytest.LogCaptureFixture) -> None:
     diary = Diary(MemoryExchange())
     first = Office(Rules(), state_log=diary.keeper(), memory=diary.memory)
@@ -457,21 +372,6 @@ def test_a_former_holder_changes_nothing_any_more(caplog: pytest.LogCaptureFixtu
     assert [None] == diary.memory.read([mailbox_key(mailbox, 0)])
     assert saved == diary.data
     assert "another node coordinates" in caplog.text
-
-
-def test_the_successors_heartbeat_is_above_that_of_whom_it_follows() -> None:
-    diary = Diary(MemoryExchange())
-    first = Office(BRISK, state_log=diary.keeper(), memory=diary.memory)
-    before = first.find(COORDINATOR_HEARTBEAT)
-    first.host.close()
-    diary.memory.delete([COORDINATOR_HEARTBEAT, ANNOUNCEMENT])
-    second = Office(BRISK, state_log=diary.keeper(), memory=diary.memory)
-    after = second.find(COORDINATOR_HEARTBEAT)
-
-    assert isinstance(before, CoordinatorHeartbeat)
-    assert isinstance(after, CoordinatorHeartbeat)
-    assert after.count > before.count + (1 << 31)
-    second.host.close()
 
 
 def test_when_the_job_is_over_its_id_is_free_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -256,9 +257,25 @@ def test_a_job_that_has_begun_anew_is_not_this_nodes_any_more() -> None:
     shell = Shell().greeted()
     shell.hear(Lost(1, "reset"))
 
-    shell.greeted(evolve(GREETING, nonce="other"))
+    shell.greeted(evolve(GREETING, nonce="other", host="c"))
 
     assert isinstance(shell.session.error, RendezvousClosedError)
+    assert "job 'job' was started anew on c" in str(shell.session.error)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "token", "why"),
+    [
+        (encode(GREETING, b"secret", "job//hello"), None, "the job runs with a token, and this node has none"),
+        (encode(GREETING), b"secret", "this node has a token, and the job runs without one"),
+        (encode(GREETING, b"secret", "job//hello"), b"other", "this node's token is not the job's"),
+        (b'{"v":7,"type":"hello"}', None, "speaks version 7 of the protocol, this node version 1"),
+    ],
+    ids=["only the job has a token", "only the node has a token", "another token", "another version"],
+)
+def test_a_greeting_of_another_token_or_version_is_named(greeting: bytes, token: bytes | None, why: str) -> None:
+    with pytest.raises(RendezvousStateError, match=why):
+        Belief("job", "b", token).announcement(greeting)
 
 
 def test_an_attempt_that_fails_is_made_again() -> None:
@@ -503,9 +520,10 @@ def test_heartbeats_begin_with_the_request_and_come_each_interval() -> None:
     shell.joined()
 
     assert shell.session.speaks_at() == pytest.approx(shell.now + INTERVAL * HEARTBEAT)
-    shell.later(INTERVAL * HEARTBEAT)
-
-    assert {NODE_HEARTBEAT: put(NodeHeartbeat(2, 0, 1))} == shell.what().values
+    for count, read in ((2, 0), (3, 1)):
+        shell.later(INTERVAL * HEARTBEAT)
+        assert {NODE_HEARTBEAT: put(NodeHeartbeat(count, read, 1))} == shell.what().values
+        shell.beaten().reads(SEAT)
 
 
 def test_heartbeats_rest_while_they_are_held() -> None:
@@ -587,6 +605,20 @@ def test_the_coordinators_heartbeat_says_who_waits() -> None:
     assert (3, "for node c") == (shell.session.spares, shell.session.status)
 
 
+def test_a_node_that_waits_says_for_whom_as_far_as_it_knows() -> None:
+    shell = Shell().greeted().joined()
+    lines = []
+    for count, status in enumerate(["", "for node c", "for node c", "for node c"], 2):
+        lines += [line.text for line in shell.later(0.3 * HEARTBEAT) if isinstance(line, Log)]
+        shell.answer([put(CoordinatorHeartbeat("nonce", count, status))])
+    lines += [line.text for line in shell.later(0.3 * HEARTBEAT) if isinstance(line, Log)]
+
+    assert [
+        "node b has waited 6 s for job 'job': the job is found, but its coordinator has not reported its nodes yet",
+        "node b has waited 15 s for job 'job': for node c",
+    ] == lines
+
+
 # notices
 
 
@@ -620,10 +652,11 @@ def test_a_wait_that_ends_without_a_notice_begins_again() -> None:
     assert Take(key(0), SLICE) == shell.what(Lane.WATCH)
 
 
-def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted() -> None:
+@pytest.mark.parametrize("junk", [b"rubbish", b"{" * 100_000, put(CoordinatorHeartbeat("nonce", 1))])
+def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted(junk: bytes) -> None:
     shell = Shell().greeted().joined()
 
-    told = shell.reads(put(CoordinatorHeartbeat("nonce", 1)))
+    told = shell.reads(junk)
 
     assert [True] == ["a notice was refused" in line.text for line in told if isinstance(line, Log)]
     assert () == shell.words()
@@ -1024,34 +1057,27 @@ def test_who_is_closed_and_has_something_to_say_looks_again_at_a_greeting_that_i
     assert isinstance(shell.envelope().report, Leave)
 
 
-@pytest.mark.parametrize("end", [Close(), Refused(None, RendezvousStateError("never"))], ids=["closed", "failed"])
-def test_who_waits_for_ranks_no_more_does_not_say_that_it_waits(end: Event) -> None:
-    shell = Shell().greeted().joined()
-    shell.hear(end)
-
-    said = [action for _ in range(5) for action in shell.later(60.0) if isinstance(action, Log)]
-
-    assert (shell.session.wake_at(), said) == (None, [])
-
-
-def test_who_knows_how_the_job_ended_does_not_say_that_it_waits_though_it_asks_for_ranks() -> None:
-    """Its agent stood still, and has not read it yet."""
-    shell = Shell().greeted().joined()
+def ended(shell: Shell) -> None:
+    """Its agent stood still, and asks for ranks before it has read the end."""
     shell.reads(Final(True, "all done"))
     shell.hear(Seek(2, "trainer"))
 
-    said = [action for _ in range(5) for action in shell.later(60.0) if isinstance(action, Log)]
 
-    assert (shell.session.wake_at(), said) == (None, [])
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["sought before", "sought after"])
-def test_who_gave_the_search_up_does_not_say_that_it_waits(first: bool) -> None:
-    shell = Shell()
-    seek, late = lambda: shell.hear(Seek(2, "trainer")), lambda: shell.later(600.0)
-    for each in (seek, late) if first else (late, seek):
-        each()
-    assert shell.session.error is not None
+@pytest.mark.parametrize(
+    ("shell", "happens"),
+    [
+        (Shell().greeted().joined(), lambda shell: shell.hear(Close())),
+        (Shell().greeted().joined(), lambda shell: shell.hear(Refused(None, RendezvousStateError("never")))),
+        (Shell().greeted().joined(), ended),
+        (Shell(), lambda shell: (shell.hear(Seek(2, "trainer")), shell.later(600.0))),
+        (Shell(), lambda shell: (shell.later(600.0), shell.hear(Seek(2, "trainer")))),
+    ],
+    ids=["closed", "failed", "ended", "given up after the request", "given up before it"],
+)
+def test_a_node_that_waits_for_ranks_no_more_does_not_say_that_it_waits(
+    shell: Shell, happens: Callable[[Shell], object]
+) -> None:
+    happens(shell)
 
     said = [action for _ in range(5) for action in shell.later(60.0) if isinstance(action, Log)]
 
