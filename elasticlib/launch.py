@@ -55,7 +55,7 @@ from elasticlib.workers import (
 
 if TYPE_CHECKING:
     from elasticlib.agent import HealthCheckServer, LocalElasticAgent
-    from elasticlib.workers import ForkServer
+    from elasticlib.workers import ForkServer, Preparation
 
 _log = logging.getLogger("elasticlib")
 
@@ -88,7 +88,8 @@ class elastic_launch:  # noqa: N801 - torch's name
     def __init__(
         self, config: LaunchConfig, entrypoint: Entrypoint, health_check_server: HealthCheckServer | None = None
     ) -> None:
-        as_launch_config(config)  # refused now; what it holds counts when it is called
+        # Wrong settings are refused now; the present ones count at the call.
+        as_launch_config(config)
         self._config = config
         self._entrypoint = entrypoint
         self._health_check_server = health_check_server
@@ -147,11 +148,8 @@ class CheckedLaunch:
 
                 until_run.callback(stop_health_check, health_check_server, records.log)
             self._config = config = as_launch_config(config)
-            goes_here = follows_callers or (is_stdout_replaced() and config.logs_specs is None)
-            self.console = CallersStream() if goes_here else None
             self._follows_callers = follows_callers
-            self._asked = own_logs(config, is_started or self.console is not None)
-            self._logs = self._asked.for_launch() if isinstance(self._asked, DefaultLogsSpecs) else self._asked
+            self._choose_output(is_started)
             self._metric_handler = _check(config, self._logs)
             self.title = title or title_of(entrypoint, args)
             if self.console is not None:
@@ -159,36 +157,49 @@ class CheckedLaunch:
                 self.console.watch(self.title, shown_ranks(config), is_pool=bool(title), is_started=is_started)
                 until_end.callback(self.console.close)
             self._choice = choose_rendezvous(config, work=self.title, command=_command_of(self.title, entrypoint, args))
-            flags = flags_here()
             gpus = GPU_SHARES.of(f"job {self.title!r}", config.devices, config.nproc_per_node, is_started=is_started)
             shown = until_end.enter_context(gpus)
-            ahead = preload_for(entrypoint) if isinstance(config.nproc_per_node, str) else ()
-            workers = workers_per_node(config.nproc_per_node, config.preload, flags, shown, ahead)
-            self._spec = spec = _worker_spec(config, workers, entrypoint, args, kwargs)
-            if spec.numa_options is None:
-                spec.numa_options = default_numa_options(workers, config.preload, flags, shown)
+            self._spec = _worker_spec(config, entrypoint, args, kwargs, shown)
             self.grace = _shutdown_timeout(config)
-            self._prepared = prepare_workers(spec, config.start_method, config.signals_to_handle, shown)
-            if ipython_shell() is not None:
-                word = self.console.word if self.console is not None else ""
-                job = shown_by_caller(
-                    self._prepared.job, errors=config.logs_specs is None, word=word, ranks=shown_ranks(config)
-                )
-                self._prepared = evolve(self._prepared, job=job)
-            if follows_callers or ipython_shell() is not None:
-                self._prepared = evolve(self._prepared, job=serving_caller(self._prepared.job))
+            self._prepared = self._prepare(shown)
             self.signums = parse_signals(self._prepared.signals_to_handle)
             self.quit_shows_stacks = isinstance(config.signals_to_handle, _rules.Default)
-            warn_of_ranks(self._logs, workers, config)
-            records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": workers}))
-            make_run_folder(self._logs, self._choice.run_id)  # others must not meet a node that cannot work
+            warn_of_ranks(self._logs, self.workers, config)
+            records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": self.workers}))
+            # Last of all before the rendezvous: other nodes must not meet a node that cannot work.
+            make_run_folder(self._logs, self._choice.run_id)
             self._until_run, self._until_end = until_run.pop_all(), until_end.pop_all()
+
+    def _choose_output(self, is_started: bool) -> None:
+        """Choose the console and the logs of this launch; *is_started*: the program goes on beside it."""
+        config = self._config
+        goes_here = self._follows_callers or (is_stdout_replaced() and config.logs_specs is None)
+        self.console = CallersStream() if goes_here else None
+        given = own_logs(config, is_started or self.console is not None)
+        self._given_logs = given
+        self._logs = given.for_launch() if isinstance(given, DefaultLogsSpecs) else given
+
+    def _prepare(self, shown: Mapping[str, str]) -> Preparation:
+        """Check the call; the workers have the variables *shown*, which name their GPUs."""
+        config = self._config
+        prepared = prepare_workers(self._spec, config.start_method, config.signals_to_handle, shown)
+        is_in_notebook = ipython_shell() is not None
+        if not is_in_notebook and not self._follows_callers:
+            return prepared
+        job = prepared.job
+        if is_in_notebook:
+            # A worker writes its traceback itself only where logs of the caller's choice take its output.
+            cell_shows_errors = config.logs_specs is None
+            key = self.console.word if self.console is not None else ""
+            job = shown_by_caller(job, errors=cell_shows_errors, display_key=key, ranks=shown_ranks(config))
+        return evolve(prepared, job=serving_caller(job))
 
     @property
     def folder(self) -> str:
         """Where the output is after success, or of a pool that was stopped: it goes with the job's object."""
         if self.console is not None and self.console.is_full:
-            return ""  # what the cell did not show is there
+            # The cell did not show all of it: the folder stays when the object of the job goes.
+            return ""
         return self._logs.root_log_dir if isinstance(self._logs, JobLogs) else ""
 
     @property
@@ -227,7 +238,7 @@ class CheckedLaunch:
             self.console.say("starting: importing torch\n")
 
     def _run(self, job: Job, until_run: contextlib.ExitStack) -> dict[int, Any]:
-        config, spec, logs, asked = self._config, self._spec, self._logs, self._asked
+        config, spec, logs, given = self._config, self._spec, self._logs, self._given_logs
         succeeded, is_kept = False, True
         announce_log_folder(logs)
         try:
@@ -260,7 +271,8 @@ class CheckedLaunch:
                 job.attach(agent)
                 if self.console is not None:
                     self.console.files = partial(_place_of_output, weakref.ref(job), logs, shown_ranks(config))
-                until_run.pop_all()  # the agent stops it when its run ends
+                # From now on the agent stops the health check, when its run ends.
+                until_run.pop_all()
                 result = _run(agent)
             if result.is_failed():
                 error = ChildFailedError(self.title, result.failures)
@@ -269,10 +281,11 @@ class CheckedLaunch:
                 raise combined_error(error, cause, config.raise_as) from cause
             succeeded = True
         except SignalException:
-            is_kept = not self._follows_callers  # who stops the workers of a pool looks at no failure of theirs
+            # Nobody looks at failures of a pool's workers that were stopped on purpose.
+            is_kept = not self._follows_callers
             raise
         finally:
-            remove_logs(logs, asked, succeeded=succeeded, is_kept=is_kept)
+            remove_logs(logs, given, succeeded=succeeded, is_kept=is_kept)
         return result.return_values
 
 
@@ -284,7 +297,8 @@ def _place_of_output(weak: weakref.ref[Job], logs: LogsSpecs, shown: Sequence[in
     """
     job, files = weak(), list[str]()
     if job is not None and shown is not None and len(shown) == 1:
-        with contextlib.suppress(ConfigError):  # the rank is on another node
+        # The rank is on another node.
+        with contextlib.suppress(ConfigError):
             files = job.files(shown[0])
     return files[0] if len(files) == 1 else logs.root_log_dir
 
@@ -329,19 +343,30 @@ def _command_of(title: str, entrypoint: Entrypoint, args: Sequence[Any]) -> str:
 
 
 def _worker_spec(
-    config: LaunchConfig, workers: int, entrypoint: Entrypoint, args: Sequence[Any], kwargs: Mapping[str, Any]
+    config: LaunchConfig,
+    entrypoint: Entrypoint,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    shown: Mapping[str, str],
 ) -> WorkerSpec:
-    """The workers of this node, still without a rendezvous."""
+    """Return the workers of this node, still without a rendezvous; they have the variables *shown*."""
+    flags = flags_here()
+    # The fork server that counts devices should be the job's own, so it must import the same.
+    ahead = preload_for(entrypoint) if isinstance(config.nproc_per_node, str) else ()
+    workers = workers_per_node(config.nproc_per_node, config.preload, flags, shown, ahead)
     shared = {each.name for each in fields(WorkerSpec)} & {each.name for each in fields(LaunchConfig)}
-    asked = {name: getattr(config, name) for name in shared}
-    return WorkerSpec(
-        **{**asked, "local_addr": config.local_addr or None},
+    given = {name: getattr(config, name) for name in shared}
+    spec = WorkerSpec(
+        **{**given, "local_addr": config.local_addr or None},
         local_world_size=workers,
         rdzv_handler=None,
         entrypoint=entrypoint,
         args=tuple(args),
         kwargs=dict(kwargs),
     )
+    if spec.numa_options is None:
+        spec.numa_options = default_numa_options(workers, config.preload, flags, shown)
+    return spec
 
 
 def _summary(config: LaunchConfig) -> dict[str, object]:

@@ -23,10 +23,9 @@ from typing_extensions import assert_never
 from elasticlib import _rules, events, metrics, records
 from elasticlib._clock import Clock, monotonic
 from elasticlib._times import soonest
-from elasticlib.agent import _checks, _policy, _requests
+from elasticlib.agent import _checks, _policy
 from elasticlib.agent._outcome import agreed, error_of, notes
-from elasticlib.agent._telemetry import Telemetry
-from elasticlib.agent._trace_text import trace_of
+from elasticlib.agent._telemetry import Telemetry, trace_of
 from elasticlib.errors import ProcessFailure, RendezvousClosedError, RendezvousError, StartError, root_cause
 from elasticlib.processes import Waitable, wait_readable
 from elasticlib.rendezvous import Membership, Rendezvous, Word
@@ -44,7 +43,7 @@ from elasticlib.rendezvous.protocol import (
 from elasticlib.rendezvous.third_party import HandlerMember, checked_handler
 from elasticlib.spec import DEFAULT_SIGNALS, WorkerSpec
 from elasticlib.state import RunResult, Worker, WorkerGroup, WorkerState
-from elasticlib.workers import Inbox, Signals, parse_signals
+from elasticlib.workers import Inbox, NoticeReceived, Signals, StacksRequest, StopRequest, parse_signals
 
 DEFAULT_ROLE = "default"
 _NOT_WELL = (WorkerState.FAILED, WorkerState.UNHEALTHY, WorkerState.UNKNOWN)
@@ -241,7 +240,8 @@ class SimpleElasticAgent(ElasticAgent):
         if self._ended or isinstance(error, RendezvousError):
             return None
         number = self._worker_group.round if self._runs else None
-        with contextlib.suppress(RendezvousError):  # the error that is being handled says more
+        # The error that is being handled says more.
+        with contextlib.suppress(RendezvousError):
             why = f"{type(error).__name__}: {error}"[:_LONGEST_WHY].rstrip(": ")
             self._member.post(Leave(self._member.node, why, number))
         return number
@@ -270,7 +270,8 @@ class SimpleElasticAgent(ElasticAgent):
         events: list[_policy.Event] = [*self._requests()]
         # Workers may have been killed because contact was lost: looked at first, that is heard of before them.
         seen = self._look() if runs else []
-        events += self._lost_store(serves)  # the cause of what other nodes report of the round
+        # The lost store is the cause of failures that other nodes report, so it comes first.
+        events += self._lost_store(serves)
         return [*events, *self._words(), *seen]
 
     def _lost_store(self, serves: bool) -> list[_policy.Event]:
@@ -286,14 +287,30 @@ class SimpleElasticAgent(ElasticAgent):
         wait_readable(watched, soonest(self._member.poll_timeout(), limit))
 
     def _requests(self) -> list[_policy.StopRequested]:
-        return _requests.drain(self._signals.inbox, self._dump_stacks, self._pass_on, self._sink)
+        """Carry out the requests of signals and the program; return the stops among them, oldest first."""
+        stops = []
+        for item in self._signals.inbox.drain():
+            match item:
+                case int():
+                    stops.append(_policy.StopRequested(item))
+                case StopRequest(why, grace):
+                    stops.append(_policy.StopRequested(signal.SIGTERM, why, grace))
+                case StacksRequest(why):
+                    # Without a reason the program itself gets the stacks, and the console shows none.
+                    if why:
+                        self._sink(records.StacksShown(why))
+                    self._dump_stacks()
+                case NoticeReceived(signum):
+                    self._pass_on(signal.Signals(signum))
+        return stops
 
     def _look(self) -> list[_policy.Event]:
         group = self._worker_group
         with self._telemetry.measured(self._monitor_workers):
             self._result = self._monitor_workers(group)
         for rank, failure in self._result.failures.items():
-            failure.rank = rank  # torch's failures, and so those of its users' agents, have none
+            # torch's failures, and so those of its users' agents, have no global rank.
+            failure.rank = rank
         self._telemetry.seen(self._result)
         if self._result.state is WorkerState.HEALTHY:
             return []
@@ -323,7 +340,8 @@ class SimpleElasticAgent(ElasticAgent):
             case _policy.Stop(why, signum, grace):
                 self._stop(why, signum, grace)
                 # Contact that was lost meanwhile explains why workers were killed: it is heard of first.
-                with contextlib.suppress(RendezvousError):  # which is raised when it is asked again
+                # It is raised again at the next wait.
+                with contextlib.suppress(RendezvousError):
                     self._listen()
                 self._events.append(_policy.WorkersGone(self._result.state is WorkerState.SUCCEEDED))
             case _policy.TellFailed(number):
@@ -382,16 +400,19 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _begin(self, assignment: RankAssignment) -> None:
         if self._listen():
-            return  # this process stood still, and others may have the ranks by now
+            # This process stood still, and other nodes may have the ranks by now.
+            return
         self._runs, group = True, self._worker_group
         try:
             with self._telemetry.measured(self._start_workers):
                 ids = self._start_workers(group)
         except StartError:
             if self._listen():
-                return  # it stood still until the spawner was killed for it
+                # It stood still until its spawner was killed: lost contact is the cause.
+                return
             raise
-        self._close_listener()  # whoever hosts the store holds a descriptor of its own
+        # The process that hosts the store has a descriptor of its own.
+        self._close_listener()
         for worker in group.workers:
             worker.id = ids.get(worker.local_rank)
         group.step(WorkerState.HEALTHY, f"started for round {assignment.round}")

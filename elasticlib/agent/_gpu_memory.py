@@ -156,7 +156,7 @@ class GpuMemory:
             self._give_up(_ENDED)
 
     def _receive(self) -> Message | None:
-        """Return the answer to the last request, if it is there."""
+        """Return the answer to the last request, if it is there; those to earlier ones are dropped."""
         while self._link is not None and wait_readable([self._link], 0):
             received = self._link.receive()
             if received is None:
@@ -169,11 +169,11 @@ class GpuMemory:
 
     def _end_wait(self, answer: Message, waited: float) -> None:
         used: dict[str, int] = answer["used"]
-        held = held_beyond(self._before, used)
-        if not held:
+        excess = used_beyond(self._before, used)
+        if not excess:
             self._sink(records.GpuMemoryFree(waited))
             return
-        self._sink(records.GpuMemoryHeld(held, waited))
+        self._sink(records.GpuMemoryHeld(excess, waited))
         # Memory that nobody frees belongs to somebody else: no later round waits for it again.
         self._before |= used
 
@@ -198,7 +198,7 @@ def _has_bindings() -> bool:
         return False
 
 
-def held_beyond(before: Mapping[str, int], used: Mapping[str, int]) -> dict[str, int]:
+def used_beyond(before: Mapping[str, int], used: Mapping[str, int]) -> dict[str, int]:
     """
     Return the bytes that each GPU holds beyond what it held *before*, of those where that is too many.
 
@@ -227,9 +227,10 @@ def main() -> None:
             request, _ = received
             ends = monotonic() + request["limit"]
             used = _read(pynvml)
-            while held_beyond(request["before"], used) and monotonic() < ends:
+            while used_beyond(request["before"], used) and monotonic() < ends:
                 if wait_readable([channel], _PAUSE):
-                    break  # the launcher waits no more, or for the answer to its next request
+                    # The launcher gave up waiting, or waits for the answer to its next request.
+                    break
                 used = _read(pynvml)
             channel.send({"number": request["number"], "used": used})
     except Exception as error:  # whatever the bindings raise ends the readings, and nothing else

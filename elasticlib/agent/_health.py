@@ -35,7 +35,7 @@ _REQUEST_LIMIT = 5.0
 _LONGEST = 16384
 """Bytes of a question that are read."""
 _END = re.compile(rb"\r?\n\r?\n")
-_ASKED = re.compile(rb"([A-Z]+) \S+ HTTP/1\.[0-9]\r?\n")
+_REQUEST = re.compile(rb"([A-Z]+) \S+ HTTP/1\.[0-9]\r?\n")
 _SAID = {200: "OK", 400: "Bad Request", 501: "Not Implemented", 503: "Service Unavailable"}
 
 _Answer: TypeAlias = Callable[[], tuple[int, dict[str, object]]]
@@ -73,6 +73,7 @@ class HealthCheckServer:
         """Begin to listen. Raises ``OSError`` when the port is in use or may not be used."""
         if self._wake is not None:
             return
+        # One socket for both versions of IP, where the machine has both.
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         listener = closed_in_forks(socket.create_server(("", self.port), family=family, dualstack_ipv6=both))
@@ -95,11 +96,13 @@ class HealthCheckServer:
         if wake is not None and self._thread is not None:
             os.eventfd_write(wake, 1)
             self._thread.join(_TIMEOUT)
-            if not self._thread.is_alive():  # else it may still use the descriptor
+            # A thread that still runs may use the descriptor.
+            if not self._thread.is_alive():
                 os.close(wake)
 
     def _serve(self, listener: socket.socket, wake: int) -> None:
-        clients: dict[int, _Client] = {}  # by descriptor, who came first first
+        # By descriptor, the oldest first.
+        clients: dict[int, _Client] = {}
         with listener:
             while True:
                 ready = wait_readable([listener, wake, *clients], _time_left(clients))
@@ -128,9 +131,11 @@ class HealthCheckServer:
             clients.pop(next(iter(clients))).close()
             return True
         client = _Client(connection)
-        if client.is_served(self._answer):  # most have asked by now
+        # Most clients have sent their whole request by now.
+        if client.is_served(self._answer):
             client.close()
             return True
+        # The client that has taken longest makes room.
         while len(clients) >= _ROOM:
             clients.pop(next(iter(clients))).close()
         clients[connection.fileno()] = client
@@ -180,7 +185,8 @@ class _Client:
             self._said += piece
             said = _page(self._said, answer)
             if said is not None:
-                self._connection.send(said)  # so short that it always finds room
+                # The answer is so short that it always finds room in the buffer.
+                self._connection.send(said)
                 self._connection.shutdown(socket.SHUT_WR)
         except BlockingIOError:
             return False
@@ -198,12 +204,12 @@ def _page(said: bytes, answer: _Answer) -> bytes | None:
     """What to send to a client that *said* this so far; None while that is no whole question."""
     if _END.search(said) is None:
         return None if len(said) < _LONGEST else _reply(400, {"error": f"a question has at most {_LONGEST} bytes"})
-    asked = _ASKED.match(said)
-    if asked is None:
+    request = _REQUEST.match(said)
+    if request is None:
         return _reply(400, {"error": "this is no question in HTTP/1"})
-    if asked[1] not in (b"GET", b"HEAD"):
+    if request[1] not in (b"GET", b"HEAD"):
         return _reply(501, {"error": "ask with GET or HEAD"})
-    return _reply(*answer(), body=asked[1] == b"GET")
+    return _reply(*answer(), body=request[1] == b"GET")
 
 
 def _reply(status: int, facts: Mapping[str, Any], *, body: bool = True) -> bytes:

@@ -8,13 +8,15 @@ the log files are read to their last byte before anything is reported.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterable, Sequence
 
 from elasticlib import _rules, metrics, processes, records
 from elasticlib._clock import monotonic, wall_time
 from elasticlib._times import soonest
-from elasticlib.agent import _checks, _requests, _silence
+from elasticlib.agent import _checks
 from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._gpu_memory import GpuMemory
 from elasticlib.agent._health import HealthCheckServer
@@ -46,6 +48,10 @@ _CONSOLE = (1, 2)
 """Descriptors of this program's stdout and stderr."""
 _STACKS_LIMIT = 3.0
 """Seconds that a stop waits for workers to tell where they are."""
+_LONG_SILENCE = 20.0
+"""Seconds without output after which a person who interrupts the job wants to see where it is."""
+_TERMINAL_IS_BEHIND = 8.0
+"""Seconds that the time of a terminal is behind at most: the kernel writes it down no more often."""
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -66,7 +72,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     Without *repeats_errors* an exception that would only come again ends the job, see `Repeats`.
     *console* takes what is tee'd, in place of this program's stdout and stderr.
     With *interrupt_shows_stacks* the workers tell where they are before an interrupt (SIGINT) stops them, if they have
-    written nothing for `_silence.LONG` seconds.
+    written nothing for `_LONG_SILENCE` seconds.
     """
 
     def __init__(
@@ -143,7 +149,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             if (folder := self._sockets.open()) is not None:
                 self._sink(records.WorkerServersPlaced(folder))
             self._gpu_memory.open()
-            with fork_servers.warming(job.fork_server, job.common.env, job.search_path):  # while the nodes meet
+            # The fork server imports torch while the nodes meet.
+            with fork_servers.warming(job.fork_server, job.common.env, job.search_path):
                 result = super().run(role)
             if not result.is_failed():
                 self._logs.put_away()
@@ -160,7 +167,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         """The exception of the worker with global rank *rank* in the last round, where it can be rebuilt."""
         local = rank - self._worker_group.workers[0].global_rank
         if local not in range(len(self._worker_group.workers)):
-            return None  # it ran on another node
+            # That worker ran on another node.
+            return None
         return self._processes.original_exception(local)
 
     def workers_now(self) -> list[WorkerNow]:
@@ -204,7 +212,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             for worker in worker_group.workers
         }
         if not agent_store:
-            self._close_listener()  # worker 0 will bind this port
+            # Worker 0 will bind this port.
+            self._close_listener()
         self._await_gpu_memory()
         self._began = wall_time()
         if self._repeats is not None:
@@ -217,7 +226,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 prefixes,
                 listener=None if self._listener is None else self._listener.fileno(),
                 interrupt=self._signals.hurry(),
-                guard=self._member.guard,  # from then on this process may be stopped
+                # From then on this process may stand still: its workers end all the same.
+                guard=self._member.guard,
                 rank_base=worker_group.workers[0].global_rank,
                 world_size=worker_group.workers[0].world_size,
             )
@@ -235,9 +245,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         while (left := memory.look()) is not None:
             watched: list[int | Waitable] = [self._signals.hurry(), self._member, memory]
             if self._signals.hurry() in wait_readable(watched, soonest(left, self._member.poll_timeout())):
-                return  # the start that follows heeds it
+                # The start that follows heeds the same descriptor.
+                return
             if self._listen():
-                raise StartError("contact was lost")  # as with one who stood still: its ranks may be others' by now
+                # As after a standstill: other nodes may have these ranks by now.
+                raise StartError("contact was lost")
             if len(self._events) > known:
                 return
 
@@ -302,13 +314,15 @@ class LocalElasticAgent(SimpleElasticAgent):
         return found
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        if not self._processes.all_succeeded():  # else what they have detached lives as long as their success counts
-            self._bring_down(signal.SIGTERM, self._grace, spare_failed=True)
-        if self._processes.all_succeeded() and not any(end.told for end in self._processes.exits.values()):
+        # After a success, processes that workers detached live as long as that success counts.
+        if not self._processes.all_succeeded():
+            self._stop_processes(signal.SIGTERM, self._grace, spare_failed=True)
+        # All had ended well before the stop reached one of them: the round has results.
+        if self._processes.all_succeeded() and not any(end.was_stopped for end in self._processes.exits.values()):
             self._result = self._monitor_workers(worker_group)
             self._telemetry.seen(self._result)
 
-    def _bring_down(
+    def _stop_processes(
         self, signum: signal.Signals, grace: float, *, spare_failed: bool = False, somebody_waits: bool = False
     ) -> None:
         """Stop the workers; another SIGINT meanwhile means SIGKILL now, lost contact less time."""
@@ -328,7 +342,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         wait_readable(watched, soonest(limit, self._member.poll_timeout() if hears else None))
         for stop in self._requests():
             self._events.append(stop)
-            if _requests.hastens(stop):
+            # A person who repeats SIGINT wants an end now; a scheduler repeats other signals by itself.
+            is_repeated_interrupt = not stop.reason and stop.signum == signal.SIGINT
+            if is_repeated_interrupt:
                 self._processes.hasten(signal.SIGKILL, 0.0)
             elif stop.grace is not None:
                 self._processes.hasten(signum, stop.grace)
@@ -342,8 +358,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _show_stacks_after_silence(self) -> None:
         """Let workers that were silent for long show their stacks; a signal that comes meanwhile ends the wait."""
         paths = [path for worker in self.workers_now() for path in (worker.stdout, worker.stderr) if path]
-        silence = _silence.seconds_of(wall_time(), self._began, [*_CONSOLE, *paths])
-        if silence < _silence.LONG:
+        silence = silent_for(wall_time(), self._began, [*_CONSOLE, *paths])
+        if silence < _LONG_SILENCE:
             return
         self._sink(records.StacksShown(f"nothing was written for {silence:.0f} s: where all ranks are"))
         self._processes.ask_for_stacks()
@@ -362,10 +378,25 @@ class LocalElasticAgent(SimpleElasticAgent):
             if WorkerState.is_running(self._worker_group.state):
                 if death_sig == signal.SIGINT and self._interrupt_shows_stacks:
                     self._show_stacks_after_silence()
-                self._bring_down(death_sig, timeout, somebody_waits=True)
+                self._stop_processes(death_sig, timeout, somebody_waits=True)
             elif self._worker_group.state is WorkerState.FAILED:
                 self._end_detached()
         finally:
             self._processes.dismiss()
         # Where nobody reads the console, the operator will not wait for it.
         self._processes.finish(_CONSOLE_TIMEOUT, self._signals.drain)
+
+
+def silent_for(now: float, began: float, files: Iterable[int | str]) -> float:
+    """Return the seconds at the Unix time *now* since any of *files* was written to, or since *began*."""
+    return max(0.0, now - max([began, *map(_written, files)]))
+
+
+def _written(file: int | str) -> float:
+    """Return the Unix time at which *file* was last written to, or a later one; 0 where it is closed or gone."""
+    # The kernel keeps that time of terminals, pipes and files alike: nothing is counted while the job runs.
+    try:
+        status = os.stat(file)
+    except OSError:
+        return 0.0
+    return status.st_mtime + (_TERMINAL_IS_BEHIND if stat.S_ISCHR(status.st_mode) else 0.0)

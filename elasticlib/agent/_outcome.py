@@ -38,15 +38,16 @@ def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
     return tuple(
         FailureNote(
             **_facts(failure) | {"message": _shortened(failure.message), "traceback": _shortened(failure.traceback)},
-            age=min(max(0.0, now - failure.when()), LONGEST_TIME),  # a clock may be set to anything
+            # A clock may be set to anything.
+            age=min(max(0.0, now - failure.when()), LONGEST_TIME),
         )
         for failure in failures
     )
 
 
-def _facts(told: ProcessFailure | FailureNote) -> dict[str, Any]:
+def _facts(failure: ProcessFailure | FailureNote) -> dict[str, Any]:
     """What a failure and its note call by the same names: all of a note but its age."""
-    return {each.name: getattr(told, each.name) for each in fields(FailureNote) if each.name not in ("age", "cut")}
+    return {each.name: getattr(failure, each.name) for each in fields(FailureNote) if each.name not in ("age", "cut")}
 
 
 def _shortened(text: str) -> str:
@@ -60,6 +61,7 @@ def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> di
         return own
     note = final.root
     is_own = final.root_node == node and note.rank in own
+    # This node knows more of its own failure than the note says.
     if is_own:
         own[note.rank].root = True
         return own
@@ -88,13 +90,14 @@ def error_of(end: Finish) -> ElasticError | None:
 def _error_of_stop(stop: StopRequested) -> ElasticError:
     received = signal.Signals(stop.signum)
     kind = LaunchInterrupted if received == signal.SIGINT else SignalException
-    if stop.asked:
-        return kind(stop.asked, received)
+    if stop.reason:
+        return kind(stop.reason, received)
     return kind(f"process {os.getpid()} got {received.name}: its workers were stopped", received)
 
 
 def _error_of_final(final: Final) -> ElasticError | None:
-    if final.root is not None or final.kind == "failed":  # workers failed
+    # Workers failed: that is a result, not an error of the run.
+    if final.root is not None or final.kind == "failed":
         return None
     if final.kind == "timeout":
         return RendezvousTimeoutError(final.why)

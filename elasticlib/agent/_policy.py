@@ -64,7 +64,7 @@ class State:
     """Contact was lost while workers ran: their round goes on without this node."""
     succeeded: bool = False
     """The coordinator was told that all workers of `round` ended well, and no later round has begun here."""
-    told_of_store: bool = False
+    has_reported_store: bool = False
     """The coordinator was told that the workers' store was lost after they had ended well here."""
     gone: str = ""
     """Why nobody coordinates the job any more; empty where that is not known."""
@@ -105,7 +105,7 @@ class StopRequested:
     """A handled signal came, or the program itself wants its workers stopped as by such a one."""
 
     signum: int
-    asked: str = ""
+    reason: str = ""
     """Why the program wants that; empty for a signal."""
     grace: float | None = None
     """Seconds until SIGKILL; None for what the launch was told."""
@@ -113,7 +113,7 @@ class StopRequested:
     @property
     def why(self) -> str:
         """What ends this node's part."""
-        return self.asked or f"signal {self.signum}"
+        return self.reason or f"signal {self.signum}"
 
 
 Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | WorkerStoreLost | StopRequested
@@ -204,6 +204,9 @@ def step(state: State, event: Event) -> Step:
 
     Raises `InvalidTransitionError` where `NEXT` lacks the step.
     """
+    # An event that comes late changes nothing any more.
+    if state.phase is Phase.DONE:
+        return state, ()
     after, actions = _react(state, event)
     if after.phase is state.phase:
         return after, actions
@@ -220,9 +223,6 @@ def _described(event: Event) -> str:
 
 
 def _react(state: State, event: Event) -> Step:
-    # What comes late changes nothing any more.
-    if state.phase is Phase.DONE:
-        return state, ()
     match event:
         case RankAssignment():
             return _assigned(state, event)
@@ -280,13 +280,13 @@ def _gone(state: State, gone: WorkersGone) -> Step:
         return _done(state, TellStopped(state.round))
 
     state = evolve(state, succeeded=gone.succeeded)
-    told: Action = TellStopped(state.round)
+    report: Action = TellStopped(state.round)
     if gone.succeeded:
-        told = TellSucceeded(state.round)
+        report = TellSucceeded(state.round)
     # The round goes on without this node, or is repeated: either way there are new ranks to ask for.
     if state.lost or _is_repeated(state):
-        return _orphaned(evolve(state, phase=Phase.JOINING), told, Join())
-    return _orphaned(evolve(state, phase=Phase.WAITING), told)
+        return _orphaned(evolve(state, phase=Phase.JOINING), report, Join())
+    return _orphaned(evolve(state, phase=Phase.WAITING), report)
 
 
 def _is_repeated(state: State) -> bool:
@@ -312,12 +312,14 @@ def _store_lost(state: State) -> Step:
     # Its loss matters as long as other nodes may still be at work with it.
     if not awaits_others(state):
         return state, ()
-    return evolve(state, told_of_store=True), (TellFailed(state.round),)
+    return evolve(state, has_reported_store=True), (TellFailed(state.round),)
 
 
 def awaits_others(state: State) -> bool:
     """Return whether all workers here ended well, and it is still open how the round ends elsewhere."""
-    return state.succeeded and _is_open(state) and not state.told_of_store and state.phase is not Phase.DONE
+    if state.phase is Phase.DONE or state.has_reported_store:
+        return False
+    return state.succeeded and _is_open(state)
 
 
 def _is_open(state: State) -> bool:
@@ -331,7 +333,7 @@ def _out_of_contact(state: State, loss: ContactLost) -> Step:
         return evolve(state, phase=Phase.STOPPING, lost=True), (Stop(loss.why, grace=loss.grace),)
     if state.phase is Phase.STOPPING:
         return evolve(state, lost=True), ()
-    state = evolve(state, phase=Phase.JOINING, told_of_store=False)
+    state = evolve(state, phase=Phase.JOINING, has_reported_store=False)
     # Whoever took this node for dead has no word for it any more, but answers a new request to join. The sidecar that
     # was told of a success may be gone with it.
     if state.succeeded and state.end is None:
@@ -392,7 +394,8 @@ def _finish(state: State) -> Finish:
     if is_failed:
         return Finish(False, final.why, stop, final)
 
-    if not state.succeeded:  # no worker of this node was in the last round
+    # No worker of this node was in the last round, so there are no results that could count.
+    if not state.succeeded:
         return Finish(True, final.why, stop, final)
     if final.round != state.round:
         # Neither the results of a round that was repeated nor none at all are what this node was asked for.

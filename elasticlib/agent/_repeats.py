@@ -71,6 +71,7 @@ class Repeats:
 
     def _attempt(self, failure: ProcessFailure, step: int | None) -> _Attempt | None:
         """Return the attempt that *failure* ended; None where it is no error of the program."""
+        # An error of a peer, a device or the system may be gone by the next attempt.
         if not failure.exception_type or failure.secondary or failure.external:
             return None
         place = tuple(f"{frame.file}:{frame.line}" for frame in failure.frames[-1:])

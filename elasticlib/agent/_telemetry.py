@@ -8,12 +8,13 @@ was started is told to have ended exactly once, and so is a round: when its caus
 from __future__ import annotations
 
 import contextlib
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from elasticlib import events, metrics, records
 from elasticlib._clock import Clock, wall_time
-from elasticlib.agent._trace_text import trace_of
 from elasticlib.errors import ProcessFailure
 from elasticlib.metrics import MEASURED_BY_PROF
 from elasticlib.rendezvous import Rendezvous, host_name
@@ -74,7 +75,8 @@ class Telemetry:
         """Ranks were received."""
         self._end_round(assignment.cause)
         last = self._group.round
-        if assignment.cause and self._ended < last == assignment.round - 1:  # this node was cut off at its end
+        # This node was cut off at the end of that round, and only now learns its cause.
+        if assignment.cause and self._ended < last == assignment.round - 1:
             self._sink(records.RoundEnded(last, assignment.cause, True))
         waited, self._seeking = self._since(self._seeking), None
         sizes = (assignment.group_rank, assignment.group_world_size, assignment.world_size)
@@ -201,7 +203,8 @@ class Telemetry:
         return events.JobFacts(self._run_id, spec.role, backend, spec.get_entrypoint_name(), host_name(spec.local_addr))
 
     def _run_ended(self, begun: float, error: BaseException | None) -> None:
-        self.stopped({})  # of workers that are not told to have ended, the agent's end was the end
+        # Workers whose end was not reported ended with the agent.
+        self.stopped({})
         self._end_round()
         if self._seeking is not None:
             self._ranks_missed(self._seeking, error)
@@ -245,3 +248,21 @@ def _place(worker: Worker) -> records.WorkerPlace:
     return records.WorkerPlace(
         worker.local_rank, worker.global_rank, worker.role_rank, worker.role_world_size, worker.id
     )
+
+
+def trace_of(error: BaseException) -> str:
+    """
+    What Python prints of *error*, without the markers below a line.
+
+    For those it parses the line, which some versions cannot do in a thread while another one parses code as well
+    (CPython issue 106905): then that one fails, in the midst of a program of the user's.
+    """
+    trace = traceback.TracebackException.from_exception(error)
+    # Older versions print no markers.
+    if sys.version_info >= (3, 11):
+        every: list[Any] = [trace]
+        for each in every:
+            for frame in each.stack:
+                frame.colno = frame.end_colno = None
+            every += filter(None, (each.__cause__, each.__context__, *(getattr(each, "exceptions", None) or ())))
+    return "".join(trace.format())

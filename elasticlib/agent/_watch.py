@@ -68,9 +68,9 @@ class Watch:
         self._watchdog = Watchdog(environment, run_id, sink)
         self._port = environment.get(HEALTH_CHECK_PORT) if health_check_server is None else None
         self._health = health_check_server
-        asked = uninterruptible_state_timeout
-        text = environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT) if asked is None else None
-        self._allowed = max(0.0, as_seconds(text or asked or 0) or 0.0)
+        given = uninterruptible_state_timeout
+        text = environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT) if given is None else None
+        self._allowed = max(0.0, as_seconds(text or given or 0) or 0.0)
         """Seconds that a worker may be in uninterruptible sleep; 0 for any time."""
         self._words = environment.get(ENABLE, ""), text
         """What the environment says of watchdog and uninterruptible sleep, understood or not."""
@@ -125,6 +125,7 @@ class Watch:
         if not self._allowed:
             return False
         now, before = self._clock(), self._asleep
+        # A worker that was not asleep at one look begins anew.
         self._asleep = {pid: before.get(pid, now) for pid in pids if is_uninterruptible_state(self._read_state(pid))}
         for pid in self._asleep.keys() - before.keys():
             self._sink(records.WorkerAsleep(pid, self._allowed))
@@ -141,7 +142,8 @@ class Watch:
                 found[rank] = ProcessFailure(
                     rank - min(pids),
                     pid,
-                    -signal.SIGKILL,  # what it is sent, though it may not heed it yet
+                    # It gets SIGKILL, though the kernel may not deliver that yet.
+                    -signal.SIGKILL,
                     "",
                     message=f"PID {pid} was in uninterruptible sleep (state D) for {self._stuck[pid]:.0f} s",
                     rank=rank,
@@ -188,8 +190,8 @@ class Watchdog:
 
     def __init__(self, environment: Mapping[str, str], run_id: str, sink: records.Sink) -> None:
         self._wanted = environment.get(ENABLE) == "1"
-        self._asked = environment.get(FILE)
-        self._path = self._asked or ""
+        self._given_path = environment.get(FILE)
+        self._path = self._given_path or ""
         self._run_id = run_id
         self._sink = sink
         self._server: FileTimerServer | None = None
@@ -202,16 +204,17 @@ class Watchdog:
         if not self._wanted:
             return {}
         if self._server is None:
-            from elasticlib.timer import FileTimerServer  # only here: most launches have no watchdog
+            # Imported only here: most launches have no watchdog.
+            from elasticlib.timer import FileTimerServer
 
-            if self._asked is None or _is_read(self._asked):
+            if self._given_path is None or _is_read(self._given_path):
                 # No path, or one that a launcher above this one, which set the variables too, gave to its own workers.
                 self._folder = self._folder or make_temporary_folder("the timers of the watchdog")
-                self._asked, self._path = None, os.path.join(self._folder, "timers")
+                self._given_path, self._path = None, os.path.join(self._folder, "timers")
             try:
                 self._server = FileTimerServer(self._path, self._run_id, log_event=self._tell)
             except ConfigError as error:
-                if self._path != self._asked:
+                if self._path != self._given_path:
                     raise
                 raise ConfigError(
                     f"{FILE}={self._path!r} cannot become a named pipe: {error.__cause__}; give another path, or none"
@@ -257,6 +260,7 @@ def _is_read(path: str) -> bool:
     try:
         if not stat.S_ISFIFO(os.stat(path).st_mode):
             return False
+        # The kernel refuses this (ENXIO) where nobody reads.
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:
         return False

@@ -466,7 +466,7 @@ def _rank_status(worker: WorkerNow, rank: int, course: Course) -> RankStatus:
         local_rank=worker.local_rank,
         node=course.node,
         host=host_name(),
-        state=state_of(worker.pid, worker.exitcode, was_told=worker.was_told),
+        state=state_of(worker.pid, worker.exitcode, was_stopped=worker.was_stopped),
         pid=worker.pid,
         exitcode=worker.exitcode,
         restarts=course.restarts,

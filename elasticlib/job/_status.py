@@ -89,13 +89,13 @@ class RankStatus:
         return [str(self.rank), self.host, state, str(self.pid or ""), steps, told, line]
 
 
-def state_of(pid: int, exitcode: int | None, *, was_told: bool) -> str:
-    """The state of a worker, which *was_told* to end or not, as in `RankStatus`."""
+def state_of(pid: int, exitcode: int | None, *, was_stopped: bool) -> str:
+    """The state of a worker, which *was_stopped* or not, as in `RankStatus`."""
     if exitcode is None:
         return "running" if pid else "starting"
     if exitcode == 0:
         return "succeeded"
-    return "stopped" if was_told else "failed"
+    return "stopped" if was_stopped else "failed"
 
 
 HEADINGS = ["rank", "host", "state", "pid", "step", "metrics", "last line"]

@@ -25,7 +25,7 @@ if typing.TYPE_CHECKING:
         stamps as stamps,
     )
     from elasticlib.preload._reads import Reads as Reads, serves as serves
-    from elasticlib.preload._source import source_of as source_of, tree_of as tree_of
+    from elasticlib.preload._script_text import source_of as source_of, tree_of as tree_of
 
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
@@ -36,6 +36,6 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.preload._import_watch": "ImportWatch",
         "elasticlib.preload._key": "ForkServerKey depends_on_path import_path stamps",
         "elasticlib.preload._reads": "Reads serves",
-        "elasticlib.preload._source": "source_of tree_of",
+        "elasticlib.preload._script_text": "source_of tree_of",
     },
 )

@@ -119,16 +119,19 @@ def of_script(path: str) -> Choice:
 
 def of_function(function: Callable[..., Any]) -> Choice:
     """Return the modules to import ahead for *function*."""
-    if _is_ours(function):  # a pool's: which functions its workers are to call, no text says
+    # A pool's own function: no text says which functions its workers will call.
+    if _is_ours(function):
         return Choice()
     code = getattr(function, "__code__", None)
     text = Text()
     if code is not None:
         name = function.__qualname__.partition(".")[0]
         text = read(code.co_filename, os.path.dirname(code.co_filename), name)
-    if TORCH in sys.modules:  # the program has it for its functions
+    # The program has imported torch, most likely for its functions.
+    if TORCH in sys.modules:
         text.imports.add(TORCH)
-    text.is_whole = False  # no text says what the function's arguments and modules import
+    # No text says what the function's arguments and modules import.
+    text.is_whole = False
     return _chosen(text)
 
 
@@ -141,7 +144,9 @@ def _is_ours(function: Callable[..., Any]) -> bool:
 def _chosen(text: Text) -> Choice:
     others = set(itertools.filterfalse(is_of_python, text.imports))
     if text.sets:
-        return Choice((), None)  # variables that torch reads at its import
+        # torch reads these variables at its import, so each worker imports it after they are set.
+        return Choice((), None)
+    # Python's own modules are all that the program imports.
     if text.is_whole and not others:
         return Choice((), None)
     if text.is_whole and others == {NUMPY}:

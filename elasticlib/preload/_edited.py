@@ -64,7 +64,8 @@ class Edits:
         if former is None:
             return _was_edited(spec, found)
         former_spec, former_time = former
-        is_same_import = former_spec is spec  # else it was reloaded
+        # Another specification means that the program has reloaded the module.
+        is_same_import = former_spec is spec
         return is_same_import and former_time != found.st_mtime_ns
 
     def _is_of_project(self, file: str) -> bool:

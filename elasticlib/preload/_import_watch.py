@@ -82,11 +82,13 @@ class ImportWatch:
         else:
             self._unknown = 0
         may_ask_again = 0 < self._unknown < MOST_UNKNOWN
+        # A worker at any other place is done with its imports.
         if module or may_ask_again:
             self._due = due + EVERY
 
     def _add(self, module: str) -> None:
         """Note that the worker was at the import of *module* for the time since the last question."""
+        # The first look comes later than the others.
         passed = EVERY if self._seconds else FIRST
         self._seconds[module] = self._seconds.get(module, 0.0) + passed
         self._found = self._seconds

@@ -51,6 +51,7 @@ class ForkServerKey:
     def covers(self, other: Self) -> bool:
         """True if a fork server of this key can serve a launch of the *other*: it may have imported more."""
         are_automatic = self.is_automatic and other.is_automatic
+        # Modules that the user named may be others on another path: only an equal key will do.
         if not are_automatic or not other.preload:
             return self == other
         same = (self.python, self.path, self.flags) == (other.python, other.path, other.flags)

@@ -161,10 +161,11 @@ class Reads:
         return re.compile("|".join(map(fnmatch.translate, self.patterns)) or r"(?!)")
 
     @classmethod
-    def told(cls, message: Mapping[str, Any], preload: Sequence[str]) -> Reads | None:
+    def of_message(cls, message: Mapping[str, Any], preload: Sequence[str]) -> Reads | None:
         """Read what a fork server with *preload* says of itself; None where it cannot know all that it read."""
         if message.get("whole", True):
-            return None  # also one of another version, where another interpreter has that
+            # A message without it is of another version of elasticlib, in another interpreter.
+            return None
         names = frozenset(message["names"])
         if message["named"]:
             return cls(names, ("*",), NOISE | OF_WORKERS)

@@ -11,14 +11,15 @@ import ast
 import functools
 import itertools
 import linecache
+import math
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 
 from attrs import Factory, define, frozen
 
 from elasticlib.preload._reads import is_lost_after_import
-from elasticlib.preload._source import source_of, tree_of
 from elasticlib.workers import THREADS_VARIABLE
 
 _MOST_FILES = 100
@@ -123,7 +124,8 @@ class _Reading:
         own = _files(name, self.folder, importer)
         self._pending += [each for each in own if each not in self._seen]
         self._seen.update(own)
-        top = name.partition(".")[0]  # empty for a relative import
+        # Empty for a relative import.
+        top = name.partition(".")[0]
         if is_module and not own and top:
             self.text.imports.add(top)
 
@@ -177,6 +179,30 @@ def _read_once(path: str, *_: int) -> _File:
     if source is None:
         return _File(is_read=False)
     return _parsed(source)
+
+
+def source_of(path: str, most: float = math.inf) -> bytes | None:
+    """
+    Return the content of the script at *path*; None where it cannot be read, or has more than *most* bytes.
+
+    A pipe is not read: what came through it does not come again.
+    """
+    try:
+        facts = os.stat(path)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > most:
+            return None
+        with open(path, "rb") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return None
+
+
+def tree_of(source: bytes) -> ast.Module | None:
+    """Return the syntax tree of *source*; None for what this Python does not understand."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _parsed(source: bytes) -> _File:
@@ -238,7 +264,8 @@ def _names_from(node: ast.ImportFrom) -> Iterator[tuple[str, bool]]:
 def _words(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Attribute(value=ast.Name(id="re")):
-            return  # its ``compile`` is not torch's
+            # Its ``compile`` is not torch's.
+            return
         case ast.Attribute(attr=word) | ast.Name(id=word):
             yield word
         case ast.alias(name=name) | ast.ImportFrom(module=str(name)):

@@ -153,7 +153,8 @@ def of_function(
 ) -> _plan.Job:
     """Return the job whose workers call *function*, each with its own *args*."""
     _rules.check_choice("start_method", start_method, START_METHODS)
-    is_name = isinstance(function, (str, os.PathLike))  # a class of paths may be callable too
+    # A class of paths may be callable too.
+    is_name = isinstance(function, (str, os.PathLike))
     if is_name or not callable(function):
         raise EntrypointError(f"entrypoint={function!r} is no callable: a program is given as text")
     by_rank = tuple(args.values())

@@ -97,7 +97,8 @@ class PContext(abc.ABC):
             partial(
                 WorkerSpec,
                 str(name),
-                max(self.nprocs, 1),  # for no worker at all there is nothing to say
+                # A specification has one worker at least; a set without any is never started.
+                max(self.nprocs, 1),
                 None,
                 numa_options=numa_options,
                 duplicate_stdout_filters=duplicate_stdout_filters,
@@ -105,6 +106,7 @@ class PContext(abc.ABC):
             )
         )
         self._prefixes = _call.prefixes(name, log_line_prefixes, self.nprocs)
+        # An error file that the caller gave counts where the logs name none.
         given = {rank: env.pop(ERROR_FILE, "") for rank, env in self.envs.items()}
         self._logs = LogRounds(logs_specs)
         dest = self._logs.reify(self.envs)
@@ -117,7 +119,8 @@ class PContext(abc.ABC):
         duplicates = Duplicates(duplicate_stdout_filters, duplicate_stderr_filters)
         self._processes = Processes(self._job, self.nprocs, duplicates=duplicates)
         self._lock = threading.Lock()
-        self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes waits in other threads
+        # Wakes waits in other threads.
+        self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._ended)
         self._doing = f"it ran the processes of {name!r}"
         self._handlers = _signals.Raising((), self._doing)
@@ -149,7 +152,8 @@ class PContext(abc.ABC):
             self._handlers = _signals.Raising(handled, self._doing)
             self._started = True
             if not self.nprocs:
-                return  # as torch's: there is nothing to start, and the result is empty
+                # As torch's: there is nothing to start, and the result is empty.
+                return
             try:
                 self._handlers.install()
                 specs = [self._spec(rank) for rank in range(self.nprocs)]
@@ -191,6 +195,7 @@ class PContext(abc.ABC):
                     self._raise(came)
             return result
         finally:
+            # After the end signals are the program's own again.
             if self._over:
                 self._handlers.remove()
 
@@ -228,6 +233,7 @@ class PContext(abc.ABC):
         self._let_go()
         if processes.all_succeeded():
             return RunProcsResult(processes.return_values(), {}, self.stdouts, self.stderrs)
+        # A set that neither failed nor succeeded was closed before its end.
         failures = processes.failures() or processes.cut_short()
         return RunProcsResult({}, failures, self.stdouts, self.stderrs)
 
@@ -249,6 +255,7 @@ class PContext(abc.ABC):
                 wait_readable([came, self._processes], limit)
                 for signum in came.drain():
                     late.append(signum)
+                    # A person is waiting: the workers get no more time.
                     if signum == signal.SIGINT:
                         self._processes.hasten(signal.SIGKILL, 0.0)
 
@@ -258,9 +265,11 @@ class PContext(abc.ABC):
             finally:
                 self._let_go()
                 self._handlers.remove()
-        self._handlers.remove()  # what could not be put back below our own
+        # Once more: below the handlers of this block, some could not be put back.
+        self._handlers.remove()
         if self._result is not None and not self._result.is_failed():
             self._logs.remove_if_temporary()
+        # All is gone now: the program's own handlers may act on what came meanwhile.
         for signum in late:
             signal.raise_signal(signum)
 
@@ -386,6 +395,7 @@ def start_processes(
     try:
         context.start()
     except BaseException:
-        context.close()  # also where a signal came when all had been started
+        # A signal may have come when all had been started.
+        context.close()
         raise
     return context

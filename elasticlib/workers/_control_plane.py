@@ -41,6 +41,7 @@ def worker_main() -> Iterator[None]:
                 stack.callback(open_server(path).shutdown)
             yield
     except ChildFailedError as error:
+        # A launcher within the function failed: the report is that of its own worker.
         handler.dump_failure(error.get_first_failure()[1])
         raise
     except Exception as error:

@@ -25,7 +25,7 @@ _LIMIT = 60.0
 
 
 def workers_per_node(
-    asked: int | str,
+    requested: int | str,
     preload: Sequence[str] = AUTO,
     flags: tuple[str, ...] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
@@ -38,16 +38,17 @@ def workers_per_node(
     ``auto`` the accelerators of whatever kind, else the CPUs; any other word is torch's name of a device, such as
     ``npu``. A fork server with *preload* and *flags* counts them, those of the job where it has torch, so that it can
     serve that too; *ahead* is what the job's automatic preload imports. *variables* of the workers beat those of this
-    program. Raises `SpecError` (a ``ValueError``) where there is none of the kind that *asked* names.
+    program. Raises `SpecError` (a ``ValueError``) where there is none of the kind that *requested* names.
     """
-    if isinstance(asked, int):
-        return asked
-    if asked == "cpu":
+    if isinstance(requested, int):
+        return requested
+    if requested == "cpu":
         return len(os.sched_getaffinity(0))
     count, kind = _accelerators(tuple(preload), flags, variables, ahead)
-    if asked == "auto":
+    # Without an accelerator the workers compute on CPUs.
+    if requested == "auto":
         return count or len(os.sched_getaffinity(0))
-    wanted = "cuda" if asked == "gpu" else asked
+    wanted = "cuda" if requested == "gpu" else requested
     has_wanted = count > 0 and kind == wanted
     if has_wanted:
         return count
@@ -55,7 +56,7 @@ def workers_per_node(
     words = ", ".join(DEVICE_WORDS)
     raise SpecError.of_setting(
         "nproc_per_node",
-        f"{asked!r}, but torch finds {found} here: give a number, or one of {words}",
+        f"{requested!r}, but torch finds {found} here: give a number, or one of {words}",
     )
 
 
@@ -78,6 +79,7 @@ def default_numa_options(
     try:
         return found if _accelerators(tuple(preload), flags, variables)[0] == workers else None
     except (ElasticError, RuntimeError):
+        # A driver that does not answer must not end a job that asked for no binding.
         return None
 
 
@@ -91,6 +93,7 @@ def gpu_addresses(
     """
     if not _machine.may_have_accelerators():
         return []
+    # That fork server has no torch to ask: one with torch alone answers in its place.
     if fork_server is None or "torch" not in fork_server.preload:
         fork_server, search_path = ForkServerKey(sys.executable, ("torch",)), tuple(import_path())
     answer = _answer("gpus", fork_server, environment, search_path, "listing the GPUs", "leave numa_options out")
@@ -104,6 +107,7 @@ def _accelerators(
     if not _machine.may_have_accelerators():
         return 0, ""
     key = ForkServerKey.of(sys.executable, _with_torch(preload), (), flags)
+    # The key of the job itself: the fork server that answers is then the one that starts the workers.
     if key.is_automatic and "torch" in ahead:
         key = evolve(key, preload=tuple(ahead))
     environment = _environment.without_secrets({**os.environ, **variables})
@@ -135,6 +139,7 @@ def _answer(
         channel, began = fork_server.request(op), None
         stack.callback(channel.close)
         while True:
+            # While it imports there is no limit, but a look every 0.1 s whether it is ready.
             left = 0.1 if began is None else _LIMIT - (monotonic() - began)
             if left <= 0:
                 raise StartError(
@@ -143,7 +148,8 @@ def _answer(
                 )
             if not wait_readable([channel], left):
                 if began is None and fork_server.ready():
-                    began = monotonic()  # its imports, which may be slow, do not count for the limit
+                    # Its imports, which may be slow, do not count for the limit.
+                    began = monotonic()
                 continue
             received = channel.receive()
             if received is None:
@@ -154,7 +160,8 @@ def _answer(
             if not descriptors:
                 return answer
             # The first message announces the child, which waits for its environment.
-            child = Process.sent(0, descriptors)  # of no number, but a handle
+            # It is known by its handle alone.
+            child = Process.sent(0, descriptors)
             stack.callback(child.close)
             stack.callback(child.send, signal.SIGKILL)
             channel.send({"env": dict(environment)})

@@ -69,6 +69,7 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
     no entry for one of them.
     """
     names = [CUDA_DEVICES_VARIABLE]
+    # HIP reads its own variable first, so both must name the same device.
     if environment.get(HIP_DEVICES_VARIABLE):
         names.append(HIP_DEVICES_VARIABLE)
     name = names[-1]
@@ -106,6 +107,7 @@ def common_variables(environment: Mapping[str, str], threads: int, signals: str)
 
 def threads_per_worker(environment: Mapping[str, str], cpus: float, workers: int) -> int:
     """Threads for each worker: the user's ``OMP_NUM_THREADS``, else CPUs divided by workers, at least 1."""
+    # OpenMP allows a number for each nesting level: the first is that of the outermost.
     first = environment.get(THREADS_VARIABLE, "").split(",")[0].strip()
     if first.isdecimal() and int(first) > 0:
         return int(first)

@@ -35,15 +35,15 @@ _MOST_LINES = 1_000_000
 _STAMP_IS_BEHIND = 2.0
 """Seconds: the time in an error file is in whole ones, so the file's own shows which came first."""
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
-_ASKED_TO_END = "the worker was asked to end from outside, not by this launcher"
+_ENDED_FROM_OUTSIDE = "the worker was asked to end from outside, not by this launcher"
 _CRASHED = "native code crashed: the stack shows the Python line that called it"
 _NO_PROGRAM = "a shell's status for a program that was not found or may not be executed"
 _SIGNALS_MEAN: dict[int, str] = {
     **dict.fromkeys(_CRASHES, _CRASHED),
     signal.SIGABRT: "native code aborted: its last lines are on the worker's stderr",
-    signal.SIGTERM: _ASKED_TO_END,
-    signal.SIGINT: _ASKED_TO_END,
-    signal.SIGHUP: _ASKED_TO_END,
+    signal.SIGTERM: _ENDED_FROM_OUTSIDE,
+    signal.SIGINT: _ENDED_FROM_OUTSIDE,
+    signal.SIGHUP: _ENDED_FROM_OUTSIDE,
 }
 """The most likely meaning of a signal that ended a worker, but for SIGKILL."""
 _STATUSES_MEAN = {
@@ -64,8 +64,9 @@ def has_failed(end: Exit, error_file: str) -> bool:
     """Return True where a worker failed by itself, and was not just stopped by us."""
     if end.exitcode == 0:
         return False
-    if not end.told:
+    if not end.was_stopped:
         return True
+    # Stopped by us: its exit status says nothing, but a crash or a report of its own does.
     has_crashed = -end.exitcode in _CRASHES
     return has_crashed or _error_of(end) is not None or _written(error_file) is not None
 
@@ -102,6 +103,7 @@ def _log_files(dest: LogsDest, local_rank: int) -> tuple[str, ...]:
 
 def _is_on_console(end: Exit, dest: LogsDest) -> bool:
     """Return True where the traceback that a worker wrote to its stderr has reached the console."""
+    # Without a log file, stderr is the console itself.
     is_tee_or_direct = end.local_rank in dest.tee_stderrs or end.local_rank not in dest.stderrs
     return is_tee_or_direct and end.report is not None and end.report.is_shown
 
@@ -127,12 +129,13 @@ def failure_of(
     raised = failure.traceback
     stacks = _stacks_of(end)
     failure.traceback = raised or stacks
+    # The last lines stand below the traceback, and must not repeat it.
     known_lines = set(failure.traceback.splitlines())
     failure.log_tail = tuple(line for line in tail if _RANK_PREFIX.sub("", line) not in known_lines)
     if end.overdue is not None:
         are_shown = stacks and not raised
         failure.hint = _OVERDUE.format(end.overdue) + ("" if are_shown else _threads_then(stacks))
-    elif not (end.told and has_left_error):
+    elif not (end.was_stopped and has_left_error):
         failure.hint = explain_exit(end.exitcode, memory_kills)
     # Else we stopped it after it had raised: the signal explains nothing.
     return failure
@@ -170,10 +173,11 @@ def _unreported(
     """
     failure = ProcessFailure(end.local_rank, end.pid, end.exitcode, error_file, rank=rank)
     # A worker that we stopped, and that wrote nothing, failed because another one had failed.
-    failure.secondary = end.told and written is None
+    failure.secondary = end.was_stopped and written is None
     _set_time(failure, written, noticed)
     if end.overdue is not None and end.exitcode < 0:
-        failure.message = _STILL_AT_WORK  # by the signal alone it would look like a crash
+        # By the signal alone it would look like a crash.
+        failure.message = _STILL_AT_WORK
     return failure
 
 
@@ -194,6 +198,7 @@ def _stacks_of(end: Exit) -> str:
         return stacks_of_user(end.faults)
     if -end.exitcode not in _CRASHES:
         return ""
+    # Stacks that somebody asked for may stand before those of the crash.
     crash = end.faults.rfind(_CRASH)
     if crash < 0:
         return ""
@@ -309,7 +314,8 @@ def stacks_of_user(faults: str) -> str:
     """Return the fault handler's stacks without the frames below the user's first one."""
     stacks = _UserStacks()
     for line in [*faults.splitlines(), ""]:
-        is_footer = line.startswith("Extension modules:")  # the fault handler's last line of a crash
+        # The fault handler's last line of a crash; it is no part of any stack.
+        is_footer = line.startswith("Extension modules:")
         if not is_footer:
             stacks.take(line)
     return "\n".join(stacks.lines).strip()
@@ -396,12 +402,14 @@ def original_exception(end: Exit) -> BaseException | None:
     if report is None:
         return None
     error = _results.unpack_exception(report.payload)
+    # Its class cannot be imported here: a stand-in has the name and the text.
     if error is None and report.exception_type:
         text = report.message.removeprefix(report.exception_type).removeprefix(": ")
         error = _results.stand_in(report.exception_type, text)
     if error is not None:
         note = f"from the worker of local rank {end.local_rank}:\n{report.traceback}"
-        with contextlib.suppress(Exception):  # a class may forbid it
+        # A class may forbid notes and attributes.
+        with contextlib.suppress(Exception):
             _add_note(error, note)
     return error
 
@@ -424,6 +432,7 @@ def blamed(ends: Mapping[int, Exit], count: int) -> int | None:
         if end is None or not has_failed(end, ""):
             return rank
         has_lost_connection = end.report is not None and end.report.secondary
+        # It failed because the store was gone.
         if has_lost_connection:
             return rank
     return None

@@ -80,12 +80,12 @@ class ForkServer:
         ours, theirs = Channel.pair()
         ours.limit(_TALK_LIMIT)
         self._link = Link(ours)
-        asked = dumps({"preload": key.preload, "path": list(search_path)})
+        order = dumps({"preload": key.preload, "path": list(search_path)})
         reaper = [sys.executable, "-S", "-E", REAPER_PATH, str(os.getpid())]
         self._process: Process | None = None
         """The fork server itself, once its imports are done."""
         self._reaper = spawn(
-            [*reaper, key.python, *key.flags, "-u", "-c", _FORK_SERVER_BOOT, asked],
+            [*reaper, key.python, *key.flags, "-u", "-c", _FORK_SERVER_BOOT, order],
             environment,
             theirs.fileno(),
             self._said,
@@ -101,7 +101,8 @@ class ForkServer:
         if not (self._caller.can_serve(caller) and self.key.covers(key)):
             return False
         if self._place != identity_of_current_folder() and not current_folder_can_be_entered():
-            return False  # its children could not get to where this program is
+            # Its children could not enter the folder in which this program is.
+            return False
         return serves(self._reads, self._given, environment)
 
     def alive(self) -> bool:
@@ -147,6 +148,7 @@ class ForkServer:
         with self._lock:
             while self._failure is None and wait_readable([self._link], 0):
                 try:
+                    # It may be stopped within a message, for which this program must not wait.
                     received = self._link.receive(whole=False)
                 except BlockingIOError:
                     self._failure = StartError("the fork server process stopped in the middle of a message")
@@ -161,7 +163,7 @@ class ForkServer:
                     self._itself.answered = received[0]["number"]
                 else:
                     self._note_import("", [])
-                    self._reads = Reads.told(received[0], self.key.preload)
+                    self._reads = Reads.of_message(received[0], self.key.preload)
                     self._files = received[0].get("files", {})
                     self._process = Process.sent(received[0]["pid"], received[1])
                     self._itself = Helper("fork server", self._process, self._ping)
@@ -212,7 +214,8 @@ class ForkServer:
 
     def signal_child(self, pid: int, signum: int) -> None:
         """Have *signum* sent to its child *pid*, if that has not ended: this program holds no handle of it."""
-        with contextlib.suppress(StartError):  # which a launch learns of by itself
+        # A launch learns of it by itself.
+        with contextlib.suppress(StartError):
             self._send({"op": "signal", "pid": pid, "signal": signum})
 
     def replace(self, why: str) -> None:
@@ -226,7 +229,8 @@ class ForkServer:
 
     def failure(self, child: str, pid: int = 0) -> Exception:
         """Why the channel to its *child* ended: an error of the fork server or reaper, or that it alone was killed."""
-        lost = reaper_lost(self._reaper) if pid else self.listen()  # once it has begun it needs the reaper alone
+        # A child that has begun needs the reaper alone.
+        lost = reaper_lost(self._reaper) if pid else self.listen()
         return lost or HelperLostError.of(child, pid)
 
     def close(self, timeout: float | None = None) -> None:
@@ -241,11 +245,13 @@ class ForkServer:
             self._reaper.send(signal.SIGKILL)
         else:
             with contextlib.suppress(StartError):
-                self._send({"op": "end"})  # in order: else what workers have detached dies as well
+                # In order: if it were killed, processes that workers detached would die too.
+                self._send({"op": "end"})
         self._wake()
         with self._lock:
             self._failure = self._failure or StartError("the fork server was closed")
             self._link.close()
+        # A launch waits so long for one that it displaced; a thread waits for the rest.
         if timeout is None or self._reaper.ends(timeout):
             self._reap()
         else:
@@ -258,7 +264,8 @@ class ForkServer:
         if self._process is not None:
             # It sweeps first; what even SIGKILL does not end may take it that long.
             if not self._process.ends(KILL_SECONDS + 1):
-                self._process.kill(0.0)  # its reaper sees to the rest
+                # Its reaper ends the rest.
+                self._process.kill(0.0)
             self._process.close()
         self._reaper.wait(KILL_SECONDS + 1)
         self._note_import("", [])
@@ -305,7 +312,9 @@ class _ForkServers:
             else:
                 self._kept.remove(found)
             found.spawners += 1
-            self._kept.append(found)  # the latest used one stands last
+            # The most recently used one stands last.
+            self._kept.append(found)
+        # Outside of the lock: an end may take long, and other launches must not wait for it.
         _end(done)
         return found
 
@@ -327,6 +336,7 @@ class _ForkServers:
             )
             and not each.outdated()
         ]
+        # One that is ready saves the imports, and so beats one that was used later.
         for fork_server in fitting:
             if fork_server.ready():
                 return fork_server
@@ -347,7 +357,8 @@ class _ForkServers:
         """Have a fork server at its imports for a launch in the block, before that knows when its workers start."""
         there = None
         if key is not None:
-            with contextlib.suppress(StartError):  # which the launch meets itself, if it comes so far
+            # The launch meets the same error itself when it starts its workers.
+            with contextlib.suppress(StartError):
                 there = self.take(key, environment, search_path)
         try:
             yield there

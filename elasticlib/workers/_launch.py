@@ -36,8 +36,7 @@ from elasticlib.processes import (
     wait_readable,
 )
 from elasticlib.workers._fork_servers import ForkServer, fork_servers
-from elasticlib.workers._launch_events import Event, Lost, StoreGone
-from elasticlib.workers._launch_messages import event_of_workers
+from elasticlib.workers._launch_events import Event, Lost, StoreGone, event_of_workers
 from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child._progress import Board, new_board
 from elasticlib.workers.child._start_spec import StartSpec
@@ -110,7 +109,8 @@ class SpawnerClient:
         me = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                stream.flush()  # what waits in a buffer would be written once more by the child
+                # The child would write once more whatever waits in a buffer.
+                stream.flush()
         try:
             with warnings.catch_warnings(), nullcontext() if debugger_follows() else unseen_by_debugger():
                 # Python 3.12 warns of forks in threaded programs: the caller asked for just that. In a kernel the
@@ -141,6 +141,7 @@ class SpawnerClient:
             message = {"op": "job", "common": self._common.plain(), "memories": list(handed)}
             channel.send(message, tuple(handed.values()))
         finally:
+            # The spawner has copies of its own by now.
             for descriptor in memories.values():
                 os.close(descriptor)
             if self.board is not None:
@@ -201,14 +202,16 @@ class SpawnerClient:
         self._wake()
         self._order_start(number, workers, listener, lease)
         is_restart = self.started
-        if self._await_word("starting", number, interrupt) is None:
+        if self._await_message("starting", number, interrupt) is None:
             return {}
         self.started = True
         try:
-            started = self._await_word("started", number, interrupt)
+            started = self._await_message("started", number, interrupt)
         except HelperLostError:
-            return {}  # `drain` finds the end of the channel too
+            # `drain` finds the end of the channel too, and reports it.
+            return {}
         except StartError as error:
+            # In a first start nothing has run yet. A restart has failed: a program runs once a round.
             if not is_restart:
                 raise
             self._early.append(Lost(str(error), error))
@@ -243,13 +246,14 @@ class SpawnerClient:
         for stream in streams:
             os.close(stream)
 
-    def _await_word(self, op: str, number: int, interrupt: int | None) -> Message | None:
+    def _await_message(self, op: str, number: int, interrupt: int | None) -> Message | None:
         """
         Return the spawner's message *op* of round *number*; what it says before that is kept for `drain`.
 
         None where *interrupt* is readable and nothing comes for `_FORKS` seconds.
         """
         assert self._channel is not None
+        # After an interrupt, forks that are under way get a second: those workers can be stopped as others are.
         while self._await_answer(interrupt) or wait_readable([self._channel], _FORKS):
             answer, extra = self._receive_answer()
             if answer["op"] == op and answer["round"] == number:
@@ -274,6 +278,7 @@ class SpawnerClient:
     def _why_gone(self) -> Exception:
         """Return the error that names the process which was lost first, as far as that is known."""
         itself = 0 if self._itself is None else self._itself.process.pid
+        # This program killed it, and knows the reason better than its exit status.
         if itself in self._blame:
             return HelperLostError(self._blame[itself])
         pid = 0 if self._spawner is None else self._spawner.pid
@@ -304,6 +309,7 @@ class SpawnerClient:
             if message["op"] == "pong" and self._itself is not None:
                 self._itself.answered = message["number"]
                 return []
+            # The message is about a round that is over.
             if message["round"] != self._round:
                 return []
             match message["op"]:
@@ -324,7 +330,8 @@ class SpawnerClient:
     def _note_forked(self, pid: int) -> None:
         """Note the spawner before it has begun: those that forked it pass signals on."""
         if self._spawner is not None:
-            return  # its own first word was faster
+            # Its own first message was faster.
+            return
         fork_server, anchor = self._fork_server, self._anchor
         if fork_server is not None:
             send: Callable[[int], object] = functools.partial(fork_server.signal_child, pid)
@@ -402,7 +409,8 @@ class SpawnerClient:
 
     def close(self) -> None:
         """Kill what still runs and let the spawner go; call it in any state, more than once."""
-        self.while_waiting = lambda: None  # else its owner, with all of a job, would wait for the garbage collector
+        # A cycle would keep its owner, with all of a job, until the next garbage collection.
+        self.while_waiting = lambda: None
         if self._channel is not None:
             if self._may_have_spawner():
                 self._quit(self._channel)
@@ -434,6 +442,7 @@ class SpawnerClient:
             received = channel.receive(whole=False)
             if received is None:
                 break
+            # Nobody reads these files any more.
             for descriptor in received[1]:
                 os.close(descriptor)
             left = deadline - monotonic()
@@ -442,7 +451,8 @@ class SpawnerClient:
 def _stream(number: int) -> int:
     """The caller's present stream for its workers, or nothing where there is none to share."""
     at_start = (sys.__stdin__, sys.__stdout__, sys.__stderr__)[number]
-    if at_start is not None and not (number == 0 and _in_background()):  # else the number may be any file's by now
+    # Where Python had no stream at its start, the number may be any file's by now.
+    if at_start is not None and not (number == 0 and _in_background()):
         try:
             return os.dup(number)
         except OSError:

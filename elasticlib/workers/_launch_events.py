@@ -1,15 +1,23 @@
 """
-What a launcher hears of its workers, and knows of each. Pure.
+Events of a launch's workers, and how a spawner's messages, with the files beside them, are read into events.
 
-Rules of this file: each says what happened, once; what is done about it is `_processes`' business.
+Rules of this file: each event says what happened, once; `_processes` acts on it. An end is reported
+whatever became of its files. The caller closes the descriptors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from json import loads
+
 from attrs import define, field, frozen
 
+from elasticlib.processes import Message, content_of_files
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._progress import Progress
+
+_LEFT = 3
+"""Descriptors of what a worker leaves behind: report, crash stacks, and the end of stderr."""
 
 
 @define
@@ -20,7 +28,7 @@ class Exit:
     pid: int
     exitcode: int
     """Exit status; ``-n`` for signal ``n``."""
-    told: bool
+    was_stopped: bool
     """True when it ended after the launcher had sent the stop signal."""
     report: _report.Report | None
     faults: str
@@ -133,7 +141,7 @@ class WorkerNow:
     """0 before it was started."""
     exitcode: int | None
     """None while it runs."""
-    was_told: bool
+    was_stopped: bool
     """Whether it ended after it was told to."""
     progress: Progress | None
     stdout: str
@@ -145,5 +153,79 @@ class WorkerNow:
         cls, local_rank: int, pid: int, end: Exit | None, progress: Progress | None, stdout: str, stderr: str
     ) -> WorkerNow:
         """The state of a worker that *end* has been heard of, if it has ended or failed."""
-        code, told = (None, False) if end is None else (end.exitcode, end.told)
-        return cls(local_rank, pid, code, told, progress, stdout, stderr)
+        code, was_stopped = (None, False) if end is None else (end.exitcode, end.was_stopped)
+        return cls(local_rank, pid, code, was_stopped, progress, stdout, stderr)
+
+
+# From messages to events.
+
+
+def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
+    """Return the event of *message*. Raise `ValueError` where it is none of a worker's."""
+    op = message["op"]
+    read = _READERS.get(op) if isinstance(op, str) else None
+    if read is None:
+        raise ValueError(f"a spawner says {op!r}, which no launcher knows")
+    return read(message, descriptors)
+
+
+def _exit_of(message: Message, descriptors: Sequence[int]) -> Exit:
+    rank, pid, code, was_stopped = (message[name] for name in ("local_rank", "pid", "exitcode", "told"))
+    more = {name: message[name] for name in ("overdue", "late")}
+    # No descriptor was free here to receive them.
+    if len(descriptors) < _LEFT:
+        return Exit(rank, pid, code, was_stopped, None, "", unread=True, **more)
+    report, *texts = descriptors[:_LEFT]
+    faults, tail = (_report.read_text(descriptor) for descriptor in texts)
+    left = _report.read_report(report, *descriptors[_LEFT:])
+    return Exit(rank, pid, code, was_stopped, left, faults, tail, **more)
+
+
+def _failed_of(message: Message, descriptors: Sequence[int]) -> Failed:
+    left = _report.read_report(*descriptors) if descriptors else None
+    return Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))
+
+
+def _lingers_of(message: Message, descriptors: Sequence[int]) -> Lingers:
+    stacks = content_of_files(descriptors).decode()
+    return Lingers(message["local_rank"], message["pid"], message["seconds"], message["ends"], stacks)
+
+
+def _last_runs_of(message: Message, descriptors: Sequence[int]) -> LastRuns:
+    stacks = content_of_files(descriptors).decode()
+    return LastRuns(message["local_rank"], message["pid"], message["seconds"], message["left"], stacks)
+
+
+def _stuck_of(message: Message, descriptors: Sequence[int]) -> Stuck:
+    return Stuck(message["local_rank"], message["pid"], message["waited"])
+
+
+def _stacks_of(message: Message, descriptors: Sequence[int]) -> Stacks:
+    return Stacks(_texts_by_rank(descriptors))
+
+
+def _place_of(message: Message, descriptors: Sequence[int]) -> Place:
+    return Place(_texts_by_rank(descriptors).get(0, ""))
+
+
+def _texts_by_rank(descriptors: Sequence[int]) -> dict[int, str]:
+    found = loads(content_of_files(descriptors)) if descriptors else {}
+    return {int(rank): text for rank, text in found.items()}
+
+
+def _stopped_of(message: Message, descriptors: Sequence[int]) -> Stopped:
+    ended = {int(pid): command for pid, command in message["ended"].items()}
+    return Stopped(message["survivors"], ended)
+
+
+_READERS: dict[str, Callable[[Message, Sequence[int]], Event]] = {
+    "exited": _exit_of,
+    "failed": _failed_of,
+    "lingers": _lingers_of,
+    "last_runs": _last_runs_of,
+    "stuck": _stuck_of,
+    "stacks": _stacks_of,
+    "place": _place_of,
+    "stopped": _stopped_of,
+}
+"""By a message's name, the function that makes its event of it and of the files that came with it."""

@@ -62,9 +62,11 @@ def cpu_count() -> float:
 
 def _quotas() -> Iterator[float]:
     for folder in _cgroup_folders("cpu"):
+        # Version 2 of cgroups: quota and period, or "max" for no limit.
         words = _read(os.path.join(folder, "cpu.max")).split()
         if len(words) == 2 and words[0] != "max":
             yield float(words[0]) / float(words[1])
+        # Version 1, where a negative quota is no limit.
         quota, period = (_read(os.path.join(folder, f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
         if quota and period and int(quota) > 0:
             yield int(quota) / int(period)
@@ -77,7 +79,8 @@ def memory_kills() -> int:
             for line in _read(os.path.join(folder, name)).splitlines():
                 key, _, value = line.partition(" ")
                 if key == "oom_kill":
-                    return int(value)  # of the innermost: those above it count others too
+                    # The innermost group counts: those above it count other programs too.
+                    return int(value)
     return 0
 
 
@@ -85,6 +88,7 @@ def _cgroup_folders(controller: str) -> Iterator[str]:
     """Folders of this process' cgroup for *controller*, innermost first, with those above it."""
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
+        # The line of version 2, which hybrid systems mount beside the folders of version 1.
         if controllers == "":
             roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
         elif controller in controllers.split(","):
@@ -93,6 +97,7 @@ def _cgroup_folders(controller: str) -> Iterator[str]:
             continue
         for root in roots:
             inner = os.path.join(root, path.lstrip("/"))
+            # In a container the path may be that of the host: only folders that exist here count.
             while len(inner) >= len(root):
                 if os.path.isdir(inner):
                     yield inner

@@ -87,52 +87,93 @@ def pack_call(
     A function of a module that the workers could not import is sent by value, with its module's globals
     that it uses. *main* is `LaunchConfig.main`.
     """
-    sent = function, tuple(args), dict(kwargs)
+    call = Call(function, args, kwargs)
     script = _main_script.importable(main)
-    try_to_send = _Tries()
     with _sent_by_value(_unimportable_module(function)):
         try:
-            known = _definitions(function, script, try_to_send)
-            while True:
-                buffer = io.BytesIO()
-                pickler = CallPickler(buffer, apart=True, main=script)  # of one, so that both speak of the same objects
-                # First of all: the caller's tracker, and none of the worker's own, is to know of shared memory.
-                pickler.dump(_sharing.family(pickler.shared))
-                length, large, shared = 0, 0, 0
-                if known or script is not None:
-                    pickler.dump(None if script is None else script.origin)
-                    pickler.dump(known)
-                    length, large, shared = buffer.tell(), len(pickler.large), len(pickler.shared)
-                pickler.dump(sent)
-                needed = pickler.definitions if script is None else _overlay.of(script, pickler.of_main, try_to_send)
-                if needed.keys() <= known.keys():
-                    break
-                known = needed  # those of the arguments are among them
+            parcel = _pickled(call, script)
         except PicklingError:
             raise
         except Exception as error:
-            fresh = CallPickler(io.BytesIO(), apart=True, main=script)
-            with _sharing.spawning([]):
-                dump = functools.partial(_dump, main=script)
-                is_of_script = script is None and main is None and _main_script.has_script()
-                text = refusal(Call(*sent), error, fresh, dump, is_of_script=is_of_script)
-            raise PicklingError(text) from error
-        if buffer.tell() + sum(part.raw().nbytes for part in pickler.large) >= _WORTH_A_WARNING:
-            _warn_of_captures(Call(*sent), pickler, {} if script is None else _overlay.contents(known))
-    apart = _apart(pickler.large[:large], pickler.shared[:shared], _function.OF_DEFINITIONS)
-    apart |= _apart(pickler.large[large:], pickler.shared[shared:], "")
-    pickled = buffer.getbuffer()
-    names = None if script is not None else frozenset(known)
-    return Packed(bytes(pickled[length:]), bytes(pickled[:length]), names, _sources(pickler.files), apart)
+            raise PicklingError(_refusal_of(call, error, script, main)) from error
+        if parcel.size() >= _WORTH_A_WARNING:
+            variables = {} if script is None else _overlay.contents(parcel.definitions)
+            _warn_of_captures(call, parcel.pickler, variables)
+    return parcel.packed()
+
+
+def _pickled(call: Call, script: _main_script.ImportableMain | None) -> _Parcel:
+    """Pickle *call* behind all definitions that it needs."""
+    try_to_send = _Tries()
+    alone = CallPickler(Counter(), apart=True, main=script)
+    alone.dump(call.function)
+    known = _definitions(alone, script, try_to_send)
+    while True:
+        parcel = _Parcel(script, known)
+        parcel.fill(call)
+        needed = _definitions(parcel.pickler, script, try_to_send)
+        if needed.keys() <= known.keys():
+            return parcel
+        # The arguments need more than the function does: pickled once more, these come first as well.
+        known = needed
 
 
 def _definitions(
-    function: Callable[..., Any], script: _main_script.ImportableMain | None, try_to_send: _overlay.TryToSend
+    pickler: CallPickler, script: _main_script.ImportableMain | None, try_to_send: _overlay.TryToSend
 ) -> dict[str, Any]:
-    """What of ``__main__`` goes along with *function*, by name: of a *script* that workers import, what it changed."""
-    pickler = CallPickler(Counter(), apart=True, main=script)
-    pickler.dump(function)
-    return pickler.definitions if script is None else _overlay.of(script, pickler.of_main, try_to_send)
+    """Return by name the part of ``__main__`` that *pickler* has met; of a *script*, only its changes."""
+    if script is None:
+        return pickler.definitions
+    return _overlay.of(script, pickler.of_main, try_to_send)
+
+
+class _Parcel:
+    """
+    The pickle of one call: the definitions, and then the call.
+
+    One pickler writes both, so that they speak of the same objects; what is large or shared lies beside it.
+    """
+
+    def __init__(self, script: _main_script.ImportableMain | None, definitions: dict[str, Any]) -> None:
+        self._script = script
+        self.definitions = definitions
+        self._buffer = io.BytesIO()
+        self.pickler = CallPickler(self._buffer, apart=True, main=script)
+        self._of_definitions = 0, 0, 0
+        """Bytes, large buffers and shared memories that belong to the definitions."""
+
+    def fill(self, call: Call) -> None:
+        """Pickle the definitions and *call*."""
+        script, pickler = self._script, self.pickler
+        # First of all: the caller's tracker, and none of the worker's own, must know of shared memory.
+        pickler.dump(_sharing.family(pickler.shared))
+        if self.definitions or script is not None:
+            pickler.dump(None if script is None else script.origin)
+            pickler.dump(self.definitions)
+            self._of_definitions = self._buffer.tell(), len(pickler.large), len(pickler.shared)
+        pickler.dump(call.sent)
+
+    def size(self) -> int:
+        """Return the bytes that are copied for each worker."""
+        return self._buffer.tell() + sum(part.raw().nbytes for part in self.pickler.large)
+
+    def packed(self) -> Packed:
+        """Return the pickle in its two parts."""
+        pickler, pickled = self.pickler, self._buffer.getbuffer()
+        length, large, shared = self._of_definitions
+        apart = _apart(pickler.large[:large], pickler.shared[:shared], _function.OF_DEFINITIONS)
+        apart |= _apart(pickler.large[large:], pickler.shared[shared:], "")
+        names = None if self._script is not None else frozenset(self.definitions)
+        return Packed(bytes(pickled[length:]), bytes(pickled[:length]), names, _sources(pickler.files), apart)
+
+
+def _refusal_of(call: Call, error: Exception, script: _main_script.ImportableMain | None, main: str | None) -> str:
+    """Say which part of *call* cannot be sent; *error* does not name it."""
+    fresh = CallPickler(io.BytesIO(), apart=True, main=script)
+    with _sharing.spawning([]):
+        dump = functools.partial(_dump, main=script)
+        is_of_script = script is None and main is None and _main_script.has_script()
+        return refusal(call, error, fresh, dump, is_of_script=is_of_script)
 
 
 class _Tries:
@@ -175,6 +216,7 @@ def _sent_by_value(module: types.ModuleType | None) -> Iterator[None]:
     if module is None:
         yield
         return
+    # cloudpickle has one registry for all threads of the program.
     with _registry_lock:
         if module.__name__ in cloudpickle.list_registry_pickle_by_value():
             yield
@@ -199,6 +241,7 @@ def _unimportable_module(function: Callable[..., Any]) -> types.ModuleType | Non
     """The module of *function* when a worker, with our ``sys.path`` and import hooks, would not find it."""
     name = getattr(function, "__module__", None) or "builtins"
     module = sys.modules.get(name)
+    # cloudpickle sends functions of ``__main__`` by value anyway.
     if module is None or name == "__main__":
         return None
     top = name.partition(".")[0]
@@ -211,6 +254,7 @@ def _sources(files: set[str]) -> dict[str, list[str]]:
     lines = {}
     for name in files:
         entry = linecache.cache.get(name)
+        # Workers read files themselves; an entry that is not loaded yet has no lines.
         if entry is not None and len(entry) == 4 and not os.path.exists(name):
             lines[name] = list(entry[2])
     return lines

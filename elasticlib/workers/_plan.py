@@ -128,6 +128,7 @@ def prepare_workers(
     cannot be.
     """
     _rules.check_choice("start_method", start_method, START_METHODS)
+    # A script without a guard would start workers that import it, which would start workers ...
     if _main.is_importing():
         raise ConfigError(
             "this script starts workers while a worker imports it: put the call behind `if __name__ == '__main__':`, "
@@ -239,11 +240,13 @@ def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_metho
     job = _saying(job, kind="function", sys_path=import_path(), argv=list(sys.argv))
     if start_method != "forkserver":
         _refuse_preload(spec)
+    # Nothing is pickled: a forked worker has a copy of this program.
     if start_method == "fork":
         return evolve(job, call=functools.partial(entry, *args, **kwargs))
     packed = _packing.pack_call(entry, args, kwargs, spec.main)
     EDITS.tell()
-    flags = flags_here()  # as multiprocessing does
+    # Workers get the options of this interpreter, as those of multiprocessing do.
+    flags = flags_here()
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
     shared = None if packed.names is None else sorted(packed.names)
     python = fresh_command(sys.executable, flags)
@@ -283,6 +286,7 @@ def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
         return _module(job, spec, entry, start_method)
     if not _is_script(spec, entry):
         return _any_program(job, spec, entry)
+    # A file whose name holds just that text is a script like others.
     if _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
         return _script_by_rank(job, spec, entry)
     job, text = _script(job, entry)
@@ -304,7 +308,8 @@ def _interpreter(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """Return the Python that runs scripts in *environment*, and its flags."""
     python = environment.get("PYTHON_EXEC") or sys.executable
     python = shutil.which(python, path=environment.get("PATH", os.defpath)) or python
-    flags = flags_here() if python == sys.executable else ()  # another version may not know them
+    # Another version may not know the options of this one.
+    flags = flags_here() if python == sys.executable else ()
     return python, flags
 
 
@@ -387,9 +392,9 @@ def _saying(job: Job, **said: Any) -> Job:
     return evolve(job, common=replace(job.common, **said))
 
 
-def shown_by_caller(job: Job, *, errors: bool, word: str, ranks: Sequence[int] | None) -> Job:
+def shown_by_caller(job: Job, *, errors: bool, display_key: str, ranks: Sequence[int] | None) -> Job:
     """*job* of a notebook, which shows what a function raises, where *errors*, and what is displayed in *ranks*."""
-    return _saying(job, shows_errors=not errors, displays=word, displays_of=ranks)
+    return _saying(job, shows_errors=not errors, displays=display_key, displays_of=ranks)
 
 
 def serving_caller(job: Job) -> Job:
@@ -421,6 +426,7 @@ def _from_fork_server(
         )
         job = _saying(job, fresh=True, python=followed_by_debugger(job.common.python))
         start_method = "spawn"
+    # Each worker becomes a new interpreter, so the fork server imports nothing.
     if start_method == "spawn":
         return evolve(job, fork_server=ForkServerKey(sys.executable, flags=flags), search_path=())
     path = job.search_path if depends_on_path(spec.preload) else ()
@@ -478,7 +484,8 @@ def _is_package(path: str, typed: str) -> bool:
     importer: Any = pkgutil.get_importer(path)
     if importer is None:
         return False
-    importer.invalidate_caches()  # an earlier launch of this program may have looked into it
+    # An earlier launch of this program may have looked into it, before it changed.
+    importer.invalidate_caches()
     found = importer.find_spec("__main__")
     if found is None or found.loader is None or found.submodule_search_locations is not None:
         kind = "a folder" if os.path.isdir(path) else "an archive"
@@ -494,6 +501,7 @@ def _program(name: str, environment: Mapping[str, str]) -> str:
     found = shutil.which(name, path=environment.get("PATH", os.defpath))
     if found is not None:
         return found
+    # It is a path, so nobody looks on PATH.
     if os.path.dirname(name):
         if not os.path.lexists(name):
             raise EntrypointError(f"program {name!r} was not found in {name_of_current_folder()}: check the path")

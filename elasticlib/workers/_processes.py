@@ -64,18 +64,22 @@ class Processes:
         self._count = count
         self._sink = sink
         self._duplicates = duplicates or Duplicates()
-        self._console = console  # None: this program's own streams
+        # None stands for this program's own streams.
+        self._console = console
         self._spawner: SpawnerClient | None = None
         self._tee: Tee | None = None
         self._dest = LogsDest()
         self._board: Board | None = None
-        self._deadline = 0.0  # when the workers will be killed, once they are being stopped
+        # When the workers will be killed, once they are being stopped.
+        self._deadline = 0.0
         self._helpers = HelperWatch(sink)
-        self.imports = ImportWatch()  # of restarts
+        # Only imports of restarts are watched.
+        self.imports = ImportWatch()
         self._forget()
 
     def _forget(self) -> None:
-        self.exits: dict[int, heard.Exit] = {}  # how the workers of this round ended
+        # How the workers of this round ended.
+        self.exits: dict[int, heard.Exit] = {}
         self._failed: dict[int, heard.Exit] = {}
         """What is known of those whose programs failed, before their processes end."""
         self.pids: dict[int, int] = {}
@@ -87,7 +91,8 @@ class Processes:
         """Whether this node was given the socket of the round's store."""
         self._store: heard.StoreGone | None = None
         self._store_gone_at = 0.0
-        self._limit = math.inf  # when whoever stops the workers must have done so
+        # When the spawner must have stopped the workers.
+        self._limit = math.inf
         self._lease: Term | None = None
         self._noticed: dict[int, float] = {}
         self._stopped = False
@@ -140,6 +145,7 @@ class Processes:
                 )
                 for spec in specs
             ]
+            # New workers must have the files as they are now.
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
             self.pids = self._insist(functools.partial(self._begin, number, whole, listener, interrupt, guard))
@@ -241,7 +247,8 @@ class Processes:
             case heard.Place(stacks):
                 self.imports.heard(stacks)
             case heard.Lost():
-                if self.lost is None:  # the first one knows why
+                # The first loss is the reason of those that follow.
+                if self.lost is None:
                     self.lost = event
 
     def _tend(self, spawner: SpawnerClient) -> None:
@@ -262,8 +269,8 @@ class Processes:
         has_helpers = not self.gone() or self._hosts_for_others()
         if self._spawner is None or not has_helpers:
             return until_latest
-        until_asked = None if self.gone() else self.imports.due_in(monotonic())
-        return soonest(until_latest, self._helpers.due_in(), until_asked)
+        until_question = None if self.gone() else self.imports.due_in(monotonic())
+        return soonest(until_latest, self._helpers.due_in(), until_question)
 
     def _look_at_helpers(self, spawner: SpawnerClient) -> float:
         """Wake or replace helpers that stand still, if it is time; return the seconds until then."""
@@ -393,7 +400,8 @@ class Processes:
     def hasten(self, signum: int, grace: float) -> None:
         """While workers are being stopped: send them *signum* and leave them *grace* s, unless they have less."""
         deadline = monotonic() + grace
-        if self._spawner is not None and deadline < self._limit - _ANSWER:  # also of those that are spared
+        # The latest deadline is that of spared workers, which have their exit timeout.
+        if self._spawner is not None and deadline < self._limit - _ANSWER:
             self._deadline, self._limit = min(self._deadline, deadline), deadline + _ANSWER
             self._spawner.stop(signum, grace)
 

@@ -35,7 +35,8 @@ _REPEATED = 5.0
 
 def parse_signals(names: str) -> tuple[signal.Signals, ...]:
     """The signals of a comma list; unknown names are warned of, one that cannot be caught is refused."""
-    found: dict[signal.Signals, None] = {}  # an ordered set: two names of one signal are one
+    # An ordered set: two names of one signal are one.
+    found: dict[signal.Signals, None] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
         try:
             signum = signal.Signals[name]
@@ -54,7 +55,8 @@ def _install(signums: tuple[signal.Signals, ...], handler: Callable[[int, FrameT
     for signum in signums:
         # A shell ignores SIGINT and SIGQUIT for every background job, which nobody asked for: `kill -INT` must work.
         if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
-            continue  # nohup: its user wants it to go on
+            # With nohup the user wants the program to go on.
+            continue
         before = signal.signal(signum, handler)
         former[signum] = before if before is not None else signal.SIG_DFL
     return former
@@ -83,6 +85,7 @@ def survive_notices() -> None:
 def _in_force(signum: signal.Signals, handler: Any) -> Any:
     """*handler*, or what was below it where it was removed meanwhile."""
     owner = getattr(handler, "__self__", None)
+    # Handlers may be removed in another order than they were installed.
     while isinstance(owner, Raising) and owner._removed:
         handler = owner._former[signum]
         owner = getattr(handler, "__self__", None)
@@ -177,7 +180,8 @@ class Inbox:
         made: list[int] = []
         flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
         try:
-            made.extend(map(os.eventfd, (0, 0), (flags, flags)))  # in one step: no interrupt falls between
+            # In one step: no interrupt falls between a descriptor and its note.
+            made.extend(map(os.eventfd, (0, 0), (flags, flags)))
             self._ready, self._hurry = made
         except BaseException:
             for descriptor in made:
@@ -198,6 +202,7 @@ class Inbox:
             now, before = monotonic(), self._quit_at
             self._quit_at = now
             if now - before >= _REPEATED:
+                # Stacks may wait until the launch has time; a stop may not.
                 again = f"the job goes on; another SIGQUIT within {_REPEATED:g} s stops it"
                 self.put(StacksRequest(f"SIGQUIT came: where all ranks are ({again})"), may_wait=True)
                 return False
@@ -278,7 +283,7 @@ class DeferredSignals:
 
     def __init__(self) -> None:
         self._former: Any = None
-        self._came = False
+        self._is_pending = False
         self.lifted = _Lifted(self)
         """While that is entered, within, interrupts come as if nobody put them off; one that waits comes at once."""
 
@@ -298,16 +303,16 @@ class DeferredSignals:
 
     def end(self) -> None:
         """No more."""
-        came, self._came = self._came, False
+        came, self._is_pending = self._is_pending, False
         if self._former is not None and signal.getsignal(signal.SIGINT) == self._on_signal:
             signal.signal(signal.SIGINT, self._former)
         if came:
             signal.raise_signal(signal.SIGINT)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._came:
+        if self._is_pending:
             self._former(signum, frame)
-        self._came = True
+        self._is_pending = True
 
 
 class _Lifted:
@@ -348,7 +353,8 @@ class Signals:
             missed = self.drain() if kind is None else []
             self.inbox.close()
             for late in missed:
-                signal.raise_signal(late)  # too late for the launch: it is the program's again
+                # Too late for the launch: the signal belongs to the program again.
+                signal.raise_signal(late)
 
     def fileno(self) -> int:
         """A descriptor that is readable while signals wait."""

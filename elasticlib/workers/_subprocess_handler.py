@@ -59,7 +59,8 @@ class SubprocessHandler:
         What outlives the process within its group gets it too.
         """
         if self.proc.returncode is not None and os.path.exists(f"/proc/{self.proc.pid}"):
-            return  # it was reaped, its group ended, and the number is somebody else's by now
+            # It was reaped and its group ended: the number is another process' by now.
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.proc.pid, signal.SIGTERM if death_sig is None else death_sig)
 

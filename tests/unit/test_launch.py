@@ -21,9 +21,7 @@ from elasticlib import launch, metrics
 from elasticlib.errors import (
     ChildFailedError,
     ConfigError,
-    EntrypointError,
     LogDirError,
-    PicklingError,
     ProcessFailure,
     RendezvousConnectionError,
     RendezvousError,
@@ -115,29 +113,24 @@ def failures() -> dict[int, ProcessFailure]:
 # What is told of it.
 
 
-def test_an_agent_with_a_result_is_told_to_have_done_its_work_also_when_workers_failed(agent: type[Agent]) -> None:
-    launch_agent(config(), print)
-    Agent.result = RunResult(WorkerState.FAILED, {}, {1: ProcessFailure(1, 100, 1, "", message="a bad value", rank=1)})
+@pytest.mark.parametrize(
+    ("result", "kind", "concluded"),
+    [
+        (RunResult(WorkerState.SUCCEEDED), None, None),
+        (RunResult(WorkerState.FAILED, {}, failures()), ChildFailedError, None),
+        (NOBODY := RendezvousTimeoutError("nobody came"), RendezvousTimeoutError, NOBODY),
+    ],
+    ids=["success", "workers failed", "raised"],
+)
+def test_agent_concludes_with_its_own_error_only(
+    agent: type[Agent], result: RunResult | BaseException, kind: type[Exception] | None, concluded: object
+) -> None:
+    Agent.result = result
 
-    with pytest.raises(ChildFailedError):
+    with pytest.raises(kind) if kind is not None else contextlib.nullcontext():
         launch_agent(config(), print)
 
-    assert [each.concluded for each in agent.made] == [[None], [None]]
-
-
-def test_an_agent_that_raised_is_told_to_have_failed_with_its_error(agent: type[Agent]) -> None:
-    Agent.result = RendezvousTimeoutError("nobody came")
-
-    with pytest.raises(RendezvousTimeoutError):
-        launch_agent(config(), print)
-
-    assert agent.made[0].concluded == [Agent.result]
-
-
-def test_events_go_where_the_configuration_says(agent: type[Agent]) -> None:
-    launch_agent(config(event_log_handler="console"), print)
-
-    assert agent.made[0].spec.event_log_handler == "console"
+    assert agent.made[0].concluded == [concluded]
 
 
 @pytest.mark.parametrize(
@@ -249,6 +242,9 @@ def nothing_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     ("entrypoint", "asked", "named"),
     [
         ("missing.py", {}, "'missing.py' was not found"),
+        (7, {}, "entrypoint=7, a int, is no callable"),
+        (Path("/"), {}, "without a __main__.py"),
+        (functools.partial(print, threading.Lock()), {}, "bound argument 0 of print, a lock, cannot be sent"),
         (print, {"virtual_local_rank": True}, "CUDA_VISIBLE_DEVICES"),
         (print, {"module": True}, "not for the callable"),
         (print, {"preload": ("numpy",), "start_method": "spawn"}, "preload='numpy'"),
@@ -376,32 +372,6 @@ def test_local_ranks_that_this_node_does_not_have_are_warned_of(
     assert hidden == any("no worker of this node is shown" in text for text in warned)
 
 
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ({"event_log_handler": "nowhere"}, "event_log_handler='nowhere'.*console, dynamic_rendezvous, null"),
-    ],
-)
-def test_events_need_a_handler_that_is_known(agent: type[Agent], asked: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        launch_agent(config(**asked), print)
-    assert agent.made == []
-
-
-@pytest.mark.parametrize("name", ["duplicate_stdout_filters", "duplicate_stderr_filters"])
-def test_lines_to_be_duplicated_need_a_log_folder(agent: type[Agent], name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}=\['loss'\] needs a log folder"):
-        launch_agent(config(logs_specs=DefaultLogsSpecs(os.devnull), **{name: ["loss"]}), print)
-    assert agent.made == []
-
-
-def test_the_words_of_lines_to_be_duplicated_reach_the_agent(agent: type[Agent]) -> None:
-    launch_agent(config(duplicate_stdout_filters=["loss"], duplicate_stderr_filters=["error"]), print)
-
-    (made,) = agent.made
-    assert (["loss"], ["error"]) == (made.spec.duplicate_stdout_filters, made.spec.duplicate_stderr_filters)
-
-
 @pytest.mark.parametrize("endpoint", ["", "localhost:0", "127.0.0.1:0", "[::1]:0"])
 def test_a_private_endpoint_is_no_wish_for_others(agent: type[Agent], endpoint: str) -> None:
     assert launch_agent(config(rdzv_endpoint=endpoint, rdzv_timeout=60), print) == {0: "a", 1: "b"}
@@ -409,6 +379,9 @@ def test_a_private_endpoint_is_no_wish_for_others(agent: type[Agent], endpoint: 
 
 def refuse(*_: object, **__: object) -> None:
     raise ConnectionRefusedError("nobody listens")
+
+
+NOWHERE = DefaultLogsSpecs(os.devnull)
 
 
 @pytest.mark.parametrize(
@@ -423,9 +396,18 @@ def refuse(*_: object, **__: object) -> None:
         ({"rdzv_configs": {"heartbeat_timeout": 0}}, "heartbeat_timeout must be a number of seconds, 0.1 or more"),
         ({"rdzv_backend": "nonsense"}, "'nonsense'.*c10d"),
         ({"rdzv_backend": "static", "node_rank": 1}, "node_rank=1 is out of range"),
+        ({"event_log_handler": "nowhere"}, "event_log_handler='nowhere'.*console, dynamic_rendezvous, null"),
+        (
+            {"logs_specs": NOWHERE, "duplicate_stdout_filters": ["loss"]},
+            "duplicate_stdout_.*'loss'.* needs a log folder",
+        ),
+        (
+            {"logs_specs": NOWHERE, "duplicate_stderr_filters": ["loss"]},
+            "duplicate_stderr_.*'loss'.* needs a log folder",
+        ),
     ],
 )
-def test_a_rendezvous_that_cannot_be_is_refused(
+def test_a_configuration_that_cannot_be_is_refused(
     agent: type[Agent], monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], named: str
 ) -> None:
     """Rows 026, 033 and 034."""
@@ -436,30 +418,11 @@ def test_a_rendezvous_that_cannot_be_is_refused(
     assert agent.made == []
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "args", "kind"),
-    [
-        (7, (), EntrypointError),
-        ("no_such_script.py", (), EntrypointError),
-        (Path("/"), (), EntrypointError),
-        (print, (threading.Lock(),), PicklingError),
-    ],
-)
-def test_a_call_that_cannot_work_is_refused(entrypoint: Any, args: tuple[Any, ...], kind: type[ConfigError]) -> None:
-    with pytest.raises(kind):
-        elastic_launch(config(), entrypoint)(*args)
-
-
 def test_a_log_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(LogDirError, match="is not a folder"):
         launch_agent(config(logs_specs=DefaultLogsSpecs(str(tmp_path / "file"))), print)
-
-
-def test_a_signal_that_cannot_be_handled_is_refused() -> None:
-    with pytest.raises(ConfigError, match="SIGKILL"):
-        launch_agent(config(signals_to_handle="SIGKILL"), print)
 
 
 @pytest.mark.parametrize("value", ["soon", "1.5", ""])
@@ -501,6 +464,9 @@ def test_the_agent_gets_all_that_was_asked_for(agent: type[Agent]) -> None:
         run_id="job-7",
         numa_options=NumaOptions(AffinityMode.SOCKET),
         virtual_local_rank=True,
+        event_log_handler="console",
+        duplicate_stdout_filters=["loss"],
+        duplicate_stderr_filters=["error"],
     )
 
     elastic_launch(asked, print)(1, 2, sep="-")
@@ -511,6 +477,8 @@ def test_the_agent_gets_all_that_was_asked_for(agent: type[Agent]) -> None:
     assert (spec.entrypoint, spec.args, spec.kwargs, spec.preload) == (print, (1, 2), {"sep": "-"}, ("numpy",))
     assert (spec.numa_options, spec.virtual_local_rank) == (NumaOptions(AffinityMode.SOCKET), True)
     assert made.start_method == "spawn"
+    assert spec.event_log_handler == "console"
+    assert (["loss"], ["error"]) == (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters)
     assert made.options["signals_to_handle"] == "SIGTERM"
     assert made.options["log_line_prefix_template"] == "${rank}: "
     assert spec.rdzv_handler.run_id == "job-7"  # type: ignore[attr-defined]
@@ -693,10 +661,6 @@ def test_a_spare_that_was_not_needed_has_no_results(agent: type[Agent], jobs: li
 # What becomes of the result.
 
 
-def test_results_come_by_rank(agent: type[Agent]) -> None:
-    assert elastic_launch(config(), print)() == {0: "a", 1: "b"}
-
-
 def test_a_launch_may_be_called_again(agent: type[Agent]) -> None:
     call = elastic_launch(config(), print)
 
@@ -738,12 +702,8 @@ def test_temporary_logs_are_removed_after_a_success(agent: type[Agent]) -> None:
 
 
 def test_temporary_logs_stay_after_a_failure_and_it_is_said_where(
-    agent: type[Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fails_with_logs: type[Agent], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    agent.result = RunResult(WorkerState.FAILED, {}, failures())
-    monkeypatch.setattr(agent, "leaves", "{}")
-
     with caplog.at_level(logging.INFO, "elasticlib"), pytest.raises(ChildFailedError):
         launch_agent(config(), print)
 
@@ -760,32 +720,19 @@ def fails_with_logs(agent: type[Agent], tmp_path: Path, monkeypatch: pytest.Monk
     return agent
 
 
-def test_a_callers_specification_tells_where_logs_are_kept(fails_with_logs: type[Agent], tmp_path: Path) -> None:
-    mine = DefaultLogsSpecs()
-
-    with pytest.raises(ChildFailedError):
-        launch_agent(config(logs_specs=mine), print)
-
-    (folder,) = tmp_path.iterdir()
-    assert str(folder) == mine.root_log_dir
-    assert mine == DefaultLogsSpecs()
-
-
 def test_a_callers_specification_tells_of_its_last_launch(fails_with_logs: type[Agent], tmp_path: Path) -> None:
     mine = DefaultLogsSpecs()
-    with pytest.raises(ChildFailedError):
-        launch_agent(config(logs_specs=mine), print)
-    former = mine.root_log_dir
-
-    with pytest.raises(ChildFailedError):
-        launch_agent(config(logs_specs=mine), print)
-    again = mine.root_log_dir
+    kept = []
+    for _ in range(2):
+        with pytest.raises(ChildFailedError):
+            launch_agent(config(logs_specs=mine), print)
+        kept.append(mine.root_log_dir)
+        assert mine == DefaultLogsSpecs()
     fails_with_logs.result = RunResult(WorkerState.SUCCEEDED, {0: "a", 1: "b"})
     launch_agent(config(logs_specs=mine), print)
 
-    assert {former, again} == {str(each) for each in tmp_path.iterdir()}
-    assert former != again
-    assert mine.root_log_dir == ""
+    assert sorted(kept) == sorted(str(each) for each in tmp_path.iterdir())
+    assert (2, "") == (len(set(kept)), mine.root_log_dir)
 
 
 def test_temporary_logs_that_hold_nothing_go_however_the_launch_ends(

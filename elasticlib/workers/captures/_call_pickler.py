@@ -36,7 +36,8 @@ class Counter:
         self.bytes = 0
 
     def write(self, data: bytes | pickle.PickleBuffer) -> int:
-        size = memoryview(data).nbytes  # a pickler hands what is beyond its frames over as it is
+        # A pickler hands over large objects as they are, outside of its frames.
+        size = memoryview(data).nbytes
         self.bytes += size
         return size
 
@@ -85,7 +86,8 @@ class CallPickler(_by_value.Pickler):
         memory = storage.memory
         size = memory.nbytes()
         if size and memory.is_shared():
-            with contextlib.suppress(OSError):  # such as a file that may only be read: its content goes
+            # Such as a file that may only be read: its content travels.
+            with contextlib.suppress(OSError):
                 make, shared = _shared(memory)
                 self.shared.append(shared)
                 return make, (len(self.shared) - 1, size)

@@ -159,7 +159,8 @@ def _origin_of(module: types.ModuleType) -> _main.Origin | None:
     name = getattr(getattr(module, "__spec__", None), "name", None)
     if name is None:
         return _main.Origin(None, absolute_path(file))
-    if name.rpartition(".")[2] == "__main__":  # a package's, which multiprocessing leaves out, too
+    # A package's, which multiprocessing leaves out too.
+    if name.rpartition(".")[2] == "__main__":
         return None
     return _main.Origin(name, absolute_path(file))
 
@@ -172,7 +173,8 @@ def _stands_behind_guard(module: types.ModuleType, text: ScriptText) -> bool:
     finally:
         # It holds this very frame, and so the variables of all callers until the next collection.
         frames.clear()
-    if line is None:  # the script has come to its end, and a thread goes on
+    # The script is at its end, and one of its threads goes on.
+    if line is None:
         return bool(text.guards)
     return text.is_guarded(line)
 

@@ -34,13 +34,16 @@ def of(script: ImportableMain, functions: Sequence[Any], try_to_send: TryToSend)
     text = script.text
     for name, value in reached_globals(functions, script.module.__dict__).items():
         may_have_changed = _may_have_changed(name, value, text)
+        # A worker's own import makes it, with the content that belongs to that worker.
         if name in text.defined and not may_have_changed:
             continue
+        # A function or class of the script travels by its name.
         if script.defines(value) and script.is_own(value):
             continue
         try:
             try_to_send(value, script)
         except Exception as error:
+            # No import makes this variable, so the function could not run.
             if text.surely_lacks(name):
                 raise PicklingError(_refusal(name, value, functions, error)) from error
             found[name] = _incomplete(name, value, script, try_to_send, error)

@@ -92,6 +92,7 @@ def _parts_of_partial(partial: functools.partial[Any]) -> Iterator[Part]:
 
 
 def _parts_of_class(kind: type, reduces: Reduces) -> Iterator[Part]:
+    # It travels by its name, without its attributes.
     if _sent(kind, reduces) is None:
         return
     name = named(kind)
@@ -108,6 +109,7 @@ def _sent(owner: Any, reduces: Reduces) -> Any:
 
 def _parts_of_function(function: types.FunctionType, reduces: Reduces) -> Iterator[Part]:
     state = _sent(function, reduces)
+    # It travels by its name, without what it uses.
     if state is None:
         return
     name = _named_function(function)
@@ -168,7 +170,8 @@ def _code_of(value: Any) -> types.CodeType | None:
 
 def _code_in(kind: type) -> types.CodeType | None:
     for each in vars(kind).values():
-        function = getattr(each, "__func__", each)  # of a static method or class method
+        # A static method or class method has its function inside.
+        function = getattr(each, "__func__", each)
         code = getattr(function, "__code__", None)
         if isinstance(code, types.CodeType):
             return code

@@ -40,6 +40,7 @@ class _Way(pickle._Pickler):
         """From what is pickled to what is pickled of it at the moment."""
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
+        # These have no parts, and always can be sent.
         if type(obj) in _PLAIN:
             return
         self.links.append(obj)
@@ -80,7 +81,8 @@ def _beside(name: str, owners: Sequence[Any]) -> str:
     between = [each for each in names if each != name]
     if not between:
         return ""
-    on_the_way = between[:-1]  # the last one stands in the name of the part
+    # The last one stands in the name of the part already.
+    on_the_way = between[:-1]
     if not on_the_way:
         return f" with {name}"
     return f" with {name} (by way of {', '.join(on_the_way)})"
@@ -189,7 +191,8 @@ def _place(links: Sequence[Any]) -> str:
 def _place_in_dict(items: dict[Any, Any], link: Any, owner: object) -> str:
     """Return the place of *link* in *items*, which may be the attributes of *owner*."""
     key = next((key for key, value in items.items() if value is link), None)
-    if key is None:  # it is a key of the dictionary
+    # It is a key of the dictionary, not a value.
+    if key is None:
         return ""
     if owner is None:
         return f"[{key!r}]"

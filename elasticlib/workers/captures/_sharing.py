@@ -122,7 +122,8 @@ def family(shared: list[Memory]) -> _sharing.Family:
     descriptor = None if module is None else module._resource_tracker._fd
     tracker = None
     if descriptor is not None:
-        with contextlib.suppress(OSError):  # its program has closed it
+        # The program has closed it.
+        with contextlib.suppress(OSError):
             tracker = _sharing.Descriptor(_Spawning(shared).duplicate_for_child(descriptor))
     return _sharing.Family(bytes(multiprocessing.process.current_process().authkey), tracker)
 

@@ -143,57 +143,33 @@ def make() -> Iterator[Make]:
         rendezvous.close()
 
 
-def test_workers_that_end_well_are_a_success_with_their_results(make: Make) -> None:
-    result = run(make([HEALTHY, succeeded()]))
-
-    assert result == RunResult(WorkerState.SUCCEEDED, {0: "a", 1: "b"})
-
-
-def test_a_success_starts_once_stops_nothing_and_shuts_down(make: Make) -> None:
-    agent = make([HEALTHY, HEALTHY, succeeded()])
-
-    run(agent)
-
-    assert agent.calls == ["start", END]
-
-
-def test_a_failure_within_the_budget_stops_all_and_starts_them_again(make: Make) -> None:
-    agent = make([HEALTHY, failed()], [HEALTHY, succeeded()], restarts=1)
-
-    result = run(agent)
-
-    assert agent.calls == ["start", "stop", "start", END]
-    assert result == succeeded()
+BAD = RunResult(WorkerState.UNHEALTHY)
+UNKNOWN = RunResult(WorkerState.UNKNOWN)
+COURSES: dict[str, tuple[Sequence[Sequence[Look]], list[Any], RunResult]] = {
+    "success": ([[HEALTHY, HEALTHY, succeeded()]], ["start", END], succeeded()),
+    "restart": ([[HEALTHY, failed()], [HEALTHY, succeeded()]], ["start", "stop", "start", END], succeeded()),
+    "restart of unhealthy": ([[BAD], [succeeded()]], ["start", "stop", "start", END], succeeded()),
+    "failure": ([[failed()], [failed(failure(0))]], ["start", "stop", "start", "stop", END], failed(failure(0))),
+    "unhealthy": ([[HEALTHY, BAD]], ["start", "stop", END], RunResult(WorkerState.FAILED)),
+    "unknown": ([[HEALTHY, UNKNOWN]], ["start", "stop", END], RunResult(WorkerState.FAILED)),
+}
+"""By name, what each look of each round finds; the hooks that are called; the result."""
 
 
-def test_a_budget_that_is_used_up_ends_in_failure_with_the_failures(make: Make) -> None:
-    agent = make([failed()], [failed(failure(0))], restarts=1)
+@pytest.mark.parametrize("name", COURSES)
+def test_hooks_are_called_round_by_round_and_the_last_decides(name: str, make: Make) -> None:
+    rounds, calls, expected = COURSES[name]
+    agent = make(*rounds, restarts=len(rounds) - 1)
 
     result = run(agent)
 
-    assert agent.calls == ["start", "stop", "start", "stop", END]
-    assert result.is_failed()
-    assert set(result.failures) == {0}
-    assert result.return_values == {}
-
-
-@pytest.mark.parametrize("state", [WorkerState.UNHEALTHY, WorkerState.UNKNOWN])
-def test_a_group_that_is_not_well_fails_when_no_restart_is_left(make: Make, state: WorkerState) -> None:
-    agent = make([HEALTHY, RunResult(state)])
-
-    result = run(agent)
-
-    assert result.is_failed()
-    assert agent.get_worker_group().state is WorkerState.FAILED
-    assert agent.calls == ["start", "stop", END]
-
-
-def test_a_group_that_is_not_well_is_started_again_within_the_budget(make: Make) -> None:
-    agent = make([RunResult(WorkerState.UNHEALTHY)], [succeeded()], restarts=1)
-
-    result = run(agent)
-
-    assert result.state is WorkerState.SUCCEEDED
+    assert calls == agent.calls
+    assert (expected.state, expected.return_values, set(expected.failures)) == (
+        result.state,
+        result.return_values,
+        set(result.failures),
+    )
+    assert agent.get_worker_group().state is expected.state
 
 
 def test_who_cannot_work_asks_for_no_ranks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +199,7 @@ def test_rounds_and_restarts_are_counted_in_the_group(make: Make) -> None:
     assert counts == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_workers_have_their_ranks_before_they_are_started(make: Make) -> None:
+def test_workers_have_ranks_at_their_start_and_ids_after_it(make: Make) -> None:
     agent = make([succeeded()], workers=3)
     ranks: list[tuple[int, ...]] = []
 
@@ -238,14 +214,7 @@ def test_workers_have_their_ranks_before_they_are_started(make: Make) -> None:
     run(agent)
 
     assert ranks == [(0, 0, 0, 3, 3), (1, 1, 1, 3, 3), (2, 2, 2, 3, 3)]
-
-
-def test_workers_get_the_ids_that_the_start_returned(make: Make) -> None:
-    agent = make([succeeded()])
-
-    run(agent)
-
-    assert [worker.id for worker in agent.get_worker_group().workers] == [1000, 1001]
+    assert [worker.id for worker in agent.get_worker_group().workers] == [1000, 1001, 1002]
 
 
 def test_the_group_shows_where_it_stands(make: Make) -> None:
@@ -316,23 +285,15 @@ def test_failures_are_asked_for_again_when_all_workers_are_gone(make: Make) -> N
     assert result.failures == complete
 
 
-def test_an_error_in_a_hook_reaches_the_caller_after_the_shutdown(make: Make) -> None:
-    def break_down() -> RunResult:
-        raise RuntimeError("the hook is broken")
-
-    agent = make([break_down])
-
-    with pytest.raises(RuntimeError, match="the hook is broken"):
-        run(agent)
-    assert agent.calls == ["start", END]
-
-
 @pytest.mark.parametrize("restarts", [0, 3])
-def test_an_agent_that_breaks_tells_the_others_why_it_goes(make: Make, restarts: int) -> None:
-    def break_down() -> RunResult:
+@pytest.mark.parametrize("where", ["a look", "the start"])
+def test_error_of_a_hook_is_posted_and_raised_after_the_shutdown(make: Make, where: str, restarts: int) -> None:
+    def break_down(*_: object) -> RunResult:
         raise ConfigError("the timer file is bad")
 
     agent = make([break_down], restarts=restarts)
+    if where == "the start":
+        agent.at_start = break_down  # type: ignore[assignment]
     posted: list[Any] = []
     member: Any = agent._member
     post = member.post
@@ -403,19 +364,6 @@ def test_an_agent_whose_job_was_ended_says_nothing_more(make: Make) -> None:
     assert told == []
 
 
-def test_an_error_at_the_start_reaches_the_caller_after_the_shutdown(make: Make) -> None:
-    agent = make([])
-
-    def refuse(group: WorkerGroup) -> None:
-        raise RuntimeError("no room")
-
-    agent.at_start = refuse
-
-    with pytest.raises(RuntimeError, match="no room"):
-        run(agent)
-    assert agent.calls == ["start", END]
-
-
 def test_an_agent_that_can_tell_is_woken_and_does_not_poll(make: Make) -> None:
     agent = make([succeeded()])
     ready = os.eventfd(1, os.EFD_CLOEXEC)
@@ -483,27 +431,19 @@ def test_a_node_that_leaves_names_the_round_whose_workers_still_run(
     assert left == [1]
 
 
-def test_what_happens_is_recorded_in_its_order(make: Make) -> None:
+def test_records_come_in_order_and_name_the_processes(make: Make) -> None:
     agent = make([failed()], [succeeded()], restarts=1)
 
     run(agent)
 
-    assert [type(record) for record in for_people(agent)] == [
-        records.RoundStarted,
+    started, *others = for_people(agent)
+    assert isinstance(started, records.RoundStarted)
+    assert (started.round, started.world_size, started.pids) == (0, 2, {0: 1000, 1: 1001})
+    assert [type(record) for record in others] == [
         records.WorkersStopping,
         records.RoundEnded,
         records.RoundStarted,
     ]
-
-
-def test_a_round_is_recorded_with_its_processes(make: Make) -> None:
-    agent = make([succeeded()])
-
-    run(agent)
-
-    (started,) = for_people(agent)
-    assert isinstance(started, records.RoundStarted)
-    assert (started.round, started.world_size, started.pids) == (0, 2, {0: 1000, 1: 1001})
 
 
 def test_the_reason_of_a_stop_is_the_failure_that_came_first(make: Make) -> None:
@@ -575,6 +515,7 @@ NODES = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all no
 LATER = RankAssignment(1, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.1",), 29500, "all nodes are there")
 LOST = ContactLost("no answer for 6 s", 1.5)
 WELL = Final(True, "all 2 nodes succeeded in round 0", round=0)
+JOINED_AGAIN = [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
 
 
 @pytest.fixture
@@ -598,16 +539,20 @@ def assigned() -> Iterator[Callable[..., tuple[Scripted, Told]]]:
 Assigned = Callable[..., tuple[Scripted, Told]]
 
 
-def test_lost_contact_stops_the_workers_in_its_own_time_and_joins_anew(assigned: Assigned) -> None:
+def stopping_of(agent: Scripted) -> records.WorkersStopping:
+    """Return the record of its first stop."""
+    return next(each for each in agent.said if isinstance(each, records.WorkersStopping))
+
+
+def test_lost_contact_stops_the_workers_in_its_own_time_and_joins_again(assigned: Assigned) -> None:
     agent, member = assigned(
         [NODES, None, LOST, LATER, None, Final(True, "all succeeded")], [HEALTHY] * 9, [HEALTHY] * 9
     )
 
     run(agent)
 
-    (stopping, *_) = (each for each in agent.said if isinstance(each, records.WorkersStopping))
-    assert (stopping.why, stopping.grace) == (LOST.why, 1.5)
-    assert member.told[:3] == [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
+    assert (stopping_of(agent).why, stopping_of(agent).grace) == (LOST.why, 1.5)
+    assert member.told[:3] == JOINED_AGAIN
 
 
 def test_lost_contact_gives_no_more_time_than_the_launch_does(assigned: Assigned) -> None:
@@ -617,8 +562,7 @@ def test_lost_contact_gives_no_more_time_than_the_launch_does(assigned: Assigned
     with pytest.raises(RendezvousClosedError):
         run(agent)
 
-    (stopping,) = (each for each in agent.said if isinstance(each, records.WorkersStopping))
-    assert stopping.grace == 7.0
+    assert stopping_of(agent).grace == 7.0
 
 
 def test_contact_that_was_lost_before_workers_were_found_dead_is_heard_of_first(assigned: Assigned) -> None:
@@ -646,8 +590,7 @@ def test_ranks_that_come_together_with_lost_contact_start_nobody(assigned: Assig
 
     run(agent)
 
-    assert agent.calls == [END]
-    assert member.told == [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
+    assert (agent.calls, member.told) == ([END], JOINED_AGAIN)
 
 
 def test_ranks_that_came_before_the_next_wish_start_nobody(assigned: Assigned) -> None:
@@ -663,24 +606,22 @@ def test_ranks_that_came_before_the_next_wish_start_nobody(assigned: Assigned) -
     assert member.told == [("join", 2, "trainer"), ("join", 2, "trainer")]
 
 
-def test_a_start_that_fails_because_contact_was_lost_is_no_error(assigned: Assigned) -> None:
-    def refuse(group: WorkerGroup) -> None:
-        raise StartError("the process that starts the workers was ended from outside")
+def no_start(group: WorkerGroup) -> None:
+    raise StartError("no process can be started")
 
+
+def test_a_start_that_fails_because_contact_was_lost_is_no_error(assigned: Assigned) -> None:
     agent, member = assigned([NODES, None, LOST, None, Final(True, "all succeeded")], [])
-    agent.at_start = refuse
+    agent.at_start = no_start
 
     run(agent)
 
-    assert member.told == [("join", 2, "trainer"), ("stopped", 0, []), ("join", 2, "trainer")]
+    assert member.told == JOINED_AGAIN
 
 
 def test_a_start_that_fails_by_itself_is_an_error(assigned: Assigned) -> None:
-    def refuse(group: WorkerGroup) -> None:
-        raise StartError("no process can be started")
-
     agent, _ = assigned([NODES], [])
-    agent.at_start = refuse
+    agent.at_start = no_start
 
     with pytest.raises(StartError, match="no process can be started"):
         run(agent)
@@ -755,22 +696,15 @@ def test_results_of_a_round_that_was_repeated_without_this_node_are_an_error(wor
         run(agent)
 
 
-def test_results_of_the_round_that_succeeded_are_returned_though_contact_was_lost_since(assigned: Assigned) -> None:
-    agent, member = assigned([NODES, None, None, LOST, None, WELL], [succeeded()])
+@pytest.mark.parametrize("times", [1, 2], ids=["lost before they were seen", "lost since"])
+def test_results_are_kept_though_contact_was_lost(times: int, assigned: Assigned) -> None:
+    """A success that was reported before is reported again: the sidecar that heard of it may be gone."""
+    agent, member = assigned([NODES, *[None] * times, LOST, None, WELL], [succeeded()])
 
     result = run(agent)
 
     assert result == succeeded()
-    assert [("join", 2, "trainer"), ("succeeded", 0), ("succeeded", 0), ("join", 2, "trainer")] == member.told
-
-
-def test_results_are_kept_though_contact_was_lost_before_they_were_seen(assigned: Assigned) -> None:
-    agent, member = assigned([NODES, None, LOST, None, WELL], [succeeded()])
-
-    result = run(agent)
-
-    assert result == succeeded()
-    assert [("join", 2, "trainer"), ("succeeded", 0), ("join", 2, "trainer")] == member.told
+    assert [("join", 2, "trainer"), *[("succeeded", 0)] * times, ("join", 2, "trainer")] == member.told
 
 
 def test_a_success_that_this_node_had_no_part_in_is_told_of_though_its_workers_ran(assigned: Assigned) -> None:
@@ -782,86 +716,80 @@ def test_a_success_that_this_node_had_no_part_in_is_told_of_though_its_workers_r
     assert records.NotNeeded in [type(record) for record in agent.said]
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("timeout", RendezvousTimeoutError), ("closed", RendezvousClosedError), ("refused", RendezvousClosedError)],
-)
-def test_an_end_that_no_worker_caused_is_raised(assigned: Assigned, kind: str, expected: type[Exception]) -> None:
-    agent, _ = assigned([Final(False, "the reason", kind=kind)])
+HOST_LOST = "host n2 was lost in 3 rounds in a row before any worker succeeded; no restarts are allowed"
 
-    with pytest.raises(expected, match="the reason"):
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([Final(False, HOST_LOST, kind="timeout")], RendezvousTimeoutError),
+        ([Final(False, HOST_LOST, kind="closed")], RendezvousClosedError),
+        ([Final(False, HOST_LOST, kind="refused")], RendezvousClosedError),
+        ([Final(False, HOST_LOST)], RendezvousClosedError),
+        ([NODES, None, RoundEnd(0, "host n2 was lost", True), None, Final(False, HOST_LOST)], RendezvousClosedError),
+    ],
+    ids=["timeout", "closed", "refused", "failed", "failed after a round"],
+)
+def test_an_end_that_no_worker_caused_is_raised(
+    words: Sequence[Word | None], expected: type[Exception], assigned: Assigned
+) -> None:
+    agent, _ = assigned(words, [HEALTHY] * 9)
+
+    with pytest.raises(expected, match=HOST_LOST):
         run(agent)
     assert agent.get_worker_group().state is WorkerState.FAILED
 
 
-@pytest.mark.parametrize("before", [[], [NODES, None, RoundEnd(0, "host n2 was lost", True), None]])
-def test_an_end_that_names_no_failed_worker_is_an_error_that_says_why(
-    before: Sequence[Word | None], assigned: Assigned
-) -> None:
-    why = "host n2 was lost in 3 rounds in a row before any worker succeeded; no restarts are allowed"
-    agent, _ = assigned([*before, Final(False, why)], [HEALTHY] * 9)
-
-    with pytest.raises(RendezvousClosedError, match=why):
-        run(agent)
-
-
-def test_the_workers_store_is_the_first_address_that_answers(assigned: Assigned) -> None:
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_workers_store_is_the_first_address_that_answers_or_the_first(answers: bool, assigned: Assigned) -> None:
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
+        if not answers:
+            store.close()
         places = ("127.0.0.2", "127.0.0.1", "127.0.0.3")
         assignment = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, places, port, "all nodes are there")
         agent, _ = assigned([assignment, None, Final(True, "all succeeded")], [HEALTHY] * 9)
 
         run(agent)
 
-    assert (agent.get_worker_group().master_addr, agent.get_worker_group().master_port) == ("127.0.0.1", port)
+    group = agent.get_worker_group()
+    assert (places[1] if answers else places[0], port) == (group.master_addr, group.master_port)
 
 
-def test_the_workers_store_is_the_first_address_where_none_answers(assigned: Assigned) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    assignment = RankAssignment(0, 1, 2, 2, 4, 2, 4, 0, 3, ("127.0.0.2", "127.0.0.1"), port, "all nodes are there")
-    agent, _ = assigned([assignment, None, Final(True, "all succeeded")], [HEALTHY] * 9)
-
-    run(agent)
-
-    assert agent.get_worker_group().master_addr == "127.0.0.2"
+AT_29555 = RankAssignment(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29555, "all nodes are there")
 
 
 @pytest.mark.parametrize(
-    ("addr", "port", "told"),
-    [("127.0.0.1", 29555, False), (None, None, False), ("127.0.0.9", None, True), (None, 29556, True)],
+    ("backend", "addr", "port", "is_warned", "used"),
+    [
+        ("c10d", "127.0.0.1", 29555, False, ("127.0.0.1", 29555)),
+        ("c10d", None, None, False, ("127.0.0.1", 29555)),
+        ("c10d", "127.0.0.9", None, True, ("127.0.0.1", 29555)),
+        ("c10d", None, 29556, True, ("127.0.0.1", 29555)),
+        ("etcd", "test_host", None, False, ("test_host", 29555)),
+        ("etcd-v2", "test_host", None, False, ("test_host", 29555)),
+        ("etcd-v3", "test_host", None, False, ("test_host", 29555)),
+    ],
 )
-def test_a_master_of_the_specification_that_is_not_the_rounds_has_no_effect_which_is_said(
-    assigned: Assigned, caplog: pytest.LogCaptureFixture, addr: str | None, port: int | None, told: bool
+def test_master_of_the_specification_counts_on_etcd_and_warns_elsewhere(
+    assigned: Assigned,
+    caplog: pytest.LogCaptureFixture,
+    backend: str,
+    addr: str | None,
+    port: int | None,
+    is_warned: bool,
+    used: tuple[str, int],
 ) -> None:
-    assignment = RankAssignment(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29555, "all nodes are there")
-    agent, _ = assigned([assignment, None, Final(True, "all succeeded")], [HEALTHY] * 9)
+    agent, member = assigned([AT_29555, None, Final(True, "all succeeded")], [HEALTHY] * 9)
     spec = agent.get_worker_group().spec
+    spec.rdzv_handler = Rendezvous("job", backend, member)
     spec.master_addr, spec.master_port = addr, port
 
     run(agent)
 
     group = agent.get_worker_group()
-    assert ("127.0.0.1", 29555) == (group.master_addr, group.master_port)
-    assert told == ("have no effect: the store of this round is at 127.0.0.1, port 29555" in caplog.text)
-
-
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v2", "etcd-v3"])
-def test_a_master_of_the_specification_counts_on_etcd(
-    assigned: Assigned, caplog: pytest.LogCaptureFixture, backend: str
-) -> None:
-    assignment = RankAssignment(0, 0, 1, 0, 2, 0, 2, 0, 3, ("127.0.0.1",), 29555, "all nodes are there")
-    agent, member = assigned([assignment, None, Final(True, "all succeeded")], [HEALTHY] * 9)
-    spec = agent.get_worker_group().spec
-    spec.rdzv_handler = Rendezvous("job", backend, member)
-    spec.master_addr, spec.master_port = "test_host", None
-
-    run(agent)
-
-    group = agent.get_worker_group()
-    assert ("test_host", 29555) == (group.master_addr, group.master_port)
-    assert "no effect" not in caplog.text
+    assert used == (group.master_addr, group.master_port)
+    assert is_warned == ("have no effect: the store of this round is at 127.0.0.1, port 29555" in caplog.text)
 
 
 def test_a_store_socket_of_a_round_is_closed_once_its_workers_run(assigned: Assigned) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticlib.agent._gpu_memory import TOLERANCE, held_beyond, visible
+from elasticlib.agent._gpu_memory import TOLERANCE, used_beyond, visible
 
 MIB = 2**20
 
@@ -12,16 +12,16 @@ MIB = 2**20
 def test_memory_is_free_where_no_gpu_holds_more_than_before_within_the_tolerance() -> None:
     before = {"GPU 0": 10 * MIB, "GPU 1": 0}
 
-    assert {} == held_beyond(before, {"GPU 0": 10 * MIB + TOLERANCE, "GPU 1": 0})
-    assert {"GPU 0": TOLERANCE + 1} == held_beyond(before, {"GPU 0": 10 * MIB + TOLERANCE + 1, "GPU 1": TOLERANCE})
+    assert {} == used_beyond(before, {"GPU 0": 10 * MIB + TOLERANCE, "GPU 1": 0})
+    assert {"GPU 0": TOLERANCE + 1} == used_beyond(before, {"GPU 0": 10 * MIB + TOLERANCE + 1, "GPU 1": TOLERANCE})
 
 
 def test_a_gpu_that_cannot_be_read_now_or_before_is_not_waited_for() -> None:
-    assert {} == held_beyond({"GPU 0": 0, "GPU 1": 0}, {"GPU 1": 0, "GPU 2": 2 * TOLERANCE})
+    assert {} == used_beyond({"GPU 0": 0, "GPU 1": 0}, {"GPU 1": 0, "GPU 2": 2 * TOLERANCE})
 
 
 def test_memory_that_others_freed_meanwhile_is_no_reason_to_wait() -> None:
-    assert {} == held_beyond({"GPU 0": 8 * TOLERANCE}, {"GPU 0": 0})
+    assert {} == used_beyond({"GPU 0": 8 * TOLERANCE}, {"GPU 0": 0})
 
 
 @pytest.mark.parametrize(

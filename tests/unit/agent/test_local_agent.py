@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import pty
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from attrs import evolve
 
 from elasticlib import processes, records
 from elasticlib.agent import LocalElasticAgent, SimpleElasticAgent
+from elasticlib.agent._local import silent_for
 from elasticlib.errors import (
     ConfigError,
     EntrypointError,
@@ -59,8 +61,8 @@ def make(said: list[records.Record]) -> Iterator[Make]:
         yield new
 
 
-def ended(rank: int, exitcode: int = 0, report: Report | None = None, *, told: bool = False) -> Exit:
-    return Exit(rank, 100 + rank, exitcode, told, report, "", "")
+def ended(rank: int, exitcode: int = 0, report: Report | None = None, *, was_stopped: bool = False) -> Exit:
+    return Exit(rank, 100 + rank, exitcode, was_stopped, report, "", "")
 
 
 def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: Lost | None = None) -> None:
@@ -71,46 +73,35 @@ def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: Los
     agent._processes._stopped, agent._processes.lost = stopped, lost
 
 
-def test_an_unknown_start_method_is_refused(make: Make) -> None:
-    with pytest.raises(ConfigError, match="start_method='thread' must be one of spawn, fork, forkserver"):
-        make(start_method="thread")
-
-
 @pytest.mark.parametrize(
-    ("entrypoint", "args", "kind"),
+    ("entrypoint", "args", "options", "kind"),
     [
-        (3, (), EntrypointError),
-        ("no_such_script.py", (), EntrypointError),
-        (print, (threading.Lock(),), PicklingError),
+        (3, (), {}, EntrypointError),
+        ("no_such_script.py", (), {}, EntrypointError),
+        (print, (threading.Lock(),), {}, PicklingError),
+        (print, (), {"start_method": "thread"}, ConfigError),
     ],
 )
 def test_a_call_that_cannot_work_is_refused_before_anything_is_started(
-    make: Make, entrypoint: object, args: tuple[object, ...], kind: type[ConfigError]
+    make: Make, entrypoint: object, args: tuple[object, ...], options: dict[str, str], kind: type[ConfigError]
 ) -> None:
     with pytest.raises(kind):
-        make(entrypoint, args)
+        make(entrypoint, args, **options)
 
 
-def test_a_thread_count_that_was_chosen_is_said_in_one_record(
-    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("chosen", [None, "5"])
+def test_a_thread_count_is_recorded_unless_the_user_chose_it(
+    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch, chosen: str | None
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
 
     make()
 
-    (record,) = said
-    assert isinstance(record, records.ThreadsChosen)
-    assert record.threads == max(1, int(record.cpus // 2))
-
-
-def test_a_thread_count_of_the_users_is_not_spoken_of(
-    make: Make, said: list[records.Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-
-    make()
-
-    assert said == []
+    counts = [(each.threads, max(1, int(each.cpus // 2))) for each in said if isinstance(each, records.ThreadsChosen)]
+    assert (chosen is None) == (len(said) == len(counts) == 1)
+    assert all(threads == expected for threads, expected in counts)
 
 
 def test_making_an_agent_changes_neither_environment_nor_folder(make: Make, tmp_path: Path) -> None:
@@ -121,22 +112,33 @@ def test_making_an_agent_changes_neither_environment_nor_folder(make: Make, tmp_
     assert (dict(os.environ), os.getcwd()) == before
 
 
-def test_workers_that_run_are_healthy(make: Make) -> None:
+LOSS = Lost("the fork server process ended unexpectedly", StartError("gone"))
+BOTH = ended(0), ended(1)
+
+
+@pytest.mark.parametrize(
+    ("ends", "stopped", "lost", "state", "failed"),
+    [
+        ((ended(0),), False, None, WorkerState.HEALTHY, set()),
+        (BOTH, False, None, WorkerState.HEALTHY, set()),
+        (BOTH, True, None, WorkerState.SUCCEEDED, set()),
+        ((ended(1, 3),), False, None, WorkerState.FAILED, {1}),
+        ((), False, LOSS, WorkerState.FAILED, {0, 1}),
+        (BOTH, True, LOSS, WorkerState.SUCCEEDED, set()),
+    ],
+    ids=["one runs", "ended, but not gone", "gone", "one failed, one runs", "spawner lost", "lost after a success"],
+)
+def test_state_of_the_group_follows_from_ends_and_losses(
+    make: Make, ends: tuple[Exit, ...], stopped: bool, lost: Lost | None, state: WorkerState, failed: set[int]
+) -> None:
     agent = make()
-    note(agent, ended(0))
+    note(agent, *ends, stopped=stopped, lost=lost)
 
-    assert agent._monitor_workers(agent.get_worker_group()).state is WorkerState.HEALTHY
+    result = agent._monitor_workers(agent.get_worker_group())
 
-
-def test_workers_succeed_only_when_all_are_gone(make: Make) -> None:
-    agent = make()
-    note(agent, ended(0), ended(1))
-    before = agent._monitor_workers(agent.get_worker_group())
-
-    note(agent, stopped=True)
-    after = agent._monitor_workers(agent.get_worker_group())
-
-    assert (before.state, after.state) == (WorkerState.HEALTHY, WorkerState.SUCCEEDED)
+    assert (state, failed) == (result.state, set(result.failures))
+    if failed == {0, 1}:
+        assert LOSS.why == root_cause(result.failures)[1].message
 
 
 def test_return_values_come_by_global_rank_and_none_from_who_gave_none(make: Make) -> None:
@@ -165,16 +167,6 @@ def test_a_return_value_that_cannot_be_rebuilt_is_named_with_its_rank(make: Make
         agent._monitor_workers(agent.get_worker_group())
 
 
-def test_one_failure_fails_the_group_while_others_still_run(make: Make) -> None:
-    agent = make()
-    note(agent, ended(1, 3))
-
-    result = agent._monitor_workers(agent.get_worker_group())
-
-    assert result.state is WorkerState.FAILED
-    assert {rank: each.exitcode for rank, each in result.failures.items()} == {1: 3}
-
-
 def test_failures_are_called_by_global_rank(make: Make) -> None:
     agent = make()
     for worker in agent.get_worker_group().workers:
@@ -187,44 +179,19 @@ def test_failures_are_called_by_global_rank(make: Make) -> None:
     assert (failure.rank, failure.local_rank) == (5, 1)
 
 
-def test_workers_that_were_only_stopped_are_no_failures(make: Make) -> None:
-    agent = make()
-    note(agent, ended(0, -signal.SIGTERM, told=True), ended(1, 3))
-
-    assert set(agent._failures()) == {1}
-
-
-def test_a_lost_spawner_fails_all_workers_and_says_why(make: Make) -> None:
-    agent = make()
-    note(agent, lost=Lost("the fork server process ended unexpectedly", StartError("gone")))
-
-    result = agent._monitor_workers(agent.get_worker_group())
-
-    assert result.state is WorkerState.FAILED
-    assert root_cause(result.failures)[1].message == "the fork server process ended unexpectedly"
-    assert set(result.failures) == {0, 1}
-
-
-def test_a_spawner_that_is_lost_after_all_workers_ended_well_costs_nothing(make: Make) -> None:
-    agent = make()
-    note(agent, ended(0), ended(1), stopped=True, lost=Lost("killed from outside"))
-
-    result = agent._monitor_workers(agent.get_worker_group())
-
-    assert result.state is WorkerState.SUCCEEDED
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_a_stop_leaves_alone_who_had_succeeded_and_gives_results_of_whom_it_did_not_end(make: Make, told: bool) -> None:
+@pytest.mark.parametrize("was_stopped", [False, True])
+def test_a_stop_leaves_alone_who_had_succeeded_and_gives_results_of_whom_it_did_not_end(
+    make: Make, was_stopped: bool
+) -> None:
     agent, spawner = make(), Ladder()
     agent._processes._spawner = spawner  # type: ignore[assignment]
-    note(agent, ended(0), ended(1, told=told), stopped=True)
+    note(agent, ended(0), ended(1, was_stopped=was_stopped), stopped=True)
 
     agent._stop_workers(agent.get_worker_group())
 
     spawner.close()
     agent._processes._spawner = None
-    assert ([], not told) == (spawner.stops, agent._result.state is WorkerState.SUCCEEDED)
+    assert ([], not was_stopped) == (spawner.stops, agent._result.state is WorkerState.SUCCEEDED)
 
 
 def test_the_original_exception_is_the_workers_own(make: Make) -> None:
@@ -237,14 +204,6 @@ def test_the_original_exception_is_the_workers_own(make: Make) -> None:
     assert isinstance(original, ValueError) and str(original) == "a bad value"
     if sys.version_info >= (3, 11):
         assert "from the worker of local rank 1" in original.__notes__[0]
-
-
-def test_the_original_exception_of_a_lost_spawner_is_the_loss(make: Make) -> None:
-    agent = make()
-    cause = StartError("killed from outside")
-    note(agent, lost=Lost(str(cause), cause))
-
-    assert agent.original_exception(0) is cause
 
 
 def test_without_a_spawner_there_is_nothing_to_watch(make: Make) -> None:
@@ -479,41 +438,27 @@ class Ladder(Starter):
         super().close()
 
 
-def bring_down(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words: Any) -> Ladder:
+def stop_while(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words: Any) -> Ladder:
     """Stop the workers with 30 s of grace while the rendezvous says *words*; raises what it left to be said."""
     left, spawner = list(words), Ladder()
-
-    def drain() -> list[Any]:
-        word = left.pop(0) if left else None
-        if isinstance(word, Exception):
-            raise word
-        return [] if word is None else [word]
-
-    monkeypatch.setattr(agent._member, "drain", drain)
+    monkeypatch.setattr(agent._member, "drain", lambda: [left.pop(0)] if left else [])
     monkeypatch.setattr(agent._member, "poll_timeout", lambda: 0.0)
     agent._processes._spawner = spawner  # type: ignore[assignment]
     with agent._signals:
-        agent._bring_down(signal.SIGTERM, 30.0)
+        agent._stop_processes(signal.SIGTERM, 30.0)
     spawner.close()
     agent._processes._spawner = None
     return spawner
 
 
-def test_lost_contact_shortens_a_stop_that_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, lost = make(), ContactLost("no answer", 1.5)
-
-    spawner = bring_down(agent, monkeypatch, None, RoundEnd(0, "rank 1 failed", True), lost)
-
-    assert spawner.stops == [(signal.SIGTERM, 30.0), (signal.SIGTERM, 1.5)]
-    assert list(agent._events) == [RoundEnd(0, "rank 1 failed", True), lost]
-
-
-def test_lost_contact_never_prolongs_a_stop(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_contact_shortens_a_stop_and_never_prolongs_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, end = make(), RoundEnd(0, "rank 1 failed", True)
     long, short = ContactLost("no answer", 60.0), ContactLost("no answer", 1.5)
 
-    spawner = bring_down(make(), monkeypatch, long, short)
+    spawner = stop_while(agent, monkeypatch, end, long, short)
 
-    assert [grace for _, grace in spawner.stops] == [30.0, 1.5]
+    assert spawner.stops == [(signal.SIGTERM, 30.0), (signal.SIGTERM, 1.5)]
+    assert list(agent._events) == [end, long, short]
 
 
 class FullGpu:
@@ -576,7 +521,7 @@ def test_a_rendezvous_that_breaks_while_workers_stop_is_an_error_thereafter(
     agent._processes._spawner = spawner  # type: ignore[assignment]
     with agent._signals:
         os.eventfd_write(spawner.ready, 1)
-        agent._bring_down(signal.SIGTERM, 30.0)
+        agent._stop_processes(signal.SIGTERM, 30.0)
     monkeypatch.setattr(agent._member, "drain", list)
     spawner.close()
     agent._processes._spawner = None
@@ -608,3 +553,39 @@ def test_temporary_logs_go_with_a_run_that_ended_well(
 
     assert agent.run().state is state
     assert len(list(tmp_path.iterdir())) == left
+
+
+# How long workers have written nothing.
+
+
+@pytest.mark.parametrize(("began", "seconds"), [(0.0, 30.0), (980.0, 20.0), (2000.0, 0.0)])
+def test_it_counts_from_the_last_byte_or_from_the_start(began: float, seconds: float, tmp_path: Path) -> None:
+    older, newer = tmp_path / "older", tmp_path / "newer"
+    for path, moment in ((older, 900.0), (newer, 970.0)):
+        path.touch()
+        os.utime(path, (0.0, moment))
+
+    assert seconds == silent_for(1000.0, began, [str(older), str(newer), str(tmp_path / "gone"), -1])
+
+
+def test_bytes_that_go_through_a_pipe_are_seen() -> None:
+    reading, writing = os.pipe()
+    try:
+        before = os.fstat(writing).st_mtime
+        os.write(writing, b"line\n")
+
+        assert 5.0 >= silent_for(before + 5.0, 0.0, [writing])
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_the_time_of_a_terminal_may_be_behind_by_eight_seconds() -> None:
+    ours, terminal = pty.openpty()
+    try:
+        written = os.fstat(terminal).st_mtime
+
+        assert 20.0 == pytest.approx(silent_for(written + 28.0, 0.0, [terminal]))
+    finally:
+        os.close(ours)
+        os.close(terminal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -65,121 +66,152 @@ DONE: tuple[Event, ...] = (*WAITING, WELL)
 def test_an_agent_begins_by_asking_for_ranks() -> None:
     state, actions = _policy.begin()
 
-    assert state.phase is Phase.JOINING
-    assert actions == (Join(),)
+    assert (Phase.JOINING, (Join(),)) == (state.phase, actions)
 
 
-def test_ranks_start_the_workers() -> None:
-    state, actions = after(assignment(4))
+SIGNAL = StopRequested(TERM)
+REQUEST = StopRequested(TERM, "the program said so", 2.5)
+ENDED_WELL = WorkersGone(succeeded=True)
+SECOND_FAILED: tuple[Event, ...] = (assignment(1), WorkersFailed("rank 0 failed"), WorkersGone())
+COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
+    "ranks start the workers": ((assignment(4),), Phase.RUNNING, Start(assignment(4))),
+    "a failure is reported at once and stops the others": (
+        (*RUNNING, WorkersFailed("rank 1 failed")),
+        Phase.STOPPING,
+        TellFailed(0),
+        Stop("rank 1 failed"),
+    ),
+    "success is reported and waits for the outcome": (WAITING, Phase.WAITING, TellSucceeded(0)),
+    "the end of a round stops its workers": ((*RUNNING, AGAIN), Phase.STOPPING, Stop(AGAIN.why)),
+    "the end of the job stops its workers": ((*RUNNING, BADLY), Phase.STOPPING, Stop(BADLY.why)),
+    "a signal stops the workers and the node leaves": (
+        (*RUNNING, SIGNAL),
+        Phase.STOPPING,
+        Leave("signal 15", 0),
+        Stop("signal 15", TERM),
+    ),
+    "gone before the round ended: wait": ((*STOPPING, WorkersGone()), Phase.WAITING, TellStopped(0)),
+    "gone after a restart was granted: join": (
+        (*STOPPING, AGAIN, WorkersGone()),
+        Phase.JOINING,
+        TellStopped(0),
+        Join(),
+    ),
+    "gone after a restart was refused: wait": ((*STOPPING, NO_MORE, WorkersGone()), Phase.WAITING, TellStopped(0)),
+    "gone after the end of the job: finish": (
+        (*STOPPING, BADLY, WorkersGone()),
+        Phase.DONE,
+        TellStopped(0),
+        Finish(False, BADLY.why, final=BADLY),
+    ),
+    "gone after a signal: finish with it": (
+        (*RUNNING, SIGNAL, WorkersGone()),
+        Phase.DONE,
+        TellStopped(0),
+        Finish(False, "signal 15", SIGNAL),
+    ),
+    "the end of a round stops nobody twice": ((*STOPPING, AGAIN), Phase.STOPPING),
+    "a restart that is granted late: join": ((*STOPPING, WorkersGone(), AGAIN), Phase.JOINING, TellStopped(0), Join()),
+    "a success is repeated when a peer failed": ((*WAITING, AGAIN), Phase.JOINING, TellStopped(0), Join()),
+    "a round without a restart: wait for the end of the job": ((*WAITING, NO_MORE), Phase.WAITING, TellStopped(0)),
+    "success of the job": ((*WAITING, WELL), Phase.DONE, Finish(True, WELL.why, final=WELL, results=True)),
+    "failure of the job": ((*WAITING, BADLY), Phase.DONE, Finish(False, BADLY.why, final=BADLY)),
+    "success of the job without ranks": ((WELL,), Phase.DONE, Finish(True, WELL.why, final=WELL)),
+    "a signal while joining": ((SIGNAL,), Phase.DONE, Leave("signal 15"), Finish(False, "signal 15", SIGNAL)),
+    "a signal while waiting": ((*WAITING, SIGNAL), Phase.DONE, Leave("signal 15"), Finish(False, "signal 15", SIGNAL)),
+    "a signal while workers stop stops nobody twice": ((*STOPPING, SIGNAL), Phase.STOPPING, Leave("signal 15", 0)),
+    "a signal beats a restart that was granted": (
+        (*STOPPING, AGAIN, SIGNAL, WorkersGone()),
+        Phase.DONE,
+        TellStopped(0),
+        Finish(False, "signal 15", SIGNAL),
+    ),
+    "a signal beats a success of the job meanwhile": (
+        (*RUNNING, SIGNAL, WELL, WorkersGone()),
+        Phase.DONE,
+        TellStopped(0),
+        Finish(False, WELL.why, SIGNAL, WELL),
+    ),
+    "new ranks forget the end of the former round": (
+        (*STOPPING, AGAIN, WorkersGone(), *SECOND_FAILED),
+        Phase.WAITING,
+        TellStopped(1),
+    ),
+    "new ranks forget that contact was lost": (
+        (*RUNNING, LOST, WorkersGone(), *SECOND_FAILED),
+        Phase.WAITING,
+        TellStopped(1),
+    ),
+    "lost contact stops the workers within its own grace": (
+        (*RUNNING, LOST),
+        Phase.STOPPING,
+        Stop(LOST.why, grace=1.5),
+    ),
+    "lost contact stops nobody twice": ((*STOPPING, LOST), Phase.STOPPING),
+    "lost contact while running: join once they are gone": (
+        (*RUNNING, LOST, WorkersGone()),
+        Phase.JOINING,
+        TellStopped(0),
+        Join(),
+    ),
+    "contact lost twice": ((*RUNNING, LOST, LOST, WorkersGone()), Phase.JOINING, TellStopped(0), Join()),
+    "lost contact while stopping": ((*STOPPING, LOST, WorkersGone()), Phase.JOINING, TellStopped(0), Join()),
+    "lost contact after a restart was refused": (
+        (*STOPPING, NO_MORE, LOST, WorkersGone()),
+        Phase.JOINING,
+        TellStopped(0),
+        Join(),
+    ),
+    "lost contact while a failure waits for the outcome": ((*STOPPING, WorkersGone(), LOST), Phase.JOINING, Join()),
+    "lost contact while joining": ((LOST,), Phase.JOINING, Join()),
+    "a stop by the program has its reason and grace": (
+        (*RUNNING, REQUEST),
+        Phase.STOPPING,
+        Leave("the program said so", 0),
+        Stop("the program said so", TERM, 2.5),
+    ),
+    "a stop by the program ends with its reason": (
+        (*RUNNING, REQUEST, WorkersGone()),
+        Phase.DONE,
+        TellStopped(0),
+        Finish(False, "the program said so", REQUEST),
+    ),
+    "lost contact changes no end by a signal": (
+        (*RUNNING, SIGNAL, LOST, WorkersGone()),
+        Phase.DONE,
+        TellStopped(0),
+        Finish(False, "signal 15", SIGNAL),
+    ),
+    "lost contact changes no end of the job": (
+        (*RUNNING, BADLY, LOST, WorkersGone()),
+        Phase.DONE,
+        TellStopped(0),
+        Finish(False, BADLY.why, final=BADLY),
+    ),
+    "stopped for the success of others: no results": (
+        (*RUNNING, LATER, WorkersGone()),
+        Phase.DONE,
+        TellStopped(0),
+        Finish(True, LATER.why, final=LATER),
+    ),
+    "a success that the stop finds is reported": ((*STOPPING, ENDED_WELL), Phase.WAITING, TellSucceeded(0)),
+    "others lost the store: a failure": ((*WAITING, WorkerStoreLost()), Phase.WAITING, TellFailed(0)),
+    "others lost the store, reported again to the next sidecar": (
+        (*WAITING, WorkerStoreLost(), LOST, WorkerStoreLost()),
+        Phase.JOINING,
+        TellFailed(0),
+    ),
+}
+"""By rule: a course of events, the phase to which it leads, and the actions of its last event."""
 
-    assert (state.phase, state.round) == (Phase.RUNNING, 4)
-    assert actions == (Start(assignment(4)),)
 
+@pytest.mark.parametrize("rule", COURSES_WITH_ENDS)
+def test_course_ends_in_phase_with_actions(rule: str) -> None:
+    course, phase, *actions = COURSES_WITH_ENDS[rule]
 
-def test_a_failure_is_told_at_once_and_stops_the_other_workers() -> None:
-    state, actions = after(*RUNNING, WorkersFailed("rank 1 failed"))
+    state, last = after(*course)
 
-    assert state.phase is Phase.STOPPING
-    assert actions == (TellFailed(0), Stop("rank 1 failed"))
-
-
-def test_success_is_told_and_the_agent_waits_for_the_word() -> None:
-    state, actions = after(*RUNNING, WorkersSucceeded())
-
-    assert state.phase is Phase.WAITING
-    assert actions == (TellSucceeded(0),)
-
-
-def test_the_end_of_a_round_stops_its_workers() -> None:
-    state, actions = after(*RUNNING, AGAIN)
-
-    assert state.phase is Phase.STOPPING
-    assert actions == (Stop(AGAIN.why),)
-
-
-def test_the_end_of_the_job_stops_workers_that_still_run() -> None:
-    state, actions = after(*RUNNING, BADLY)
-
-    assert state.phase is Phase.STOPPING
-    assert actions == (Stop(BADLY.why),)
-
-
-def test_a_signal_is_passed_on_to_the_workers_and_the_node_leaves_with_their_round() -> None:
-    state, actions = after(*RUNNING, StopRequested(TERM))
-
-    assert state.phase is Phase.STOPPING
-    assert actions == (Leave("signal 15", 0), Stop("signal 15", TERM))
-
-
-def test_workers_that_are_gone_before_the_word_came_make_the_agent_wait_for_it() -> None:
-    state, actions = after(*STOPPING, WorkersGone())
-
-    assert state.phase is Phase.WAITING
-    assert actions == (TellStopped(0),)
-
-
-def test_workers_that_are_gone_after_a_restart_was_granted_make_the_agent_join() -> None:
-    state, actions = after(*STOPPING, AGAIN, WorkersGone())
-
-    assert state.phase is Phase.JOINING
-    assert actions == (TellStopped(0), Join())
-
-
-def test_workers_that_are_gone_after_a_restart_was_refused_make_the_agent_wait_for_the_end() -> None:
-    state, actions = after(*STOPPING, NO_MORE, WorkersGone())
-
-    assert state.phase is Phase.WAITING
-    assert actions == (TellStopped(0),)
-
-
-def test_workers_that_are_gone_after_the_end_of_the_job_finish_the_run() -> None:
-    state, actions = after(*STOPPING, BADLY, WorkersGone())
-
-    assert state.phase is Phase.DONE
-    assert actions == (TellStopped(0), Finish(False, BADLY.why, final=BADLY))
-
-
-def test_workers_that_are_gone_after_a_signal_finish_the_run_with_it() -> None:
-    state, actions = after(*RUNNING, StopRequested(TERM), WorkersGone())
-
-    assert state.phase is Phase.DONE
-    assert actions == (TellStopped(0), Finish(False, "signal 15", StopRequested(TERM)))
-
-
-def test_the_word_on_the_round_does_not_stop_workers_twice() -> None:
-    state, actions = after(*STOPPING, AGAIN)
-
-    assert state.phase is Phase.STOPPING
-    assert actions == ()
-
-
-def test_a_restart_that_is_granted_late_makes_the_agent_join() -> None:
-    state, actions = after(*STOPPING, WorkersGone(), AGAIN)
-
-    assert state.phase is Phase.JOINING
-    assert actions == (TellStopped(0), Join())
-
-
-def test_a_node_that_succeeded_runs_again_when_a_peer_failed() -> None:
-    state, actions = after(*WAITING, AGAIN)
-
-    assert state.phase is Phase.JOINING
-    assert actions == (TellStopped(0), Join())
-
-
-def test_a_round_without_a_restart_leaves_the_agent_waiting_for_the_end_of_the_job() -> None:
-    state, actions = after(*WAITING, NO_MORE)
-
-    assert state.phase is Phase.WAITING
-    assert actions == (TellStopped(0),)
-
-
-@pytest.mark.parametrize(("final", "succeeded"), [(WELL, True), (BADLY, False)])
-def test_the_end_of_the_job_is_the_coordinators_word(final: Final, succeeded: bool) -> None:
-    state, actions = after(*WAITING, final)
-
-    assert state.phase is Phase.DONE
-    assert actions == (Finish(succeeded, final.why, final=final, results=succeeded),)
+    assert (phase, tuple(actions)) == (state.phase, last)
 
 
 @pytest.mark.parametrize("course", [(LOST,), (LOST, LOST), (RoundEnd(0, "the last one came too late", restart=True),)])
@@ -219,126 +251,12 @@ def test_who_told_no_success_of_its_last_round_has_no_results(course: tuple[Even
     assert actions == (Finish(True, final.why, final=final, results=False),)
 
 
-def test_workers_that_are_stopped_for_the_success_of_others_have_no_results() -> None:
-    _, actions = after(*RUNNING, LATER, WorkersGone())
-
-    assert actions[-1] == Finish(True, LATER.why, final=LATER, results=False)
-
-
-def test_an_agent_without_ranks_finishes_with_the_job() -> None:
-    state, actions = after(WELL)
-
-    assert state.phase is Phase.DONE
-    assert actions == (Finish(True, WELL.why, final=WELL),)
-
-
-@pytest.mark.parametrize("course", [(), WAITING], ids=["joining", "waiting"])
-def test_a_signal_without_workers_finishes_at_once(course: tuple[Event, ...]) -> None:
-    state, actions = after(*course, StopRequested(TERM))
-
-    assert state.phase is Phase.DONE
-    assert actions == (Leave("signal 15"), Finish(False, "signal 15", StopRequested(TERM)))
-
-
-def test_a_signal_while_workers_stop_leaves_and_stops_nothing_twice() -> None:
-    state, actions = after(*STOPPING, StopRequested(TERM))
-
-    assert state.phase is Phase.STOPPING
-    assert actions == (Leave("signal 15", 0),)
-
-
-def test_a_signal_beats_a_restart_that_was_granted() -> None:
-    state, actions = after(*STOPPING, AGAIN, StopRequested(TERM), WorkersGone())
-
-    assert state.phase is Phase.DONE
-    assert actions == (TellStopped(0), Finish(False, "signal 15", StopRequested(TERM)))
-
-
-def test_a_signal_beats_a_success_that_is_told_while_workers_stop() -> None:
-    _, actions = after(*RUNNING, StopRequested(TERM), WELL, WorkersGone())
-
-    assert actions[-1] == Finish(False, WELL.why, StopRequested(TERM), WELL)
-
-
 def test_a_second_signal_changes_nothing() -> None:
     once, _ = after(*RUNNING, StopRequested(TERM))
 
     state, actions = step(once, StopRequested(int(signal.SIGINT)))
 
     assert (state, actions) == (once, ())
-
-
-def test_a_new_seat_forgets_the_word_on_the_former_round() -> None:
-    state, actions = after(
-        *STOPPING, AGAIN, WorkersGone(), assignment(1), WorkersFailed("rank 0 failed"), WorkersGone()
-    )
-
-    assert state.phase is Phase.WAITING
-    assert actions == (TellStopped(1),)
-
-
-def test_lost_contact_stops_the_workers_within_its_own_grace() -> None:
-    state, actions = after(*RUNNING, LOST)
-
-    assert state.phase is Phase.STOPPING
-    assert actions == (Stop(LOST.why, grace=1.5),)
-
-
-@pytest.mark.parametrize(
-    "course",
-    [
-        (*RUNNING, LOST, WorkersGone()),
-        (*RUNNING, LOST, LOST, WorkersGone()),
-        (*STOPPING, LOST, WorkersGone()),
-        (*STOPPING, NO_MORE, LOST, WorkersGone()),
-    ],
-)
-def test_who_lost_contact_asks_for_a_new_seat_once_its_workers_are_gone(course: tuple[Event, ...]) -> None:
-    state, actions = after(*course)
-
-    assert state.phase is Phase.JOINING
-    assert actions == (TellStopped(0), Join())
-
-
-def test_workers_that_stop_already_are_not_stopped_again_for_lost_contact() -> None:
-    state, actions = after(*STOPPING, LOST)
-
-    assert state.phase is Phase.STOPPING
-    assert actions == ()
-
-
-def test_who_waits_for_the_word_on_its_failure_and_loses_contact_asks_for_a_new_seat() -> None:
-    state, actions = after(*STOPPING, WorkersGone(), LOST)
-
-    assert state.phase is Phase.JOINING
-    assert actions == (Join(),)
-
-
-def test_a_stop_that_the_program_asked_for_has_its_reason_and_its_grace() -> None:
-    asked = StopRequested(TERM, "the program said so", 2.5)
-    _, actions = after(*RUNNING, asked)
-    assert actions == (Leave("the program said so", 0), Stop("the program said so", TERM, 2.5))
-
-    _, actions = after(*RUNNING, asked, WorkersGone())
-    assert actions == (TellStopped(0), Finish(False, "the program said so", asked))
-
-
-@pytest.mark.parametrize(("event", "final"), [(StopRequested(TERM), None), (BADLY, BADLY)])
-def test_lost_contact_changes_no_end_that_was_decided(event: Event, final: Final | None) -> None:
-    state, actions = after(*RUNNING, event, LOST, WorkersGone())
-
-    assert state.phase is Phase.DONE
-    assert isinstance(actions[-1], Finish) and actions[-1].final == final
-
-
-def test_a_new_seat_forgets_that_contact_was_lost() -> None:
-    state, actions = after(*RUNNING, LOST, WorkersGone(), assignment(1), WorkersFailed("rank 0 failed"), WorkersGone())
-
-    assert state.phase is Phase.WAITING
-    assert actions == (TellStopped(1),)
-
-
-ENDED_WELL = WorkersGone(succeeded=True)
 
 
 @pytest.mark.parametrize("course", [(*WAITING, LOST), (*WAITING, LOST, LOST), (*RUNNING, LOST, ENDED_WELL)])
@@ -348,12 +266,6 @@ def test_success_is_told_again_before_ranks_are_asked_for(course: tuple[Event, .
 
     assert (state.phase, actions) == (Phase.JOINING, (TellSucceeded(0), Join()))
     assert step(state, WELL)[1] == (Finish(True, WELL.why, final=WELL, results=True),)
-
-
-def test_success_that_a_stop_finds_is_told() -> None:
-    state, actions = after(*STOPPING, ENDED_WELL)
-
-    assert (state.phase, state.succeeded, actions) == (Phase.WAITING, True, (TellSucceeded(0),))
 
 
 @pytest.mark.parametrize("event", [StopRequested(TERM), LATER])
@@ -439,13 +351,6 @@ def test_a_store_that_others_have_lost_is_a_failure_told_once() -> None:
     assert (TellFailed(0),) == actions
     assert step(state, WorkerStoreLost()) == (state, ())
     assert state.succeeded, "and if the others succeed all the same, so has the job"
-
-
-def test_a_store_that_others_have_lost_is_told_again_after_contact_was_lost() -> None:
-    """The sidecar that was told of it may be gone."""
-    _, actions = after(*WAITING, WorkerStoreLost(), LOST, WorkerStoreLost())
-
-    assert (TellFailed(0),) == actions
 
 
 @pytest.mark.parametrize("course", [RUNNING, (*WAITING, AGAIN), (*WAITING, NO_MORE)], ids=["at work", "again", "over"])
@@ -536,14 +441,6 @@ def test_each_start_answers_a_join_of_its_own(course: list[Event]) -> None:
 
     assert [Join] == kinds[:1]
     assert (Start, Start) not in list(itertools.pairwise(kinds))
-
-
-@pytest.mark.parametrize("course", [(), WAITING])
-def test_whoever_waits_without_contact_asks_again(course: tuple[Event, ...]) -> None:
-    """The others may have taken it for dead: it is on no list any more."""
-    state, actions = after(*course, LOST)
-
-    assert (Phase.JOINING, Join()) == (state.phase, actions[-1])
 
 
 @given(COURSES)

@@ -32,7 +32,7 @@ def told(
     **others: Any,
 ) -> Reads | None:
     message = {"names": list(names), "named": False, "intel_openmp": False, "whole": False, **others}
-    return Reads.told(message, preload)
+    return Reads.of_message(message, preload)
 
 
 def test_a_variable_that_nobody_read_asks_for_no_new_fork_server() -> None:
@@ -107,7 +107,7 @@ def test_while_reads_are_unknown_all_but_what_is_set_anew_for_each_program_matte
 
 
 def test_of_a_fork_server_that_says_nothing_of_its_reads_all_matters() -> None:
-    assert None is Reads.told({"op": "ready"}, ("torch",))
+    assert None is Reads.of_message({"op": "ready"}, ("torch",))
 
 
 @given(ENVIRONMENTS, ENVIRONMENTS)

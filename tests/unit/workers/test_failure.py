@@ -18,6 +18,7 @@ from attrs import evolve
 from elasticlib.errors import ChildFailedError, root_cause
 from elasticlib.spec import LogsDest
 from elasticlib.workers._failure import (
+    _CRASHES,
     _NATIVE,
     explain_exit,
     failure_of,
@@ -39,15 +40,11 @@ def describe(end: Exit, *, error_file: str = "", stderr: str | None = None, kill
     return failure_of(end, 5, error_file, stderr, kills, noticed=2000.25)
 
 
-def failed_by_exit(end: Exit) -> bool:
-    return has_failed(end, "")
-
-
-def recorded(folder: Path, stamp: float, written: float) -> str:
-    """An error file with a time of its own, written at another one."""
+def recorded(folder: Path, stamp: float, written: float, message: str = "of a decorator") -> str:
+    """Write an error file with a time of its own at another time, and return its path."""
     path = folder / "error.json"
     extra = {"py_callstack": "Traceback", "timestamp": str(int(stamp))}
-    path.write_text(json.dumps({"message": {"message": "of a decorator", "extraInfo": extra}}))
+    path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
     os.utime(path, (written, written))
     return str(path)
 
@@ -55,26 +52,26 @@ def recorded(folder: Path, stamp: float, written: float) -> str:
 # Whether it failed.
 
 
-def test_an_end_with_status_0_is_no_failure() -> None:
-    assert not failed_by_exit(evolve(END, exitcode=0))
-
-
-@pytest.mark.parametrize("exitcode", [1, 3, -signal.SIGKILL, -signal.SIGTERM])
-def test_whoever_ends_badly_unasked_has_failed(exitcode: int) -> None:
-    assert failed_by_exit(evolve(END, exitcode=exitcode))
-
-
-@pytest.mark.parametrize("exitcode", [1, 143, -signal.SIGTERM, -signal.SIGKILL])
-def test_whoever_ends_badly_after_the_stop_signal_was_only_stopped(exitcode: int) -> None:
-    assert not failed_by_exit(evolve(END, exitcode=exitcode, told=True))
-
-
-def test_an_exception_after_the_stop_signal_is_a_failure() -> None:
-    assert failed_by_exit(evolve(END, told=True, report=ERROR))
+@pytest.mark.parametrize(
+    ("exitcode", "was_stopped", "report", "expected"),
+    [
+        (0, False, None, False),
+        *((code, False, None, True) for code in (1, 3, -signal.SIGKILL, -signal.SIGTERM)),
+        *((code, True, None, False) for code in (1, 143, -signal.SIGTERM, -signal.SIGKILL)),
+        (1, True, ERROR, True),
+        *((-code, True, None, True) for code in sorted(_CRASHES)),
+        (-signal.SIGTERM, True, Report("result", b""), False),
+    ],
+)
+def test_a_worker_failed_by_a_bad_end_unless_we_stopped_it(
+    exitcode: int, was_stopped: bool, report: Report | None, expected: bool
+) -> None:
+    """After the stop signal only an exception or a crash of its own is a failure."""
+    assert expected == has_failed(evolve(END, exitcode=exitcode, was_stopped=was_stopped, report=report), "")
 
 
 def test_an_error_file_of_a_worker_that_was_stopped_is_a_failure(tmp_path: Path) -> None:
-    assert has_failed(evolve(END, told=True), recorded(tmp_path, 900, 900))
+    assert has_failed(evolve(END, was_stopped=True), recorded(tmp_path, 900, 900))
 
 
 @pytest.mark.parametrize("content", ["", '{"message": {"mess', "[]", "{}", '{"message": null}'])
@@ -82,16 +79,7 @@ def test_an_error_file_without_a_word_makes_no_failure_of_a_stop(content: str, t
     path = tmp_path / "error.json"
     path.write_text(content)
 
-    assert not has_failed(evolve(END, told=True), str(path))
-
-
-@pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL])
-def test_a_crash_after_the_stop_signal_is_a_failure(signum: signal.Signals) -> None:
-    assert failed_by_exit(evolve(END, exitcode=-signum, told=True))
-
-
-def test_a_worker_that_had_returned_and_was_stopped_at_its_exit_has_not_failed() -> None:
-    assert not failed_by_exit(evolve(END, exitcode=-signal.SIGTERM, told=True, report=Report("result", b"")))
+    assert not has_failed(evolve(END, was_stopped=True), str(path))
 
 
 # What is known of it.
@@ -106,22 +94,13 @@ def test_a_report_tells_type_message_traceback_and_time() -> None:
     assert not failure.secondary
 
 
-def test_a_report_beats_the_error_file(tmp_path: Path) -> None:
-    path = tmp_path / "error.json"
-    path.write_text(json.dumps({"message": {"message": "older", "extraInfo": {"timestamp": "9"}}}))
+def test_a_report_beats_the_error_file_which_beats_the_exit_status(tmp_path: Path) -> None:
+    path = recorded(tmp_path, 900, 100)
 
-    failure = describe(evolve(END, report=ERROR), error_file=str(path))
+    reported, unreported = (describe(end, error_file=path) for end in (evolve(END, report=ERROR), END))
 
-    assert (failure.message, failure.moment) == ("ValueError: bad", 1234.5)
-
-
-def test_the_error_file_beats_the_exit_status(tmp_path: Path) -> None:
-    path = tmp_path / "error.json"
-    path.write_text(json.dumps({"message": {"message": "of a decorator", "extraInfo": {"timestamp": "900"}}}))
-
-    failure = describe(END, error_file=str(path))
-
-    assert (failure.message, failure.timestamp) == ("of a decorator", 900.0)
+    assert (reported.message, reported.moment) == ("ValueError: bad", 1234.5)
+    assert (unreported.message, unreported.timestamp) == ("of a decorator", 900.0)
 
 
 @pytest.mark.parametrize(("written", "expected"), [(900.75, 900.75), (901.5, 901.5), (2000.0, 900.0), (850.0, 900.0)])
@@ -133,7 +112,7 @@ def test_the_time_of_an_error_file_is_known_better_than_in_whole_seconds(
 
 
 def test_a_worker_that_recorded_its_error_before_it_was_stopped_is_the_root_cause(tmp_path: Path) -> None:
-    first = describe(evolve(END, told=True, exitcode=-15), error_file=recorded(tmp_path, 1999, 1999.5))
+    first = describe(evolve(END, was_stopped=True, exitcode=-15), error_file=recorded(tmp_path, 1999, 1999.5))
     ended_first = describe(END)
 
     assert (0, first) == root_cause({0: first, 1: ended_first})
@@ -142,36 +121,29 @@ def test_a_worker_that_recorded_its_error_before_it_was_stopped_is_the_root_caus
 
 def test_a_worker_that_failed_because_it_was_stopped_is_not_the_root_cause(tmp_path: Path) -> None:
     """Its own stamp, in whole seconds, is before the other's end."""
-    stopped = describe(evolve(END, told=True), error_file=recorded(tmp_path, 2000, 2000.5))
+    stopped = describe(evolve(END, was_stopped=True), error_file=recorded(tmp_path, 2000, 2000.5))
     ended_first = describe(END)
 
     assert (1, ended_first) == root_cause({0: stopped, 1: ended_first})
 
 
-def test_without_a_word_of_the_worker_the_time_is_that_of_its_end() -> None:
-    failure = describe(evolve(END, exitcode=-9))
+@pytest.mark.parametrize(
+    ("exitcode", "report", "said"),
+    [(-9, None, "SIGKILL"), (3, Report("result", b"payload", timestamp=1.0), "exit status 3")],
+    ids=["no report", "a return value"],
+)
+def test_without_a_report_of_an_error_the_time_is_that_of_its_end(
+    exitcode: int, report: Report | None, said: str
+) -> None:
+    failure = describe(evolve(END, exitcode=exitcode, report=report))
 
-    assert failure.moment == 2000.25
-    assert "SIGKILL" in failure.message
-
-
-def test_a_return_value_is_no_word_on_a_failure() -> None:
-    failure = describe(evolve(END, exitcode=3, report=Report("result", b"payload", timestamp=1.0)))
-
-    assert failure.moment == 2000.25
-    assert "exit status 3" in failure.message
+    assert (2000.25, True) == (failure.moment, said in failure.message)
 
 
 def test_a_worker_that_had_failed_and_was_stopped_at_its_exit_was_not_stopped_from_outside() -> None:
-    failure = describe(evolve(END, exitcode=-signal.SIGTERM, told=True, report=ERROR))
+    failure = describe(evolve(END, exitcode=-signal.SIGTERM, was_stopped=True, report=ERROR))
 
     assert failure.hint == ""
-
-
-def test_stacks_of_a_crash_are_its_traceback() -> None:
-    failure = describe(evolve(END, exitcode=-11, faults="Fatal Python error: Segmentation fault\n\n"))
-
-    assert failure.traceback == "Fatal Python error: Segmentation fault"
 
 
 ASKED_FOR = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 3 in work\n'
@@ -201,22 +173,13 @@ def test_stacks_of_an_overdue_end_are_shown_once() -> None:
     assert ("", True) == (unseen.traceback, unseen.hint.endswith("its threads then:\n(could not be seen)"))
 
 
-def test_last_lines_of_stderr_are_told(tmp_path: Path) -> None:
+def test_last_lines_are_those_of_the_log_else_those_that_python_wrote(tmp_path: Path) -> None:
     path = tmp_path / "stderr.log"
     path.write_text("first\nlast words\n")
+    end = evolve(END, tail="of Python\nalone\n")
 
-    assert describe(END, stderr=str(path)).log_tail == ("first", "last words")
-
-
-def test_last_words_are_those_that_python_wrote_where_there_is_no_log() -> None:
-    assert describe(evolve(END, tail="first\nlast words\n")).log_tail == ("first", "last words")
-
-
-def test_the_log_beats_what_python_wrote(tmp_path: Path) -> None:
-    path = tmp_path / "stderr.log"
-    path.write_text("of native code too\n")
-
-    assert describe(evolve(END, tail="of Python alone\n"), stderr=str(path)).log_tail == ("of native code too",)
+    assert describe(end, stderr=str(path)).log_tail == ("first", "last words")
+    assert describe(end).log_tail == ("of Python", "alone")
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank1]: ", "[rank1]: [rank1]: "], ids=["none", "one group", "two groups"])
@@ -238,7 +201,7 @@ def test_a_lost_connection_that_was_noticed_first_does_not_beat_its_cause() -> N
 
 
 def test_a_crash_of_a_worker_that_was_being_stopped_does_not_beat_the_cause() -> None:
-    stopped = describe(evolve(END, exitcode=-signal.SIGABRT, told=True))
+    stopped = describe(evolve(END, exitcode=-signal.SIGABRT, was_stopped=True))
     cause = describe(evolve(END, report=report_of_exception(ValueError("bad"), b"")))
 
     assert stopped.secondary
@@ -259,11 +222,9 @@ def test_a_kill_says_whether_memory_ran_out(exitcode: int) -> None:
     [
         (-11, "native code crashed"),
         (139, "native code crashed"),
-        (-7, "native code crashed"),
         (-6, "native code aborted"),
         (-15, "asked to end from outside"),
         (143, "asked to end from outside"),
-        (-2, "asked to end from outside"),
         (126, "may not be executed"),
         (127, "was not found"),
     ],
