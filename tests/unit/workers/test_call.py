@@ -30,20 +30,45 @@ def start(entrypoint: Any = adds, args: Any = None, envs: Any = None, **options:
 
 
 @pytest.mark.parametrize(
-    ("args", "envs"),
+    ("call", "kinds", "match"),
     [
-        ({0: (), 2: ()}, {0: {}, 2: {}}),
-        ({1: ()}, {1: {}}),
-        ({0: (), 1: ()}, {0: {}}),
-        ({0: ()}, {0: {}, 1: {}}),
-        ({}, {0: {}}),
-        ({0: ()}, {}),
+        *(
+            ({"args": args, "envs": envs}, (RuntimeError,), "local rank")
+            for args, envs in (
+                ({0: (), 2: ()}, {0: {}, 2: {}}),
+                ({1: ()}, {1: {}}),
+                ({0: (), 1: ()}, {0: {}}),
+                ({0: ()}, {0: {}, 1: {}}),
+                ({}, {0: {}}),
+                ({0: ()}, {}),
+            )
+        ),
+        *(({"args": args}, (), "args") for args in ("no mapping", {0: 3})),
+        *(({"envs": {0: env}}, (TypeError,), r"envs\[0\]") for env in ({"RANK": 1}, {3: "x"}, [("A", "b")])),
+        *(({"envs": {0: env}}, (), "no environment can hold") for env in ({"": "x"}, {"A=B": "x"}, {"A": "x\0"})),
+        ({"entrypoint": "no_such_program", "args": {0: ()}}, (FileNotFoundError, EntrypointError), "no_such_program"),
+        *(({"entrypoint": each}, (EntrypointError,), "is no callable") for each in (3, None, Path("train.py"))),
+        (
+            {"args": {0: (1, 2), 1: (threading.Lock(),)}, "envs": {0: {}, 1: {}}},
+            (PicklingError,),
+            r"local rank 1: argument 0 of .*adds, a lock",
+        ),
+        ({"start_method": "thread"}, (), "start_method='thread' must be one of spawn, fork, forkserver"),
+        ({"logs_specs": None}, (), "logs_specs=None"),
+        ({"duplicate_stdout_filters": "loss"}, (), "duplicate_stdout_filters='loss' must be a list"),
+        ({"duplicate_stderr_filters": ["loss"]}, (), "duplicate_stderr_filters.* needs a log folder"),
+        ({"numa_options": "node"}, (), "numa_options"),
+        ({"logs_specs": DefaultLogsSpecs("/dev/null/x")}, (NotADirectoryError, LogDirError), "/dev/null"),
     ],
 )
-@pytest.mark.parametrize("kind", [RuntimeError, ConfigError])
-def test_local_ranks_that_are_not_0_to_n_1_are_refused(args: Any, envs: Any, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match="local rank"):
-        start(args=args, envs=envs)
+def test_a_call_that_cannot_work_is_refused_by_name(
+    call: dict[str, Any], kinds: tuple[type[Exception], ...], match: str
+) -> None:
+    """Each error is a `ConfigError`, and the builtin that torch's or Popen's users catch."""
+    with pytest.raises(ConfigError, match=match) as caught:
+        start(**call)
+
+    assert all(isinstance(caught.value, kind) for kind in kinds)
 
 
 @pytest.mark.parametrize("value", [None, 0])
@@ -59,65 +84,6 @@ def test_arguments_are_whatever_can_be_run_through(
 ) -> None:
     assert {0: expected} == _call.arguments({0: given})
     assert said == len(caplog.records)
-
-
-@pytest.mark.parametrize("args", ["no mapping", {0: 3}])
-def test_arguments_that_cannot_be_run_through_are_refused(args: Any) -> None:
-    with pytest.raises(ConfigError, match="args"):
-        start(args=args)
-
-
-@pytest.mark.parametrize("env", [{"RANK": 1}, {3: "x"}, [("A", "b")]])
-def test_variables_that_are_no_text_are_refused_as_by_popen(env: Any) -> None:
-    with pytest.raises(TypeError, match=r"envs\[0\]") as caught:
-        start(envs={0: env})
-    assert isinstance(caught.value, ConfigError)
-
-
-@pytest.mark.parametrize("env", [{"": "x"}, {"A=B": "x"}, {"A": "x\0"}])
-def test_variables_that_no_environment_can_hold_are_refused(env: Any) -> None:
-    with pytest.raises(ConfigError, match="which no environment can hold"):
-        start(envs={0: env})
-
-
-def test_a_program_that_is_not_there_is_refused() -> None:
-    with pytest.raises(FileNotFoundError, match="no_such_program") as caught:
-        start("no_such_program", {0: ()})
-    assert isinstance(caught.value, EntrypointError)
-
-
-@pytest.mark.parametrize("entrypoint", [3, None, Path("train.py")])
-def test_what_is_neither_text_nor_callable_is_refused(entrypoint: Any) -> None:
-    with pytest.raises(EntrypointError, match="is no callable"):
-        start(entrypoint)
-
-
-def test_an_argument_that_cannot_be_sent_is_named_with_its_rank() -> None:
-    with pytest.raises(PicklingError, match=r"local rank 1: argument 0 of .*adds, a lock"):
-        start(args={0: (1, 2), 1: (threading.Lock(),)}, envs={0: {}, 1: {}})
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"start_method": "thread"}, "start_method='thread' must be one of spawn, fork, forkserver"),
-        ({"logs_specs": None}, "logs_specs=None"),
-        ({"duplicate_stdout_filters": "loss"}, "duplicate_stdout_filters='loss' must be a list"),
-        ({"duplicate_stderr_filters": ["loss"]}, "duplicate_stderr_filters.* needs a log folder"),
-        ({"numa_options": "node"}, "numa_options"),
-    ],
-)
-def test_an_option_that_cannot_be_met_is_named(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        start(**options)
-
-
-def test_a_folder_for_logs_that_is_a_file_is_refused_as_by_torch(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    with pytest.raises(NotADirectoryError) as caught:
-        start(logs_specs=DefaultLogsSpecs(str(tmp_path / "file")))
-    assert isinstance(caught.value, LogDirError)
 
 
 def test_what_the_caller_gave_is_copied() -> None:
@@ -142,20 +108,17 @@ def test_a_context_tells_where_its_output_will_go(tmp_path: Path) -> None:
     assert context.error_files[1].endswith("/1/error.json")
 
 
-def test_an_error_file_of_the_callers_own_is_kept_where_the_logs_have_none(tmp_path: Path) -> None:
-    own = str(tmp_path / "own.json")
-
-    context = SubprocessContext("t", "echo", {0: ()}, {0: {"TORCHELASTIC_ERROR_FILE": own}}, NOWHERE)
-
-    assert context.error_files == {0: own}
-
-
-def test_an_error_file_that_the_program_inherited_is_not_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("env", [{"TORCHELASTIC_ERROR_FILE": "/mine/error.json"}, {}], ids=["given", "inherited"])
+def test_an_error_file_is_the_callers_own_or_that_of_the_logs(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that this program inherited is that of a launcher above it."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/parent/error.json")
 
-    context = SubprocessContext("t", "echo", {0: ()}, {0: {}}, NOWHERE)
+    context = SubprocessContext("t", "echo", {0: ()}, {0: env}, NOWHERE)
 
-    assert context.envs[0]["TORCHELASTIC_ERROR_FILE"] == ""
+    own = env.get("TORCHELASTIC_ERROR_FILE", "")
+    assert own == context.error_files[0] == context.envs[0]["TORCHELASTIC_ERROR_FILE"]
 
 
 def new() -> MultiprocessContext:
@@ -188,15 +151,9 @@ def test_a_set_that_was_closed_cannot_be_started() -> None:
         context.start()
 
 
-@pytest.mark.parametrize(("given", "expected"), [("3", 3), ("3,2", 3)])
-def test_a_worker_computes_with_the_threads_that_its_own_variables_name(given: str, expected: int) -> None:
-    assert expected == _call.with_threads(StartSpec(threads=8, variables={"OMP_NUM_THREADS": given})).threads
-
-
-def test_a_worker_without_such_a_variable_has_the_threads_of_the_set() -> None:
-    spec = StartSpec(threads=8, variables={"A": "b"})
-
-    assert spec == _call.with_threads(spec)
+@pytest.mark.parametrize(("variables", "expected"), [({"OMP_NUM_THREADS": "3"}, 3), ({"A": "b"}, 8)])
+def test_a_worker_computes_with_its_own_threads_or_those_of_the_set(variables: dict[str, str], expected: int) -> None:
+    assert expected == _call.with_threads(StartSpec(threads=8, variables=variables)).threads
 
 
 def test_a_set_computes_with_all_cpus_as_any_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,18 +173,17 @@ def test_a_binding_that_is_not_possible_is_refused_before_anything_is_started(
 
 
 @pytest.mark.parametrize(
-    "prefixes", [{0: 5}, {0: None}, {0: b"x"}, {0: "\ud800"}, "[0]:", [(0, "x")]], ids=lambda each: ascii(each)
+    "call",
+    [
+        *({"log_line_prefixes": each} for each in ({0: 5}, {0: None}, {0: b"x"}, {0: "\ud800"}, "[0]:", [(0, "x")])),
+        {"name": "\ud800"},
+    ],
+    ids=ascii,
 )
-def test_prefixes_that_are_no_text_are_refused_before_a_folder_is_made(tmp_path: Path, prefixes: Any) -> None:
-    with pytest.raises(ConfigError, match="log_line_prefixes"):
-        start(logs_specs=DefaultLogsSpecs(str(tmp_path)), log_line_prefixes=prefixes)
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_name_that_cannot_stand_before_a_line_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="name="):
-        start(name="\ud800", logs_specs=DefaultLogsSpecs(str(tmp_path)))
+def test_prefixes_that_are_no_text_are_refused_before_a_folder_is_made(tmp_path: Path, call: dict[str, Any]) -> None:
+    (named,) = call
+    with pytest.raises(ConfigError, match=named):
+        start(logs_specs=DefaultLogsSpecs(str(tmp_path)), **call)
 
     assert list(tmp_path.iterdir()) == []
 

@@ -111,15 +111,11 @@ def living() -> int:
     return sum(not fork_server.closed for fork_server in Fake.made)
 
 
-def test_a_fork_server_serves_the_next_launch_of_its_kind(shelf: Shelf) -> None:
+def test_a_fork_server_serves_launches_of_its_kind_one_after_the_other_and_side_by_side(shelf: Shelf) -> None:
     first = shelf.use("a")
 
-    assert shelf.use("a") is first
+    assert [first] * 3 == [shelf.use("a"), shelf.take("a"), shelf.take("a")]
     assert len(Fake.made) == 1
-
-
-def test_a_fork_server_serves_launches_side_by_side(shelf: Shelf) -> None:
-    assert shelf.take("a") is shelf.take("a")
 
 
 def test_at_most_two_fork_servers_are_kept_and_the_one_unused_longest_goes(shelf: Shelf) -> None:
@@ -131,47 +127,29 @@ def test_at_most_two_fork_servers_are_kept_and_the_one_unused_longest_goes(shelf
     assert (first.closed, second.closed, third.closed) == (False, True, False)
 
 
-def test_a_fork_server_at_work_is_not_ended_for_another(shelf: Shelf) -> None:
-    busy = [shelf.take(name) for name in "abc"]
+def test_at_most_two_are_kept_once_launches_side_by_side_are_over(shelf: Shelf) -> None:
+    busy = [shelf.take(name) for name in "abcd"]
+    while_at_work = living()
 
-    assert [fork_server.closed for fork_server in busy] == [False, False, False]
-
-
-def test_at_most_two_fork_servers_are_kept_after_launches_side_by_side(shelf: Shelf) -> None:
-    for fork_server in [shelf.take(name) for name in "abcd"]:
+    for fork_server in busy:
         shelf.give_back(fork_server)
 
-    assert living() == 2
+    assert (4, 2) == (while_at_work, living())
 
 
-def test_a_fork_server_that_died_is_replaced(shelf: Shelf) -> None:
-    dead = shelf.use("a")
-    dead.lives = False
-
-    new = shelf.use("a")
-
-    assert new is not dead
-    assert dead.closed and not new.closed
-
-
-def test_a_fork_server_whose_modules_changed_is_replaced(shelf: Shelf) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [{"lives": False}, {"changed": True}, {"has_other_owner": True}],
+    ids=["died", "its modules changed", "may not be signalled any more"],
+)
+def test_a_fork_server_that_no_launch_can_use_again_is_ended(change: dict[str, bool], shelf: Shelf) -> None:
     old = shelf.use("a")
-    old.changed = True
+    vars(old).update(change)
 
     new = shelf.use("a")
 
     assert new is not old
-    assert old.closed
-
-
-def test_a_fork_server_that_this_program_may_not_signal_any_more_is_ended(shelf: Shelf) -> None:
-    """It has privileges that the program dropped, and nobody will want them again."""
-    old = shelf.use("a")
-    old.has_other_owner = True
-
-    shelf.use("b")
-
-    assert old.closed
+    assert old.closed and not new.closed
 
 
 def test_a_fork_server_whose_modules_changed_serves_its_running_launch_to_the_end(shelf: Shelf) -> None:
@@ -187,32 +165,23 @@ def test_a_fork_server_whose_modules_changed_serves_its_running_launch_to_the_en
     assert (while_running, old.closed) == (False, True)
 
 
-def test_a_fork_server_that_was_interrupted_at_its_imports_is_ended(shelf: Shelf) -> None:
+@pytest.mark.parametrize(
+    ("is_ready", "others", "is_ended"),
+    [(False, 0, True), (False, 1, False), (True, 0, False)],
+    ids=["at its imports", "awaited by another launch", "ready"],
+)
+def test_an_unused_fork_server_is_ended_only_at_imports_that_nobody_awaits(
+    is_ready: bool, others: int, is_ended: bool, shelf: Shelf
+) -> None:
     fork_server = shelf.take("a")
-    fork_server.imported = False
+    for _ in range(others):
+        shelf.take("a")
+    fork_server.imported = is_ready
 
     shelf.give_back(fork_server, unused=True)
 
-    assert fork_server.closed
-    assert shelf.use("a") is not fork_server
-
-
-def test_a_fork_server_at_its_imports_stays_for_another_launch_that_waits_for_it(shelf: Shelf) -> None:
-    fork_server = shelf.take("a")
-    shelf.take("a")
-    fork_server.imported = False
-
-    shelf.give_back(fork_server, unused=True)
-
-    assert not fork_server.closed
-
-
-def test_a_fork_server_that_is_ready_stays_also_when_it_was_not_used(shelf: Shelf) -> None:
-    fork_server = shelf.take("a")
-
-    shelf.give_back(fork_server, unused=True)
-
-    assert not fork_server.closed
+    assert is_ended == fork_server.closed
+    assert is_ended == (shelf.use("a") is not fork_server)
 
 
 def test_a_fork_server_warms_up_for_a_launch_that_takes_it_later(shelf: Shelf) -> None:

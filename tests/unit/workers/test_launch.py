@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -116,6 +117,16 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@contextlib.contextmanager
+def raised_descriptor() -> Iterator[int]:
+    """A descriptor that is readable."""
+    descriptor = os.eventfd(1, os.EFD_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def test_a_spawner_hears_first_what_all_rounds_have_in_common(
     spawner: Spawner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,15 +171,9 @@ def test_the_spawner_says_which_process_it_is(spawner: Spawner) -> None:
     first.close()
 
 
-def test_a_wait_for_the_spawner_can_be_interrupted(spawner: Spawner) -> None:
-    interrupt = os.eventfd(1, os.EFD_CLOEXEC)
-    try:
+def test_a_wait_for_the_spawner_ends_by_an_interrupt_or_its_reason(spawner: Spawner) -> None:
+    with raised_descriptor() as interrupt:
         assert spawner.spawner.spawner(interrupt) is None
-    finally:
-        os.close(interrupt)
-
-
-def test_a_spawner_that_cannot_come_says_why(spawner: Spawner) -> None:
     spawner.say("broken", why="no process can be started")
 
     with pytest.raises(StartError, match="no process can be started"):
@@ -215,11 +220,8 @@ def test_a_start_that_stands_still_can_be_interrupted(
     monkeypatch.setattr(_launch, "_FORKS", 0.01)
     if begins:
         spawner.say("starting")
-    interrupt = os.eventfd(1, os.EFD_CLOEXEC)
-    try:
+    with raised_descriptor() as interrupt:
         pids = spawner.spawner.start(0, [], None, interrupt)
-    finally:
-        os.close(interrupt)
     spawner.say("started", pids={"0": 70})
 
     assert pids == {} and spawner.spawner.drain() == []
@@ -258,29 +260,33 @@ def test_what_is_said_of_an_earlier_round_is_not_heard(spawner: Spawner) -> None
     assert spawner.spawner.drain() == []
 
 
-def test_an_end_is_told_though_no_descriptor_was_free_for_what_was_left(spawner: Spawner) -> None:
+def test_an_end_is_reported_though_no_descriptor_was_free_for_what_was_left(spawner: Spawner) -> None:
     spawner.start()
-    said = {
-        "op": "exited",
-        "round": 0,
-        "local_rank": 1,
-        "pid": 71,
-        "exitcode": 3,
-        "told": False,
-        "overdue": None,
-        "late": None,
-    }
-    body = json.dumps(said).encode()
+    facts = {"local_rank": 1, "pid": 71, "exitcode": 3, "told": False, "overdue": None, "late": None}
+    body = json.dumps({"op": "exited", "round": 0, **facts}).encode()
     spawner.channel._sock.sendall(struct.pack("!II", len(body), 3) + body)
 
     assert spawner.spawner.drain() == [Exit(1, 71, 3, False, None, "", unread=True)]
 
 
-def test_the_end_of_the_store_is_told_with_its_process(spawner: Spawner) -> None:
+@pytest.mark.parametrize(
+    ("op", "facts", "event"),
+    [
+        (
+            "store",
+            {"why": "it was ended by SIGKILL", "pid": 77, "exitcode": -9, "needed": False},
+            StoreGone("it was ended by SIGKILL", 77, -9, was_needed=False),
+        ),
+        ("stopped", {"survivors": [71], "ended": {"72": "sleep"}}, Stopped([71], {72: "sleep"})),
+    ],
+)
+def test_messages_become_events_with_all_their_facts(
+    op: str, facts: dict[str, object], event: object, spawner: Spawner
+) -> None:
     spawner.start()
-    spawner.say("store", why="it was ended by SIGKILL", pid=77, exitcode=-9, needed=False)
+    spawner.say(op, **facts)
 
-    assert spawner.spawner.drain() == [StoreGone("it was ended by SIGKILL", 77, -9, was_needed=False)]
+    assert [event] == spawner.spawner.drain()
 
 
 def hold(spawner: Spawner) -> int:
@@ -317,13 +323,6 @@ def test_a_stopped_spawner_is_woken_to_stop_its_workers(spawner: Spawner) -> Non
     spawner.spawner.kill()
     os.waitpid(pid, 0)
     spawner.channel.close()
-
-
-def test_survivors_are_named(spawner: Spawner) -> None:
-    spawner.start()
-    spawner.say("stopped", survivors=[71], ended={})
-
-    assert spawner.spawner.drain() == [Stopped([71])]
 
 
 def test_a_spawner_that_is_gone_has_lost_its_workers(spawner: Spawner) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
@@ -46,21 +46,23 @@ def seen() -> Iterator[list[int]]:
         signal.signal(signum, handler_before)
 
 
-def test_names_become_signals_in_their_order() -> None:
-    assert parse_signals("SIGTERM,SIGINT,SIGUSR1") == (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-def test_blanks_and_empty_parts_are_no_signals() -> None:
-    assert parse_signals(" SIGTERM , ,SIGHUP,") == (signal.SIGTERM, signal.SIGHUP)
-    assert parse_signals("") == ()
-
-
-def test_an_unknown_name_is_warned_of_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ("SIGTERM,SIGINT,SIGUSR1", (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)),
+        (" SIGTERM , ,SIGHUP,", (signal.SIGTERM, signal.SIGHUP)),
+        ("", ()),
+        ("SIGTERM,SIGNOSUCH", (signal.SIGTERM,)),
+    ],
+    ids=["in order", "blanks and empty parts", "none", "unknown"],
+)
+def test_names_become_signals_and_an_unknown_one_is_warned_of(
+    names: str, found: tuple[signal.Signals, ...], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "elasticlib"):
-        found = parse_signals("SIGTERM,SIGNOSUCH")
+        assert found == parse_signals(names)
 
-    assert found == (signal.SIGTERM,)
-    assert "SIGNOSUCH" in caplog.text
+    assert ("SIGNOSUCH" in names) == ("SIGNOSUCH" in caplog.text) == bool(caplog.text)
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
@@ -69,23 +71,14 @@ def test_a_signal_that_cannot_be_caught_is_refused(name: str) -> None:
         parse_signals(f"SIGTERM,{name}")
 
 
-def test_a_signal_is_collected_and_not_acted_on(seen: list[int]) -> None:
-    with Signals((signal.SIGUSR1,)) as signals:
-        signal.raise_signal(signal.SIGUSR1)
-        taken = signals.drain()
-
-    assert taken == [signal.SIGUSR1]
-    assert seen == []
-
-
-def test_signals_are_taken_once_and_oldest_first(seen: list[int]) -> None:
+def test_signals_are_collected_once_oldest_first_and_not_acted_on(seen: list[int]) -> None:
     with Signals((signal.SIGUSR1, signal.SIGUSR2)) as signals:
         signal.raise_signal(signal.SIGUSR2)
         signal.raise_signal(signal.SIGUSR1)
         first, second = signals.drain(), signals.drain()
 
-    assert first == [signal.SIGUSR2, signal.SIGUSR1]
-    assert second == []
+    assert ([signal.SIGUSR2, signal.SIGUSR1], []) == (first, second)
+    assert seen == []
 
 
 def test_a_waiting_signal_makes_the_descriptor_readable_until_it_is_taken(seen: list[int]) -> None:
@@ -116,31 +109,17 @@ def test_other_signals_are_left_to_their_handlers(seen: list[int]) -> None:
     assert seen == [signal.SIGUSR2]
 
 
-def test_the_former_handlers_come_back(seen: list[int]) -> None:
+@pytest.mark.parametrize("names", ["SIGUSR1", "SIGUSR1,SIGUSR1"])
+@pytest.mark.parametrize("error", [None, RuntimeError("of the launch")], ids=["well", "with an error"])
+def test_the_former_handlers_come_back(names: str, error: Exception | None, seen: list[int]) -> None:
     before = signal.getsignal(signal.SIGUSR1)
 
-    with Signals((signal.SIGUSR1,)):
+    with contextlib.suppress(RuntimeError), Signals(parse_signals(names)):
         meanwhile = signal.getsignal(signal.SIGUSR1)
+        if error is not None:
+            raise error
 
     assert meanwhile != before
-    assert signal.getsignal(signal.SIGUSR1) == before
-
-
-def test_the_former_handlers_come_back_after_an_exception(seen: list[int]) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-
-    with pytest.raises(RuntimeError, match="of the launch"), Signals((signal.SIGUSR1,)):
-        raise RuntimeError("of the launch")
-
-    assert signal.getsignal(signal.SIGUSR1) == before
-
-
-def test_the_former_handlers_come_back_for_a_signal_that_was_named_twice(seen: list[int]) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-
-    with Signals(parse_signals("SIGUSR1,SIGUSR1")):
-        pass
-
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
@@ -160,21 +139,6 @@ def test_a_signal_that_nobody_took_does_not_hide_an_exception(seen: list[int]) -
     with pytest.raises(RuntimeError, match="of the launch"):
         interrupted()
     assert seen == []
-
-
-def test_another_thread_installs_no_handler(seen: list[int]) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    found: list[object] = []
-
-    def enter() -> None:
-        with Signals((signal.SIGUSR1,)) as signals:
-            found.extend((signal.getsignal(signal.SIGUSR1), signals.drain()))
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join(LIMIT)
-
-    assert found == [before, []]
 
 
 def test_leaving_frees_the_descriptor(seen: list[int]) -> None:
@@ -220,6 +184,13 @@ def test_an_interrupt_is_a_keyboard_interrupt_too() -> None:
     assert isinstance(interruption(signal.SIGINT, "it tested"), KeyboardInterrupt)
 
 
+def in_another_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+
+
 def test_removed_handlers_leave_the_programs_own(hang_ups: list[int]) -> None:
     own = signal.getsignal(signal.SIGHUP)
     handlers = raising()
@@ -233,9 +204,7 @@ def test_removed_handlers_leave_the_programs_own(hang_ups: list[int]) -> None:
 def test_handlers_that_were_removed_in_another_thread_pass_the_signal_on(hang_ups: list[int]) -> None:
     own = signal.getsignal(signal.SIGHUP)
     handlers = raising()
-    thread = threading.Thread(target=handlers.remove)
-    thread.start()
-    thread.join()
+    in_another_thread(handlers.remove)
 
     signal.raise_signal(signal.SIGHUP)
 
@@ -276,9 +245,7 @@ def test_a_loop_on_top_collects_what_would_raise(hang_ups: list[int]) -> None:
 
 def test_in_another_thread_nothing_is_installed(hang_ups: list[int]) -> None:
     own = signal.getsignal(signal.SIGHUP)
-    thread = threading.Thread(target=raising)
-    thread.start()
-    thread.join()
+    in_another_thread(raising)
 
     assert signal.getsignal(signal.SIGHUP) is own
 
@@ -372,10 +339,8 @@ def test_in_another_thread_signals_are_not_handled_and_the_inbox_is_heard(seen: 
         with Signals((signal.SIGUSR1,), inbox) as signals:
             heard.append((signal.getsignal(signal.SIGUSR1), wait_readable([signals], LIMIT)))
 
-    thread = threading.Thread(target=listen)
-    thread.start()
     inbox.put("stop")
-    thread.join()
+    in_another_thread(listen)
 
     assert [(before, {inbox.fileno()})] == heard
 
@@ -445,9 +410,7 @@ def test_another_thread_puts_nothing_off() -> None:
         with DeferredSignals():
             seen.append(signal.getsignal(signal.SIGINT))
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join(LIMIT)
+    in_another_thread(look)
     assert seen == [signal.default_int_handler]
 
 
@@ -464,39 +427,25 @@ def by_default() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("signum", NOTICES)
-def test_a_notice_that_would_end_the_program_is_collected_for_the_workers(
-    signum: signal.Signals, by_default: None
+def test_a_notice_is_collected_for_the_workers_and_interrupts_no_start(
+    signum: signal.Signals, by_default: None, inbox: Inbox
 ) -> None:
-    inbox = Inbox()
-
     with HandledSignals((signal.SIGTERM,), inbox, takes_notices=True):
         signal.raise_signal(signum)
 
+    assert (set(), {inbox.fileno()}) == (wait_readable([inbox.hurry()], 0), wait_readable([inbox], 0))
     assert [NoticeReceived(signum)] == inbox.drain()
     assert signal.SIG_DFL == signal.getsignal(signum)
 
 
-def test_a_notice_interrupts_no_start(by_default: None) -> None:
-    inbox = Inbox()
-
-    with HandledSignals((), inbox, takes_notices=True):
-        signal.raise_signal(signal.SIGUSR1)
-
-    assert (set(), {inbox.fileno()}) == (wait_readable([inbox.hurry()], 0), wait_readable([inbox], 0))
-
-
-def test_a_notice_that_the_program_handles_itself_is_its_own(seen: list[int]) -> None:
-    inbox = Inbox()
-
+def test_a_notice_that_the_program_handles_itself_is_its_own(seen: list[int], inbox: Inbox) -> None:
     with HandledSignals((), inbox, takes_notices=True):
         signal.raise_signal(signal.SIGUSR1)
 
     assert ([signal.SIGUSR1], []) == (seen, inbox.drain())
 
 
-def test_a_notice_that_is_listed_stops_the_job(by_default: None) -> None:
-    inbox = Inbox()
-
+def test_a_notice_that_is_listed_stops_the_job(by_default: None, inbox: Inbox) -> None:
     with HandledSignals((signal.SIGUSR1,), inbox, takes_notices=True):
         signal.raise_signal(signal.SIGUSR1)
 
