@@ -85,6 +85,7 @@ def choose(
     is_static = config.rdzv_backend == "static"
     rank, rank_warnings = _node_rank(config, options) if is_static else (None, ())
     warnings = options.idle + _unused(config) + rank_warnings
+    # First, since a launch that needs no other node needs neither an id nor an endpoint.
     private = _private(config, options, fresh_id)
     if private is not None:
         return private, warnings + _warn_of_one_node(config)
@@ -271,6 +272,7 @@ def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, _Warnings]:
 def _wait_for(config: LaunchConfig, options: _options.Options) -> str:
     if options.wait_for is None:
         return config.wait_for
+    # "quiet" is the default, so that it does not say that somebody asked for it.
     if config.wait_for not in ("quiet", options.wait_for):
         raise ConfigError.of_setting(
             "wait_for",

@@ -27,8 +27,10 @@ def command_line(work: str, args: Sequence[str]) -> str:
     whole = shlex.join([work, *args])
     line = shlex.join([work, *_without_secrets(args)])
     if len(line) > LONGEST:
+        # Both ends: scripts are told apart by their beginning, their last options by the end.
         half = LONGEST // 2
         line = f"{line[:half]} ... {line[-half:]}"
+    # Something is left out: two commands that differ in it must give different lines all the same.
     if line == whole:
         return line
     return f"{line} (arguments {_digest(args)})"

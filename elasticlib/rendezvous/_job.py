@@ -77,6 +77,7 @@ class Job(JobOptions):
         """The part in a job of *backend* that *options* and the fields that are *given* besides say."""
         said = {name: getattr(options, name) for name in fields_dict(JobOptions)}
         if backend == "static":
+            # Ranks are given, so that every node is waited for, and the first one hosts the store.
             said["is_host"], given["min_nodes"] = node_rank == 0, given["max_nodes"]
         return cls(
             backend=backend,

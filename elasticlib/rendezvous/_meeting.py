@@ -55,7 +55,8 @@ def _log_all(warnings: Iterable[str]) -> None:
 
 def _find_local_etcd(job: Job) -> None:
     """Raise `ConfigError` unless somebody listens at the endpoint that none means: nobody would wait for that one."""
-    import socket  # only here: most launches need none
+    # Only here: most launches need none.
+    import socket
 
     host, _, port = job.endpoint.rpartition(":")
     try:

@@ -55,6 +55,7 @@ def _seconds(is_good: Callable[[float], bool]) -> Callable[[Any], float]:
         number = _number(value)
         if not is_good(number):
             raise ValueError
+        # Longer ones cannot be counted by all that waits; so long is for ever.
         return min(number, LONGEST_TIME)
 
     return read
@@ -245,6 +246,7 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
     """
     idle: list[str] = []
     found = _read_values(backend, configs, idle)
+    # Read all the same, so that a value that breaks its rule is named.
     backoff = found.pop("cas_backoff_max_seconds", 0)
     if backoff:
         idle.append(f"rdzv_configs={{'cas_backoff_max_seconds': {backoff:g}}} has no effect: no write is retried")
@@ -253,6 +255,7 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
         chosen["last_call"] = found["last_call_timeout"]
     if _counts_as_join_timeout(backend, found):
         chosen["join_timeout"] = found["timeout"]
+    # A file has no host: any node may open it.
     is_in_file = chosen.get("store_type") == "file"
     if is_in_file and "is_host" in chosen:
         idle.append(
@@ -267,6 +270,7 @@ def _read_values(backend: str, configs: Mapping[str, Any], idle: list[str]) -> d
     found = {}
     read_by_torch = _read_by_torch(backend, configs)
     for name, value in configs.items():
+        # Not given: programs pass options on whose default is None.
         if value is None:
             continue
         try:
@@ -315,6 +319,7 @@ def _stranger(backend: str, name: Any) -> str:
         others = ", ".join(sorted(RDZV_CONF_KEYS[name].backends))
         return f"{name} has no effect with rdzv_backend={backend!r}, only with {others}: leave it out"
     taken = [each for each, key in RDZV_CONF_KEYS.items() if backend in key.backends]
+    # Most unknown keys are misspelt ones.
     near = difflib.get_close_matches(str(name), taken, 1, 0.5)
     fix = f"did you mean {near[0]}? " if near else ""
     return f"{name} is unknown and has no effect: {fix}rdzv_backend={backend!r} takes {', '.join(taken)}"

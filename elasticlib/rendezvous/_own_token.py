@@ -59,6 +59,7 @@ def _is_local(job: Job) -> bool:
 def _own_token() -> str | None:
     user = os.geteuid()
     try:
+        # Of the user database and not of HOME, which sudo and cron set to other folders.
         path = Path(_home(user), ".cache", "elasticlib", "token")
         return read_or_make(path, user)
     except (OSError, ValueError) as error:
@@ -95,8 +96,10 @@ def read_or_make(path: Path, user: int) -> str:
 
 
 def _read(path: Path, user: int) -> str:
+    # Without following a link, and without waiting for a named pipe that somebody may have put there.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
+        # Of the open file: a look at the path could see another one.
         facts = os.fstat(descriptor)
         is_private = facts.st_uid == user and not facts.st_mode & 0o077
         if not is_private or not stat.S_ISREG(facts.st_mode):

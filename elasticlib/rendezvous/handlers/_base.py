@@ -116,6 +116,7 @@ class RendezvousHandler(abc.ABC):
 def check_nodes(min_nodes: Any, max_nodes: Any) -> None:
     """Raise `ConfigError` unless a job can have so many nodes, at least and at most."""
     for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
+        # True is an int in Python, and no number of nodes.
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(f"{name}={value!r} must be a whole number")
         if name == "min_nodes" and value < 1:

@@ -59,6 +59,7 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write *state* over that of *token*, or as the first; return what is there then, and whether it is *state*."""
+        # With a mark of its own: the same state written twice is two states, and their writers are told apart.
         value = base64.b64encode(state) + b"." + uuid.uuid4().hex.encode()
         if len(value) > _LONGEST:
             why = f"a state of {len(state):,} bytes is more than a store of torch takes: {_LONGEST:,} bytes as base64"
@@ -82,6 +83,7 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     def _swap(self, expected: bytes, value: bytes) -> bytes:
         try:
+            # torch's compare_set takes text, and any bytes may lie there.
             texts = (each.decode("ascii", "replace") for each in (expected, value))
             return bytes(self._store.compare_set(self._key, *texts))
         except (ValueError, RuntimeError, TimeoutError) as error:

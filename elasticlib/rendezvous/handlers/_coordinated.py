@@ -179,6 +179,7 @@ class CoordinatedHandler(RendezvousHandler):
             self._notes.check()
             if self._member is None or not self._notes.round_is_over:
                 return 0
+            # The round is over, so that this node's peers wait at least, whatever the last heartbeat said.
             return max(1, self._member.waiting())
 
     def shutdown(self) -> bool:
@@ -195,6 +196,7 @@ class CoordinatedHandler(RendezvousHandler):
                 self.set_closed()
         except ElasticError as error:
             _log.warning("job %r: closing the rendezvous failed: %s", self.job.run_id, error)
+            # A static job's others go on by themselves: for them nothing failed.
             heard = self._fixed
         self._release()
         return heard
@@ -241,6 +243,7 @@ class CoordinatedHandler(RendezvousHandler):
         with self._turned:
             self._check_open()
             if self._member is None:
+                # Its caller supervises no workers: a program that is busy for a while must not count as dead.
                 member = self._member = self._connect(self.job, stall=STALL)
                 self._listener = threading.Thread(
                     target=self._listen, args=(member,), name="elasticlib-handler", daemon=True
@@ -253,6 +256,7 @@ class CoordinatedHandler(RendezvousHandler):
         with self._turned:
             old = self._notes.forget_round()
             self._stores.clear()
+            # No worker of it runs any more, by this call's contract: the others need not wait for that.
             if old is not None:
                 member.post(Stopped(member.node, old.round, ()))
             member.join(1, ROLE)
@@ -289,6 +293,7 @@ class CoordinatedHandler(RendezvousHandler):
         """Return the round's store, which group rank 0 serves, and the address at which its peers reach it."""
         assert self._member is not None, "it gave the ranks"
         timeout = _round_store.timeout_of(self.job)
+        # The socket that was bound before the round: no other process can have taken its port.
         listener = self._member.listener() if assignment.group_rank == 0 else None
         if listener is None:
             return _round_store.reach(assignment.master_addresses, assignment.master_port, timeout)
@@ -313,6 +318,7 @@ class CoordinatedHandler(RendezvousHandler):
         if self._notes.ended:
             return
         self._member.post(Succeeded(self._member.node, assignment.round))
+        # The store of the others' workers lives here, and ends with this process.
         if self.job.node_rank == 0:
             self._notes.wait_for(self._notes.has_final, self.job.close_timeout)
 

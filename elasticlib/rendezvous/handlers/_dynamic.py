@@ -181,7 +181,8 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         return self._settings
 
     def _connect_here(self, job: Job, *, stall: float | None = None) -> Talk:
-        del stall  # a program's threads stand still together
+        # It has no meaning here: all threads of a program stand still together.
+        del stall
         runtime = NodeRuntime(job, backend=StateBackend(self._holder, job.heartbeat, _address_beside(self._store)))
         runtime.start()
         return cast(Talk, _Place(runtime, job.close_timeout))
@@ -278,6 +279,7 @@ def _seconds(name: str, value: object) -> timedelta:
 
 def _address_beside(store: Any) -> str | None:
     """Where peers reach this machine that use *store*, too: loopback where the store is there; None for loopback."""
+    # A PrefixStore has no host of its own: the innermost one has the address.
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = getattr(store, "host", None)
@@ -296,7 +298,8 @@ class StateBackend(KeysBackend):
 
     def connect(self, timeout: float) -> StateKeys:
         """Like `dial`, for those who need more than an exchange; *timeout* binds the back end's own calls only."""
-        del timeout  # nobody can end a call of somebody else's code; the thread that makes it is given up instead
+        # Nobody can end a call of somebody else's code: the thread that makes it is given up instead.
+        del timeout
         self._state.read()
         return StateKeys(self._state)
 

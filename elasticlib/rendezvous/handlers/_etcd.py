@@ -158,6 +158,7 @@ def _endpoint(client: str | V3Keys) -> str:
         raise ConfigError(
             f"client={client!r:.80} is not a client of elasticlib: give host:port, or that of EtcdServer.get_client()"
         )
+    # A client does not say which files it was made with, and the handler's own process needs them.
     if client.site.tls is not None:
         raise ConfigError(f"client={client.site.url}: with TLS use create_rdzv_handler, whose options name the files")
     return spell(client.site.host, client.site.port)
@@ -195,6 +196,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """Write *state* over that of *token*, or the first state; what is there then, and whether that is this one."""
         version = 0 if token is None else token
+        # A first state has version 0, and a token is above 0: anything else is no token of ours.
         if type(version) is int and (version > 0) is (token is not None):
             self._client.keep(self._folder)
             written = self._client.swap(self._path, state, version)
@@ -215,6 +217,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     """
     from elasticlib.rendezvous.handlers._etcd_store import EtcdStore
 
+    # Whoever calls this directly may have given any name: the endpoint is etcd's all the same.
     backend = params.backend if params.backend.startswith("etcd") else "etcd"
     job = job_of(params, backend)
     keys = EtcdBackend(job).connect(float(job.options.get("read_timeout", _CONNECT)))

@@ -47,6 +47,7 @@ class EtcdStore(Store):
         path = self._path(key)
         while True:
             (item,), _ = self.client.read([path])
+            # Version 0 means that nobody has written it: the swap fails where somebody does first.
             version, total = 0, int(num)
             if item is not None:
                 version, total = item.version, total + int(item.data)
@@ -71,6 +72,7 @@ class EtcdStore(Store):
         paths = [self._path(key) for key in keys]
         deadline = monotonic() + limit.total_seconds()
         while True:
+            # The version of this reading: a change that comes before the wait below is not missed.
             items, version = self.client.read(paths)
             found = [item for item in items if item is not None]
             if len(found) == len(items):

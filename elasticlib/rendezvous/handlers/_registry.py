@@ -81,6 +81,7 @@ def _check_static(params: RendezvousParameters, rank: int | None) -> None:
     if rank is None or not 0 <= rank < params.max_nodes:
         last = params.max_nodes - 1
         raise ConfigError(f"rank={rank}: with rdzv_backend='static' each node needs its own, from 0 to {last}")
+    # With two defaults: only a port that is given is the same twice.
     ports = {parse_rendezvous_endpoint(params.endpoint, default)[1] for default in (1, 2)}
     if not params.endpoint.strip() or len(ports) > 1 or ports == {0}:
         raise ConfigError(f"endpoint={params.endpoint!r}: rdzv_backend='static' needs host:port, such as node0:29500")
@@ -120,6 +121,7 @@ class RendezvousHandlerRegistry:
         if not backend:
             raise ConfigError(f"backend={backend!r} is no name for a rendezvous back end")
         with self._lock:
+            # One step: of two threads that register a name, one learns of the other.
             known = self._creators.setdefault(backend, creator)
         if known != creator:
             raise ConfigError(
@@ -159,6 +161,7 @@ class RendezvousHandlerRegistry:
 
     def _load_plugins(self) -> None:
         with self._lock:
+            # Once, and before the look-up: a plug-in may use this registry while it loads.
             group, self._group = self._group, None
             if group is None:
                 return

@@ -63,6 +63,7 @@ def apart(store: Store, run_id: str, round: int) -> Store:
 
 def first_reachable(addresses: Sequence[str], port: int) -> str:
     """The first address where somebody accepts; the only or first one when nobody does: its error says why."""
+    # A single address is not probed: connecting to it says the same, and costs no time.
     for address in addresses if len(addresses) > 1 else ():
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_PROBE):
             return address
@@ -74,6 +75,7 @@ def _store(address: str, port: int, timeout: float, listener: int | None = None)
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     limit = datetime.timedelta(seconds=_CONNECT)
+    # The server takes the descriptor over: the port was never free in between.
     hosts = listener is not None
     try:
         store = TCPStore(

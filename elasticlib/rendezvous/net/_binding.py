@@ -55,6 +55,7 @@ def bind_endpoint(
     is_numeric = address_of(host) is not None
     if is_numeric or is_loopback(host):
         return listen(addresses, port)
+    # A numeric or loopback host is decided by the kernel alone; for a name it matters where it leads to.
     outer = [address for address in addresses if not is_loopback(address.host)]
     if not outer:
         return _bind_loopback_name(host, port, addresses, alone)
@@ -66,6 +67,7 @@ def _bind_loopback_name(
 ) -> socket.socket | Elsewhere | Taken:
     """Bind a name that leads to loopback addresses only, as /etc/hosts often has it for a machine's own name."""
     own_name = socket.gethostname()
+    # Every machine has loopback: only this machine's own name says that it is meant.
     if _label(host) != _label(own_name):
         spelled = _spell_all(addresses)
         return Elsewhere(f"{host} resolves to {spelled} here, but this machine is called {own_name}")
@@ -85,6 +87,7 @@ def _bind_outer_name(
     if lowest not in here:
         why = "names several machines, and the lowest address is another one's"
         return Elsewhere(f"{host} ({_spell_all(addresses)}) {why}")
+    # Where the name leads here by several addresses, peers may come by any of them.
     if alone or len(here) == 1:
         return listen(here, port)
     return listen(ANYWHERE, port)
@@ -96,6 +99,7 @@ def listen(addresses: Sequence[Address], port: int) -> socket.socket | Elsewhere
         try:
             return _listen(address, port)
         except OSError as error:
+            # This machine has not that address, or not that family: another one may be its own.
             if error.errno in _ABSENT:
                 continue
             place = spell(address.host, port)
@@ -125,7 +129,8 @@ def outward_address() -> str | None:
 def address_towards(far: Address) -> str | None:
     """Return this machine's address on its way to *far*; None without a route."""
     with suppress(OSError), socket.socket(far.family, socket.SOCK_DGRAM) as probe:
-        probe.connect(far.place(9))  # for a datagram socket that only picks a route
+        # On a datagram socket this sends nothing: the kernel only picks a route.
+        probe.connect(far.place(9))
         return str(probe.getsockname()[0])
     return None
 
@@ -133,8 +138,10 @@ def address_towards(far: Address) -> str | None:
 def _listen(address: Address, port: int) -> socket.socket:
     listener = closed_in_forks(socket.socket(address.family, socket.SOCK_STREAM))
     try:
+        # Connections of a predecessor that are still in TIME_WAIT do not keep its port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address.family == socket.AF_INET6:
+            # Only the address of all interfaces takes IPv4 along, whatever this machine's default is.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address.host != "::")
         listener.bind(address.place(port))
         listener.listen(BACKLOG)

@@ -48,9 +48,11 @@ def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) ->
         except OSError as error:
             refused += isinstance(error, ConnectionRefusedError)
             whys.append(f"{address.host}: {_explain(error, limit)}")
+    # A machine's own name often leads to loopback by its hosts file: then each node seeks the store at itself.
     leads_to_loopback = any(is_loopback(address.host) for address in addresses)
     if leads_to_loopback and not is_loopback(host):
         whys.append(f"{host} resolves to this machine itself here: check its /etc/hosts")
+    # Only where every address refuses is it known that nobody listens.
     kind = RefusedError if refused == len(addresses) else RendezvousConnectionError
     raise kind(f"{spell(host, port)} cannot be reached ({'; '.join(whys)})")
 
@@ -75,12 +77,14 @@ class Limited(Generic[T]):
         with self._lock:
             if not attempt.done():
                 self._hanging.append(attempt)
+                # An earlier attempt may have come through while this one was waited for.
                 attempt = self._take_late_success(silence)
         return attempt.result()
 
     def _begin_or_resume(self, call: Callable[[], T]) -> Future[T]:
         self._hanging = [each for each in self._hanging if not _has_failed(each)]
         if len(self._hanging) >= LEFT_BEHIND:
+            # So a host that stays silent for hours costs a bounded number of threads.
             return self._hanging.pop()
         return _begin(call)
 
@@ -106,6 +110,7 @@ def _begin(call: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             attempt.set_result(call())
+        # Whatever it is, the thread that waits must hear of it.
         except BaseException as error:
             attempt.set_exception(error)
         _unfinished.discard(attempt)
@@ -128,7 +133,8 @@ def _connect(address: Address, port: int, limit: float) -> str:
         sock.settimeout(limit)
         sock.connect(address.place(port))
         if sock.getsockname() == sock.getpeername():
-            raise ConnectionRefusedError  # the kernel connected a free port to itself
+            # The kernel may choose the very port that is sought as the local one, and connect the socket to itself.
+            raise ConnectionRefusedError
         return str(sock.getsockname()[0])
 
 

@@ -46,6 +46,7 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 
 def _refuse_url(endpoint: str) -> None:
     scheme = _SCHEME.match(endpoint)
+    # etcd's users know endpoints as URLs: this names the part to keep.
     if scheme is None:
         return
     rest = endpoint[scheme.end() :].split("/")[0]
@@ -86,6 +87,7 @@ def is_loopback(host: str) -> bool:
     if address is None:
         name = host.lower().rstrip(".")
         return name in _LOOPBACK_NAMES or name.endswith(".localhost")
+    # ::ffff:127.0.0.1 is IPv4's loopback, which is_loopback does not see in every Python.
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
 

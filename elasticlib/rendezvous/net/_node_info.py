@@ -43,9 +43,11 @@ class BoundNodeInfo:
 
     def describe(self, slots: int, role: str) -> Descriptor:
         """Bind a socket for the next round and say where it is."""
+        # The round before may have had another group rank 0: its socket was bound in vain.
         if (unused := self.listener()) is not None:
             unused.close()
-        with room_for_descriptors(4):  # a caller whose own files fill its limit goes on to the next round all the same
+        # A caller whose own files fill its limit goes on to the next round all the same.
+        with room_for_descriptors(4):
             first = self.address()
             self._listener, others = _listen(first, self.port)
         port = self._listener.getsockname()[1]
@@ -87,6 +89,7 @@ def _listen(address: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
         if ipaddress.ip_address(address).is_loopback:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             return closed_in_forks(socket.create_server((address, port), family=family, backlog=_BACKLOG)), ()
+    # On all interfaces: peers may reach this machine by another address than the one that it knows of.
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     everywhere = closed_in_forks(socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual))
@@ -99,10 +102,12 @@ def own_addresses(*, ipv6: bool) -> list[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                # By ioctl, since Python has no other way to an interface's addresses without a further package.
                 answer = fcntl.ioctl(sock, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(answer[20:24]))
     if ipv6:
         with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as table:
             rows = [line.split() for line in table]
             found += [str(ipaddress.ip_address(bytes.fromhex(row[0]))) for row in rows if row[3] == _GLOBAL_SCOPE]
+    # A peer would reach itself at a loopback address.
     return [each for each in found if not ipaddress.ip_address(each).is_loopback]

@@ -73,8 +73,10 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
 
 def _look_up(host: str, port: int, timeout: float) -> Any:
     """Return what `_LOOKUP` found: a list of families and places, or a text that says why there is none."""
+    # Isolated and without site: the program's variables and packages must not slow it down, or break it.
     command = [sys.executable, "-I", "-S", "-c", _LOOKUP, host, str(port)]
     environment = dict(os.environ)
+    # This program may host a store, which asks no name server; here one is meant to be asked.
     if environment.get("RES_OPTIONS") == QUIET_LOOKUPS:
         del environment["RES_OPTIONS"]
     try:
@@ -84,6 +86,7 @@ def _look_up(host: str, port: int, timeout: float) -> Any:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
+                # A process needs a moment to start, however little time is left.
                 timeout=max(timeout, 0.1),
             )
         return loads(done.stdout)
@@ -96,6 +99,7 @@ def _look_up(host: str, port: int, timeout: float) -> Any:
 
 
 def _address(family: int, host: str, port: int, flow: int = 0, zone: int = 0) -> Address:
+    # A link-local address means nothing without its interface.
     if zone and "%" not in host:
         host = f"{host}%{zone}"
     return Address(family, host)

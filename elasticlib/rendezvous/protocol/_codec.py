@@ -68,6 +68,7 @@ class Codec:
     def plain(self, message: Any) -> dict[str, Any]:
         """Return the object as plain data, with its name and the version."""
         body = asdict(message)
+        # asdict loses the class of what is nested: its name must be written beside it.
         if "report" in body:
             body["report"] = self.plain(message.report)
         return body | {"v": self._version, "type": self._names[type(message)]}
@@ -86,6 +87,7 @@ class Codec:
             raise ValueError(f"it has version {_untrusted.shown(version)}, this node reads version {self._version}")
         body = dict(body)
         signature = body.pop("mac", None)
+        # Before the signature, since the place may depend on what the message says: nothing is done with it until then.
         message = self._named(body, tuple(self._classes))
         if not isinstance(place, str):
             place = place(message)
@@ -127,6 +129,7 @@ def key_of(token: str) -> bytes:
 
 def mac(data: bytes, key: bytes, place: str) -> str:
     """Return the signature of *data*, which are plain data as `write` gives them, for a place."""
+    # The place is covered too, so that a signed message that is copied elsewhere is worth nothing.
     return hmac.new(key, place.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
 
@@ -139,6 +142,7 @@ def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> N
     if not isinstance(found, str):
         raise ValueError("it is not signed, and this node has a token")
     expected = mac(write(body), key, place).encode()
+    # In constant time: how long it takes must not say how much of a signature was right.
     if not hmac.compare_digest(found.encode("utf-8", "replace"), expected):
         raise ValueError("its signature is of another token or another key")
 
@@ -164,6 +168,7 @@ def _many(read: Reader) -> Reader:
 def _code(value: Any) -> Any:
     text = _untrusted.exactly(value, str)
     try:
+        # A lone surrogate would make the key or the signature fail later, in somebody else's code.
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{_untrusted.shown(value)} holds half of a character") from None

@@ -141,6 +141,7 @@ def parts(values: Mapping[str, bytes], most: int, size: int) -> Iterator[list[tu
     total = 0
     for key, data in values.items():
         cost = len(key) + len(data)
+        # A value that is larger than a part goes alone: only the store can say that it is too large.
         is_full = len(part) == most or total + cost > size
         if part and is_full:
             yield part

@@ -39,11 +39,13 @@ class HeartbeatsRead:
         if high < 0 or low < 0:
             return -1
         remainder = high * len(_DIGITS) + low
+        # Only the remainder travels: the node knows the least that it can be, as counts never go down.
         return least + (remainder - least) % TOLD_MODULO
 
 
 def _digits(count: int) -> str:
     if not count:
         return _NONE
+    # Two characters a node: with thousands of nodes every heartbeat of the coordinator has them all.
     high, low = divmod(count % TOLD_MODULO, len(_DIGITS))
     return _DIGITS[high] + _DIGITS[low]

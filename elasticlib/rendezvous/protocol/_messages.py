@@ -369,6 +369,7 @@ def sealed(messages: Mapping[str, Message], key: bytes | None, place_of: Callabl
     known: dict[int, tuple[dict[str, Any], bytes]] = {}
     found = {}
     for name, message in messages.items():
+        # A notice for thousands of nodes is one object: only its signature differs from key to key.
         if id(message) not in known:
             body = _CODEC.plain(message)
             known[id(message)] = body, write(body)

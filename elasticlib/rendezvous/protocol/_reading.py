@@ -21,6 +21,7 @@ def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Announcem
         announcement = decode(data or b"", key, key_place(run_id, "", ANNOUNCEMENT))
     except RendezvousStateError:
         return None
+    # Another job's greeting may lie here where two jobs share a store by mistake.
     if not isinstance(announcement, Announcement) or announcement.run_id != run_id:
         return None
     return evolve(announcement, host=line(announcement.host))

@@ -42,6 +42,7 @@ def cost(text: str) -> int:
 
 def cut(text: str, most: int, beginning: float = _BEGINNING) -> str:
     """Return the text in at most so many bytes: its beginning, as large a share as that, a mark, and its end."""
+    # The length first: the cost of a very long text need not be counted.
     is_short = len(text) <= most and cost(text) <= most
     if is_short:
         return text
@@ -49,6 +50,7 @@ def cut(text: str, most: int, beginning: float = _BEGINNING) -> str:
     if room <= 0:
         return ""
     first = _first(text, int(room * beginning))
+    # Backwards, so that the same cut keeps the end.
     last = _first(text[-room:][::-1], room - cost(first))[::-1]
     return f"{first}{_MARK.format(len(text) - len(first) - len(last))}{last}"
 
@@ -85,6 +87,7 @@ def brief(final: Final) -> Final:
 
 def refers(final: Final) -> Final:
     """Return the same end, for each node's notice, where the whole root cause lies in one place for all."""
+    # The whole lies in the store as its node's message: without a node there is none.
     if final.root is None or final.root_node is None:
         return final
     if _fits((final.root,), WHOLE):
@@ -109,6 +112,7 @@ def whole(report: Failed | Stopped, most: int = ENVELOPE) -> Failed | Stopped:
     are_few = len(report.failures) <= MOST_NOTES
     if are_few and _fits(report.failures, room):
         return report
+    # A failure that a restart would only meet again ends the job: it must not lose its text.
     root, *others = sorted(report.failures, key=lambda note: (not note.fatal, *place(note, note.age)))
     # First a few words on each; then the likely root cause, as whole as can be; then the others again, if room is left.
     shortened = _shorten(others[: MOST_NOTES - 1], room // 2)
