@@ -98,11 +98,6 @@ def test_prefixes_on_etcd_are_apart(keys: V3Keys, run_id: str) -> None:
     assert EtcdRendezvousBackend(keys, run_id, "/other").get_state() is None
 
 
-def test_a_job_without_a_name_is_refused(make: Make) -> None:
-    with pytest.raises(ValueError, match="run_id=''"):
-        make("")
-
-
 @pytest.mark.parametrize("scribble", ["x", "x.y", "=.=", "gASV"])
 @pytest.mark.parametrize("kind", ["tcp", "file", "hash"])
 def test_a_scribble_is_a_state_error(kind: str, tmp_path: Path, scribble: str) -> None:

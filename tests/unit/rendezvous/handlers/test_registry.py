@@ -121,13 +121,3 @@ def test_options_that_the_back_end_does_not_know_are_named_with_the_nearest_one(
 
     assert 1 == len(caplog.records)
     assert "did you mean join_timeout?" in caplog.text
-
-
-def test_a_static_handler_needs_a_rank() -> None:
-    with pytest.raises(ValueError, match="rank=None"):
-        get_rendezvous_handler(RendezvousParameters("static", "localhost:29999", "job", 2, 2))
-
-
-def test_a_job_without_an_id_is_refused() -> None:
-    with pytest.raises(ValueError, match="run_id=''"):
-        get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", "", 1, 2))
