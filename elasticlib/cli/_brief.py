@@ -20,17 +20,17 @@ class Brief:
     def __init__(self, program: str, name: str, terminal: TextIO) -> None:
         self._head = f"{program}: {name}:"
         self._terminal = terminal
-        self._is_told = False
+        self._is_announced = False
 
     def sink(self, record: Record) -> None:
         """Say of the first round how large it is."""
-        if isinstance(record, records.RoundStarted) and not self._is_told:
-            self._is_told = True
+        if isinstance(record, records.RoundStarted) and not self._is_announced:
+            self._is_announced = True
             self._say(size_of(record.group_world_size, record.world_size, len(record.pids)))
 
     def end(self, status: JobStatus) -> None:
         """Say how the job has ended."""
-        if self._is_told:
+        if self._is_announced:
             self._say(outcome_of(status))
 
     def _say(self, what: str) -> None:
@@ -38,7 +38,7 @@ class Brief:
             print(self._head, what, file=self._terminal, flush=True)
         # The terminal is gone, and the job goes on.
         except OSError:
-            self._is_told = False
+            self._is_announced = False
 
 
 def size_of(nodes: int, ranks: int, here: int) -> str:

@@ -48,7 +48,7 @@ class _Read(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         text = "1" if self._row.is_flag else values
-        setattr(namespace, self.dest, _held(self._row, text, self._row.long))
+        setattr(namespace, self.dest, _namespace_value(self._row, text, self._row.long))
         setattr(namespace, GIVEN, {**getattr(namespace, GIVEN, {}), self.dest: self._row.long})
 
 
@@ -123,9 +123,9 @@ class Parser(argparse.ArgumentParser):
     def _default(self, row: Option) -> Any:
         """What the namespace holds when the option is not given; a variable that cannot be read waits for a parse."""
         try:
-            return _held(row, *self._unless_given(row))
+            return _namespace_value(row, *self._unless_given(row))
         except ConfigError:
-            return _held(row, row.default, row.long)
+            return _namespace_value(row, row.default, row.long)
 
     def _unless_given(self, row: Option) -> tuple[str | None, str]:
         """Text of an option that is not on the command line, and what it is given by."""
@@ -138,7 +138,7 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """As `argparse.ArgumentParser.parse_known_args`; ends the program where no script is named."""
-        options, rest = self._part(sys.argv[1:] if args is None else list(args))
+        options, rest = self._split(sys.argv[1:] if args is None else list(args))
         # A script must stand here for argparse; whether there is one is seen below, after the options.
         found, unknown = super().parse_known_args([*options, "--", "-"], namespace)
         if not rest:
@@ -148,7 +148,7 @@ class Parser(argparse.ArgumentParser):
         for row in ROWS:
             if row.dest not in given:
                 text, source = self._unless_given(row)
-                setattr(found, row.dest, _held(row, text, source))
+                setattr(found, row.dest, _namespace_value(row, text, source))
                 if source == row.variable:
                     given = {**given, row.dest: source}
         setattr(found, GIVEN, given)
@@ -188,7 +188,7 @@ class Parser(argparse.ArgumentParser):
         alike = difflib.get_close_matches(dashed, names, 1, _LIKENESS)
         return alike[0] if alike else ""
 
-    def _part(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
+    def _split(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
         """Part the options, spelled in full, from the script and what follows it."""
         options: list[str] = []
         rest = list(args)
@@ -242,7 +242,7 @@ def _taken(action: argparse.Action, rest: Sequence[str]) -> int:
     return min(values, 1) if action.nargs == argparse.OPTIONAL else values
 
 
-def _held(row: Option, text: str | None, source: str) -> Any:
+def _namespace_value(row: Option, text: str | None, source: str) -> Any:
     """Return the value of *text* in torch's namespace. Raises `ConfigError` that names *source*."""
     value = row.value(text, source)
     return text if row.is_kept_as_text else value
@@ -258,12 +258,12 @@ def values_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]
     return {row.dest: _value(row, getattr(args, row.dest, row.default), given) for row in ROWS}, given
 
 
-def _value(row: Option, held: Any, given: Mapping[str, str]) -> Any:
+def _value(row: Option, present: Any, given: Mapping[str, str]) -> Any:
     source = given.get(row.dest, row.long)
-    if isinstance(held, str):
+    if isinstance(present, str):
         # A default stays the very object: later code knows it by identity.
-        return row.value(held, source)
+        return row.value(present, source)
     # Somebody has put a number there for an option whose text torch's namespace keeps.
-    if held is not None and row.is_kept_as_text:
-        return row.value(str(held), source)
-    return held
+    if present is not None and row.is_kept_as_text:
+        return row.value(str(present), source)
+    return present

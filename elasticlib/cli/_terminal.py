@@ -232,10 +232,10 @@ def _rest(left: Sequence[RankStatus]) -> str:
     if not left:
         return ""
     who = counted(len(left), "more rank")
-    told = [rank.step for rank in left if rank.step is not None]
-    if not told:
+    steps = [rank.step for rank in left if rank.step is not None]
+    if not steps:
         return f"and {who}"
-    at = f"step {told[0]}" if min(told) == max(told) else f"steps {min(told)} to {max(told)}"
+    at = f"step {steps[0]}" if min(steps) == max(steps) else f"steps {min(steps)} to {max(steps)}"
     return f"and {who}, at {at}"
 
 

@@ -33,7 +33,7 @@ def end(
         if not future.done():
             future.set_result(None)
 
-    def tell() -> None:
+    def wake() -> None:
         # The loop was closed meanwhile.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(set_it)
@@ -42,7 +42,7 @@ def end(
         nonlocal ticker
         ticker = loop.call_later(_TICK, tick)
 
-    when_done(tell)
+    when_done(wake)
     try:
         # No other one gets signals.
         if threading.current_thread() is threading.main_thread():
@@ -54,6 +54,6 @@ def end(
             error.add_note(f"that does not stop job {name!r}: its stop() does, or the end of its with block")
         raise
     finally:
-        forget(tell)
+        forget(wake)
         if ticker is not None:
             ticker.cancel()

@@ -1,5 +1,5 @@
 """
-Which GPUs of this machine a job gets. PURE: what was asked, what the program sees and what others have in; GPUs out.
+Which GPUs of this machine a job gets. PURE: requests, what the program sees and what others have in; GPUs out.
 
 Rules of this file: a job has the GPUs that its workers see. Jobs at once never have the same one, whether they call it
 by its index or by its name; only calls that say nothing of GPUs share them, as programs beside each other do.
@@ -64,7 +64,7 @@ def showing(gpus: Iterable[str], environment: Mapping[str, str]) -> dict[str, st
 
 
 def choose(
-    asked: Sequence[int | str] | None,
+    requested: Sequence[int | str] | None,
     workers: int | str,
     seen: tuple[str, ...] | None,
     others: Iterable[Share],
@@ -73,15 +73,15 @@ def choose(
     names: Mapping[str, str] = _NONE,
 ) -> tuple[str, ...] | None:
     """
-    Return the GPUs of a job of *workers* that was *asked* to have some; None for whatever there is.
+    Return the GPUs of a job of *workers* that has *requested* some; None for whatever there is.
 
-    What is asked for are indices of what the program has *seen*, or names, which the driver has by index in *names*. A
-    job that was not asked gets all that *others* do not have. Raises `ConfigError` for what is not there, and
+    Requests are indices into the GPUs that the program has *seen*, or names, which the driver has by index in *names*.
+    A job without a request gets all that *others* do not have. Raises `ConfigError` for what is not there, and
     `JobRunsError` where another job has it.
     """
     owners = _owners(others, names, may_share=may_share)
-    if asked is not None:
-        return _choose_asked(asked, seen, owners, names)
+    if requested is not None:
+        return _choose_requested(requested, seen, owners, names)
     if not seen or workers == "cpu":
         return None
     return _choose_free(workers, seen, owners, names)
@@ -97,20 +97,20 @@ def _owners(others: Iterable[Share], names: Mapping[str, str], *, may_share: boo
     return owners
 
 
-def _choose_asked(
-    asked: Sequence[int | str],
+def _choose_requested(
+    requested: Sequence[int | str],
     seen: tuple[str, ...] | None,
     owners: Mapping[str, str],
     names: Mapping[str, str],
 ) -> tuple[str, ...]:
-    found = tuple(_one(each, asked, seen) for each in asked)
+    found = tuple(_one(each, requested, seen) for each in requested)
     # An index and a name may mean the same GPU.
     distinct = {_name_of(gpu, names) for gpu in found}
     if len(distinct) < len(found):
-        raise ConfigError(f"devices={list(asked)!r} names a GPU twice: name each once")
+        raise ConfigError(f"devices={list(requested)!r} names a GPU twice: name each once")
     taken = _taken(found, owners, names)
     if taken:
-        raise JobRunsError(_refusal(f"devices={list(asked)!r}", taken))
+        raise JobRunsError(_refusal(f"devices={list(requested)!r}", taken))
     return found
 
 
@@ -152,15 +152,15 @@ def _name_of(gpu: str, names: Mapping[str, str]) -> str:
     return gpu
 
 
-def _one(asked: int | str, all_of_them: Sequence[int | str], seen: tuple[str, ...] | None) -> str:
-    if isinstance(asked, str) or seen is None:
-        return str(asked)
-    if asked >= len(seen):
+def _one(requested: int | str, all_of_them: Sequence[int | str], seen: tuple[str, ...] | None) -> str:
+    if isinstance(requested, str) or seen is None:
+        return str(requested)
+    if requested >= len(seen):
         raise ConfigError(
             f"devices={list(all_of_them)!r}: this program sees {_range_text(len(seen))}: name those by index, "
             "or leave devices out"
         )
-    return seen[asked]
+    return seen[requested]
 
 
 def _range_text(count: int) -> str:

@@ -460,7 +460,7 @@ class Job:
 
 def _rank_status(worker: WorkerNow, rank: int, course: Course) -> RankStatus:
     """How *worker*, which has global *rank* in a job of this *course*, is now."""
-    told = worker.progress
+    progress = worker.progress
     return RankStatus(
         rank=rank,
         local_rank=worker.local_rank,
@@ -470,10 +470,10 @@ def _rank_status(worker: WorkerNow, rank: int, course: Course) -> RankStatus:
         pid=worker.pid,
         exitcode=worker.exitcode,
         restarts=course.restarts,
-        step=None if told is None else told.step,
-        total=None if told is None else told.total,
-        metrics={} if told is None else told.metrics,
-        age=None if told is None else told.age,
+        step=None if progress is None else progress.step,
+        total=None if progress is None else progress.total,
+        metrics={} if progress is None else progress.metrics,
+        age=None if progress is None else progress.age,
         last_line=last_line([worker.stdout, worker.stderr]),
     )
 

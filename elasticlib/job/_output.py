@@ -74,16 +74,16 @@ def announce_log_folder(logs: LogsSpecs) -> None:
         records.log(records.StreamsKept(folder))
 
 
-def remove_logs(logs: LogsSpecs, asked: LogsSpecs, *, succeeded: bool, is_kept: bool) -> None:
+def remove_logs(logs: LogsSpecs, requested: LogsSpecs, *, succeeded: bool, is_kept: bool) -> None:
     """
-    Let go of the files of workers that are gone, and tell what the caller *asked* for where they are.
+    Let go of the files of workers that are gone, and tell what the caller has *requested* where they are.
 
     *is_kept*: unless they have *succeeded*, people are told of files that stay for a look.
     """
-    if isinstance(logs, DefaultLogsSpecs) and isinstance(asked, DefaultLogsSpecs):
+    if isinstance(logs, DefaultLogsSpecs) and isinstance(requested, DefaultLogsSpecs):
         logs.forget_unused()
         logs.put_away(succeeded=succeeded)
-        asked.tell(logs)
+        requested.note_folder_of(logs)
         stays = is_kept or not isinstance(logs, JobLogs)
         if stays and not succeeded and logs.root_log_dir:
             records.log(records.LogsKept(logs.root_log_dir))

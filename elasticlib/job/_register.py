@@ -34,21 +34,21 @@ class Shares:
 
     @contextlib.contextmanager
     def of(
-        self, owner: str, asked: Sequence[int | str] | None, workers: int | str, *, is_started: bool
+        self, owner: str, requested: Sequence[int | str] | None, workers: int | str, *, is_started: bool
     ) -> Iterator[dict[str, str]]:
         """
         Reserve GPUs for *owner* for the length of the block.
 
         Yields the variables that let its workers see no others; {} where they may see all that this program does.
         """
-        may_share = asked is None and not is_started
+        may_share = requested is None and not is_started
         seen = _gpus.seen_by(os.environ, gpu_count())
         names = gpu_names(os.environ)
         with self._lock:
-            found = _gpus.choose(asked, workers, seen, self._shares, may_share=may_share, names=names)
+            found = _gpus.choose(requested, workers, seen, self._shares, may_share=may_share, names=names)
             share = _gpus.Share(owner, found or (), may_share)
             self._shares.append(share)
-        has_all = asked is None and found == seen
+        has_all = requested is None and found == seen
         variables = {}
         if found is not None and not has_all:
             variables = _gpus.showing(found, os.environ)

@@ -83,10 +83,10 @@ class RankStatus:
     def cells(self) -> list[str]:
         """The row of a table, under `HEADINGS`."""
         steps = "" if self.step is None else f"{self.step}" if self.total is None else f"{self.step}/{self.total}"
-        told = " ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
+        metrics = " ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
         state = f"failed ({self.exitcode})" if self.state == "failed" else self.state
         line = self.last_line if len(self.last_line) <= _SHOWN else f"{self.last_line[: _SHOWN - 3]}..."
-        return [str(self.rank), self.host, state, str(self.pid or ""), steps, told, line]
+        return [str(self.rank), self.host, state, str(self.pid or ""), steps, metrics, line]
 
 
 def state_of(pid: int, exitcode: int | None, *, was_stopped: bool) -> str:

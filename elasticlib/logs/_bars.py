@@ -74,7 +74,7 @@ class BarAssembler:
         self._at = 0
         """In which of them the cursor is."""
         self._numbers = 0
-        self._held = b""
+        self._incomplete = b""
         """What may be the first part of a control sequence."""
         self._bars_due: float | None = None
 
@@ -94,7 +94,7 @@ class BarAssembler:
             out.append(self._plain.feed(data[:begin], now))
             self._new_row()
             data = self._plain.take() + data[begin:]
-        out += self._taken(self._held + data, now)
+        out += self._taken(self._incomplete + data, now)
         return b"".join([*out, self._rest(now)])
 
     def tick(self, now: float) -> bytes:
@@ -132,15 +132,15 @@ class BarAssembler:
         """Return True for a row that was rewritten, or will be by the ``\\r`` that is held back."""
         if row.under is not None:
             return True
-        return self._held == b"\r" and row is self._rows[self._at]
+        return self._incomplete == b"\r" and row is self._rows[self._at]
 
     def finish(self) -> bytes:
         """Return the open lines, each with a newline, and the ends of all bars."""
         if not self._rows:
             return self._plain.finish()
         current = self._rows[self._at]
-        current.open += self._held.removesuffix(b"\r")
-        is_rewritten = self._held == b"\r"
+        current.open += self._incomplete.removesuffix(b"\r")
+        is_rewritten = self._incomplete == b"\r"
         current.is_wiped = not is_rewritten and current.under is not None and current.under.isspace()
         out = []
         for row in self._rows:
@@ -149,7 +149,7 @@ class BarAssembler:
             elif row.shown is not None:
                 out.append(self._bar(self._prefix, row.number, b"", True))
         self._rows.clear()
-        self._held, self._at = b"", 0
+        self._incomplete, self._at = b"", 0
         self._bars_due = self.due = None
         return b"".join(out)
 
@@ -167,8 +167,8 @@ class BarAssembler:
     def _taken(self, data: bytes, now: float) -> Iterator[bytes]:
         """Write *data* into the rows; the lines that this ends."""
         unfinished = _UNFINISHED.search(data)
-        self._held = b"" if unfinished is None else unfinished[0]
-        until = len(data) - len(self._held)
+        self._incomplete = b"" if unfinished is None else unfinished[0]
+        until = len(data) - len(self._incomplete)
         at = 0
         for found in _CONTROL.finditer(data, 0, until):
             yield from self._written(data[at : found.start()])
@@ -250,9 +250,9 @@ class BarAssembler:
         self.due = None
         if not self._rows:
             return b""
-        if not self._has_bar() and self._held != b"\r":
-            text = bytes(self._rows.pop().open) + self._held
-            self._held = b""
+        if not self._has_bar() and self._incomplete != b"\r":
+            text = bytes(self._rows.pop().open) + self._incomplete
+            self._incomplete = b""
             return self._plain.feed(text, now)
         if fed and self._bars_due is None:
             self._bars_due = _next_moment(now)

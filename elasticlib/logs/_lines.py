@@ -122,12 +122,12 @@ class LineAssembler:
             out.append(self._line(self._seen(bytes(self._open)), end))
             self._open.clear()
             self._under = self._shown = self.due = None
-        held = rest.endswith(b"\r")
+        is_incomplete = rest.endswith(b"\r")
         before = self._under
         out.append(self._rewrite(rest.removesuffix(b"\r")))
-        if held:
+        if is_incomplete:
             self._open += b"\r"
-        if self.due is None and (held or self._under != before):
+        if self.due is None and (is_incomplete or self._under != before):
             self.due = now + REWRITE_PERIOD
         return b"".join(out)
 

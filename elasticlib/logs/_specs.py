@@ -72,7 +72,7 @@ class DefaultLogsSpecs(LogsSpecs):
         super().__init__(os.fspath(log_dir) if log_dir else None, redirects, tee, local_ranks_filter)
         self.default_prefix = DEFAULT_PREFIX
         """Template of what stands before tee'd lines unless the launch says it."""
-        self.keeps_streams = _is_asked(redirects) or _is_asked(tee)
+        self.keeps_streams = _is_requested(redirects) or _is_requested(tee)
         """True where the caller asked for files of streams: these stay after the launch, in a temporary folder too."""
         self._forget_folders()
 
@@ -98,7 +98,7 @@ class DefaultLogsSpecs(LogsSpecs):
         """
         return self._base or self._last_base or self._root_log_dir or ""
 
-    def tell(self, launched: DefaultLogsSpecs) -> None:
+    def note_folder_of(self, launched: DefaultLogsSpecs) -> None:
         """Have `root_log_dir` say where *launched*, a copy for a launch that ended, left its folders, if it did."""
         self._last_base = launched._base
 
@@ -131,7 +131,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def _needs_files(self) -> bool:
         """Return True where the caller asked for files, or named a folder for them."""
-        return self._root_log_dir is not None or _is_asked(self._redirects) or _is_asked(self._tee)
+        return self._root_log_dir is not None or _is_requested(self._redirects) or _is_requested(self._tee)
 
     def _check_temporary(self) -> None:
         try:
@@ -190,7 +190,7 @@ class DefaultLogsSpecs(LogsSpecs):
             return
         try:
             self._make_run_folder(run_id)
-            if _is_asked(self._redirects) or _is_asked(self._tee):
+            if _is_requested(self._redirects) or _is_requested(self._tee):
                 with tempfile.TemporaryFile(dir=self._run_folder, buffering=0) as probe:
                     probe.write(bytes(_ROOM))
         except (OSError, ValueError) as error:
@@ -297,6 +297,6 @@ class DefaultLogsSpecs(LogsSpecs):
         )
 
 
-def _is_asked(streams: Std | Mapping[int, Std]) -> bool:
+def _is_requested(streams: Std | Mapping[int, Std]) -> bool:
     """Return True where a stream of some rank was named."""
     return any(streams.values()) if isinstance(streams, Mapping) else bool(streams)

@@ -87,12 +87,12 @@ class _Target:
                 raise ValueError("it shows no more objects")
             with open(mark.path, "rb") as file:
                 file.seek(mark.offset)
-                told = loads(file.read(mark.length))
+                message = loads(file.read(mark.length))
             with self._lock:
-                if "clear" in told:
-                    self._context.run(self._displays.clear_output, told["wait"])
+                if "clear" in message:
+                    self._context.run(self._displays.clear_output, message["wait"])
                 else:
-                    self._context.run(functools.partial(self._displays.publish, **told))
+                    self._context.run(functools.partial(self._displays.publish, **message))
         except Exception:
             self.say(f"{mark.text}\n" if mark.text else "")
 
@@ -153,7 +153,7 @@ class CallersStream:
             kind = "pool" if is_pool else "started" if is_started else "call"
             self._words = functools.partial(words, name, kind, ranks)
             self._is_pools = is_pool
-            self._silence = Silence(self._tell)
+            self._silence = Silence(self._show_silence)
 
     def turn_here(self) -> None:
         """From now on, up to `rest`, it is that of this caller, who waits for output."""
@@ -184,7 +184,7 @@ class CallersStream:
             self._silence.end()
         self._show_tail(self._target, is_last=True)
 
-    def _tell(self, seconds: float | None) -> None:
+    def _show_silence(self, seconds: float | None) -> None:
         """Say for how long nothing has come; None: something has."""
         target = self._target
         if seconds is None:

@@ -22,7 +22,7 @@ _WHOLE = re.compile(
 )
 _LABEL = re.compile(r"^\[\d+\] \Z", re.MULTILINE)
 """Tells which rank wrote a line; above what only changes an object it would stand for nothing."""
-_MOST_HELD = 1 << 16
+_LONGEST_REST = 1 << 16
 """Characters that may be held back for the rest of a mark."""
 _MOST_TEXT = 1 << 14
 """Characters of text that stand for an object."""
@@ -85,11 +85,11 @@ class Reader:
     def __init__(self, word: str) -> None:
         self._word = word
         self._head = f"\x1b_{_NAME};{word};"
-        self._held = ""
+        self._rest = ""
 
     def feed(self, text: str) -> Iterator[str | Mark | Bar]:
         """What *text* brings, in its order; what may be the begin of a mark comes with its rest."""
-        text = self._held + text
+        text = self._rest + text
         at = 0
         for found in _WHOLE.finditer(text):
             word, number, is_last, label, state, *mark = found.groups()
@@ -107,7 +107,7 @@ class Reader:
                 yield Mark(path, int(offset), int(length), shown.replace(_NEWLINE, "\n"), is_new == "1")
             at = found.end()
         until = self._open(text, at)
-        self._held = text[until:]
+        self._rest = text[until:]
         if until > at:
             yield text[at:until]
 
@@ -117,7 +117,7 @@ class Reader:
         if begin < 0:
             last = text.rfind("\x1b", at)
             begin = last if last >= 0 and self._head.startswith(text[last:]) else len(text)
-        return begin if len(text) - begin <= _MOST_HELD else len(text)
+        return begin if len(text) - begin <= _LONGEST_REST else len(text)
 
 
 def _text(code: str) -> str:

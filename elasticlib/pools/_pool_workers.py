@@ -171,7 +171,7 @@ class PoolWorkers:
         self._group = group
         self._has_own_files = config.logs_specs is None
         """Whether nobody else chose where its output is kept."""
-        self._asked = 0
+        self._calls = 0
         self._files = _ImportedFiles()
         self._replace_reason = ""
         """Why it can serve no more calls."""
@@ -253,7 +253,7 @@ class PoolWorkers:
         variables = without_secrets(os.environ)
         message: Message = {
             "op": "call",
-            "call": self._asked + 1,
+            "call": self._calls + 1,
             "by_all": by_all,
             "group": [self._group, None] if group is None else list(group),
             "sources": packed.sources,
@@ -261,14 +261,14 @@ class PoolWorkers:
             **self._caller.place(),
         }
         with DeferredSignals():
-            self._asked += 1
+            self._calls += 1
             descriptors = descriptors_of_memories(memories)
             message["memories"] = list(descriptors)
             try:
                 for rank in ranks:
                     changed = self._caller.variables_for(rank, variables)
                     own = {**message, "variables": changed}
-                    self._channels.send_call(rank, self._asked, own, tuple(descriptors.values()))
+                    self._channels.send_call(rank, self._calls, own, tuple(descriptors.values()))
             finally:
                 for descriptor in descriptors.values():
                     os.close(descriptor)
