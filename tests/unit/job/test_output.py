@@ -112,45 +112,40 @@ def test_without_a_stream_output_is_dropped() -> None:
     made_for(None)(b"x")
 
 
-@pytest.mark.usefixtures("kernel")
-def test_a_cell_gets_no_more_than_it_bears(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell shows ten characters of a job's output."""
     monkeypatch.setattr(_callers_stream, "_MOST_SHOWN", 10)
+
+
+@pytest.mark.usefixtures("kernel", "little_room")
+@pytest.mark.parametrize(
+    ("blocks", "shown", "tail"),
+    [
+        ([b"12345678"] * 5, "12345678\n", "12345678" * 4),
+        ([b"one\ntwo\nthree\n"], "one\ntwo\n", "three"),
+        ([b"one\ntwo\nthree\n", b"four\n"], "one\ntwo\n", "three\nfour"),
+    ],
+    ids=["no newline", "whole lines", "more blocks"],
+)
+def test_a_cell_gets_whole_lines_while_it_has_room_and_the_last_ones_at_the_end(
+    blocks: list[bytes], shown: str, tail: str
+) -> None:
     stream = Stream()
     to = made_for(stream)
     to.files = lambda: "/logs"
-    for _ in range(5):
-        to(b"12345678")
-
-    assert stream.getvalue() == "12345678\n[... the rest is in /logs]\n"
-    assert to.is_full
-
-
-@pytest.mark.usefixtures("kernel")
-def test_the_last_line_that_a_cell_gets_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_callers_stream, "_MOST_SHOWN", 10)
-    stream = Stream()
-    to = made_for(stream)
-    to.files = lambda: "/logs"
-    to(b"one\ntwo\nthree\n")
-
-    assert stream.getvalue() == "one\ntwo\n[... the rest is in /logs]\n"
-
-
-@pytest.mark.usefixtures("kernel")
-def test_a_cell_that_keeps_text_gets_the_last_lines_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_callers_stream, "_MOST_SHOWN", 10)
-    stream = Stream()
-    to = made_for(stream)
-    to.files = lambda: "/logs"
-    to(b"one\ntwo\nthree\n")
-    to(b"four\n")
+    for block in blocks:
+        to(block)
+    head = f"{shown}[... the rest is in /logs]\n"
+    assert stream.getvalue() == head
     to.rest()
     to.close()  # which has nothing to add
 
-    head, note, tail = "one\ntwo\n", "[... the rest is in /logs]\n", "[all of the output is in /logs]\nthree\nfour\n"
-    assert stream.getvalue() == head + note + tail
+    assert stream.getvalue() == f"{head}[all of the output is in /logs]\n{tail}\n"
+    assert to.is_full
 
 
+@pytest.mark.usefixtures("little_room")
 def test_a_cell_has_the_last_lines_in_a_display_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[tuple[str, str, bool]] = []
 
@@ -163,7 +158,6 @@ def test_a_cell_has_the_last_lines_in_a_display_of_their_own(monkeypatch: pytest
     displays = SimpleNamespace(parent_header="a cell", publish=publish)
     shell = SimpleNamespace(kernel=object(), display_pub=displays)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
-    monkeypatch.setattr(_callers_stream, "_MOST_SHOWN", 10)
     stream = Kernels()
     to = made_for(stream)
     to.files = lambda: "/logs/0.log"
@@ -180,8 +174,8 @@ def test_a_cell_has_the_last_lines_in_a_display_of_their_own(monkeypatch: pytest
     assert len({name for name, _, _ in shown}) == 1
 
 
-def test_a_program_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_callers_stream, "_MOST_SHOWN", 10)
+@pytest.mark.usefixtures("little_room")
+def test_a_program_gets_all() -> None:
     stream = Stream()
     to = made_for(stream)
     to(b"1" * 100)

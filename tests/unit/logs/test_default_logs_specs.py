@@ -129,17 +129,10 @@ def test_a_copy_for_a_launch_keeps_the_class_and_the_wishes() -> None:
     assert specs == specs.for_launch()
 
 
-@pytest.mark.parametrize("twin", [copy.deepcopy, lambda specs: pickle.loads(pickle.dumps(specs))])
-def test_a_specification_copies_and_pickles(twin: object) -> None:
+def test_specifications_are_equal_by_their_wishes() -> None:
     specs = DefaultLogsSpecs("/logs", Std.OUT)
 
-    assert callable(twin)
-    assert specs == twin(specs)
-
-
-def test_specifications_that_ask_for_something_else_differ() -> None:
-    specs = DefaultLogsSpecs("/logs", Std.OUT)
-
+    assert specs == copy.deepcopy(specs) == pickle.loads(pickle.dumps(specs))
     assert specs != DefaultLogsSpecs("/logs", Std.ERR)
     assert specs != DefaultLogsSpecs("/other", Std.OUT)
     assert specs != "/logs"
@@ -214,15 +207,19 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", refuse)
 
 
-@pytest.mark.parametrize("asked", [{"redirects": Std.ERR}, {"redirects": {1: Std.OUT}}, {"tee": Std.OUT}])
-def test_streams_without_a_temporary_folder_are_refused(asked: dict[str, Any], read_only: None) -> None:
+@pytest.mark.parametrize(
+    "specs",
+    [
+        DefaultLogsSpecs(redirects=Std.ERR),
+        DefaultLogsSpecs(redirects={1: Std.OUT}),
+        DefaultLogsSpecs(tee=Std.OUT),
+        JobLogs(),
+    ],
+    ids=repr,
+)
+def test_streams_without_a_temporary_folder_are_refused(specs: DefaultLogsSpecs, read_only: None) -> None:
     with pytest.raises(LogDirError, match="TMPDIR"):
-        DefaultLogsSpecs(**asked).check()
-
-
-def test_output_of_a_job_object_needs_a_temporary_folder(read_only: None) -> None:
-    with pytest.raises(LogDirError, match="TMPDIR"):
-        JobLogs().check()
+        specs.check()
 
 
 def test_without_a_temporary_folder_workers_have_no_error_files(read_only: None) -> None:
@@ -289,25 +286,26 @@ def test_a_temporary_folder_is_removed_and_made_anew_for_the_next_launch(tempora
     assert os.path.isdir(os.path.dirname(dest.error_files[0]))
 
 
-@pytest.mark.parametrize("asked", [{"redirects": Std.ALL}, {"tee": {1: Std.OUT}}])
-def test_temporary_folder_of_redirected_streams_stays_after_success(temporary: Path, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "stays"),
+    [
+        ({"redirects": Std.ALL}, True),
+        ({"tee": {1: Std.OUT}}, True),
+        ({"redirects": {0: Std.NONE}}, False),
+        ({}, False),
+    ],
+    ids=["redirected", "tee'd", "nothing redirected", "nothing said"],
+)
+def test_temporary_folder_stays_after_success_for_redirected_streams_only(
+    temporary: Path, asked: dict[str, Any], stays: bool
+) -> None:
     specs = DefaultLogsSpecs(**asked).for_launch()
     specs.reify(envs())
 
     specs.put_away(succeeded=True)
 
-    assert [specs.kept_temporary_folder()] == [str(path) for path in temporary.iterdir()]
-
-
-@pytest.mark.parametrize("asked", [{}, {"redirects": {0: Std.NONE}}])
-def test_temporary_folder_without_redirected_streams_goes_with_success(temporary: Path, asked: dict[str, Any]) -> None:
-    specs = DefaultLogsSpecs(**asked).for_launch()
-    specs.reify(envs())
-
-    specs.put_away(succeeded=True)
-
-    assert "" == specs.kept_temporary_folder()
-    assert not list(temporary.iterdir())
+    assert stays == bool(specs.kept_temporary_folder())
+    assert [specs.kept_temporary_folder()] * stays == [str(path) for path in temporary.iterdir()]
 
 
 @pytest.mark.parametrize("trouble", [FileNotFoundError, PermissionError])
@@ -368,25 +366,21 @@ def test_a_rounds_temporary_logs_go_and_those_of_others_stay(temporary: Path) ->
     assert specs.root_log_dir == ""
 
 
-def test_a_round_below_a_given_folder_is_not_temporary(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path))
-    specs.reify(envs())
-
-    assert specs.temporary_round() == ""
-
-
 def test_a_folder_that_was_asked_for_is_never_removed(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path))
     dest = specs.reify(envs())
 
     specs.remove_if_temporary()
 
+    assert specs.temporary_round() == ""
     assert os.path.isdir(os.path.dirname(dest.error_files[0]))
 
 
 def test_the_null_device_keeps_no_files(temporary: Path) -> None:
     specs = DefaultLogsSpecs(os.devnull, Std.ALL, Std.ALL)
     specs.check()
+    specs.make_ready("job")
+    specs.forget_unused()
 
     dest = specs.reify(envs())
 
@@ -493,11 +487,3 @@ def test_a_folder_with_the_logs_of_a_round_stays(tmp_path: Path) -> None:
     specs.forget_unused()
 
     assert os.path.isdir(os.path.dirname(dest.error_files[0]))
-
-
-def test_the_null_device_needs_nothing_made_ready(temporary: Path) -> None:
-    specs = DefaultLogsSpecs(os.devnull, redirects=Std.ALL)
-    specs.make_ready("job")
-    specs.forget_unused()
-
-    assert [] == list(temporary.iterdir())

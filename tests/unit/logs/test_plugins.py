@@ -125,36 +125,36 @@ def test_a_plug_in_that_is_of_no_use_is_refused_with_the_reason(
     assert "logs_specs='mine'" in str(caught.value)
 
 
-def test_a_class_that_takes_other_keywords_is_refused_with_the_reason(install: Install) -> None:
-    install(
-        "narrow",
-        """
-        class Own:
-            root_log_dir = ""
-            def __init__(self, log_dir): pass
-            def reify(self, envs): pass
-        """,
-        mine="narrow:Own",
-    )
+NARROW = """
+class Own:
+    root_log_dir = ""
+    def __init__(self, log_dir): pass
+    def reify(self, envs): pass
+"""
+PICKY = """
+from elasticlib.logs import DefaultLogsSpecs
 
-    with pytest.raises(ConfigError, match=r"narrow\.Own cannot be made .*TypeError.*redirects"):
-        load_logs_specs("mine")()
+class Own(DefaultLogsSpecs):
+    def __init__(self, **wishes):
+        raise NotADirectoryError("is a file")
+"""
 
 
-def test_a_class_that_refuses_the_log_folder_raises_what_torch_raises(install: Install) -> None:
-    install(
-        "picky",
-        """
-        from elasticlib.logs import DefaultLogsSpecs
+@pytest.mark.parametrize(
+    ("code", "error", "reason"),
+    [
+        (NARROW, ConfigError, r"own\.Own cannot be made .*TypeError.*redirects"),
+        (PICKY, LogDirError, r"own\.Own cannot be made with log_dir='x'"),
+        ("def Own(**wishes): return 7", ConfigError, r"builtins\.int lacks reify, root_log_dir"),
+    ],
+    ids=["other keywords", "refuses the folder", "makes something else"],
+)
+def test_specifications_that_cannot_be_made_are_refused_with_the_reason(
+    install: Install, code: str, error: type[ConfigError], reason: str
+) -> None:
+    install("own", code, mine="own:Own")
 
-        class Own(DefaultLogsSpecs):
-            def __init__(self, **wishes):
-                raise NotADirectoryError("is a file")
-        """,
-        mine="picky:Own",
-    )
-
-    with pytest.raises(LogDirError, match=r"picky\.Own cannot be made with log_dir='x'"):
+    with pytest.raises(error, match=reason):
         load_logs_specs("mine")(log_dir="x")
 
 
@@ -166,13 +166,6 @@ def test_a_function_that_makes_specifications_will_do(install: Install) -> None:
     )
 
     assert load_logs_specs("m")(log_dir="/logs") == DefaultLogsSpecs("/logs")
-
-
-def test_a_function_that_makes_something_else_is_refused(install: Install) -> None:
-    install("maker", "def make(**wishes): return 7", m="maker:make")
-
-    with pytest.raises(ConfigError, match=r"builtins\.int lacks reify, root_log_dir"):
-        load_logs_specs("m")()
 
 
 def test_a_property_that_is_not_ready_before_the_first_round_is_not_asked(install: Install) -> None:

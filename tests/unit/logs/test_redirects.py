@@ -45,15 +45,19 @@ def console(tmp_path: Path) -> str:
 def test_what_is_written_within_goes_to_the_file_and_the_stream_comes_back(
     way: Callable[[str], contextlib.AbstractContextManager[None]], tmp_path: Path
 ) -> None:
+    (tmp_path / "file").write_text("something long from before")
     with stream(tmp_path) as out:
+        open_now = open_files()
         out.write("before ")
-        with way(str(tmp_path / "file")):
+        with get_std_cm(str(tmp_path / "file"), way):
             out.write("within")
         out.write("after")
         out.flush()
+        open_then = open_files()
 
     assert console(tmp_path) == "before after"
     assert (tmp_path / "file").read_text() == "within"
+    assert open_then == open_now
 
 
 def test_the_stream_comes_back_after_an_error(tmp_path: Path) -> None:
@@ -64,16 +68,6 @@ def test_the_stream_comes_back_after_an_error(tmp_path: Path) -> None:
         out.flush()
 
     assert console(tmp_path) == "after"
-
-
-def test_the_file_is_written_anew(tmp_path: Path) -> None:
-    with stream(tmp_path) as out:
-        (tmp_path / "file").write_text("something long from before")
-
-        with redirect_stdout(str(tmp_path / "file")):
-            out.write("new")
-
-    assert (tmp_path / "file").read_text() == "new"
 
 
 def test_a_stream_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -97,16 +91,6 @@ def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path: Path) -> None:
     assert open_then == open_now
 
 
-def test_no_descriptor_is_kept(tmp_path: Path) -> None:
-    with stream(tmp_path):
-        open_now = open_files()
-
-        with redirect_stdout(str(tmp_path / "file")):
-            pass
-
-        assert open_files() == open_now
-
-
 def test_a_python_stream_without_a_descriptor_keeps_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = io.StringIO()
     monkeypatch.setattr(sys, "stdout", cell)
@@ -127,11 +111,3 @@ def test_where_no_file_is_named_nothing_is_redirected(nothing: str | None, tmp_p
         out.flush()
 
     assert console(tmp_path) == "on the console"
-
-
-def test_where_a_file_is_named_the_stream_goes_there(tmp_path: Path) -> None:
-    with stream(tmp_path) as out:
-        with get_std_cm(str(tmp_path / "file"), redirect_stdout):
-            out.write("in the file")
-
-    assert (tmp_path / "file").read_text() == "in the file"

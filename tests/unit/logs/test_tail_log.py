@@ -26,25 +26,28 @@ class Console(io.StringIO):
         self.written.set()
 
 
-def tailed(path: Path, wanted: Callable[[str], bool] | None = None, header: str = "[t0]:") -> str:
+def tailed(path: Path, wanted: Callable[[str], bool] | None = None) -> str:
     finished, dst = threading.Event(), io.StringIO()
     finished.set()
-    tail_logfile(header, str(path), dst, finished, LONG, wanted)
+    tail_logfile("[t0]:", str(path), dst, finished, LONG, wanted)
     return dst.getvalue()
 
 
-def test_without_a_filter_all_lines_are_copied_after_the_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("written", "copied"),
+    [
+        (b"one\n\ntwo\n", "[t0]:one\n[t0]:\n[t0]:two\n"),
+        (b"one\ntwo", "[t0]:one\n[t0]:two\n"),
+        (b"a\xffb\n", "[t0]:a\ufffdb\n"),
+        (b"x" * 1_000_000 + b"\nend\n", f"[t0]:{'x' * 1_000_000}\n[t0]:end\n"),
+    ],
+    ids=["whole lines", "no newline at the end", "no text", "longer than a block"],
+)
+def test_without_a_filter_all_lines_are_copied_after_the_header(tmp_path: Path, written: bytes, copied: str) -> None:
     path = tmp_path / "log"
-    path.write_text("one\n\ntwo\n")
+    path.write_bytes(written)
 
-    assert tailed(path) == "[t0]:one\n[t0]:\n[t0]:two\n"
-
-
-def test_a_last_line_without_end_gets_one(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("one\ntwo")
-
-    assert tailed(path) == "[t0]:one\n[t0]:two\n"
+    assert tailed(path) == copied
 
 
 def test_a_filter_sees_lines_with_their_end_and_without_header(tmp_path: Path) -> None:
@@ -58,20 +61,6 @@ def test_a_filter_sees_lines_with_their_end_and_without_header(tmp_path: Path) -
 
     assert tailed(path, wanted) == "[t0]:two\n"
     assert seen == ["one\n", "two\n", "three\n"]
-
-
-def test_bytes_that_are_no_text_are_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"a\xffb\n")
-
-    assert tailed(path, header="") == "a�b\n"
-
-
-def test_a_line_longer_than_a_block_stays_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("x" * 1_000_000 + "\nend\n")
-
-    assert tailed(path, header="") == "x" * 1_000_000 + "\nend\n"
 
 
 def test_a_file_that_never_came_is_not_waited_for_after_the_end(tmp_path: Path) -> None:
@@ -114,9 +103,10 @@ def test_a_file_that_comes_late_is_found(tmp_path: Path) -> None:
     assert console.getvalue() == "[t0]:one\n"
 
 
-def test_a_file_that_was_cut_is_followed_from_its_new_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("open_line", ["", "half of the sec"])
+def test_a_file_that_was_cut_is_followed_from_its_new_start(tmp_path: Path, open_line: str) -> None:
     path, console = tmp_path / "log", Console()
-    path.write_text("a long first line\n")
+    path.write_text(f"a long first line\n{open_line}")
     tail = TailLog("t", {0: str(path)}, console, interval_sec=LONG).start()
     assert console.written.wait(10)
 
@@ -156,15 +146,3 @@ def test_a_tail_of_nothing_can_be_started_and_stopped(started: bool) -> None:
     assert not tail.stopped()
     tail.stop()
     assert tail.stopped()
-
-
-def test_a_line_that_was_cut_off_with_its_file_is_not_joined_to_the_next(tmp_path: Path) -> None:
-    path, console = tmp_path / "log", Console()
-    path.write_text("a long first line\nhalf of the sec")
-    tail = TailLog("t", {0: str(path)}, console, interval_sec=LONG).start()
-    assert console.written.wait(10)
-
-    path.write_text("anew\n")
-    tail.stop()
-
-    assert console.getvalue() == "[t0]:a long first line\n[t0]:anew\n"
