@@ -347,7 +347,7 @@ settings = {"model": [1, Guard(threading.Lock())]}
 def test_what_cannot_be_sent_is_named_wherever_the_function_has_it_from(
     definition: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elasticlib.workers.captures._parts.label", lambda file: file)
+    monkeypatch.setattr("elasticlib.workers.captures._parts.cell_label", lambda file: file)
     train = main_function(f"{NAMES}\n{definition}", "train", monkeypatch, filename="Cell")
 
     with pytest.raises(PicklingError) as caught:
