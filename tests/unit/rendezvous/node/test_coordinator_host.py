@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.coordinator import _coordinator
+from elasticlib.rendezvous.coordinator._server_events import Action, Event
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.node._coordinator_host import Host
 from elasticlib.rendezvous.protocol._codec import key_of
@@ -19,6 +21,7 @@ from elasticlib.rendezvous.protocol._exchange import (
     heartbeat_key,
     key_place,
     mailbox_key,
+    mailbox_name,
     report_place,
 )
 from elasticlib.rendezvous.protocol._messages import (
@@ -41,6 +44,7 @@ from elasticlib.rendezvous.protocol._messages import (
     decode,
     encode,
 )
+from elasticlib.rendezvous.protocol._operations import Receive
 from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._memory import MemoryExchange
 
@@ -397,3 +401,83 @@ def test_a_damaged_document_ends_the_job_with_a_clear_word(caplog: pytest.LogCap
     assert "closed" == final.kind
     assert "the coordinator's document is damaged" in caplog.text
     office.host.close()
+
+
+# Its end.
+
+
+def test_an_ordered_end_is_sent_though_the_host_closes_at_once() -> None:
+    memory = MemoryExchange()
+
+    def say(seq: int, report: Report) -> None:
+        memory.post(encode(Envelope(seq, report)))
+
+    host = Host(memory.clone(), Rules(1, 1), run_id="job", name="host")
+    entered, goes_on = threading.Event(), threading.Event()
+    do = host._do
+
+    def receive_slowly(action: Action) -> Event | None:
+        if isinstance(action, Receive) and host._server.state.round is not None:
+            entered.set()
+            goes_on.wait(LIMIT)
+        return do(action)
+
+    host._do = receive_slowly  # type: ignore[method-assign]
+    host.start()
+    assert memory.wait(ANNOUNCEMENT, LIMIT)
+    say(1, Join("a", OFFER))
+    assert entered.wait(LIMIT)
+    # Both come between the end of a turn and the wait for the next one.
+    host.abandon("the node that hosts the store left")
+    closer = threading.Thread(target=host.close, args=(LIMIT,))
+    closer.start()
+    closer.join(0.1)
+    goes_on.set()
+    key = mailbox_key(mailbox_name("a", 1), 1)
+
+    told = memory.wait(key, LIMIT)
+
+    assert told
+    final = decode(memory.read([key])[0] or b"")
+    assert isinstance(final, Final)
+    assert "the node that hosts the store left" in final.why
+    say(2, Acknowledgement("a"))
+    closer.join(LIMIT)
+    assert not closer.is_alive()
+
+
+class Deaf:
+    """A journal whose store goes away while its holder tells that it broke."""
+
+    broken = False
+
+    def load(self) -> bytes | None:
+        return None
+
+    def save(self, data: bytes) -> None:
+        if self.broken:
+            raise RendezvousConnectionError("etcd does not answer")
+
+    def exchange(self) -> MemoryExchange:
+        raise AssertionError("the host has one")
+
+    def purge(self) -> None:
+        raise AssertionError("the job is not over")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_leader_that_breaks_and_cannot_say_so_to_nodes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would stay the leader, and nobody would coordinate."""
+    state_log = Deaf()
+    host = Host(MemoryExchange(), Rules(1, 1), run_id="job", name="host", state_log=state_log)
+
+    def broken(state: Any, event: Any, now: float) -> Any:
+        state_log.broken = True
+        raise ZeroDivisionError("step")
+
+    monkeypatch.setattr(_coordinator, "step", broken)
+
+    with pytest.raises(RendezvousConnectionError, match="etcd does not answer"):
+        host.run()

@@ -157,6 +157,17 @@ class Shell:
         self.answer([put(CoordinatorHeartbeat("nonce", self.heartbeats))])
         return self
 
+    def beats(self, count: int) -> None:
+        """So many heartbeats, each when it is due."""
+        for _ in range(count):
+            self.later(INTERVAL * HEARTBEAT)
+            self.beaten()
+
+    def hears(self, message: Message) -> list[Action]:
+        """At the next heartbeat, that is what lies where the coordinator's own should be."""
+        self.later(INTERVAL * HEARTBEAT)
+        return self.answer([put(message)])
+
     def rejoined(self) -> None:
         """The next request to join is in the store, and a heartbeat acknowledged."""
         self.hear(Seek(2, "trainer"))
@@ -195,6 +206,13 @@ class Shell:
         envelope = decode(post.data)
         assert isinstance(envelope, Envelope)
         return envelope
+
+
+def why_lost(shell: Shell) -> str:
+    """Why the agent is to stop its workers, which is all that it hears."""
+    [lost] = shell.words()
+    assert isinstance(lost, ContactLost)
+    return lost.why
 
 
 # finding the job
@@ -548,8 +566,7 @@ def test_a_node_whose_heartbeats_rest_hears_which_was_read_last() -> None:
     shell.beaten()
     shell.hear(Hold(True))
 
-    shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(tells("c", count=9))])
+    shell.hears(tells("c", count=9))
 
     assert shell.session.kill_at() == sent + KILL * HEARTBEAT
 
@@ -561,7 +578,7 @@ def test_a_node_without_acknowledged_heartbeats_is_fenced_and_connects_anew() ->
     actions = shell.later((FENCE - INTERVAL) * HEARTBEAT + 0.1)
 
     assert [Connect] == [type(action) for action in actions if not isinstance(action, Log)]
-    assert [ContactLost] == [type(word) for word in shell.words()]
+    assert why_lost(shell)
     assert 100.0 + KILL * HEARTBEAT == shell.session.kill_at()
 
 
@@ -598,9 +615,7 @@ def test_a_heartbeat_of_the_coordinator_that_cannot_be_believed_is_refused_and_n
 
 def test_the_coordinators_heartbeat_says_who_waits() -> None:
     shell = Shell().greeted().joined()
-    shell.later(INTERVAL * HEARTBEAT)
-
-    shell.answer([put(CoordinatorHeartbeat("nonce", 7, "for node c", waiting=3))])
+    shell.hears(CoordinatorHeartbeat("nonce", 7, "for node c", waiting=3))
 
     assert (3, "for node c") == (shell.session.spares, shell.session.status)
 
@@ -744,9 +759,7 @@ def test_ranks_that_come_while_contact_is_lost_are_none() -> None:
 
     shell.reads(evolve(SEAT, heard=2))
 
-    [word] = shell.words()
-    assert isinstance(word, ContactLost)
-    assert "the ranks of round 0 came while contact was lost" == word.why
+    assert "the ranks of round 0 came while contact was lost" == why_lost(shell)
 
 
 def test_ranks_that_are_taken_after_contact_was_lost_are_none() -> None:
@@ -755,7 +768,7 @@ def test_ranks_that_are_taken_after_contact_was_lost_are_none() -> None:
 
     shell.later(FENCE * HEARTBEAT + 0.1)
 
-    assert [ContactLost] == [type(word) for word in shell.words()]
+    assert why_lost(shell)
 
 
 def tells(last: str, round: int = 0, count: int = 1) -> CoordinatorHeartbeat:
@@ -786,8 +799,7 @@ def test_the_workers_time_counts_from_the_last_heartbeat_that_the_coordinator_sa
     shell.heartbeats = 5
     shell.beaten()
 
-    shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(told)])
+    shell.hears(told)
 
     assert shell.session.kill_at() == read + KILL * HEARTBEAT
 
@@ -803,26 +815,20 @@ def test_ranks_that_came_thousands_of_heartbeats_too_late_are_none() -> None:
 
     shell.reads(evolve(SEAT, heard=1))
 
-    [lost] = shell.words()
-    assert isinstance(lost, ContactLost)
-    assert "the ranks that it got came too late" == lost.why
+    assert "the ranks that it got came too late" == why_lost(shell)
 
 
 @pytest.mark.parametrize("heard", [0, 1])
 def test_ranks_that_may_be_old_are_told_once_the_coordinator_has_heard_this_node_since(heard: int) -> None:
     """It was given them for a heartbeat of long ago: they may have been kept from it, and be others' by now."""
     shell = Shell().greeted().joined()
-    for _ in range(4):
-        shell.later(INTERVAL * HEARTBEAT)
-        shell.beaten()
+    shell.beats(4)
     shell.reads(evolve(SEAT, heard=heard))
     assert () == shell.words()
 
-    shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(tells("b", count=9))])
+    shell.hears(tells("b", count=9))
     assert () == shell.words()
-    shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(tells("g", count=12))])
+    shell.hears(tells("g", count=12))
 
     assert (evolve(SEAT, heard=heard),) == shell.words()
     assert shell.session.kill_at() == pytest.approx(shell.now - INTERVAL * HEARTBEAT + KILL * HEARTBEAT)
@@ -830,9 +836,7 @@ def test_ranks_that_may_be_old_are_told_once_the_coordinator_has_heard_this_node
 
 def test_ranks_that_are_as_old_as_the_last_heartbeats_are_told_at_once() -> None:
     shell = Shell().greeted().joined()
-    for _ in range(2):
-        shell.later(INTERVAL * HEARTBEAT)
-        shell.beaten()
+    shell.beats(2)
 
     shell.reads(evolve(SEAT, heard=2))
 
@@ -843,9 +847,7 @@ def test_ranks_that_are_as_old_as_the_last_heartbeats_are_told_at_once() -> None
 @pytest.mark.parametrize("then", [RoundEnd(0, "a node was lost", True), Final(False, "it failed")])
 def test_who_hears_of_the_end_of_a_round_whose_ranks_came_too_late_has_none(then: RoundEnd | Final) -> None:
     shell = Shell().greeted().joined()
-    for _ in range(4):
-        shell.later(INTERVAL * HEARTBEAT)
-        shell.beaten()
+    shell.beats(4)
     shell.reads(SEAT)
 
     shell.reads(then)
@@ -858,18 +860,15 @@ def test_who_hears_of_the_end_of_a_round_whose_ranks_came_too_late_has_none(then
 
 def test_ranks_that_came_too_late_are_none_once_contact_is_lost() -> None:
     shell = Shell().greeted().joined()
-    for _ in range(4):
-        shell.later(INTERVAL * HEARTBEAT)
-        shell.beaten()
+    shell.beats(4)
     shell.reads(SEAT)
 
     shell.later(FENCE * HEARTBEAT + 0.1)
     shell.greeted()
     shell.beaten()
-    shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(tells("g", count=9))])
+    shell.hears(tells("g", count=9))
 
-    assert [ContactLost] == [type(word) for word in shell.words()]
+    assert why_lost(shell)
 
 
 def test_a_request_for_ranks_is_said_again_with_its_number_when_no_answer_comes() -> None:
@@ -890,8 +889,7 @@ def test_a_request_for_ranks_is_said_again_with_its_number_when_no_answer_comes(
 def test_a_wish_is_said_again_to_a_new_coordinator_with_all_that_was_seen() -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
-    shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))])
+    shell.hears(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))
 
     assert Envelope(1, Join("b", DESCRIPTOR, None, 4, 0, pulse=1)) == shell.envelope()
 
@@ -901,20 +899,16 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
 
-    shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(CoordinatorHeartbeat("nonce", shell.heartbeats + 16))])
+    shell.hears(CoordinatorHeartbeat("nonce", shell.heartbeats + 16))
 
-    [word] = shell.words()
-    assert isinstance(word, ContactLost)
-    assert "as if it was suspended" in word.why
+    assert "as if it was suspended" in why_lost(shell)
     kill_at = shell.session.kill_at()
     assert kill_at == pytest.approx(shell.now + (KILL - FENCE) * HEARTBEAT)
 
 
 def test_a_node_that_slept_has_a_clean_slate_once_it_asks_anew() -> None:
     shell = Shell().greeted().joined()
-    shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(CoordinatorHeartbeat("nonce", 90))])
+    shell.hears(CoordinatorHeartbeat("nonce", 90))
     assert 1 == len(shell.words())
 
     shell.hear(Seek(2, "trainer"))
@@ -931,8 +925,7 @@ def test_a_heartbeat_that_goes_on_as_it_should_stops_nobody() -> None:
     """A node is fenced FENCE after a heartbeat that was read before the first look: that is 15 ticks at most."""
     shell = Shell().greeted().joined()
     for count in (16, 31, 46):
-        shell.later(INTERVAL * HEARTBEAT)
-        shell.answer([put(CoordinatorHeartbeat("nonce", count))])
+        shell.hears(CoordinatorHeartbeat("nonce", count))
 
     assert () == shell.words()
 
@@ -940,8 +933,7 @@ def test_a_heartbeat_that_goes_on_as_it_should_stops_nobody() -> None:
 def test_a_new_coordinators_heartbeat_is_counted_from_its_own_beginning() -> None:
     shell = Shell(Session.begin(Belief("job", "b", None), Limits(elected=True), 100.0)[0]).greeted().joined()
     for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 16, 1)):
-        shell.later(INTERVAL * HEARTBEAT)
-        shell.answer([put(CoordinatorHeartbeat("nonce", count))])
+        shell.hears(CoordinatorHeartbeat("nonce", count))
         assert slept == len(shell.words()), count
         shell.posted()
 
@@ -964,7 +956,7 @@ def test_after_standing_still_a_node_judges_by_the_time_that_it_is() -> None:
     shell.now += 2 * HEARTBEAT
     shell.hear(Answer(ask.connection, ask.number, put(SEAT)))
 
-    assert [ContactLost] == [type(word) for word in shell.words()]
+    assert why_lost(shell)
 
 
 def test_the_end_is_answered_and_nothing_is_fenced_after_it() -> None:
@@ -1229,8 +1221,7 @@ def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
 def test_a_join_says_how_far_the_job_had_come() -> None:
     shell = Shell().greeted().joined()
     shell.reads(evolve(SEAT, round=4))
-    shell.later(INTERVAL * HEARTBEAT)
-    shell.answer([put(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))])
+    shell.hears(CoordinatorHeartbeat("nonce", (2 << EPOCH_BITS) + 7))
     shell.posted()
     shell.hear(Seek(2, "trainer"))
     shell.answer()  # the lane that watches is woken
@@ -1297,9 +1288,7 @@ def test_ranks_in_a_round_that_is_not_above_the_last_are_refused(number: int) ->
 
 def test_a_heartbeat_that_says_that_the_job_has_ended_ends_this_nodes_part() -> None:
     shell = Shell().greeted().joined()
-    shell.later(INTERVAL * HEARTBEAT)
-
-    shell.answer([put(CoordinatorHeartbeat("nonce", 9, over="the job's saved state was replaced by an older one"))])
+    shell.hears(CoordinatorHeartbeat("nonce", 9, over="the job's saved state was replaced by an older one"))
 
     assert isinstance(shell.session.error, RendezvousClosedError)
     assert "job 'job' has ended: the job's saved state was replaced by an older one" in str(shell.session.error)
