@@ -92,6 +92,7 @@ class Belief:
         message = messages.decode(data, self.key, key_place(self.run_id, self.nonce, key))
         if not isinstance(message, messages.Told):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
+        # Rounds only grow: an old assignment that is shown again must not start workers beside others.
         if isinstance(message, messages.RankAssignment) and message.round <= last:
             raise RendezvousStateError(f"{key} holds ranks of round {message.round}, and round {last} had come before")
         return message
@@ -104,6 +105,7 @@ class Belief:
             return final
         if not isinstance(found, messages.Failed) or len(found.failures) != 1:
             return final
+        # Only what shortens to the very lines that the end came with: anybody may have written there.
         whole = evolve(final, root_node=found.node, root=found.failures[0])
         return whole if refers(whole) == final else final
 
@@ -135,6 +137,7 @@ def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
         version, signed = body.get("v"), body.get("mac") is not None
     except (ValueError, AttributeError):
         return str(error)
+    # The version first: what another one signs, and how, is not known here.
     if version != messages.VERSION:
         told = f"the job's coordinator speaks version {shown(version)} of the protocol"
         return f"{told}, this node version {messages.VERSION}: install the same elasticlib on all nodes"

@@ -62,10 +62,12 @@ class Outbox:
 
     def add(self, what: Report | Describe) -> Self:
         """With one message more; of a round that ended before ranks were asked for, only that it succeeded."""
+        # By a sidecar that took another one's place: the request for ranks will say that all workers are gone.
         if not self.join_seq and isinstance(what, Failed | Stopped | Succeeded):
             return evolve(self, succeeded=what.round) if isinstance(what, Succeeded) else self
         if isinstance(what, (Failed, Stopped)):
             told = whole(what)
+            # All of it only where the coordinator has asked: thousands of nodes may report at once.
             out = self._with(told if told.round == self.asked else early(told, self.whole))
             return evolve(out, whole=told) if told.failures else out
         out = self._with(what if isinstance(what, Describe) else fitting(what))
@@ -106,6 +108,7 @@ class Outbox:
         if isinstance(envelope.what, Close):
             # Not even this gets through: there is nothing less to say.
             return evolve(self, envelopes=()), error
+        # Rather no job than a round that waits for ever for a message that no store takes.
         close = fitting(Close(node, f"the store refused a message of node {node}: {event.why}"))
         return self.described(envelope.seq, close), error
 
@@ -134,6 +137,7 @@ class Outbox:
             return self
         join = Written(self.join_seq, evolve(self.join, round=seen.round, epoch=seen.epoch, pulse=seen.heard))
         others = [each for each in self.late if all_late and each.seq not in (*waiting, self.join_seq)]
+        # In the order of their numbers: a gap would say that a message was lost on the way.
         said = sorted((join, *others), key=lambda each: each.seq)
         return evolve(self, envelopes=(*said, *self.envelopes))
 

@@ -51,11 +51,13 @@ class OwnHeartbeats:
 
     def hold(self, held: bool, now: float) -> Self:
         """They are to rest, or to go on at once."""
+        # At once where they go on: the others may be about to count this node as lost.
         return evolve(self, held=held, due_at=self.due_at if held else now)
 
     def turn(self, now: float, heartbeat: float) -> tuple[Self, bool]:
         """It is time: whether one goes out, or the coordinator is listened to; *heartbeat* is the heartbeat time."""
         after = evolve(self, due_at=now + INTERVAL * heartbeat)
+        # The coordinator's heartbeat is still read: the workers' time counts from what it says.
         if self.held:
             return after, False
         sent = (*self._sent[1 - (_KEPT if self.ranks is None else _FAR) :], (self.count + 1, now))
@@ -78,6 +80,7 @@ class OwnHeartbeats:
 
         Infinitely long ago where that was so many heartbeats ago that it is not known.
         """
+        # The request itself counts where no heartbeat was read yet.
         after = evolve(self, ranks=ranks, known=max(self._known, ranks.heard))
         known = dict(self._sent).get(ranks.heard, join_sent)
         return after, -math.inf if known is None or after._is_far() else known
@@ -93,6 +96,7 @@ class OwnHeartbeats:
         """
         if answered:
             self = evolve(self, answered=self.answered + 1)
+        # Of another round the same place is another node's; and far ahead the number could mean an older heartbeat.
         if told is None or self.ranks is None or told.round != self.ranks.round or self._is_far():
             return self, None
         count = told.count(self.ranks.group_rank, self._known)

@@ -89,6 +89,7 @@ class Lanes:
 
     def answered(self, number: int) -> tuple[Self, Asked | None]:
         """The lane of that operation is free; None when nobody waits for its answer."""
+        # An answer may come after the lanes were cleared: nobody waits for it any more.
         for lane, asked in self._busy.items():
             if asked.number == number:
                 return evolve(self, busy={each: it for each, it in self._busy.items() if each is not lane}), asked

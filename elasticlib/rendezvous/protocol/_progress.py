@@ -38,6 +38,7 @@ class Seen:
 
     def told(self, notice: Told) -> Self:
         """After a notice of the coordinator."""
+        # Only ranks say that a round began: a coordinator that knows of no such round has an old memory.
         if isinstance(notice, RankAssignment):
             return evolve(self, round=notice.round)
         return self
