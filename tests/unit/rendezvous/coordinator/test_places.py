@@ -327,30 +327,21 @@ def test_a_node_that_dies_in_between_makes_nothing_of_its_place_undone(pauses: b
     assert 3 == made.state.exits["n2 (10.0.0.1)"].times
 
 
-def test_exit_beside_a_success_costs_its_place_nothing() -> None:
-    made = job()
-    made.join("n2/2-b")
-    made.hear(Succeeded("n1/1-a", made.round))
-    made.leave("n2/2-b")
-
-    assert {} == made.state.exits
-
-
-def test_spare_that_comes_and_goes_costs_its_place_nothing() -> None:
-    made = job(1, 1)
-    for number in range(9):
+@pytest.mark.parametrize(
+    ("most", "times", "succeeded", "lost"),
+    [(2, 1, True, False), (1, 9, False, False), (2, 1, False, True)],
+    ids=["beside a success", "of a spare", "of a dead agent"],
+)
+def test_an_exit_costs_its_place_nothing(most: int, times: int, succeeded: bool, lost: bool) -> None:
+    made = job(1, most)
+    for number in range(times):
         made.join(f"n2/{number}-b")
-        made.leave(f"n2/{number}-b")
+        if succeeded:
+            made.hear(Succeeded("n1/1-a", made.round))
+        made.leave(f"n2/{number}-b", lost=lost)
 
-    assert ({}, 0) == (made.state.exits, made.round)
-
-
-def test_a_dead_agent_is_a_loss_and_no_exit() -> None:
-    made = job()
-    made.join("n2/2-b")
-    made.leave("n2/2-b", "its agent died", lost=True)
-
-    assert ({}, frozenset()) == (made.state.exits, frozenset(made.state.waiting))
+    assert ({}, {}) == (made.state.exits, made.state.waiting)
+    assert most > 1 or 0 == made.round
 
 
 def test_where_too_few_are_there_without_it_the_others_wait_out_the_pause() -> None:
@@ -401,31 +392,22 @@ def test_a_pause_does_not_hold_up_other_newcomers() -> None:
     assert {"n1/1-a", "n3/3-c", "n2/9-z"} == made.assigned()
 
 
-def test_a_pause_that_ends_when_there_is_no_room_makes_a_spare() -> None:
-    made = job(1, 2)
+@pytest.mark.parametrize("most", [2, 3], ids=["where there is no room", "beside finished work"])
+def test_a_pause_that_ends_disturbs_no_round(most: int) -> None:
+    made = job(1, most)
     made.come_and_go(3)
     made.join("n2/9-z")
     made.join("n3/3-c", address="10.0.0.3")
-    number = made.round
-
-    made.wait(PAUSES[2] * HEARTBEAT)
-    assert number == made.round
-    made.leave("n3/3-c")
-
-    assert {"n1/1-a", "n2/9-z"} == made.assigned()
-
-
-def test_a_pause_that_ends_beside_finished_work_disturbs_it_not() -> None:
-    made = job(1, 3, "n1/1-a")
-    made.come_and_go(3)
-    made.join("n3/3-c", address="10.0.0.3")
-    made.join("n2/9-z")
-    made.hear(Succeeded("n1/1-a", made.round))
+    if most == 3:
+        made.hear(Succeeded("n1/1-a", made.round))
     number = made.round
 
     made.wait(PAUSES[2] * HEARTBEAT)
 
     assert number == made.round
+    if most == 2:
+        made.leave("n3/3-c")
+        assert {"n1/1-a", "n2/9-z"} == made.assigned()
 
 
 def test_another_coordinator_goes_on_with_pauses_and_refusals() -> None:
