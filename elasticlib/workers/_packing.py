@@ -23,7 +23,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 from attrs import frozen
@@ -87,30 +87,34 @@ def pack_call(
     A function of a module that the workers could not import is sent by value, with its module's globals
     that it uses. *main* is `LaunchConfig.main`.
     """
-    call = Call(function, args, kwargs)
+    sent = function, tuple(args), dict(kwargs)
     script = _main_script.importable(main)
     with _sent_by_value(_unimportable_module(function)):
         try:
-            parcel = _pickled(call, script)
+            parcel = _pickled(sent, script)
         except PicklingError:
             raise
         except Exception as error:
-            raise PicklingError(_refusal_of(call, error, script, main)) from error
+            raise PicklingError(_refusal_of(Call(*sent), error, script, main)) from error
         if parcel.size() >= _WORTH_A_WARNING:
             variables = {} if script is None else _overlay.contents(parcel.definitions)
-            _warn_of_captures(call, parcel.pickler, variables)
+            _warn_of_captures(Call(*sent), parcel.pickler, variables)
     return parcel.packed()
 
 
-def _pickled(call: Call, script: _main_script.ImportableMain | None) -> _Parcel:
-    """Pickle *call* behind all definitions that it needs."""
+_Sent: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function with its arguments, as they are pickled."""
+
+
+def _pickled(sent: _Sent, script: _main_script.ImportableMain | None) -> _Parcel:
+    """Pickle the call *sent* behind all definitions that it needs."""
     try_to_send = _Tries()
     alone = CallPickler(Counter(), apart=True, main=script)
-    alone.dump(call.function)
+    alone.dump(sent[0])
     known = _definitions(alone, script, try_to_send)
     while True:
         parcel = _Parcel(script, known)
-        parcel.fill(call)
+        parcel.fill(sent)
         needed = _definitions(parcel.pickler, script, try_to_send)
         if needed.keys() <= known.keys():
             return parcel
@@ -142,8 +146,8 @@ class _Parcel:
         self._of_definitions = 0, 0, 0
         """Bytes, large buffers and shared memories that belong to the definitions."""
 
-    def fill(self, call: Call) -> None:
-        """Pickle the definitions and *call*."""
+    def fill(self, sent: _Sent) -> None:
+        """Pickle the definitions, and then the call *sent*."""
         script, pickler = self._script, self.pickler
         # First of all: the caller's tracker, and none of the worker's own, must know of shared memory.
         pickler.dump(_sharing.family(pickler.shared))
@@ -151,7 +155,7 @@ class _Parcel:
             pickler.dump(None if script is None else script.origin)
             pickler.dump(self.definitions)
             self._of_definitions = self._buffer.tell(), len(pickler.large), len(pickler.shared)
-        pickler.dump(call.sent)
+        pickler.dump(sent)
 
     def size(self) -> int:
         """Return the bytes that are copied for each worker."""
