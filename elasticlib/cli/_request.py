@@ -233,9 +233,10 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str], environ: Ma
 
 
 def _warn_of_static_options(values: Mapping[str, Any], given: Mapping[str, str]) -> None:
-    for name in ("node_rank", "master_addr", "master_port"):
-        is_default = name == "node_rank" and values[name] == 0
-        if name in given and not is_default:
+    # Rank 0, the default, asks for nothing that is ignored.
+    names = ("master_addr", "master_port") if values["node_rank"] == 0 else ("node_rank", "master_addr", "master_port")
+    for name in names:
+        if name in given:
             log.warning("%s is ignored: it has an effect with --rdzv-backend static only", given[name])
 
 

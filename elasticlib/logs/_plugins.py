@@ -151,5 +151,6 @@ def _source(name: str, point: EntryPoint) -> str:
 
 
 def _title(found: object) -> str:
-    kind = found if isinstance(found, type) or inspect.isroutine(found) else type(found)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    # A class or a function; of any other object its class.
+    named: Any = found if hasattr(found, "__qualname__") else type(found)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -31,24 +31,22 @@ def test_the_matching_lines_are_those_whose_text_holds_a_word(
     assert block(*expected, prefix=prefix) == matching(block(*lines, prefix=prefix), prefix, words)
 
 
-def test_the_prefix_is_no_part_of_the_line() -> None:
-    assert block(b"w0 is here") == matching(block(b"no", b"w0 is here"), PREFIX, [b"w0"])
+@pytest.mark.parametrize(
+    ("lines", "word", "found"),
+    [
+        ([b"no", b"w0 is here"], b"w0", [b"w0 is here"]),
+        ([b"a [w0]:hit", b"miss"], b"hit", [b"a [w0]:hit"]),
+        ([b"done yet?", b"all done"], b"done\n", [b"all done"]),
+        ([b"", b"x"], b"", [b"", b"x"]),
+    ],
+    ids=["only in the prefix", "the prefix in the line", "the end of the line", "the empty word"],
+)
+def test_a_word_is_looked_for_in_the_text_and_its_newline(lines: list[bytes], word: bytes, found: list[bytes]) -> None:
+    assert block(*found) == matching(block(*lines), PREFIX, [word])
 
 
 def test_a_prefix_may_hold_a_newline() -> None:
     assert b"from\n0:hit\n" == matching(b"from\n0:miss\nfrom\n0:hit\n", b"from\n0:", [b"hit"])
-
-
-def test_a_prefix_that_stands_in_a_line_too_ends_no_line() -> None:
-    assert block(b"a [w0]:hit") == matching(block(b"a [w0]:hit", b"miss"), PREFIX, [b"hit"])
-
-
-def test_a_word_may_ask_for_the_end_of_the_line() -> None:
-    assert block(b"all done") == matching(block(b"done yet?", b"all done"), PREFIX, [b"done\n"])
-
-
-def test_the_empty_word_is_in_every_line() -> None:
-    assert block(b"", b"x") == matching(block(b"", b"x"), PREFIX, [b""])
 
 
 def test_lines_of_several_blocks_stand_one_after_the_other_in_the_file(tmp_path: Path) -> None:
