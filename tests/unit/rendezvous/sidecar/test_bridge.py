@@ -133,18 +133,21 @@ class Desk:
 
     def __init__(self, heartbeat: float) -> None:
         self.now = 100.0
-        sleep = shutil.which("sleep") or "sleep"
         # Started first: a program that is being executed holds its parent's descriptors for a moment.
-        self.sleepers = [os.posix_spawn(sleep, ["sleep", "60"], {}) for _ in range(2)]
-        self.spawner = self.sleepers[0]
+        self.sleepers: list[int] = []
+        self.spawner, launcher = self.start_sleeper(), self.start_sleeper()
         self.launcher, process = Channel.pair()
         self.share = Share()
         self.member = self.share.member
         self.lines = LogLines()
-        handle = os.pidfd_open(self.sleepers[1])
+        handle = os.pidfd_open(launcher)
         self.lease = Lease()
         self.bridge = Bridge(process, self.share, heartbeat, self.lines, handle, self.lease, lambda: self.now)
         self.bridge.begin()
+
+    def start_sleeper(self) -> int:
+        self.sleepers.append(os.posix_spawn(shutil.which("sleep") or "sleep", ["sleep", "60"], {}))
+        return self.sleepers[-1]
 
     def step(self, *, expected: bool | None = None) -> None:
         assert self.bridge.step(0.0) is expected
@@ -240,12 +243,13 @@ def test_reports_reach_the_member(desk: Desk) -> None:
 
 def test_words_reach_the_launcher_in_their_order(desk: Desk) -> None:
     end = RoundEnd(0, "rank 1 failed", True)
-    desk.tell(PEERS, end, ContactLost("nobody answers", 1.5))
+    desk.tell(PEERS, end, ContactLost("nobody answers", 1.5), StoreGone("refused"))
 
-    assignment, ended, lost = desk.said()
+    assignment, ended, lost, gone = desk.said()
 
     assert [from_plain(each["notice"]) for each in (assignment, ended)] == [PEERS, end]
     assert lost == {"op": "lost", "why": "nobody answers", "grace": 1.5}
+    assert gone == {"op": "gone", "why": "refused"}
 
 
 @pytest.mark.parametrize(("assignment", "sockets"), [(SEAT, 1), (PEERS, None)])
@@ -282,29 +286,15 @@ def test_an_error_that_is_nobodys_is_told_with_its_class() -> None:
     assert frame["text"] == "the sidecar failed: ZeroDivisionError: division by zero"
 
 
-def test_log_lines_reach_the_launcher(desk: Desk) -> None:
+@pytest.mark.parametrize("facts", [{}, {"stays": 60.0}], ids=["", "of a process that stays"])
+def test_log_lines_reach_the_launcher(desk: Desk, facts: dict[str, float]) -> None:
     record = logging.LogRecord("elasticlib", logging.WARNING, "", 0, "waiting for %d nodes", (2,), None)
+    vars(record).update(facts)
     desk.lines.handle(record)
 
     desk.step()
 
-    assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "waiting for 2 nodes"}]
-
-
-def test_a_line_of_a_process_that_stays_says_for_how_long(desk: Desk) -> None:
-    record = logging.LogRecord("elasticlib", logging.WARNING, "", 0, "it stays", None, None)
-    record.stays = 60.0
-    desk.lines.handle(record)
-
-    desk.step()
-
-    assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "it stays", "stays": 60.0}]
-
-
-def test_that_the_store_is_gone_is_passed_on(desk: Desk) -> None:
-    desk.tell(StoreGone("refused"))
-
-    assert desk.said() == [{"op": "gone", "why": "refused"}]
+    assert desk.said() == [{"op": "log", "level": logging.WARNING, "text": "waiting for 2 nodes", **facts}]
 
 
 def test_how_many_wait_is_told_when_it_changes(desk: Desk) -> None:
@@ -529,10 +519,13 @@ def test_while_others_may_still_run_the_spawner_is_killed(desk: Desk, report: Re
     assert not desk.runs(desk.spawner)
 
 
-def test_a_spawner_that_is_named_too_late_is_killed_at_once(desk: Desk) -> None:
+@pytest.mark.parametrize("then", [-1.0, 5.0], ids=["while it is lost", "after contact came back"])
+def test_a_spawner_that_is_named_too_late_is_killed_at_once(desk: Desk, then: float) -> None:
+    """Others have had the time to take the ranks of a launcher that stood still before it named its spawner."""
     desk.tell(PEERS)
     desk.member.kill_after = -1.0
     desk.step()
+    desk.member.kill_after = then
 
     desk.guard(desk.spawner)
 
@@ -543,24 +536,11 @@ def test_a_spawner_that_took_the_place_of_a_killed_one_is_killed_too(desk: Desk)
     run_workers(desk)
     desk.member.kill_after = -1.0
     desk.step()
-    second = os.posix_spawn(shutil.which("sleep") or "sleep", ["sleep", "60"], {})
-    desk.sleepers.append(second)
+    second = desk.start_sleeper()
 
     desk.guard(second)
 
     assert not desk.runs(second)
-
-
-def test_a_spawner_that_is_named_after_contact_came_back_is_killed_all_the_same(desk: Desk) -> None:
-    """Others have had the time to take the ranks of a launcher that stood still before it named its spawner."""
-    desk.tell(PEERS)
-    desk.member.kill_after = -1.0
-    desk.step()
-    desk.member.kill_after = 5.0
-
-    desk.guard(desk.spawner)
-
-    assert not desk.runs(desk.spawner)
 
 
 def test_a_new_seat_has_its_own_time(desk: Desk) -> None:
@@ -570,8 +550,7 @@ def test_a_new_seat_has_its_own_time(desk: Desk) -> None:
     desk.member.kill_after = 5.0
     desk.hear("join", slots=2, role="trainer", generation=1)
     desk.tell(PEERS)
-    second = os.posix_spawn(shutil.which("sleep") or "sleep", ["sleep", "60"], {})
-    desk.sleepers.append(second)
+    second = desk.start_sleeper()
 
     desk.guard(second)
 
