@@ -112,7 +112,7 @@ def test_a_sidecar_that_is_killed_is_an_error_of_its_own_handler_alone(
     assert [0, 1] == sorted(meet(*others))
 
 
-def test_sidecars_outlive_the_process_that_they_came_from_and_the_next_one_comes_from_another(
+def test_sidecars_outlive_their_host_and_the_next_gets_another_host(
     make: Callable[..., list[RendezvousHandler]],
 ) -> None:
     mine, [other] = make(2, "one"), make(1, "another")

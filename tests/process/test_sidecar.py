@@ -225,7 +225,7 @@ def test_a_short_pause_of_a_launcher_costs_nothing(start: Start) -> None:
     assert host.said.empty() and other.said.empty()
 
 
-def test_a_rendezvous_process_that_stands_still_is_lost_contact_before_others_take_the_place(start: Start) -> None:
+def test_contact_is_lost_in_time_when_the_sidecar_stands_still(start: Start) -> None:
     host, other = pair(start)
     other.stop_process(signal.SIGSTOP)
 
@@ -262,9 +262,7 @@ sys.meta_path.insert(0, Disk())
 """A ``sitecustomize``: torch comes from a disk that takes its time."""
 
 
-def test_a_torch_that_is_slow_to_import_is_waited_for_and_named_and_the_store_is_not_blamed(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_slow_import_of_torch_is_waited_for_and_named(start: Start, tmp_path: Path) -> None:
     loaded, said = tmp_path / "loaded", tmp_path / "said"
     (tmp_path / "sitecustomize.py").write_text(SLOW_TORCH.format(loaded=str(loaded)))
     start().hears("seat")

@@ -335,7 +335,7 @@ def test_nobody_waits_while_a_round_goes_on(meeting: Meeting) -> None:
     assert (0, 0, False) == (a.num_nodes_waiting(), b.num_nodes_waiting(), a.is_closed())
 
 
-def test_a_node_that_asks_for_another_round_is_seen_waiting_by_its_peers_and_all_meet_again(meeting: Meeting) -> None:
+def test_all_meet_again_once_a_node_asks_for_another_round(meeting: Meeting) -> None:
     a, b = meeting.node("a"), meeting.node("b")
     before = together(a, b)
 
@@ -496,7 +496,7 @@ def test_a_store_that_died_with_its_round_makes_the_node_ask_again(
     assert (1, 2) == (waits.result(LIMIT).rank, len(reached))
 
 
-def test_a_static_job_is_never_closed_by_a_handler_and_its_shutdown_lets_the_others_go_on() -> None:
+def test_a_static_job_goes_on_after_a_handlers_shutdown() -> None:
     meeting = Meeting(2, 2, backend="static")
     a, b = meeting.node("a"), meeting.node("b")
     together(a, b)

@@ -473,7 +473,7 @@ def test_a_node_that_finds_nobody_says_what_was_wrong(stage: Stage) -> None:
     member.close()
 
 
-def test_a_greeting_of_old_that_is_played_again_changes_nothing_while_the_coordinator_lives(stage: Stage) -> None:
+def test_a_replayed_greeting_changes_nothing_while_the_coordinator_lives(stage: Stage) -> None:
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 2.0))
     member = make(stage, limits=Limits(elected=True))
     member.join(1, "trainer")

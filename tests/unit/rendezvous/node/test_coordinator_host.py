@@ -271,7 +271,7 @@ class _Beats:
         self.thread.join()
 
 
-def test_the_coordinators_heartbeat_goes_on_and_is_written_again_when_somebody_removes_it() -> None:
+def test_a_removed_heartbeat_of_the_coordinator_is_written_again() -> None:
     office = Office(BRISK)
     first = office.find(COORDINATOR_HEARTBEAT)
     office.exchange.delete([COORDINATOR_HEARTBEAT, ANNOUNCEMENT])

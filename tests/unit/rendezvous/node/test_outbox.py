@@ -38,7 +38,7 @@ def test_where_the_store_may_be_lost_all_is_said_again_from_the_last_request_but
     assert [(3, Join), (4, Stopped), (5, Join)] == waiting(said(again).again(SEEN, all_late=True))
 
 
-def test_what_was_said_since_the_last_request_comes_after_it_and_before_what_was_not_said_yet() -> None:
+def test_messages_sent_since_the_last_request_are_sent_again_in_order() -> None:
     outbox = said(joined(Outbox()), Stopped("a", 1, ())).add(Succeeded("a", 1))
 
     assert [(1, Join), (2, Stopped), (3, Succeeded)] == waiting(outbox.again(SEEN, all_late=True))

@@ -384,7 +384,7 @@ def test_of_failures_little_is_said_unasked_and_nothing_twice() -> None:
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_who_has_the_root_cause_says_all_of_it_when_asked_and_the_agent_hears_nothing_of_that(gone: bool) -> None:
+def test_a_node_with_the_root_cause_sends_all_of_it_on_request(gone: bool) -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
     shell.words()
@@ -504,7 +504,7 @@ def test_a_message_that_is_too_large_is_said_again_with_less_until_the_store_tak
     assert shell.session.error is None
 
 
-def test_what_the_store_takes_in_no_size_ends_the_job_with_the_reason_and_is_not_tried_for_ever() -> None:
+def test_a_message_that_is_refused_in_any_size_ends_the_job() -> None:
     shell = Shell().greeted().joined()
     shell.hear(Tell(Stopped("b", 0, LARGE)))
     tries = 0
@@ -708,7 +708,7 @@ def test_a_lane_is_woken_by_the_message_before_the_request_where_there_is_one() 
     assert {waits.key: b""} == shell.what().values
 
 
-def test_a_lane_that_was_not_woken_as_the_store_refused_the_message_is_woken_with_the_next() -> None:
+def test_the_next_message_wakes_the_lane_where_the_store_refused_one() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(Lane.WATCH)
     shell.hear(Seek(2, "trainer"))
@@ -789,9 +789,7 @@ def tells(last: str, round: int = 0, count: int = 1) -> CoordinatorHeartbeat:
         (tells("c", count=1), 100.0),
     ],
 )
-def test_the_workers_time_counts_from_the_last_heartbeat_that_the_coordinator_says_it_has_read(
-    told: CoordinatorHeartbeat, read: float
-) -> None:
+def test_the_workers_time_counts_from_the_last_heartbeat_that_was_read(told: CoordinatorHeartbeat, read: float) -> None:
     """One of its heartbeats that is older than what was read before says nothing."""
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
@@ -1033,7 +1031,7 @@ def test_who_gave_the_search_up_and_then_lost_its_last_attempt_parts_when_it_is_
     assert [Disconnect(1)] == shell.hear(Close())
 
 
-def test_who_is_closed_and_has_something_to_say_looks_again_at_a_greeting_that_is_a_scribble() -> None:
+def test_a_closed_node_with_a_message_reads_a_damaged_greeting_again() -> None:
     shell = Shell()
     shell.hear(Tell(Leave("b", "bye")))
     shell.hear(Connected(1))

@@ -213,7 +213,7 @@ def test_what_is_in_the_store_and_was_not_read_keeps_nobody_who_has_ranks() -> N
     assert [f"{why} for 7.5 s"] == fences(done)
 
 
-def test_a_heartbeat_counts_from_its_sending_once_the_coordinator_says_that_it_has_read_it() -> None:
+def test_a_heartbeat_that_was_read_counts_from_its_sending() -> None:
     contact, _ = play(assigned(), (3.1, Heard(3.0, 6, read=0.0)), (4.5, Heard(3.0, 9, read=3.0)))
 
     assert (10.5, 12.5) == (wake_at(contact), kill_at(contact))
@@ -232,14 +232,14 @@ def test_an_earlier_heartbeat_than_the_last_that_was_read_takes_nothing_back() -
 
 
 @pytest.mark.parametrize("elected", [False, True])
-def test_a_coordinator_that_is_silent_though_its_store_answers_fences_where_no_other_takes_over(elected: bool) -> None:
+def test_a_silent_coordinator_fences_where_no_other_takes_over(elected: bool) -> None:
     """Where another one does, it gives each node the whole time anew."""
     _, done = play(assigned(elected=elected), *heartbeats(60.0, count=1))
 
     assert (0 if elected else 1) == len(fences(done))
 
 
-def test_where_the_coordination_moves_a_coordinator_that_lives_is_believed_that_it_read_nothing() -> None:
+def test_a_living_elected_coordinator_that_read_nothing_is_heeded() -> None:
     contact, done = play(assigned(elected=True), *heartbeats(6.0, count=1), (6.1, Heard(6.0, 1)))
     assert 15.5 == kill_at(contact)
 
@@ -321,7 +321,7 @@ def test_a_search_has_an_end_and_contact_has_none() -> None:
 
 
 @pytest.mark.parametrize("heard", [NOTHING_HEARD, (1 << 32) + 19])
-def test_a_heartbeat_that_is_gone_or_of_an_older_coordinator_does_not_say_that_a_node_slept(heard: int) -> None:
+def test_a_removed_or_older_coordinators_heartbeat_is_no_sign_of_sleep(heard: int) -> None:
     """Somebody put it there: time goes on by heartbeats that grow."""
     looks = ((3.0, Heard(3.0, (2 << 32) + 5)), (6.0, Heard(6.0, heard)))
     _, done = play(live(elected=True), *looks)
@@ -331,9 +331,7 @@ def test_a_heartbeat_that_is_gone_or_of_an_older_coordinator_does_not_say_that_a
 
 @pytest.mark.parametrize("heard", [NOTHING_HEARD, 4])
 @pytest.mark.parametrize("elected", [False, True])
-def test_a_heartbeat_counts_only_with_a_coordinators_heartbeat_that_is_not_older_than_one_that_was_read(
-    heard: int, elected: bool
-) -> None:
+def test_a_heartbeat_beside_an_older_one_of_the_coordinator_does_not_count(heard: int, elected: bool) -> None:
     """Whoever hides the one may destroy the other: such a node must not run on beside its successors."""
     contact, _ = play(live(elected=elected), (3.0, Heard(3.0, 5)))
 
