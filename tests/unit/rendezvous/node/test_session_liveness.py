@@ -213,22 +213,21 @@ def test_what_is_in_the_store_and_was_not_read_keeps_nobody_who_has_ranks() -> N
     assert [f"{why} for 7.5 s"] == fences(done)
 
 
-def test_a_heartbeat_that_was_read_counts_from_its_sending() -> None:
-    contact, _ = play(assigned(), (3.1, Heard(3.0, 6, read=0.0)), (4.5, Heard(3.0, 9, read=3.0)))
+@pytest.mark.parametrize(
+    ("looks", "fenced_at"),
+    [
+        (((3.1, Heard(3.0, 6, read=0.0)), (4.5, Heard(3.0, 9, read=3.0))), 10.5),
+        (((3.1, Heard(3.0, 6, read=0.0)), (4.5, Heard(3.0, 5, read=3.0))), 7.5),
+        (((4.5, Heard(3.0, 9, read=3.0)), (6.1, Heard(6.0, 12, read=0.0))), 10.5),
+    ],
+    ids=["it was read", "an old heartbeat of the coordinator says so", "an earlier one is named later"],
+)
+def test_a_heartbeat_that_was_read_counts_from_its_sending(
+    looks: tuple[tuple[float, Event], ...], fenced_at: float
+) -> None:
+    contact, _ = play(assigned(), *looks)
 
-    assert (10.5, 12.5) == (wake_at(contact), kill_at(contact))
-
-
-def test_what_an_old_heartbeat_of_the_coordinator_says_does_not_count() -> None:
-    contact, _ = play(assigned(), (3.1, Heard(3.0, 6, read=0.0)), (4.5, Heard(3.0, 5, read=3.0)))
-
-    assert 7.5 == wake_at(contact)
-
-
-def test_an_earlier_heartbeat_than_the_last_that_was_read_takes_nothing_back() -> None:
-    contact, _ = play(assigned(), (4.5, Heard(3.0, 9, read=3.0)), (6.1, Heard(6.0, 12, read=0.0)))
-
-    assert 10.5 == wake_at(contact)
+    assert (fenced_at, fenced_at + 2.0) == (wake_at(contact), kill_at(contact))
 
 
 @pytest.mark.parametrize("elected", [False, True])
