@@ -230,7 +230,7 @@ class NodeRuntime:
         )
 
     def _attempt(self, timeout: float) -> Exchange:
-        # A user's read_timeout is for slow networks: it counts for every attempt.
+        # The user's own limit of an attempt, where there is one, counts in place of the caller's.
         exchange: Exchange = self._backend.dial(float(self.job.options.get("read_timeout", timeout)))
         return exchange
 
