@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
+from elasticlib.rendezvous.stores._state_document import decode_document
 from tests.process.launches import free_port
 from tests.waiting import wait_until
 
@@ -36,10 +38,12 @@ class Nodes:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, **options: Any) -> int:
-        command = [sys.executable, str(SCRIPTS / "handler_node.py"), self.endpoint, self.backend, *self.arguments]
+        return self.spawn("handler_node.py", self.endpoint, self.backend, *self.arguments, json.dumps(options))
+
+    def spawn(self, script: str, *arguments: str) -> int:
         self.processes.append(
             subprocess.Popen(
-                [*command, json.dumps(options)],
+                [sys.executable, str(SCRIPTS / script), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -232,6 +236,79 @@ def test_without_a_restart_left_both_agents_name_the_same_root_cause(package: st
 
     assert ["FAILED", "FAILED"] == [state for state, _, _ in outcomes]
     assert ["attempt 0 was doomed"] * 2 == [failures["1"].split(": ")[-1] for _, _, failures in outcomes]
+
+
+# Nodes that meet in a state which a program's own back end holds: any of them may coordinate, and any may go.
+
+QUICK = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 4, "heartbeat_timeout": 4}
+"""A silence of four seconds is the end of a node, half of that the end of a coordinator."""
+
+
+class StateNodes(Nodes):
+    """Processes with a handler each, and the store that holds their state in this one."""
+
+    def __init__(self, least: int, most: int) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        super().__init__(str(least), str(most))
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def start(self, **options: Any) -> int:
+        return self.spawn("state_node.py", str(self.store.port), *self.arguments, json.dumps(QUICK | options))
+
+    def leader(self) -> int:
+        """Which of them coordinates."""
+        found = C10dRendezvousBackend(self.store, "job").get_state()
+        assert found is not None
+        token = decode_document(found[0]).items["/job/leader"].data.decode()
+        pids = [process.pid for process in self.processes]
+        return pids.index(int(token.partition("/")[2].partition("-")[0]))
+
+
+@pytest.mark.sampled(0.5)
+def test_nodes_of_a_shared_state_meet_again_and_again_and_end_together(started: list[Nodes]) -> None:
+    nodes = StateNodes(2, 2)
+    started.append(nodes)
+    a, b = nodes.start(), nodes.start()
+
+    ports = []
+    for number in range(3):
+        places = nodes.meet(a, b)
+        stale = nodes.ask(b, "get", "key")
+        nodes.ask(a, "set", "key", str(number))
+        ports.append(places[0][2])
+
+        assert [0, 1] == sorted(rank for rank, _, _ in places)
+        assert places[0][1:] == places[1][1:]
+        assert (None, str(number)) == (stale, nodes.ask(b, "get", "key"))
+        nodes.order(a, "next")
+        wait_until(lambda: nodes.ask(b, "num_nodes_waiting") > 0)
+        nodes.order(b, "next")
+        assert {0, 1} == {nodes.answer(a)[0], nodes.answer(b)[0]}
+    assert 3 == len(set(ports))
+
+    nodes.ask(b, "set_closed")
+    wait_until(lambda: bool(nodes.ask(a, "is_closed")))
+    assert [True, True] == [nodes.ask(node, "shutdown") for node in (a, b)]
+
+
+@pytest.mark.sampled(0.5)
+def test_when_the_node_that_coordinates_is_killed_another_one_goes_on(started: list[Nodes]) -> None:
+    nodes = StateNodes(2, 3)
+    started.append(nodes)
+    three = [nodes.start() for _ in range(3)]
+    sizes = [size for _, size, _ in nodes.meet(*three)]
+    killed = nodes.leader()
+    nodes.processes[killed].send_signal(signal.SIGKILL)
+
+    left = [node for node in three if node != killed]
+    for node in left:
+        wait_until(lambda node=node: nodes.ask(node, "num_nodes_waiting") > 0)  # type: ignore[misc]
+    again = nodes.meet(*left)
+
+    assert [3, 3, 3] == sizes
+    assert [(0, 2), (1, 2)] == sorted((rank, size) for rank, size, _ in again)
+    assert nodes.leader() in left
 
 
 PLUGIN = """
