@@ -59,20 +59,16 @@ def test_a_replacement_is_refused_once_its_predecessor_is_heard() -> None:
     assert desk.state.round is not None and desk.state.round.end is None
 
 
-def test_a_heartbeat_from_before_the_replacement_came_refuses_nobody() -> None:
-    """It was sent by the node that has died since."""
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the replacement came", "and read late"])
+def test_heartbeats_refuse_no_replacement_if_sent(is_late: bool) -> None:
+    """They were sent by the node that has died since."""
     desk = at_work()
     desk.hear(Join("h1/2", offer(1)))
-    desk.node_heartbeat()
-    desk.node_heartbeat("h1/1", seconds=20.0)
-
-    assert "h1/2" in desk.state.waiting
-
-
-def test_heartbeats_that_a_coordinator_reads_late_refuse_nobody() -> None:
-    desk = at_work()
-    desk.hear(Join("h1/2", offer(1)))
-    desk.node_heartbeat(seconds=8.0, interval=8.0)
+    if is_late:
+        desk.node_heartbeat(seconds=8.0, interval=8.0)
+    else:
+        desk.node_heartbeat()
+        desk.node_heartbeat("h1/1", seconds=20.0)
 
     assert "h1/2" in desk.state.waiting
 

@@ -106,27 +106,22 @@ def test_a_seizure_that_took_longer_than_the_term_is_none() -> None:
     assert [Release(HOLD), Look()] == shell.hear(Acquired(HOLD), after=TTL)
 
 
-def test_term_not_renewed_in_time_is_over_and_its_holder_stands_again() -> None:
+@pytest.mark.parametrize(
+    ("renews", "end", "after", "why"),
+    [
+        (True, Renewed(True), TTL, "the lease was not renewed for 6 s"),
+        (True, Renewed(False), 0.0, "the store says that the lease is over"),
+        (False, Over("turned down"), 0.5, "turned down"),
+    ],
+    ids=["not renewed in time", "the hold is gone", "refused"],
+)
+def test_a_term_that_ends_lets_its_holder_stand_again(renews: bool, end: Event, after: float, why: str) -> None:
     shell = Shell().leading()
-    shell.hear(Done(), after=TTL / 3)
+    if renews:
+        shell.hear(Done(), after=TTL / 3)
 
-    told = StepDown("the lease was not renewed for 6 s", True)
-    assert [told, Release(HOLD), Look()] == shell.hear(Renewed(True), after=TTL)
-
-
-def test_a_hold_that_is_gone_ends_the_term_and_its_holder_stands_again() -> None:
-    shell = Shell().leading()
-    shell.hear(Done(), after=TTL / 3)
-
-    told = StepDown("the store says that the lease is over", True)
-    assert [told, Release(HOLD), Look()] == shell.hear(Renewed(False))
+    assert [StepDown(why, True), Release(HOLD), Look()] == shell.hear(end, after=after)
     assert [Acquire(TTL)] == shell.hear(Found(9, False))
-
-
-def test_refused_coordinator_ends_the_term_and_its_node_stands_again() -> None:
-    shell = Shell().leading()
-
-    assert [StepDown("turned down", True), Release(HOLD), Look()] == shell.hear(Over("turned down"), after=0.5)
 
 
 def test_nobody_stands_again_when_the_job_is_over() -> None:
@@ -176,21 +171,18 @@ def test_node_that_closes_while_it_leads_resigns(last: Event) -> None:
     assert shell.candidacy.stopped
 
 
-def test_who_closes_before_it_knows_that_it_has_the_office_gives_it_back() -> None:
+@pytest.mark.parametrize(
+    ("taken", "event", "done"),
+    [(False, Acquired(HOLD), [Release(HOLD)]), (True, Done(), [])],
+    ids=["acquires", "waits"],
+)
+def test_a_node_that_closes_while_it(taken: bool, event: Event, done: list[Action]) -> None:
     shell = Shell()
-    shell.hear(Done(), Found(1, False))
+    shell.hear(Done(), Found(1, taken))
 
     shell.close()
-    assert [Release(HOLD)] == shell.hear(Acquired(HOLD))
-    assert shell.candidacy.stopped
 
-
-def test_who_closes_while_it_waits_goes() -> None:
-    shell = Shell()
-    shell.hear(Done(), Found(1, True))
-
-    shell.close()
-    assert [] == shell.hear(Done())
+    assert done == shell.hear(event)
     assert shell.candidacy.stopped
 
 

@@ -230,19 +230,15 @@ def test_a_holder_that_goes_is_a_change_though_nobody_writes(backend: Backend, c
     assert after > before
 
 
-def test_a_wait_does_not_begin_where_something_changed_since(backend: Backend, clock: Clock) -> None:
+@pytest.mark.parametrize("interrupted", [True, False], ids=["interrupted", "changed"])
+def test_a_wait_does_not_begin_for_what_was(backend: Backend, clock: Clock, interrupted: bool) -> None:
     keys = node(backend, clock)
     _, since = keys.read(["/key"])
-    node(backend, clock).write({"/key": b"1"})
-    clock.now += 1.1 * LONGEST
-
-    keys.changed("/key", since, timeout=1e9)
-
-
-def test_a_wait_ends_when_it_was_interrupted_before(backend: Backend, clock: Clock) -> None:
-    keys = node(backend, clock)
-    _, since = keys.read(["/key"])
-    keys.interrupt()
+    if interrupted:
+        keys.interrupt()
+    else:
+        node(backend, clock).write({"/key": b"1"})
+        clock.now += 1.1 * LONGEST
 
     keys.changed("/key", since, timeout=1e9)
 
