@@ -257,17 +257,20 @@ def test_a_server_can_be_started_again_with_its_data(tmp_path: Path) -> None:
     assert b"1" == item.data
 
 
-def test_a_program_that_is_no_etcd_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", "/bin/false")
+@pytest.mark.parametrize(
+    ("path", "error", "why"),
+    [
+        ("/bin/false", StartError, "exit status 1"),
+        ("/no/such/etcd", ConfigError, "TORCHELASTIC_ETCD_BINARY_PATH='/no/such/etcd' is no program"),
+    ],
+    ids=["no etcd", "missing"],
+)
+def test_a_wrong_program_is_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch, path: str, error: type[Exception], why: str
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", path)
 
-    with pytest.raises(StartError, match="exit status 1"):
-        EtcdServer().start()
-
-
-def test_a_missing_program_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", "/no/such/etcd")
-
-    with pytest.raises(ConfigError, match="TORCHELASTIC_ETCD_BINARY_PATH='/no/such/etcd' is no program"):
+    with pytest.raises(error, match=why):
         EtcdServer().start()
 
 

@@ -952,30 +952,17 @@ def test_a_node_that_was_given_up_is_told_so_once_when_it_is_heard_again() -> No
 
 
 def test_a_spare_that_was_given_up_is_told_so_when_it_is_heard_again() -> None:
-    desk = watched("a")
-    [mailbox] = desk.join("b")
-    desk.node_heartbeat().node_heartbeat("b", seconds=12.0)
+    desk = after(watched("a"), "b", silent(seconds=0.0), silent("b"))
 
-    desk.heartbeats[mailbox] += 1
+    desk.heartbeats[given_up(desk.state)["b"]] += 1
     desk.node_heartbeat()
 
     assert {"b": GivenUp("no heartbeat for 10 s")} == desk.sent()
 
 
-def test_a_node_that_was_given_up_and_asks_anew_is_not_told_of_the_past() -> None:
-    desk = watched("a", "b", "c", min_nodes=2)
-    desk.node_heartbeat().node_heartbeat("b", seconds=12.0)
-
-    desk.join("b")
-
-    assert {} == given_up(desk.state)
-
-
-def test_a_node_that_has_succeeded_and_falls_silent_is_not_given_up() -> None:
-    desk = watched("a", "b")
-    desk.node_heartbeat()
-    desk.hear(Succeeded("b", 0))
-    desk.node_heartbeat("b", seconds=12.0)
+@pytest.mark.parametrize("steps", [(silent("b"), "b"), (Succeeded("b", 0), silent("b"))], ids=["asks", "succeeded"])
+def test_a_node_is_not_given_up_that(steps: tuple[Step, ...]) -> None:
+    desk = after(watched("a", "b", "c", min_nodes=2), silent(seconds=0.0), *steps)
 
     assert {} == given_up(desk.state)
 
