@@ -33,9 +33,8 @@ class Left:
     """The files of one worker; `close` once the launcher has them."""
 
     def __init__(self) -> None:
-        self._reports: list[int] = []
-        report, self.faults, self.tail = [processes.anonymous_file(name) for name in ("report", "faults", "tail")]
-        self._reports.append(report)
+        report, self.faults, self.tail = map(processes.anonymous_file, ("report", "faults", "tail"))
+        self._reports = [report]
 
     @property
     def report(self) -> int:
@@ -96,10 +95,8 @@ class WorkerProcess:
 
     def ask(self, signum: int) -> None:
         """Send it the stop signal; one that is stopped is woken to see it."""
-        # A peer may report a closed connection before the one that died is a zombie.
         if not self.was_signalled:
-            is_at_its_end = self.course.overdue or self.course.is_final or is_ending(self.pid)
-            self.was_signalled = not is_at_its_end
+            self.was_signalled = not self._is_at_its_end()
         self.signum = signum
         if self.course.for_group or signum == signal.SIGKILL:
             self.send_group(signum)
@@ -107,6 +104,13 @@ class WorkerProcess:
             signal_process(self.handle, signum)
         # A process that is stopped handles a signal only once it goes on.
         self.send_group(signal.SIGCONT)
+
+    def _is_at_its_end(self) -> bool:
+        """True if no signal changes its status any more."""
+        if self.course.overdue or self.course.is_final:
+            return True
+        # A peer may report a closed connection before the one that died is a zombie.
+        return is_ending(self.pid)
 
     def _leaves_by_itself(self, signum: int) -> bool:
         """True if its function had returned: *signum*, which it does not handle, would cut its exit handlers off."""
