@@ -20,20 +20,14 @@ MEND = "raise the limit of processes (ulimit -u, or the cgroup's pids.max)"
 COMMAND = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node", "2", "--preload", "", "--tee", "3"]
 REMOTE = [*COMMAND, "--rdzv-backend", "c10d", "--rdzv-id", "few", "--rdzv-endpoint"]
 FILES = "Too many open files"
-FUNCTION = """
+CALLS = """
 from elasticlib import LaunchConfig, StartError, elastic_launch
 try:
-    elastic_launch(LaunchConfig(nproc_per_node=2, preload=""), print)("at work")
+    elastic_launch(LaunchConfig(nproc_per_node=2, {settings}), print)("at work")
 except StartError as error:
     raise SystemExit(str(error))
 """
-FORKS = """
-from elasticlib import LaunchConfig, StartError, elastic_launch
-try:
-    elastic_launch(LaunchConfig(nproc_per_node=2, start_method="fork"), print)("at work")
-except StartError as error:
-    raise SystemExit(str(error))
-"""
+FUNCTION, FORKS = (CALLS.format(settings=each) for each in ("preload=''", "start_method='fork'"))
 PROGRAMS = {
     "one-node": [*COMMAND, "--no-python", "true"],
     "spawn": [*COMMAND, "--start-method", "spawn", str(Path(__file__).parent / "scripts" / "nothing.py")],
@@ -93,8 +87,7 @@ def test_where_few_files_may_be_open_the_launch_ends_with_one_sentence(command: 
         timeout=60,
     )
 
-    lines = [line for line in done.stderr.splitlines() if " log directory: " not in line]
-    [sentence] = lines
+    [sentence] = [line for line in done.stderr.splitlines() if " log directory: " not in line]
     assert FILES in sentence
     assert "limit of open files (ulimit" in sentence
     assert done.returncode in (1, 2)  # 2: the log folder is met first

@@ -41,6 +41,13 @@ def chain(**settings: Any) -> dict[str, int]:
     return found
 
 
+def noted_chain(folder: Path, rank: int = 0) -> dict[str, int]:
+    """Return the pids that a rank of the first round has noted in *folder*, once it has."""
+    file = folder / f"round0.rank{rank}"
+    duties.wait_for(file.exists)
+    return dict(zip(duties.CHAIN, map(int, file.read_text().split()), strict=True))
+
+
 def kill(pid: int) -> None:
     """SIGKILL a process and wait until it has ended."""
     os.kill(pid, signal.SIGKILL)
@@ -83,15 +90,14 @@ libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)
             r"starts a Python thread \(watcher\)",
         ),
         (NATIVE_THREAD, "starts native threads"),
-        ("import os\nmine = dict(os.environ).get('RANK', os.environ.get('RANK'))", "reads RANK, which each worker has"),
-        ("import os\nos.environ.get('LOCAL_RANK')", "reads LOCAL_RANK"),
-        ("import os\nos.getenv('WORLD_SIZE', '1')", "reads WORLD_SIZE"),
+        ("import os\nos.getenv('LOCAL_RANK', '0')", "reads LOCAL_RANK, which each worker has"),
         ("import os\n'RANK' in os.environ", "reads RANK"),
         ("import no_such_module_at_all", r"ModuleNotFoundError: .*no_such_module_at_all.*preloaded\.py, line 1"),
         ("\nraise ValueError('a bad value')", r"ValueError: a bad value \(.*preloaded\.py, line 2\)"),
         ("def broken(:", r"SyntaxError"),
+        ("import sys\nsys.exit('not on this machine')", "SystemExit"),
     ],
-    ids=["thread", "native-thread", "rank", "local-rank", "world-size", "has-rank", "import", "error", "syntax"],
+    ids=["thread", "native-thread", "local-rank", "has-rank", "import", "error", "syntax", "exit"],
 )
 def test_a_module_that_cannot_be_imported_ahead_is_refused_by_name(
     module: Callable[[str], str], code: str, why: str, monkeypatch: pytest.MonkeyPatch
@@ -105,16 +111,6 @@ def test_a_module_that_cannot_be_imported_ahead_is_refused_by_name(
 
     assert "preloaded" == caught.value.module
     assert "leave 'preloaded' out of preload" in str(caught.value)
-
-
-def test_a_module_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(PreloadError, match="no_such_module_at_all"):
-        elastic_launch(config(preload=("no_such_module_at_all",)), duties.chain)()
-
-
-def test_a_module_that_ends_the_program_is_refused_by_name(module: Callable[[str], str]) -> None:
-    with pytest.raises(PreloadError, match="SystemExit"):
-        elastic_launch(config(preload=(module("import sys\nsys.exit('not on this machine')"),)), duties.chain)()
 
 
 def test_a_module_that_opens_an_accelerator_is_refused_by_name(module: Callable[[str], str], tmp_path: Path) -> None:
@@ -173,34 +169,6 @@ def test_a_second_call_forks_from_the_same_fork_server() -> None:
 
     assert (first["fork server"], first["reaper"]) == (second["fork server"], second["reaper"])
     assert first["spawner"] != second["spawner"]
-
-
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "PYTEST_CURRENT_TEST", "TORCHELASTIC_ERROR_FILE", "PWD"])
-def test_a_variable_that_no_import_reads_needs_no_new_fork_server(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "1")
-    first = chain()["fork server"]
-    monkeypatch.setenv(name, "2")
-
-    value, fork_server = elastic_launch(config(), duties.variable)(name)[0]
-
-    assert first == fork_server
-    assert "2" == value or name == "TORCHELASTIC_ERROR_FILE"  # a worker has an error file of its own
-
-
-def test_a_variable_that_the_interpreter_reads_makes_a_new_fork_server_and_both_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    job = elastic_launch(config(), duties.variable)
-    before = job("MALLOC_ARENA_MAX")[0]
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    changed = job("MALLOC_ARENA_MAX")[0]
-    monkeypatch.delenv("MALLOC_ARENA_MAX")
-
-    after = job("MALLOC_ARENA_MAX")[0]
-
-    assert (None, "2") == (before[0], changed[0])
-    assert before[1] != changed[1]
-    assert before == after
 
 
 def test_no_more_than_two_idle_fork_servers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +240,7 @@ while not (folder / "asked").exists():
 """
 
 
-def test_a_job_whose_restart_imports_long_says_at_its_end_what_preload_saves(
+def test_job_with_a_long_import_at_a_restart_advises_preload(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Never a module of the project, though that is what was imported first."""
@@ -330,9 +298,7 @@ def test_a_kill_above_the_workers_costs_one_restart(victim: str, tmp_path: Path)
     old: list[dict[str, int]] = []
 
     def kill_victim() -> None:
-        files = [tmp_path / f"round0.rank{rank}" for rank in (0, 1)]
-        duties.wait_for(lambda: all(file.exists() for file in files))
-        old.extend(dict(zip(duties.CHAIN, map(int, file.read_text().split()), strict=True)) for file in files)
+        old.extend(noted_chain(tmp_path, rank) for rank in (0, 1))
         kill(old[0][victim])
 
     with beside(kill_victim):
@@ -344,11 +310,9 @@ def test_a_kill_above_the_workers_costs_one_restart(victim: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("victim", ["reaper", "spawner"])
-def test_a_kill_above_the_workers_is_reported_by_name_where_no_restart_is_left(victim: str, tmp_path: Path) -> None:
+def test_kill_above_the_workers_is_named_where_no_restart_is_left(victim: str, tmp_path: Path) -> None:
     def kill_victim() -> None:
-        duties.wait_for((tmp_path / "round0.rank0").exists)
-        pids = map(int, (tmp_path / "round0.rank0").read_text().split())
-        kill(dict(zip(duties.CHAIN, pids, strict=True))[victim])
+        kill(noted_chain(tmp_path)[victim])
 
     with beside(kill_victim), pytest.raises(ChildFailedError, match=f"the {victim} process .pid") as caught:
         elastic_launch(config(), duties.works_on_in_round)(1, tmp_path)
@@ -362,9 +326,7 @@ def test_workers_go_on_though_their_fork_server_was_killed(end: str, tmp_path: P
     """The reaper guards them, and nothing is left when they are done or the launcher is killed."""
     command = [sys.executable, "-c", WORKS_UNTIL, str(tmp_path)]
     launcher = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    files = [tmp_path / f"round0.rank{rank}" for rank in (0, 1)]
-    duties.wait_for(lambda: all(file.exists() for file in files))
-    chains = [dict(zip(duties.CHAIN, map(int, file.read_text().split()), strict=True)) for file in files]
+    chains = [noted_chain(tmp_path, rank) for rank in (0, 1)]
     kill(chains[0]["fork server"])
 
     if end == "success":
@@ -378,13 +340,11 @@ def test_workers_go_on_though_their_fork_server_was_killed(end: str, tmp_path: P
     assert ["round0.rank0", "round0.rank1"] == sorted(file.name for file in tmp_path.glob("round*"))
 
 
-def test_a_fork_server_that_was_killed_beside_its_workers_is_replaced_for_the_next_call(tmp_path: Path) -> None:
+def test_fork_server_killed_beside_its_workers_is_replaced(tmp_path: Path) -> None:
     """While the workers of the first call run, and when they have ended."""
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(elastic_launch(config(), duties.works_until), tmp_path / "go", tmp_path)
-        duties.wait_for((tmp_path / "round0.rank0").exists)
-        pids = map(int, (tmp_path / "round0.rank0").read_text().split())
-        old = dict(zip(duties.CHAIN, pids, strict=True))
+        old = noted_chain(tmp_path)
         kill(old["fork server"])
         beside = chain()
         (tmp_path / "go").touch()
@@ -478,17 +438,22 @@ def test_a_wrapper_around_the_interpreter_starts_a_fork_server(
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_variables_that_a_wrapper_sets_reach_the_script(
-    method: str, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [("WRAPPED=yes exec {python}", "yes"), ("unset WRAPPED; exec {python}", None)],
+    ids=["set", "unset"],
+)
+def test_environment_of_a_wrapper_reaches_the_script(
+    line: str, value: str | None, method: str, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrapper is there to set up an environment."""
-    monkeypatch.setenv("PYTHON_EXEC", wrapper(tmp_path, "WRAPPED=yes exec {python}"))
+    monkeypatch.setenv("WRAPPED", "by the caller")
+    monkeypatch.setenv("PYTHON_EXEC", wrapper(tmp_path, line))
 
-    assert "yes" == seen_by(script, start_method=method)["wrapped"]
+    assert value == seen_by(script, start_method=method)["wrapped"]
 
 
 @pytest.mark.parametrize("preload", [(), ("colorsys",)])
-def test_what_a_wrapper_makes_of_the_environment_is_made_anew_for_each_launch(
+def test_wrapper_makes_the_environment_anew_for_each_launch(
     preload: tuple[str, ...], script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody knows what it reads for that."""
@@ -501,17 +466,7 @@ def test_what_a_wrapper_makes_of_the_environment_is_made_anew_for_each_launch(
     assert ["one, wrapped", "two, wrapped"] == found
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_variables_that_a_wrapper_takes_away_do_not_reach_the_script(
-    method: str, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WRAPPED", "by the caller")
-    monkeypatch.setenv("PYTHON_EXEC", wrapper(tmp_path, "unset WRAPPED; exec {python}"))
-
-    assert None is seen_by(script, start_method=method)["wrapped"]
-
-
-def test_an_interpreter_that_lacks_the_library_runs_the_script_and_the_loss_is_told(
+def test_interpreter_without_the_library_runs_the_script_with_a_warning(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its site-packages an interpreter finds nothing that was installed."""

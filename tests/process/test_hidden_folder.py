@@ -114,16 +114,21 @@ def here() -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+def enter_removed_folder(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change to a folder below *parent*, which is gone then."""
+    gone = parent / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+
 def test_launches_before_and_after_a_removed_folder_are_each_in_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fork server of another folder cannot serve a launch whose folder has no path; that one's can serve others."""
     launch = elastic_launch(LaunchConfig(nproc_per_node=1, preload=(), max_restarts=0), here)
-    gone = tmp_path / "gone"
-    gone.mkdir()
     found = [(here(), launch()[0])]
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    enter_removed_folder(tmp_path, monkeypatch)
     found.append((here(), launch()[0]))
     monkeypatch.chdir(tmp_path)
     found.append((here(), launch()[0]))
@@ -134,10 +139,7 @@ def test_launches_before_and_after_a_removed_folder_are_each_in_their_own(
 
 
 def test_pool_works_in_a_removed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    enter_removed_folder(tmp_path, monkeypatch)
 
     with elasticlib.pool(1, group=None) as pool:
         assert {0: here()} == pool.run(here)
@@ -148,10 +150,7 @@ def test_libraries_are_imported_ahead_outside_a_removed_folder(
 ) -> None:
     """MKL, which torch brings, ends a program that imports it in a folder without a path."""
     name = module("import os; FOLDER = os.getcwd()")
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    enter_removed_folder(tmp_path, monkeypatch)
 
     assert {0: "/"} == elastic_launch(LaunchConfig(nproc_per_node=1, preload=(name,), max_restarts=0), preloaded_in)()
 

@@ -58,6 +58,12 @@ def result_of(context: PContext) -> RunProcsResult:
     return result
 
 
+def runs_until(context: PContext, is_so: Callable[[], object]) -> None:
+    """Wait for a condition, while the processes run."""
+    while not is_so():
+        assert context.wait(0.01) is None
+
+
 def is_gone(pid: int) -> bool:
     return not os.path.exists(f"/proc/{pid}")
 
@@ -77,25 +83,15 @@ def tells(left: int, right: int = 3) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
-def test_each_process_calls_the_function_with_its_own_arguments_and_variables(
-    started: Started, start_method: str
-) -> None:
+def test_each_process_has_its_own_arguments_and_variables(started: Started, start_method: str) -> None:
     envs = {0: {"WHO": "a"}, 1: {"WHO": "b"}}
 
-    result = result_of(started(tells, (1,), (2, 5), envs=envs, start_method=start_method))
+    context = started(tells, (1,), (2, 5), envs=envs, start_method=start_method)
+    result = result_of(context)
 
     assert result.return_values == {0: (3, "a"), 1: (10, "b")}
     assert not result.is_failed()
-
-
-def large() -> bytes:
-    return bytes(20_000_000)
-
-
-def test_a_return_value_is_of_any_size(started: Started) -> None:
-    values = result_of(started(large, (), ())).return_values
-
-    assert [len(values[rank]) for rank in (0, 1)] == [20_000_000] * 2
+    assert result is context.wait(0), "it stays"
 
 
 def notes_a_wish_to_end(folder: Path) -> None:
@@ -135,12 +131,6 @@ def test_one_failure_ends_all_and_is_the_only_one_told(started: Started, tmp_pat
     assert all(map(is_gone, pids.values()))
 
 
-def test_the_result_stays(started: Started) -> None:
-    context = started(large, ())
-
-    assert result_of(context) is context.wait(0)
-
-
 # Programs.
 
 
@@ -171,8 +161,7 @@ def test_a_handle_of_one_process_signals_it_with_all_that_it_started(started: St
     context = started("sh", ("-c", script))
     assert isinstance(context, SubprocessContext)
     handle: ProcessView = context.subprocess_handlers[0]
-    while not (tmp_path / "child").exists():
-        assert context.wait(0.01) is None
+    runs_until(context, (tmp_path / "child").exists)
 
     handle.close(signal.SIGINT)
 
@@ -197,12 +186,9 @@ def interrupted(path: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_an_interrupted_function_has_failed_and_ends_with_the_status_of_a_shell(
-    started: Started, tmp_path: Path, method: str
-) -> None:
+def test_interrupted_function_fails_with_the_status_of_a_shell(started: Started, tmp_path: Path, method: str) -> None:
     context = started(interrupted, (str(tmp_path / "here"),), start_method=method)
-    while not (tmp_path / "here").exists():
-        assert context.wait(0.01) is None
+    runs_until(context, (tmp_path / "here").exists)
 
     os.kill(context.pids()[0], signal.SIGINT)
 
@@ -217,25 +203,11 @@ def gate(tmp_path: Path) -> Path:
     return tmp_path / "gate"
 
 
-def test_a_wait_ends_at_its_time_with_nothing_while_processes_run(started: Started, gate: Path) -> None:
-    context = started("cat", (gate,))
-    begun = time.monotonic()
-
-    answers = [context.wait(0), context.wait(0.05)]
-    waited = time.monotonic() - begun
-    gate.write_bytes(b"")
-
-    assert answers == [None, None]
-    assert 0.05 <= waited < 5
-    assert not result_of(context).is_failed()
-
-
 def test_a_failure_whose_peers_take_their_time_is_no_result_yet(started: Started, gate: Path) -> None:
     ready = gate.with_name("ready")
     stubborn = f"trap '' TERM; : > {ready}; cat {gate}; exit 0"
     context = started("sh", ("-c", stubborn), ("-c", f"until [ -e {ready} ]; do sleep 0.01; done; exit 3"))
-    while not context.subprocess_handlers[1].proc.poll():  # type: ignore[attr-defined]
-        assert context.wait(0.01) is None
+    runs_until(context, context.subprocess_handlers[1].proc.poll)  # type: ignore[attr-defined]
 
     before = context.wait(0)
     gate.write_bytes(b"")
@@ -258,8 +230,7 @@ def test_a_close_ends_all_and_a_later_wait_tells_who_was_cut_short(started: Star
 
 def test_who_does_not_heed_is_killed_after_the_time_out(started: Started, tmp_path: Path) -> None:
     context = started("sh", ("-c", f"trap '' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"))
-    while not (tmp_path / "ready").exists():
-        assert context.wait(0.01) is None
+    runs_until(context, (tmp_path / "ready").exists)
     begun = time.monotonic()
 
     context.close(timeout=0.1)
@@ -348,8 +319,7 @@ def test_an_interrupt_in_a_stop_means_no_more_patience(started: Started, tmp_pat
     former = signal.signal(signal.SIGINT, lambda signum, frame: came.append(signum))
     try:
         context = started("sh", ("-c", script))
-        while not (tmp_path / "ready").exists():
-            assert context.wait(0.01) is None
+        runs_until(context, (tmp_path / "ready").exists)
 
         context.close(timeout=LONG)
     finally:
@@ -384,18 +354,6 @@ def test_processes_run_on_where_nobody_keeps_the_handle(started: Started, gate: 
 # Starts that fail.
 
 
-def test_a_second_start_is_refused_and_changes_nothing(started: Started, gate: Path) -> None:
-    context = started("cat", (gate,))
-    pids = context.pids()
-
-    with pytest.raises(ValueError, match="were started already"):
-        context.start()
-    gate.write_bytes(b"")
-
-    assert context.pids() == pids
-    assert not result_of(context).is_failed()
-
-
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
 def test_a_start_that_fails_half_way_leaves_no_process(
     started: Started, start_method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -423,9 +381,7 @@ def console(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path / "console"
 
 
-def test_teed_lines_come_after_their_prefix_and_the_wanted_ones_are_kept_twice(
-    started: Started, tmp_path: Path
-) -> None:
+def test_teed_lines_have_a_prefix_and_the_filtered_are_kept_twice(started: Started, tmp_path: Path) -> None:
     logs: Any = DefaultLogsSpecs(str(tmp_path / "logs"), tee=Std.OUT)
     with console(tmp_path) as shown:
         context = started(

@@ -166,7 +166,7 @@ def test_nothing_is_left_of_a_killed_launcher_though_others_are_stopped(
 
 
 @pytest.mark.parametrize("killed", ["reaper", "fork server"])
-def test_nothing_is_left_though_the_next_one_below_who_is_killed_is_stopped(killed: str, job: Job) -> None:
+def test_nothing_is_left_though_the_process_below_the_killed_is_stopped(killed: str, job: Job) -> None:
     job.start(WORKS, "--max-restarts", "0")
     job.wait_for(*ALL_AT_WORK)
     stop(chain(job)[{"reaper": "fork server", "fork server": "spawner"}[killed]])
@@ -215,7 +215,7 @@ def forked(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[],
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("victim", ["reaper", "spawner"])
-def test_nothing_is_left_of_workers_forked_from_the_caller_though_one_above_them_is_stopped(
+def test_nothing_is_left_of_forked_workers_below_a_stopped_process(
     victim: str,
     end: signal.Signals,
     forked: tuple[subprocess.Popen[str], Callable[[], dict[str, int]]],

@@ -56,7 +56,7 @@ def test_a_spawner_that_is_stopped_before_it_begins_is_continued(
 
 
 @pytest.mark.parametrize(("number", "who"), [(1, "reaper"), (2, "spawner")])
-def test_forks_of_the_caller_that_are_stopped_before_they_begin_are_continued(
+def test_forks_of_the_caller_stopped_at_their_start_are_continued(
     number: int, who: str, stops_at: Callable[[int], str], tmp_path: Path
 ) -> None:
     program = f"""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib import EntrypointError, LaunchConfig, PreloadError, StartError, elastic_launch
+from elasticlib import EntrypointError, LaunchConfig, elastic_launch
 from tests.shims import built
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
@@ -45,19 +45,16 @@ def noted(script: Path) -> tuple[list[str], list[str]]:
     return streams, ignored
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_streams_that_the_launcher_was_started_without_are_nothing(method: str, script: Path) -> None:
+CALLS_SCRIPT = "from elasticlib import *; elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), {script!r})()"
+
+
+@pytest.mark.parametrize("start", ["forkserver", "spawn", "call"])
+def test_streams_that_the_launcher_was_started_without_are_nothing(start: str, script: Path) -> None:
     """Never a descriptor of the launcher's own that got the number."""
-    done = shell(f"{RUN} --start-method {method} {script} <&- >&- 2>&-")
+    call = f'{sys.executable} -c "{CALLS_SCRIPT.format(script=str(script))}"'
+    command = call if start == "call" else f"{RUN} --start-method {start} {script}"
 
-    assert 0 == done.returncode
-    assert ["/dev/null"] * 3 == noted(script)[0]
-
-
-def test_a_program_without_streams_launches_workers_without_streams(script: Path) -> None:
-    code = f"from elasticlib import *; elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), {str(script)!r})()"
-
-    done = shell(f'{sys.executable} -c "{code}" <&- >&- 2>&-')
+    done = shell(f"{command} <&- >&- 2>&-")
 
     assert 0 == done.returncode
     assert ["/dev/null"] * 3 == noted(script)[0]
@@ -256,12 +253,6 @@ def test_a_preload_that_would_be_ignored_is_refused(method: str) -> None:
         elastic_launch(LaunchConfig(nproc_per_node=1, preload=("json",), start_method=method), nothing)()  # type: ignore[arg-type]
 
 
-def test_errors_of_the_start_are_of_the_library() -> None:
-    """What the tests above expect as exit status 1 or 2 is an exception for callers."""
-    assert issubclass(PreloadError, ValueError)
-    assert issubclass(StartError, RuntimeError)
-
-
 def has_torch() -> str:
     """Which torch a worker gets."""
     import torch
@@ -315,17 +306,20 @@ WITHOUT = {"/proc": "mount --bind {empty} /proc", "/dev/null": "mount --bind {em
 """What hides a part of the machine, in a mount namespace of its own."""
 
 
-@pytest.mark.parametrize("missing", WITHOUT)
-@pytest.mark.parametrize("start", ["command", "forkserver", "spawn", "fork"])
-def test_a_machine_without_proc_or_dev_null_is_told_in_one_line_before_anything_starts(
-    start: str, missing: str, tmp_path: Path
-) -> None:
-    """As in a container or chroot whose maker forgot them."""
+def shell_without(missing: str, empty: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run *command* where a part of the machine is *missing*; *empty* is a folder that takes its place."""
     if os.geteuid() != 0:
         pytest.skip("a mount namespace needs root")
+    return shell(f"unshare --mount sh -c '{WITHOUT[missing].format(empty=empty)} && exec \"$@\"' sh {command}")
+
+
+@pytest.mark.parametrize("missing", WITHOUT)
+@pytest.mark.parametrize("start", ["command", "forkserver", "spawn", "fork"])
+def test_machine_without_proc_or_dev_null_is_an_error_of_one_line(start: str, missing: str, tmp_path: Path) -> None:
+    """As in a container or chroot whose maker forgot them."""
     run = f"{RUN} job.py" if start == "command" else f'{sys.executable} -c "{CALL.format(method=start)}"'
 
-    done = shell(f"unshare --mount sh -c '{WITHOUT[missing].format(empty=tmp_path)} && exec \"$@\"' sh {run}")
+    done = shell_without(missing, tmp_path, run)
 
     *before, last = done.stderr.splitlines()
     assert 1 == done.returncode
@@ -339,11 +333,7 @@ def test_a_machine_without_proc_or_dev_null_is_told_in_one_line_before_anything_
 
 @pytest.mark.parametrize("missing", WITHOUT)
 def test_help_is_given_on_any_machine(missing: str, tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("a mount namespace needs root")
-
-    hide = WITHOUT[missing].format(empty=tmp_path)
-    done = shell(f"unshare --mount sh -c '{hide} && exec {sys.executable} -m elasticlib.run --help'")
+    done = shell_without(missing, tmp_path, f"{sys.executable} -m elasticlib.run --help")
 
     assert (0, "") == (done.returncode, done.stderr)
     assert done.stdout.startswith("usage: elasticrun ")
