@@ -193,19 +193,10 @@ def test_a_plain_message_in_an_error_file_is_told(tmp_path: Path) -> None:
     assert ("told by a library in C++", 7) == (failure.message, failure.exitcode)
 
 
-BAD_CONTENT = ['{"message": {"mess', "", "[]", '{"message": {"extraInfo": 3}}', "\0\xff", '{"message": null}']
-
-
-@pytest.mark.parametrize("content", BAD_CONTENT)
-def test_an_error_file_that_makes_no_sense_hides_no_failure(content: str, tmp_path: Path) -> None:
-    """Row 096."""
-    failure = only_failure(failed(duties.leaves_error_file, content, workers=1, logs_specs=logs(tmp_path)))
-
-    assert 7 == failure.exitcode
-
-
-@pytest.mark.parametrize("content", BAD_CONTENT)
-def test_an_error_file_that_makes_no_sense_prevents_no_restart(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ['{"message": {"mess', "\0\xff"])
+def test_an_error_file_that_makes_no_sense_hides_no_failure_and_prevents_no_restart(
+    content: str, tmp_path: Path
+) -> None:
     """Row 096."""
     config = LaunchConfig(nproc_per_node=1, max_restarts=1, preload=(), logs_specs=logs(tmp_path))
 

@@ -198,37 +198,33 @@ def elasticrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_script_that_exits_with_a_status_while_threads_work_has_failed(tmp_path: Path) -> None:
-    """Its status is the failure's, not that of the signal that ended it."""
+@pytest.mark.parametrize(
+    ("options", "arguments", "status", "output", "said"),
+    [
+        (
+            ["--exit-timeout", "0.5"],
+            ["badly"],
+            1,
+            "",
+            ["exitcode  : 3 (pid", "did not end within 0.5 s (exit_timeout)"],
+        ),
+        (["--exit-timeout", "0.5"], ["well", "50"], 1, "", ["and it is stopped", "lingers.py"]),
+        ([], ["well", "1"], 0, "work is done\n", []),
+    ],
+    ids=["a status", "ended early", "by default"],
+)
+def test_threads_of_a_script_work_on_unless_a_status_or_a_timeout_ends_them(
+    options: list[str], arguments: list[str], status: int, output: str, said: list[str], tmp_path: Path
+) -> None:
+    """The status of the script is the failure's, not that of the signal; no warning comes before its time."""
     script = tmp_path / "lingers.py"
     script.write_text(LINGERS)
 
-    done = elasticrun("--exit-timeout", "0.5", str(script), "badly")
+    done = elasticrun(*options, str(script), *arguments)
 
-    assert 1 == done.returncode
-    assert "exitcode  : 3 (pid" in done.stderr
-    assert "did not end within 0.5 s (exit_timeout)" in done.stderr
-
-
-def test_threads_of_a_script_that_ended_well_may_work_on(tmp_path: Path) -> None:
-    """The default ends nobody; no warning comes before its time."""
-    script = tmp_path / "lingers.py"
-    script.write_text(LINGERS)
-
-    done = elasticrun(str(script), "well", "1")
-
-    assert (0, "work is done\n", "") == (done.returncode, done.stdout, done.stderr)
-
-
-def test_threads_of_a_script_that_ended_well_are_ended_where_that_was_asked_for(tmp_path: Path) -> None:
-    """With its warning, and the stacks; the job has failed, since their work was cut off."""
-    script = tmp_path / "lingers.py"
-    script.write_text(LINGERS)
-
-    done = elasticrun("--exit-timeout", "0.5", str(script), "well", "50")
-
-    assert (1, "") == (done.returncode, done.stdout)
-    assert "and it is stopped" in done.stderr and "lingers.py" in done.stderr
+    assert (status, output) == (done.returncode, done.stdout)
+    assert all(text in done.stderr for text in said)
+    assert bool(said) == bool(done.stderr)
 
 
 FINALIZERS = """

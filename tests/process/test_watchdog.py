@@ -359,18 +359,14 @@ def test_a_worker_that_has_loaded_torch_answers_on_a_socket_of_its_own(preload: 
     assert not os.path.exists(os.path.dirname(str(paths[0])))
 
 
-def test_a_worker_without_torch_is_left_without_it() -> None:
-    config = LaunchConfig(nproc_per_node=1, max_restarts=0, worker_server=True, preload=())
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_worker_without_torch_or_without_the_option_has_no_debug_server(asked: bool) -> None:
+    """Without torch the variable of torch's own names a socket that is free."""
+    config = LaunchConfig(nproc_per_node=1, max_restarts=0, worker_server=asked, preload=())
 
-    ((answer, served, free),) = elastic_launch(config, ping)(False).values()
+    ((answer, served, free),) = elastic_launch(config, ping)(not asked).values()
 
-    assert (None, None, "0") == (answer, served, os.path.basename(str(free)))
-
-
-def test_a_worker_has_no_debug_server_unless_asked_for() -> None:
-    config = LaunchConfig(nproc_per_node=1, max_restarts=0)
-
-    assert {0: (None, None, None)} == elastic_launch(config, ping)(True)
+    assert (None, None, "0" if asked else None) == (answer, served, free and os.path.basename(free))
 
 
 SCRIPT = """
