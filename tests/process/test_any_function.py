@@ -26,11 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120
 
 WORKS: dict[str, tuple[str, str, str]] = {
-    "plain": ("def fn(x):\n    return x + 1", "1", "2"),
     "lambda": ("fn = lambda x: x + 1", "1", "2"),
     "closure": ("def make(y):\n    def inner(x):\n        return x + y\n    return inner\nfn = make(1)", "1", "2"),
     "partial": ("def add(x, y):\n    return x + y\nfn = functools.partial(add, y=1)", "1", "2"),
-    "partial of a lambda": ("fn = functools.partial(lambda x, y: x + y, 1)", "1", "2"),
     "method": (
         "class Model:\n    def __init__(self):\n        self.w = 1\n    def step(self, x):\n        return x + self.w\n"
         "fn = Model().step",
@@ -55,14 +53,12 @@ WORKS: dict[str, tuple[str, str, str]] = {
         "1",
         "3",
     ),
-    "cached": ("@functools.lru_cache\ndef fn(x):\n    return x + 1", "1", "2"),
     "cached recursion": (
         "@functools.cache\ndef fn(n):\n    return n if n < 2 else fn(n - 1) + fn(n - 2)",
         "60",
         "1548008755920",
     ),
     "builtin": ("fn = abs", "-1", "1"),
-    "of a module": ("fn = functools.reduce", "lambda a, b: a + b, [1, 2]", "3"),
     "local class": ("def fn(x):\n    class Local:\n        y = x + 1\n    return Local().y", "1", "2"),
     "dataclass": (
         "@dataclasses.dataclass\nclass Batch:\n    x: int\ndef fn(b):\n    return Batch(b.x + 1)",
@@ -80,7 +76,6 @@ WORKS: dict[str, tuple[str, str, str]] = {
         "old",
         "(1, 2)",
     ),
-    "recursion": ("def fn(n):\n    return 1 if n == 0 else n * fn(n - 1)", "5", "120"),
     "two that call each other": (
         "def even(n):\n    return n == 0 or fn(n - 1)\ndef fn(n):\n    return n != 0 and even(n - 1)",
         "3",
@@ -88,69 +83,26 @@ WORKS: dict[str, tuple[str, str, str]] = {
     ),
     "what other cells have": ("def fn(x):\n    return collections.Counter([x] * LIMIT)[x]", "1", "3"),
     "keyword arguments": ("def fn(x, *, y=2):\n    return x + y", "1, y=3", "4"),
-    "generator within": ("def fn(x):\n    return sum(i for i in range(x))", "4", "6"),
 }
 """By kind: what defines it, its arguments, and the result."""
 REFUSED: dict[str, tuple[str, str, str]] = {
     "generator held": ("held = (i for i in range(3))\ndef fn():\n    return next(held)", "", "'held'.* a generator, "),
-    "lock held": ("lock = threading.Lock()\ndef fn():\n    return lock", "", "'lock'.* a lock, "),
     "file captured": (
         "def make(file):\n    def inner():\n        file.flush()\n    return inner\nfn = make(open('/dev/null', 'w'))",
         "",
         "'file'.* a TextIOWrapper, ",
     ),
-    "lock of an object": (
-        "class Holds:\n    def __init__(self):\n        self.guard = threading.Lock()\n"
-        "    def step(self):\n        pass\n"
-        "fn = Holds().step",
-        "",
-        "attribute 'guard' of the Holds.* a lock, ",
-    ),
     "lock as an argument": ("def fn(x):\n    pass", "threading.Lock()", "argument 0 .* a lock, "),
-    "lock bound": (
-        "def fn2(x):\n    pass\nfn = functools.partial(fn2, threading.Lock())",
-        "",
-        "bound argument 0.* a lock, ",
-    ),
     "lock of a helper": (
         "guard = threading.Lock()\ndef helper():\n    return guard\ndef fn():\n    return helper()",
         "",
         "global variable 'guard' that helper .*uses, a lock, .* with fn",
     ),
-    "lock in a comprehension": (
-        "def fn():\n    return [guard for _ in range(2)]",
-        "",
-        "global variable 'guard' that fn .*uses, a lock, ",
-    ),
-    "lock as a default": ("def fn(x=guard):\n    pass", "", "default of argument 'x' of fn.*, a lock, "),
-    "lock of a class": (
-        "class Guarded:\n    guard = threading.Lock()\ndef fn():\n    return Guarded()",
-        "",
-        "attribute 'guard' of the class Guarded.*, a lock, .* with fn",
-    ),
-    "lock of a callable object": (
-        "class Guard:\n    def __init__(self):\n        self.held = threading.Lock()\n"
-        "    def __call__(self):\n        pass\n"
-        "fn = Guard()",
-        "",
-        "attribute 'held' of the Guard .*that is called, a lock, ",
-    ),
-    "lock of a decorator": (
-        "def guarded(f):\n    mine = threading.Lock()\n    @functools.wraps(f)\n    def inner():\n"
-        "        with mine:\n            return f()\n    return inner\n"
-        "@guarded\ndef fn():\n    pass",
-        "",
-        "variable 'mine' that inner.*, which a decorator put around fn, captures, a lock, ",
-    ),
-    "name of an attribute": (
-        "model = threading.Lock()\nheld_lock = {'a': [guard]}\ndef fn(x):\n    return x.model, held_lock",
-        "1",
-        r"global variable 'held_lock' that fn .*uses, a dict, .* at \['a'\]\[0\], ",
-    ),
     "async def": ("async def fn():\n    pass", "", "only makes a coroutine"),
     "generator function": ("def fn():\n    yield 1", "", "only makes a coroutine or generator"),
     "a lock returned": ("def fn():\n    return threading.Lock()", "", "the return value, a _thread.lock"),
 }
+"""The ways on which a part is reached and named are those of tests/unit/workers/test_packing.py."""
 FIRST = """
 import collections, dataclasses, enum, functools, json, threading
 from elasticlib import ChildFailedError, ConfigError, LaunchConfig, elastic_launch

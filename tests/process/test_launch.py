@@ -66,19 +66,6 @@ def test_a_result_of_any_size_comes_back(method: str) -> None:
     assert [60_000_000, 60_000_000] == [len(value) for value in results.values()]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_lambdas_closures_and_local_classes_are_entry_points(method: str) -> None:
-    """What pickle alone refuses."""
-    offset = 40
-
-    class Adder:
-        def __call__(self, value: int) -> int:
-            return value + offset
-
-    assert {0: 42} == launch(1, Adder(), 2, start_method=method, **BARE)
-    assert {0: 42} == launch(1, lambda value: value + offset, 2, start_method=method, **BARE)
-
-
 def test_a_script_a_module_and_a_program_give_none_by_rank(tmp_path: Path) -> None:
     """Row 164: commands have no return value."""
     script = tmp_path / "job.py"
@@ -87,14 +74,6 @@ def test_a_script_a_module_and_a_program_give_none_by_rank(tmp_path: Path) -> No
     assert {0: None, 1: None} == launch(2, str(script), "--x", 1, **BARE)
     assert {0: None} == launch(1, "this", module=True, logs_specs=DefaultLogsSpecs(redirects=Std.ALL), **BARE)
     assert {0: None} == launch(1, "true")
-
-
-def test_a_file_of_any_name_is_a_script_when_given_as_a_path(tmp_path: Path) -> None:
-    """``pathlib.Path`` says script, where text would say program."""
-    script = tmp_path / "job"
-    script.write_text("import os; assert os.environ['RANK'] == '0'")
-
-    assert {0: None} == launch(1, script, **BARE)
 
 
 def test_workers_get_torchs_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,18 +113,6 @@ def test_an_inherited_setting_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = launch(1, environment, **BARE)[0]
 
     assert ("0", "x=y\udcff") == (seen["TORCH_NCCL_ASYNC_ERROR_HANDLING"], seen["A_VARIABLE_OF_MINE"])
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_a_process_group_forms(count: int) -> None:
-    """Row 062."""
-    assert dict.fromkeys(range(count), sum(range(count))) == launch(count, sum_of_ranks)
-
-
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_a_process_group_forms_with_every_start_method(method: str) -> None:
-    """The store is hosted by a process that imports torch only when a worker asks for the store."""
-    assert {0: 1, 1: 1} == launch(2, sum_of_ranks, start_method=method)
 
 
 def test_workers_may_host_the_store_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,26 +227,8 @@ def test_an_attempts_logs_are_kept(tmp_path: Path) -> None:
     assert "" == next((tmp_path / "logs").glob("*/attempt_1/1/stderr.log")).read_text()
 
 
-def fail() -> None:
-    """Leaves an error file."""
-    raise ValueError("a bad value")
-
-
-def test_temporary_logs_go_with_success_and_stay_with_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch leaves a folder behind for every launch."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-    launch(1, double, 1, **BARE)
-    after_success = list(tmp_path.iterdir())
-    with pytest.raises(ChildFailedError) as caught:
-        launch(1, fail, max_restarts=0, **BARE)
-
-    assert [] == after_success
-    assert Path(caught.value.failures[0].error_file).is_file()
-
-
-def test_launches_side_by_side_do_not_meet() -> None:
-    """Calls from several threads of one program, with process groups of their own."""
+def test_launches_side_by_side_each_form_a_group_of_their_own() -> None:
+    """Row 062: calls from several threads of one program."""
     results: dict[int, dict[int, int]] = {}
 
     def one(count: int) -> None:

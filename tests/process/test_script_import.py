@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,13 +23,15 @@ HEAD = """
 """
 
 
-def run(folder: Path, source: str, *command: str, name: str = "train.py", env: dict[str, str] | None = None) -> str:
+def run(
+    folder: Path, source: str, *command: str, name: str = "train.py", env: dict[str, str] | None = None
+) -> list[Any]:
     """What the program *source* tells, run as *command* or by its path."""
     path = folder / name
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_text(textwrap.dedent(HEAD) + textwrap.dedent(source))
     done = subprocess.run(
-        [sys.executable, *(command or [str(path)])],
+        command if command[:1] == ("sh",) else [sys.executable, *(command or [str(path)])],
         cwd=folder,
         env={**os.environ, **(env or {})},
         capture_output=True,
@@ -37,11 +40,8 @@ def run(folder: Path, source: str, *command: str, name: str = "train.py", env: d
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def told(output: str) -> list[object]:
-    return [json.loads(line.removeprefix("told ")) for line in output.splitlines() if line.startswith("told ")]
+    lines = (done.stdout + done.stderr).splitlines()
+    return [json.loads(line.removeprefix("told ")) for line in lines if line.startswith("told ")]
 
 
 TOP_LEVEL = """
@@ -87,7 +87,7 @@ def test_a_function_finds_what_the_script_makes_at_its_top_level(tmp_path: Path)
         tell(elastic_launch(config(2), train)()[1] == expected)
     """
     )
-    assert told(run(tmp_path, source)) == [True]
+    assert run(tmp_path, source) == [True]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -110,7 +110,7 @@ def test_variables_that_the_program_set_are_laid_over_the_import(tmp_path: Path,
         def helper(): return STEPS + args.rate
         main()
     """
-    assert told(run(tmp_path, source)) == [[{"rate": 2}, 3, 5, True, 8, True, "__mp_main__"]]
+    assert run(tmp_path, source) == [[{"rate": 2}, 3, 5, True, 8, True, "__mp_main__"]]
 
 
 @pytest.mark.parametrize("way", ["file", "module", "pdb", "runpy", "thread", "%run"])
@@ -144,7 +144,7 @@ def test_each_way_to_run_a_script_imports_it(tmp_path: Path, way: str) -> None:
         "%run": ("-m", "IPython", "-c", f"%run {path}"),
     }[way]
     env = {"PYTHONPATH": str(tmp_path)}
-    assert told(run(tmp_path, source, *command, name="pkg/train.py", env=env)) == [4]
+    assert run(tmp_path, source, *command, name="pkg/train.py", env=env) == [4]
 
 
 @pytest.mark.parametrize("way", ["file", "module"])
@@ -171,7 +171,7 @@ def test_a_worker_finds_of_its_script_what_a_spawned_process_finds(tmp_path: Pat
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("")
     command = ("-m", "pkg.train") if way == "module" else (str(tmp_path / "pkg" / "train.py"),)
-    spawned, launched = told(run(tmp_path, source, *command, name="pkg/train.py"))
+    spawned, launched = run(tmp_path, source, *command, name="pkg/train.py")
     # In a process of multiprocessing the script's functions have variables apart from those of the module.
     own, parent = 8, 12
     assert [spawned[own], launched[own]] == [False, True]
@@ -189,7 +189,7 @@ def test_a_command_is_imported_by_the_workers_of_its_module(tmp_path: Path) -> N
     def main(): tell(elastic_launch(config(), train)()[0])
     """
     (tmp_path / "start").write_text("from train import main\nmark = 5\nif __name__ == '__main__':\n    main()\n")
-    assert told(run(tmp_path, source, "start")) == [["0", 5]]
+    assert run(tmp_path, source, "start") == [["0", 5]]
 
 
 def test_a_launch_within_a_worker_imports_the_script_again(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_launch_within_a_worker_imports_the_script_again(tmp_path: Path) -> No
         rate = 6
         tell(elastic_launch(config(), outer)()[0])
     """
-    assert told(run(tmp_path, source)) == [6]
+    assert run(tmp_path, source) == [6]
 
 
 def test_results_and_errors_are_of_the_programs_own_classes(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_results_and_errors_are_of_the_programs_own_classes(tmp_path: Path) -> N
         try: elastic_launch(config(), fail)()
         except Trouble as error: tell(["Trouble: no" in str(error), type(error).__mro__.count(Trouble)])
     """
-    assert told(run(tmp_path, source)) == [[True, 2, True, True], [True, 1]]
+    assert run(tmp_path, source) == [[True, 2, True, True], [True, 1]]
 
 
 def test_processes_that_a_worker_spawns_have_the_script_with_its_variables(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_processes_that_a_worker_spawns_have_the_script_with_its_variables(tmp_p
         rate = 7
         tell(elastic_launch(config(), train)()[0])
     """
-    assert told(run(tmp_path, source)) == [7]
+    assert run(tmp_path, source) == [7]
 
 
 def test_what_an_unguarded_script_cannot_send_is_refused_with_both_ways_out(tmp_path: Path) -> None:
@@ -254,30 +254,31 @@ def test_what_an_unguarded_script_cannot_send_is_refused_with_both_ways_out(tmp_
     try: elastic_launch(config(), train)()
     except TypeError as error: tell(str(error))
     """
-    (text,) = told(run(tmp_path, source))
+    (text,) = run(tmp_path, source)
     assert "global variable 'lock' that train uses, a lock, cannot be sent" in str(text)
     assert "put the launch behind `if __name__ == '__main__':`" in str(text) and "make it inside the function" in str(
         text
     )
 
 
-def test_an_unguarded_script_goes_by_value(tmp_path: Path) -> None:
-    source = """
+@pytest.mark.parametrize(
+    ("guard", "choices", "names"),
+    [
+        ("__name__ == '__main__'", ["import", "value", None], ["__mp_main__", "__main__", "__mp_main__"]),
+        ("True", [None], ["__main__"]),
+    ],
+    ids=["guarded", "unguarded"],
+)
+def test_a_guarded_script_is_imported_and_another_goes_by_value(
+    guard: str, choices: list[str | None], names: list[str], tmp_path: Path
+) -> None:
+    source = f"""
     rate = 8
     def train(): return rate, __name__
-    tell(elastic_launch(config(), train)()[0])
+    if {guard}:
+        tell([elastic_launch(config(main=each), train)()[0] for each in {choices!r}])
     """
-    assert told(run(tmp_path, source)) == [[8, "__main__"]]
-
-
-def test_the_choice_of_the_configuration_holds(tmp_path: Path) -> None:
-    source = """
-    rate = 8
-    def train(): return __name__
-    if __name__ == "__main__":
-        tell([elastic_launch(config(main=each), train)()[0] for each in ("import", "value", None)])
-    """
-    assert told(run(tmp_path, source)) == [["__mp_main__", "__main__", "__mp_main__"]]
+    assert run(tmp_path, source) == [[[8, name] for name in names]]
 
 
 def test_a_launch_that_the_import_makes_is_an_error_and_no_second_job(tmp_path: Path) -> None:
@@ -289,31 +290,26 @@ def test_a_launch_that_the_import_makes_is_an_error_and_no_second_job(tmp_path: 
             if os.environ.get("RANK"): raise
             tell("while a worker imports it" in str(error))
     """
-    assert told(run(tmp_path, source)) == [True]
+    assert run(tmp_path, source) == [True]
 
 
-def test_an_import_that_fails_is_told_with_its_place(tmp_path: Path) -> None:
+def test_what_is_made_behind_the_guard_or_fails_at_the_import_is_an_error(tmp_path: Path) -> None:
+    """The first is refused before the start; the second is told with its place."""
     source = """
+    import threading
     def train(): return 1
+    def locked(): return lock
     if __name__ != "__main__": raise ValueError("not here")
     if __name__ == "__main__":
+        lock = threading.Lock()
+        try: elastic_launch(config(), locked)()
+        except TypeError as error: tell(str(error))
         try: elastic_launch(config(), train)()
         except ValueError as error: tell(["not here" in str(error), "train.py" in str(error), "_main.py" in str(error)])
     """
-    assert told(run(tmp_path, source)) == [[True, True, False]]
-
-
-def test_what_is_made_behind_the_guard_and_cannot_be_sent_is_refused_before_the_start(tmp_path: Path) -> None:
-    source = """
-    import threading
-    def train(): return lock
-    if __name__ == "__main__":
-        lock = threading.Lock()
-        try: elastic_launch(config(), train)()
-        except TypeError as error: tell(str(error))
-    """
-    (text,) = told(run(tmp_path, source))
-    assert "global variable 'lock' that train uses, a lock, is made behind the script's guard" in str(text)
+    refused, failed = run(tmp_path, source)
+    assert "global variable 'lock' that locked uses, a lock, is made behind the script's guard" in str(refused)
+    assert failed == [True, True, False]
 
 
 def test_a_pool_imports_the_script_once_and_each_call_finds_what_its_caller_has(tmp_path: Path) -> None:
@@ -330,7 +326,7 @@ def test_a_pool_imports_the_script_once_and_each_call_finds_what_its_caller_has(
             rate = 2
             tell([first, pool.run(work, "b")[0]])
     """
-    assert told(run(tmp_path, source)) == [[[{"a": 1}, 1], [{"b": 2}, 2]]]
+    assert run(tmp_path, source) == [[[{"a": 1}, 1], [{"b": 2}, 2]]]
 
 
 def test_what_an_import_makes_of_its_process_stays_each_workers_own(tmp_path: Path) -> None:
@@ -351,10 +347,11 @@ def test_what_an_import_makes_of_its_process_stays_each_workers_own(tmp_path: Pa
             tell(elastic_launch(config(2), train)())
     """
 
-    assert told(run(tmp_path, source)) == [{"0": [0, 0, True, True, True], "1": [1, 1, True, True, True]}]
+    assert run(tmp_path, source) == [{"0": [0, 0, True, True, True], "1": [1, 1, True, True, True]}]
 
 
 def test_objects_stay_the_same_within_and_beside_what_is_laid_over(tmp_path: Path) -> None:
+    """Attributes of a dictionary of the user's count too; an object's own ``__getattr__`` is not called."""
     source = """
         import dataclasses
         MISSING = object()
@@ -368,43 +365,9 @@ def test_objects_stay_the_same_within_and_beside_what_is_laid_over(tmp_path: Pat
         CONTEXT = Context(ROOT)
         class Registry:
             items, defaults, context = TAGS, DEFAULTS, CONTEXT
-        def main():
-            TAGS.append("a")
-            DEFAULTS["y"] = 2
-            CONTEXT.step = 3
-            NODES.append(1)
-        def train():
-            return [
-                DEFAULTS["x"] is MISSING, NODES[0] is ROOT, CONTEXT.node is ROOT, NODES[1],
-                Registry.items is TAGS, Registry.defaults is DEFAULTS, Registry.context is CONTEXT,
-                TAGS, DEFAULTS["y"], CONTEXT.step,
-            ]
-        if __name__ == "__main__":
-            main()
-            tell(elastic_launch(config(), train)()[0])
-    """
-
-    assert told(run(tmp_path, source)) == [[True, True, True, 1, True, True, True, ["a"], 2, 3]]
-
-
-def test_the_attributes_of_a_dictionary_of_the_users_count_too(tmp_path: Path) -> None:
-    source = """
         class Config(dict):
             level = 1
-        CFG = Config(a=1)
-        PLAIN = Config(a=1)
-        def train():
-            return [vars(CFG).get("debug", False), PLAIN.level]
-        if __name__ == "__main__":
-            CFG.debug = True
-            tell(elastic_launch(config(), train)()[0])
-    """
-
-    assert told(run(tmp_path, source)) == [[True, 1]]
-
-
-def test_what_an_objects_own_attributes_say_is_not_asked(tmp_path: Path) -> None:
-    source = """
+        CFG, PLAIN = Config(a=1), Config(a=1)
         class Lazy:
             def __getattr__(self, name):
                 raise RuntimeError(f"{name} is not ready")
@@ -412,13 +375,27 @@ def test_what_an_objects_own_attributes_say_is_not_asked(tmp_path: Path) -> None
         class Dot(dict):
             __getattr__ = dict.get
         LAZY, DOT = Lazy(), Dot(a=1)
-        def train(): return [LAZY(), DOT.a]
-        if __name__ == "__main__":
+        def main():
+            TAGS.append("a")
+            DEFAULTS["y"] = 2
+            CONTEXT.step = 3
+            NODES.append(1)
+            CFG.debug = True
             DOT["b"] = 2
+        def train():
+            return [
+                DEFAULTS["x"] is MISSING, NODES[0] is ROOT, CONTEXT.node is ROOT, NODES[1],
+                Registry.items is TAGS, Registry.defaults is DEFAULTS, Registry.context is CONTEXT,
+                TAGS, DEFAULTS["y"], CONTEXT.step,
+                vars(CFG).get("debug", False), PLAIN.level, LAZY(), DOT.a,
+            ]
+        if __name__ == "__main__":
+            main()
             tell(elastic_launch(config(), train)()[0])
     """
 
-    assert told(run(tmp_path, source)) == [[3, 1]]
+    expected = [True, True, True, 1, True, True, True, ["a"], 2, 3, True, 1, 3, 1]
+    assert run(tmp_path, source) == [expected]
 
 
 def test_a_script_that_comes_through_a_pipe_is_not_read_again(tmp_path: Path) -> None:
@@ -428,10 +405,8 @@ def test_a_script_that_comes_through_a_pipe_is_not_read_again(tmp_path: Path) ->
             tell(elastic_launch(config(), train)()[0])
     """
     command = f"mkfifo pipe; cat train.py > pipe & exec {sys.executable} pipe"
-    (tmp_path / "train.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(source))
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
 
-    assert told(done.stdout) == [["__main__"]], done.stderr
+    assert run(tmp_path, source, "sh", "-c", command) == [["__main__"]]
 
 
 def test_a_pool_whose_import_failed_imports_the_script_anew(tmp_path: Path) -> None:
@@ -458,7 +433,7 @@ def test_a_pool_whose_import_failed_imports_the_script_anew(tmp_path: Path) -> N
                 tell(seen)
     """
 
-    *errors, after, name, again = told(run(tmp_path, source))[0]  # type: ignore[misc]
+    *errors, after, name, again = run(tmp_path, source)[0]  # type: ignore[misc]
     assert len(errors) == 2 and all("cannot import now" in error for error in errors)
     assert (after, name, again) == (["__mp_main__", True], "Point", ["__mp_main__", True])
 
@@ -479,4 +454,4 @@ def test_calls_of_a_pool_leave_no_descriptor_in_its_workers(tmp_path: Path) -> N
                 tell([workers.run(files)[0] - before, value.value])
     """
 
-    assert told(run(tmp_path, source)) == [[0, 11]]
+    assert run(tmp_path, source) == [[0, 11]]
