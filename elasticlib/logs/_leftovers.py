@@ -70,8 +70,11 @@ def sweep(parent: str, prefix: str) -> None:
     """Delete the oldest of this user's marked folders in *parent*, as far as there are more than `KEPT`."""
     marked = _marked_folders(parent, prefix)
     surplus = len(marked) - KEPT
-    for _, path in sorted(marked):
-        if surplus <= 0:
+    for marked_at, path in sorted(marked):
+        # A folder is at least as young as its mark, and all that follow have younger ones: to look
+        # through thousands of them takes a minute, for which the end of a launch would wait.
+        is_too_young = wall_time() - marked_at < YOUNGEST
+        if surplus <= 0 or is_too_young:
             break
         if _has_ended(path) and wall_time() - _last_change(path) >= YOUNGEST:
             shutil.rmtree(path, ignore_errors=True)

@@ -56,6 +56,19 @@ def test_as_many_as_are_kept_all_stay(leave: Leave, tmp_path: Path) -> None:
     assert folders == sorted(tmp_path.iterdir())
 
 
+def test_folders_with_young_marks_are_not_looked_through(
+    leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(KEPT + 5):
+        leave(number, age=YOUNGEST / 2, **ENDED)
+    looked_at: list[str] = []
+    monkeypatch.setattr(_leftovers, "_has_ended", looked_at.append)
+
+    sweep(str(tmp_path), PREFIX)
+
+    assert [] == looked_at
+
+
 @pytest.mark.parametrize("facts", [ENDED, {"boot": "another"}], ids=["its number is another's", "before a boot"])
 def test_what_a_program_that_is_gone_has_left_may_go(
     leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
