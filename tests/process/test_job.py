@@ -164,7 +164,8 @@ def test_the_status_tells_state_step_metrics_and_last_line(tmp_path: Path) -> No
         assert "counts" in repr(job) and "succeeded" in repr(job)
 
 
-def test_the_last_lines_are_known_after_their_files_are_gone() -> None:
+def test_the_last_lines_are_known_after_their_files_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # a full one takes a minute to be looked through
     config = LaunchConfig(nproc_per_node=1, preload=(), logs_specs=DefaultLogsSpecs(redirects=Std.ALL))
     with elastic_launch(config, functools.partial(print, "all is well")).start() as job:
         job.result(LIMIT)
@@ -200,10 +201,14 @@ def test_a_time_out_leaves_the_job_running(tmp_path: Path) -> None:
 
 def test_restarts_are_counted_and_the_output_of_all_rounds_is_there(tmp_path: Path) -> None:
     job = elastic_launch(settings(max_restarts=1), fails_once).start(tmp_path)
+    followed = list(job.logs(0, follow=True))
+    results = job.result(LIMIT)
 
-    assert {0: "1", 1: "1"} == job.result(LIMIT)
+    assert {0: "1", 1: "1"} == results
+    assert [(place.node, place.round, place.restarts) for place in results.places.values()] == [(0, 1, 1)] * 2
     assert (job.status().restarts, job.status().round) == (1, 1)
-    assert ["attempt 0", "attempt 1"] == [line for line in job.logs(0).splitlines() if line.startswith("attempt")]
+    for lines in (followed, job.logs(0).splitlines()):
+        assert ["attempt 0", "attempt 1"] == [line for line in lines if line.startswith("attempt")]
 
 
 def test_what_a_call_refuses_is_refused_before_a_job_is_there(tmp_path: Path) -> None:
@@ -272,14 +277,21 @@ def test_a_blocking_call_is_a_job_for_other_threads(tmp_path: Path) -> None:
 # Its output.
 
 
-def test_the_output_of_each_rank_is_kept_in_order(tmp_path: Path) -> None:
-    with started(counts, tmp_path) as job:
-        lines = [*(f"step {step} of rank 1" for step in range(6)), "at work as 1"]
+def output_of(rank: int) -> list[str]:
+    return [*(f"step {step} of rank {rank}" for step in range(6)), f"at work as {rank}"]
 
-        assert lines == job.logs(1).splitlines()
+
+def test_output_of_each_rank_is_kept_and_can_be_followed(tmp_path: Path) -> None:
+    with started(counts, tmp_path) as job:
+        following = job.logs(1, follow=True)
+        first = [next(following) for _ in range(7)]
+        during = job.logs(1).splitlines()
         (tmp_path / "end").touch()
+        rest = list(following)
         job.result(LIMIT)
-        assert lines == job.logs(1).splitlines()
+
+        assert output_of(1) == first == during == job.logs(1).splitlines()
+        assert [] == rest
 
 
 def test_rank_0_is_shown_and_no_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -288,26 +300,8 @@ def test_rank_0_is_shown_and_no_other(tmp_path: Path, capfd: pytest.CaptureFixtu
         job.result(LIMIT)
 
     shown = capfd.readouterr()
-    assert [*(f"step {step} of rank 0" for step in range(6)), "at work as 0"] == shown.out.splitlines()
+    assert output_of(0) == shown.out.splitlines()
     assert "of rank 1" not in shown.err
-
-
-def test_lines_can_be_followed_to_the_end_of_the_job(tmp_path: Path) -> None:
-    with started(counts, tmp_path) as job:
-        lines = job.logs(1, follow=True)
-        first = [next(lines) for _ in range(7)]
-        (tmp_path / "end").touch()
-
-        assert [*(f"step {step} of rank 1" for step in range(6)), "at work as 1"] == first
-        assert [] == list(lines)
-
-
-def test_following_goes_on_in_the_next_round(tmp_path: Path) -> None:
-    job = elastic_launch(settings(max_restarts=1), fails_once).start(tmp_path)
-    lines = [line for line in job.logs(0, follow=True) if line.startswith("attempt")]
-    job.result(LIMIT)
-
-    assert ["attempt 0", "attempt 1"] == lines
 
 
 def test_the_files_go_with_the_job_after_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,10 +408,16 @@ def test_a_job_that_has_not_begun_can_be_stopped(tmp_path: Path) -> None:
     assert job.done() and "stopped" == job.status().state
 
 
-@pytest.mark.parametrize("grace", [-1, float("nan")])
-def test_a_grace_that_is_none_is_refused(grace: float, tmp_path: Path) -> None:
-    with started(waits_for_ever, tmp_path) as job, pytest.raises(ConfigError, match="grace"):
-        job.stop(grace)
+def test_a_grace_that_is_none_is_refused(tmp_path: Path) -> None:
+    with started(waits_for_ever, tmp_path) as job:
+        for grace in (-1, float("nan")):
+            with pytest.raises(ConfigError, match="grace"):
+                job.stop(grace)
+
+
+SIGNALS = pytest.mark.parametrize(
+    ("signum", "kind"), [(signal.SIGINT, LaunchInterrupted), (signal.SIGTERM, SignalException)], ids=["int", "term"]
+)
 
 
 def test_the_end_of_a_block_stops_the_job(tmp_path: Path) -> None:
@@ -428,9 +428,7 @@ def test_the_end_of_a_block_stops_the_job(tmp_path: Path) -> None:
     assert "stopped" == job.status().state
 
 
-@pytest.mark.parametrize(
-    ("signum", "kind"), [(signal.SIGINT, LaunchInterrupted), (signal.SIGTERM, SignalException)], ids=["int", "term"]
-)
+@SIGNALS
 def test_a_signal_while_the_main_thread_waits_stops_that_job(
     signum: signal.Signals, kind: type[SignalException], tmp_path: Path
 ) -> None:
@@ -455,9 +453,7 @@ def test_a_second_interrupt_kills(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         assert {-signal.SIGKILL} == {each.exitcode for each in job.status().ranks}
 
 
-@pytest.mark.parametrize(
-    ("signum", "kind"), [(signal.SIGINT, LaunchInterrupted), (signal.SIGTERM, SignalException)], ids=["int", "term"]
-)
+@SIGNALS
 def test_a_signal_is_not_lost_where_the_time_is_over_before_the_workers_are(
     signum: signal.Signals, kind: type[SignalException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -892,10 +888,3 @@ def test_a_launch_that_is_refused_or_fails_keeps_no_gpu(tmp_path: Path) -> None:
     (tmp_path / "end").touch()
 
     assert {0: "4,5,6,7"} == elastic_launch(settings(1), sees).start(tmp_path).result(LIMIT)
-
-
-def test_results_know_where_they_come_from(tmp_path: Path) -> None:
-    results = elastic_launch(settings(max_restarts=1), fails_once)(tmp_path)
-
-    assert results.rank(1) == results[1]
-    assert [(place.node, place.round, place.restarts) for place in results.places.values()] == [(0, 1, 1), (0, 1, 1)]
