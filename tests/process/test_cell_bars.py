@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
+
+from tests.process.cells import executed
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 90
 SETUP = """
 import contextlib, io, os, sys, threading, time
 from elasticlib import LaunchConfig, elastic_launch, pool
@@ -84,10 +82,7 @@ def goes_on(file, ranks, epochs=1):
 
 def told(*cells: str) -> list[list[tuple[str, str]]]:
     """What the kernel tells the front end for each of *cells* after `SETUP`: kind of message, and its text."""
-    notebook = new_notebook(cells=[new_code_cell(cell) for cell in (SETUP, *cells)])  # type: ignore[no-untyped-call]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    env.pop("PYTEST_CURRENT_TEST", None)
-    found: list[list[tuple[str, str]]] = [[] for _ in notebook.cells]
+    found: list[list[tuple[str, str]]] = [[] for _ in (SETUP, *cells)]
 
     class Client(NotebookClient):
         def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
@@ -97,8 +92,7 @@ def told(*cells: str) -> list[list[tuple[str, str]]]:
                 found[cell_index].append((msg["msg_type"], text))
             return super().process_message(msg, cell, cell_index)
 
-    Client(notebook, timeout=LIMIT, kernel_name="python3").execute(env=env)
-    for cell, messages in zip(notebook.cells, found, strict=True):
+    for cell, messages in zip(executed(SETUP, *cells, client=Client), found, strict=True):
         messages.append(("kept", "|".join(_kept(output) for output in cell.outputs)))
     return found[1:]
 

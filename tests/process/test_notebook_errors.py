@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from pathlib import Path
@@ -11,15 +10,12 @@ from queue import Empty
 from typing import Any
 
 import pytest
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.benchmarks.kernel import Kernel
+from tests.process.cells import LIMIT, executed, printed
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 60
 SETUP = """
 import os, signal
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch, pool
@@ -38,24 +34,13 @@ def train(batch):
 
 
 def shown(*cells: str, folder: Path) -> list[Any]:
-    """The outputs of each of *cells*, executed after `SETUP` in a kernel of their own."""
-    notebook = new_notebook(cells=[new_code_cell(cell) for cell in (SETUP, *cells)])  # type: ignore[no-untyped-call]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    env.pop("PYTEST_CURRENT_TEST", None)
-    resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", allow_errors=True, resources=resources).execute(
-        env=env
-    )
-    return [cell.outputs for cell in notebook.cells[1:]]
+    """The outputs of each of *cells*, executed after `SETUP`."""
+    return [cell.outputs for cell in executed(SETUP, *cells, folder=folder, allow_errors=True)[1:]]
 
 
 def traceback(outputs: Any) -> list[str]:
     (error,) = (output for output in outputs if output.output_type == "error")
     return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).splitlines()
-
-
-def printed(outputs: Any, name: str = "stdout") -> str:
-    return "".join(output.text for output in outputs if output.output_type == "stream" and output.name == name)
 
 
 def test_an_error_of_one_line_shows_few_lines_of_the_users_own(tmp_path: Path) -> None:
@@ -78,12 +63,11 @@ def test_an_error_of_one_line_shows_few_lines_of_the_users_own(tmp_path: Path) -
         ]
         assert "----> 9     return batch / (scale - 3)" in lines
         assert lines.count("ZeroDivisionError: division by zero") == 1
-        assert "Traceback" not in printed(outputs) + printed(outputs, "stderr")
+        assert "Traceback" not in printed(outputs)
         assert "elasticlib" not in "\n".join(lines)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_what_a_process_group_prints_of_an_error_is_not_shown_beside_it(tmp_path: Path, method: str) -> None:
+def test_what_a_process_group_prints_of_an_error_is_not_shown_beside_it(tmp_path: Path) -> None:
     """torch puts a hook around Python's own for each group."""
     call = """
 def grouped():
@@ -93,10 +77,9 @@ def grouped():
 
 elastic_launch(settings(1, max_restarts=0, start_method=%r), grouped)()
 """
-    (outputs,) = shown(call % method, folder=tmp_path)
-
-    assert "----> 9     return batch / (scale - 3)" in traceback(outputs)
-    assert "Traceback" not in printed(outputs) + printed(outputs, "stderr")
+    for outputs in shown(call % "forkserver", call % "spawn", folder=tmp_path):
+        assert "----> 9     return batch / (scale - 3)" in traceback(outputs)
+        assert "Traceback" not in printed(outputs)
 
 
 def test_a_hook_of_the_users_own_is_called(tmp_path: Path) -> None:
@@ -110,7 +93,7 @@ elastic_launch(settings(1, max_restarts=0), hooked)()
 """
     (outputs,) = shown(call, folder=tmp_path)
 
-    assert printed(outputs) == "hooked ZeroDivisionError\n"
+    assert printed(outputs, "stdout") == "hooked ZeroDivisionError\n"
 
 
 TRIES = """
@@ -128,20 +111,23 @@ def tried(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
-def test_a_call_is_not_restarted_unless_that_is_asked_for(tmp_path: Path) -> None:
-    call = f"elastic_launch(settings(1), tries)({str(tmp_path)!r}, NameError('a typo'))"
-    _, outputs = shown(TRIES, call, folder=tmp_path)
+def test_an_error_is_tried_again_where_that_is_asked_for_and_may_help(tmp_path: Path) -> None:
+    """The same error of the user's code at once is no accident; one of the system may be."""
+    cases = {
+        "not asked for": ("", "NameError('a typo')", 1),
+        "the same at once": (", max_restarts=3", "NameError('a typo')", 2),
+        "of the system": (", max_restarts=2", "FileNotFoundError('data.csv')", 3),
+    }
+    calls = []
+    for name, (restarts, error, _) in cases.items():
+        (tmp_path / name).mkdir()
+        calls.append(f"elastic_launch(settings(1{restarts}), tries)({str(tmp_path / name)!r}, {error})")
+    _, once, twice, _ = shown(TRIES, *calls, folder=tmp_path)
 
-    assert tried(tmp_path) == ["0-0"]
-    assert traceback(outputs)[-1] == "NameError: a typo"
-
-
-def test_the_same_error_at_once_is_tried_twice_and_no_more(tmp_path: Path) -> None:
-    call = f"elastic_launch(settings(1, max_restarts=3), tries)({str(tmp_path)!r}, NameError('a typo'))"
-    _, outputs = shown(TRIES, call, folder=tmp_path)
-
-    assert tried(tmp_path) == ["0-0", "0-1"]
-    assert printed(outputs, "stderr").count("restart") == 1
+    for name, (_, _, times) in cases.items():
+        assert tried(tmp_path / name) == [f"0-{attempt}" for attempt in range(times)], name
+    assert traceback(once)[-1] == "NameError: a typo"
+    assert printed(twice, "stderr").count("restart") == 1
 
 
 def test_a_late_error_ends_the_job_where_the_second_attempt_got_no_further(tmp_path: Path) -> None:
@@ -154,13 +140,6 @@ def test_a_late_error_ends_the_job_where_the_second_attempt_got_no_further(tmp_p
 
     assert tried(tmp_path / "known") == ["0-0", "0-1"]
     assert tried(tmp_path / "unknown") == ["0-0", "0-1", "0-2"]
-
-
-def test_an_error_of_the_system_is_tried_as_often_as_was_asked_for(tmp_path: Path) -> None:
-    call = f"elastic_launch(settings(1, max_restarts=2), tries)({str(tmp_path)!r}, FileNotFoundError('data.csv'))"
-    shown(TRIES, call, folder=tmp_path)
-
-    assert tried(tmp_path) == ["0-0", "0-1", "0-2"]
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
@@ -217,7 +196,7 @@ except ChildFailedError as error:
 """
     (outputs,) = shown(catches, folder=tmp_path)
 
-    assert printed(outputs) == "Mine 7 True 1\nChildFailedError 7 True 1\nMine\n"
+    assert printed(outputs, "stdout") == "Mine 7 True 1\nChildFailedError 7 True 1\nMine\n"
 
 
 def test_debug_opens_the_users_frame_with_its_variables_as_text(tmp_path: Path) -> None:
@@ -231,7 +210,7 @@ print(frame.f_code.co_name, trace.tb_lineno, frame.f_locals["batch"], frame.f_lo
 """
     _, outputs = shown("elastic_launch(settings(1, max_restarts=0), train)(41)", looks, folder=tmp_path)
 
-    assert printed(outputs) == "loss 9 41 3\n"
+    assert printed(outputs, "stdout") == "loss 9 41 3\n"
 
 
 class Typed(Kernel):
@@ -333,7 +312,7 @@ except ChildFailedError as error:
 """
     (outputs,) = shown(catches, folder=tmp_path)
 
-    assert printed(outputs) == "('there',)\nTimeoutError(\"the worker's\")\n"
+    assert printed(outputs, "stdout") == "('there',)\nTimeoutError(\"the worker's\")\n"
 
 
 def test_a_crash_shows_the_line_that_called_native_code(tmp_path: Path) -> None:
@@ -348,27 +327,36 @@ def test_a_crash_shows_the_line_that_called_native_code(tmp_path: Path) -> None:
     assert "ended by SIGSEGV" in lines
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        ("import threading\nlock = threading.Lock()\n\ndef holds():\n    return lock\n\n"
-         "elastic_launch(settings(1), holds)()",
-         r"PicklingError: global variable 'lock' that holds \(Cell In\[2\]\) uses, a lock, cannot be sent"),
-        ("import threading\nlock = threading.Lock()\n\ndef helper():\n    return lock\n\ndef holds(x):\n"
-         "    return x.train, helper()\n\nelastic_launch(settings(1), holds)(1)",
-         r"PicklingError: global variable 'lock' that helper \(Cell In\[2\]\) uses, a lock, cannot be sent to the "
-         r"workers with holds \(Cell In\[2\]\): cannot pickle .*; make it inside the function instead"),
-        ("elastic_launch(settings(0), train)(1)", "SpecError: nproc_per_node=0"),
-        ("async def later():\n    pass\n\nelastic_launch(settings(1), later)()", "EntrypointError: .*coroutine"),
-        ("with pool(1, group=None, preload=()) as p:\n    pass\np.run(train, 1)", "PoolError: the pool was closed"),
-    ],
-    ids=["function", "helper", "setting", "coroutine", "pool"],
-)  # fmt: skip
-def test_what_is_refused_shows_the_cell_and_the_reason(tmp_path: Path, call: str, said: str) -> None:
-    (outputs,) = shown(call, folder=tmp_path)
+REFUSED = {
+    "function": (
+        "import threading\nlock = threading.Lock()\n\ndef holds():\n    return lock\n\n"
+        "elastic_launch(settings(1), holds)()",
+        r"PicklingError: global variable 'lock' that holds \(CELL\) uses, a lock, cannot be sent",
+    ),
+    "helper": (
+        "def helper():\n    return lock\n\ndef holds(x):\n    return x.train, helper()\n\n"
+        "elastic_launch(settings(1), holds)(1)",
+        r"PicklingError: global variable 'lock' that helper \(CELL\) uses, a lock, cannot be sent to the "
+        r"workers with holds \(CELL\): cannot pickle .*; make it inside the function instead",
+    ),
+    "setting": ("elastic_launch(settings(0), train)(1)", "SpecError: nproc_per_node=0"),
+    "coroutine": (
+        "async def later():\n    pass\n\nelastic_launch(settings(1), later)()",
+        "EntrypointError: .*coroutine",
+    ),
+    "pool": (
+        "with pool(1, group=None, preload=()) as p:\n    pass\np.run(train, 1)",
+        "PoolError: the pool was closed",
+    ),
+}
 
-    lines = traceback(outputs)
-    assert len(lines) <= 15
-    assert re.match(said, lines[-1])
-    assert any(line.startswith("Cell In[2]") for line in lines)
-    assert "elasticlib/" not in "\n".join(lines)
+
+def test_what_is_refused_shows_the_cell_and_the_reason(tmp_path: Path) -> None:
+    found = shown(*(call for call, _ in REFUSED.values()), folder=tmp_path)
+
+    for number, (outputs, (name, (_, said))) in enumerate(zip(found, REFUSED.items(), strict=True), 2):
+        lines = traceback(outputs)
+        assert len(lines) <= 15, name
+        assert re.match(said.replace("CELL", rf"Cell In\[{number}\]"), lines[-1]), name
+        assert any(line.startswith(f"Cell In[{number}]") for line in lines), name
+        assert "elasticlib/" not in "\n".join(lines), name

@@ -1104,9 +1104,7 @@ def imports_and_waits(name: str, folder: Path) -> tuple[str, int]:
     return found, os.getpid()
 
 
-def test_a_module_that_is_edited_in_the_call_that_imports_it_is_new_in_the_next(
-    two: Pool, module: Path, tmp_path: Path
-) -> None:
+def test_module_edited_in_the_call_that_imports_it_is_new_in_the_next(two: Pool, module: Path, tmp_path: Path) -> None:
     def edit() -> None:
         wait_until(lambda: (tmp_path / "imported0").exists() and (tmp_path / "imported1").exists())
         module.write_text(NEW)
@@ -1122,7 +1120,7 @@ def test_a_module_that_is_edited_in_the_call_that_imports_it_is_new_in_the_next(
     assert after == again
 
 
-def test_a_module_that_one_rank_has_from_before_an_edit_is_new_in_the_next_call(
+def test_module_that_one_rank_has_from_before_an_edit_is_new_in_the_next(
     two: Pool, module: Path, tmp_path: Path
 ) -> None:
     def edits(first: bool) -> str:

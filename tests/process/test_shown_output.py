@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 
 from elasticlib import ChildFailedError, LaunchConfig, elastic_launch, pool
+from tests.process.cells import LIMIT, executed, printed
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.15)]
-
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 90
 
 
 def settings(workers: int = 2, **more: Any) -> LaunchConfig:
@@ -131,20 +127,14 @@ def bars():
 LINES = [f"line {number} of 0" for number in range(3)]
 
 
-def executed(*cells: str, folder: Path) -> list[list[Any]]:
-    """The outputs of each of *cells*, executed after `SETUP` in a kernel of their own."""
-    notebook = new_notebook(cells=[new_code_cell(cell) for cell in (SETUP, *cells)])  # type: ignore[no-untyped-call]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    env.pop("PYTEST_CURRENT_TEST", None)
-    resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources=resources).execute(env=env)
-    return [cell.outputs for cell in notebook.cells[1:]]
+def outputs_after_setup(*cells: str, folder: Path) -> list[list[Any]]:
+    """The outputs of each of *cells*, executed after `SETUP`."""
+    return [cell.outputs for cell in executed(SETUP, *cells, folder=folder)[1:]]
 
 
-def printed(*cells: str, folder: Path) -> list[str]:
-    """What each of *cells* shows on stdout."""
-    shown = executed(*cells, folder=folder)
-    return ["".join(output.text for output in outputs if output.output_type == "stream") for outputs in shown]
+def text_after_setup(*cells: str, folder: Path) -> list[str]:
+    """The text that each of *cells* shows."""
+    return [printed(outputs) for outputs in outputs_after_setup(*cells, folder=folder)]
 
 
 COUNTS = """
@@ -156,7 +146,7 @@ began = time.monotonic()
 
 def test_a_kernel_is_not_kept_busy_by_its_workers_lines(tmp_path: Path) -> None:
     """A message to the front end costs more than a hundred lines: there are about ten in a second at most."""
-    talked, told = printed(
+    talked, told = text_after_setup(
         f"{COUNTS}elastic_launch(settings(show='all'), talks)(300, 0.005)",
         "del sys.stdout.flush\nprint(len(flushes) <= 5 + (time.monotonic() - began) / 0.095, len(flushes))",
         folder=tmp_path,
@@ -169,7 +159,7 @@ def test_a_kernel_is_not_kept_busy_by_its_workers_lines(tmp_path: Path) -> None:
 
 
 def test_a_cell_shows_its_own_calls_output_and_no_other(tmp_path: Path) -> None:
-    called, everyone, captured, started, meanwhile, awaited, pooled, again, progress = printed(
+    called, everyone, captured, started, meanwhile, awaited, pooled, again, progress = text_after_setup(
         "elastic_launch(settings(), talks)();",
         "elastic_launch(settings(show='all'), talks)();",
         "%%capture kept\nelastic_launch(settings(), talks)()",
@@ -197,7 +187,9 @@ def test_a_cell_shows_its_own_calls_output_and_no_other(tmp_path: Path) -> None:
 @pytest.mark.sampled(0.1)
 def test_a_long_run_shows_its_head_its_last_lines_and_the_file(tmp_path: Path) -> None:
     call = "elastic_launch(settings(), talks)(100_000)"
-    shown, kept, told = executed(f"{call};", f"%%capture kept\n{call}", "print(kept.stdout)", folder=tmp_path)
+    shown, kept, told = outputs_after_setup(
+        f"{call};", f"%%capture kept\n{call}", "print(kept.stdout)", folder=tmp_path
+    )
 
     *parts, tail = shown
     head = "".join(output.text for output in parts)
@@ -254,12 +246,8 @@ None
 
 def outputs_of(*cells: str) -> list[list[Any]]:
     """What each of *cells* shows after `SHOWS`: text, as one where it stands side by side, and the data of objects."""
-    notebook = new_notebook(cells=[new_code_cell(cell) for cell in (SHOWS, *cells)])  # type: ignore[no-untyped-call]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    env.pop("PYTEST_CURRENT_TEST", None)
-    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3").execute(env=env)
     found = []
-    for cell in notebook.cells[1:]:
+    for cell in executed(SHOWS, *cells)[1:]:
         parts: list[Any] = []
         for output in cell.outputs:
             if output.output_type == "stream" and parts and isinstance(parts[-1], str):
@@ -291,22 +279,17 @@ def test_objects_of_rank_0_are_shown_as_a_cell_shows_them_in_their_order() -> No
     ).replace(" ", "")
 
 
-def test_objects_of_several_ranks_stand_below_their_rank() -> None:
-    (shown,) = outputs_of('elastic_launch(settings(2, show="all"), shows)()\nNone')
-
-    for rank in "01":
-        at = shown.index({"text/plain": f"Table\nof {rank}", "text/html": f"<table>{rank}</table>"})
-        assert shown[at - 1].endswith(f"[{rank}] ")
-
-
-def test_capture_takes_objects_too() -> None:
-    _, told = outputs_of(
+def test_objects_stand_below_their_rank_and_can_be_captured() -> None:
+    shown, _, captured = outputs_of(
+        'elastic_launch(settings(2, show="all"), shows)()\nNone',
         "%%capture out\nelastic_launch(settings(), shows)()",
         "print(out.stdout, [each.data for each in out.outputs][:-1])",
     )
 
-    table = {"text/plain": "Table\nof 0", "text/html": "<table>0</table>"}
-    assert told == [f"before\nafter\n {[table]}\n"]
+    tables = [{"text/plain": f"Table\nof {rank}", "text/html": f"<table>{rank}</table>"} for rank in range(2)]
+    for rank, table in enumerate(tables):
+        assert shown[shown.index(table) - 1].endswith(f"[{rank}] ")
+    assert captured == [f"before\nafter\n {tables[:1]}\n"]
 
 
 def test_what_looks_like_a_mark_of_ours_is_text() -> None:

@@ -128,9 +128,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["no newline", "whole lines", "more blocks"],
 )
-def test_a_cell_gets_whole_lines_while_it_has_room_and_the_last_ones_at_the_end(
-    blocks: list[bytes], shown: str, tail: str
-) -> None:
+def test_a_cell_gets_whole_lines_and_at_the_end_the_last_ones(blocks: list[bytes], shown: str, tail: str) -> None:
     stream = Stream()
     to = made_for(stream)
     to.files = lambda: "/logs"
