@@ -8,6 +8,7 @@ CPU; what a mode may do without (a virtual machine often hides its caches) is le
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -77,13 +78,10 @@ def _package(folder: str, cpu: int) -> int | None:
 
 def _highest_cache(folder: str) -> frozenset[int] | None:
     """CPUs that share the highest level of data cache in *folder*; None where it tells of none."""
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = [name for name in os.listdir(folder) if re.fullmatch(r"index\d+", name)]
-    # Folders are listed in any order, so that all levels are read before one is chosen.
     levels: dict[int, frozenset[int]] = {}
-    for name in names:
-        kind, level, shared = (_read(os.path.join(folder, name, fact)) for fact in ("type", "level", "shared_cpu_list"))
+    # Folders are listed in any order, so that all levels are read before one is chosen.
+    for cache in glob.glob(os.path.join(glob.escape(folder), "index[0-9]*")):
+        kind, level, shared = (_read(os.path.join(cache, fact)) for fact in ("type", "level", "shared_cpu_list"))
         if kind in _DATA_CACHES and level and shared:
             levels[int(level)] = parse_ranges(shared)
     return levels[max(levels)] if levels else None

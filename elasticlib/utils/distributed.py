@@ -58,7 +58,8 @@ def create_c10d_store(
         "wait_for_workers": False,
         "use_libuv": os.environ.get("USE_LIBUV", "1") == "1" if use_libuv is None else use_libuv,
     }
-    store = _open_store(server_addr, server_port, max(retries, 1), options)
+    tries = max(retries, 1) if server_port == -1 else 1
+    store = _open_store(server_addr, max(server_port, 0), tries, options)
     if not wait_for_workers:
         return store
     try:
@@ -72,18 +73,21 @@ def create_c10d_store(
 
 
 def _open_store(address: str, port: int, tries: int, options: Mapping[str, Any]) -> TCPStore:
-    """Open the store, where any port will do (-1) up to *tries* times."""
+    """Open the store; where the kernel chooses the port (0), up to *tries* times."""
     from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
-    while True:
-        tries -= 1
+    for _ in range(tries - 1):
         try:
-            return TCPStore(address, max(port, 0), **options)
+            return TCPStore(address, port, **options)
         except DistNetworkError as error:
             # The kernel's free port is free on one address, and somebody may have it on another.
-            is_taken = any(text in str(error) for text in _TAKEN)
-            if port != -1 or tries == 0 or not is_taken:
+            if not _is_taken(error):
                 raise
+    return TCPStore(address, port, **options)
+
+
+def _is_taken(error: Exception) -> bool:
+    return any(text in str(error) for text in _TAKEN)
 
 
 def get_socket_with_port() -> socket.socket:

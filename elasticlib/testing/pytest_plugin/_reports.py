@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -67,16 +67,18 @@ def _noted(result: _told.Told) -> Iterator[None]:
 
 def note(item: Any, result: _told.Told) -> None:
     """Keep for the report the output and the logs of ranks, and their seeds."""
-    sections = []
-    for rank, text in sorted(result.output.items()):
-        # That of rank 0 is pytest's own.
-        if rank > 0 and text.strip():
-            sections.append((f"Captured output of rank {rank}", text))
-    for rank, outcome in sorted(result.outcomes.items()):
-        if rank > 0 and outcome.log.strip():
-            sections.append((f"Captured log of rank {rank}", outcome.log))
-    sections.append(("Seeds of the ranks", f"rank 0: {result.seed}, and each further rank the next number"))
+    logs = {rank: outcome.log for rank, outcome in result.outcomes.items()}
+    seeds = f"rank 0: {result.seed}, and each further rank the next number"
+    sections = [*_of_further_ranks("output", result.output), *_of_further_ranks("log", logs)]
+    sections.append(("Seeds of the ranks", seeds))
     item.stash[_SECTIONS] = [*item.stash.get(_SECTIONS, []), *sections]
+
+
+def _of_further_ranks(kind: str, texts: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+    for rank, text in sorted(texts.items()):
+        # pytest shows the output of rank 0 as its own.
+        if rank > 0 and text.strip():
+            yield f"Captured {kind} of rank {rank}", text
 
 
 def add_kept(report: pytest.TestReport, item: pytest.Item) -> None:

@@ -75,11 +75,8 @@ class Modules:
             return
         self.known[name] = _place_of(module)
         # Ranks import the packages above a module first.
-        while "." in name:
-            name = name.rpartition(".")[0]
-            if name in self.known or (parent := sys.modules.get(name)) is None:
-                break
-            self.known[name] = _place_of(parent)
+        while sys.modules.get(name := name.rpartition(".")[0]) is not None:
+            self.known.setdefault(name, _place_of(sys.modules[name]))
 
 
 def _is_rewritten(module: ModuleType) -> bool:
