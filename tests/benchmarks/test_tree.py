@@ -97,7 +97,7 @@ def test_the_parts_between_launcher_and_workers_are_told_apart(tmp_path: Path) -
     parts = [str(tmp_path / "_reaper.py"), str(tmp_path / "_fork_server.py")]
     launcher = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1].split(',')])"
     with started([sys.executable, "-c", launcher, ",".join(parts)]) as job:
-        job.wait_for(lambda: "worker" in (job.folder / "stdout").read_text(), "the worker")
+        job.wait_for(lambda: len((job.folder / "stdout").read_text().split()) == 2, "the worker's process id")
         worker = int((job.folder / "stdout").read_text().split()[1])
         chain = [find(part, job.process.pid) for part in ("launcher", "reaper", "fork server", "spawner")]
         parents = {each.pid: each.parent for each in tree.table().values()}
