@@ -138,6 +138,13 @@ class Cluster:
             node.process.kill()
 
 
+def meet(*nodes: Node) -> list[Any]:
+    """Have *nodes* ask for the next round, together; their answers."""
+    for node in nodes:
+        node.tell("next")
+    return [node.answer() for node in nodes]
+
+
 def let_in(newcomer: Node, others: Sequence[Node], limit: float = 2 * TIMEOUT) -> list[Any]:
     """
     What *others* and *newcomer*, which has asked, answer last: the others ask again as agents do, whenever they hear

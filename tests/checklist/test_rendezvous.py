@@ -20,7 +20,7 @@ from tests.benchmarks import sockets, tree
 from tests.benchmarks.forming import form
 from tests.benchmarks.job import BenchmarkError
 from tests.benchmarks.launchers import LAUNCHERS as MEASURED
-from tests.checklist.nodes import LOOPBACK, Cluster, Refused, let_in, seconds_until
+from tests.checklist.nodes import LOOPBACK, Cluster, Node, Refused, let_in, meet, seconds_until
 from tests.checklist.peers import Peer, free_port
 from tests.hosts._netns import missing, shifted
 from tests.process.launches import children
@@ -29,8 +29,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
 
 AT_ONCE = 30.0
 """Seconds within which nodes that need not wait for anything have met, on a loaded machine too."""
+KEEP_ALIVE = ("keep_alive_interval", "keep_alive_max_attempt")
+RUNS_TO_THE_END = "import os, time\nopen('runs', 'w').close()\nwhile not os.path.exists('end'): time.sleep(0.01)"
 BACKWARDS = ("127.0.0.3", "127.0.0.2", "127.0.0.1")
 """Addresses with which a newcomer is sorted first: torch leaves it waiting else, for what its rank 0 does not say."""
+
+
+def worlds(*nodes: Node) -> list[int]:
+    """Have *nodes* meet; the size of the world that each was told."""
+    return [world for _, world, *_ in meet(*nodes)]
 
 
 @pytest.mark.row(126)
@@ -63,20 +70,15 @@ def test_the_quiet_time_counts_from_the_last_join(peer: Peer) -> None:
 def test_a_round_is_complete_at_once_with_the_most_nodes(peer: Peer) -> None:
     with Cluster(peer) as cluster:
         nodes = [cluster.node("1:2", last_call_timeout=300) for _ in range(2)]
-        for node in nodes:
-            node.tell("next")
 
-        assert [2, 2] == [node.answer(AT_ONCE)[1] for node in nodes]
+        assert [2, 2] == worlds(*nodes)
 
 
 @pytest.mark.row(129)
 def test_all_nodes_have_the_same_view_of_their_ranks(peer: Peer) -> None:
     with Cluster(peer) as cluster:
-        nodes = [cluster.node("3") for _ in range(3)]
-        for node in nodes:
-            node.tell("next")
+        answers = meet(*(cluster.node("3") for _ in range(3)))
 
-        answers = [node.answer() for node in nodes]
         assert [0, 1, 2] == sorted(rank for rank, *_ in answers)
         assert 1 == len({tuple(view) for _, *view in answers})
 
@@ -106,9 +108,7 @@ def test_a_late_node_of_a_full_job_waits_until_a_place_is_free(peer: Peer) -> No
     options = {"keep_alive_interval": 2, "keep_alive_max_attempt": 3, "last_call_timeout": 3}
     with Cluster(peer) as cluster:
         first, second, spare = (cluster.node("1:2", local_addr=where, **options) for where in BACKWARDS)
-        for node in (first, second):
-            node.tell("next")
-        assert [2, 2] == [node.answer()[1] for node in (first, second)]
+        assert [2, 2] == worlds(first, second)
         spare.tell("next")
         assert seconds_until(first, "num_nodes_waiting", 1, 3) is None
         assert not spare.has_answered()
@@ -120,9 +120,7 @@ def test_a_late_node_of_a_full_job_waits_until_a_place_is_free(peer: Peer) -> No
 
 @pytest.mark.row(133, improvement=True)
 def test_a_spare_agent_ends_well_when_the_job_does(peer: Peer) -> None:
-    script = peer.script(
-        "import os, time\nopen('runs', 'w').close()\nwhile not os.path.exists('end'): time.sleep(0.01)"
-    )
+    script = peer.script(RUNS_TO_THE_END)
     options = ("--nnodes", "1:1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{LOOPBACK}:{free_port()}")
     first = peer.start(*options, "--rdzv-id", "job", script)
     assert peer.wait_until((peer.folder / "runs").exists)
@@ -152,9 +150,7 @@ def test_silent_node_is_dropped_after_interval_times_attempts(peer: Peer) -> Non
     options = {"keep_alive_interval": 1, "keep_alive_max_attempt": 3, "last_call_timeout": 1}
     with Cluster(peer) as cluster:
         first, silent = (cluster.node("1:2", **options) for _ in range(2))
-        for node in (first, silent):
-            node.tell("next")
-        assert [2, 2] == [node.answer()[1] for node in (first, silent)]
+        assert [2, 2] == worlds(first, silent)
         for pid in tree_of(silent.process.pid):
             os.kill(pid, signal.SIGSTOP)
 
@@ -207,9 +203,7 @@ def test_after_a_node_was_replaced_all_have_one_and_the_same_new_address(peer: P
     options = {"keep_alive_interval": 2, "keep_alive_max_attempt": 3, "last_call_timeout": 4}
     with Cluster(peer) as cluster:
         host, other, killed = (cluster.node("2:3", local_addr=f"127.0.0.{number}", **options) for number in (9, 8, 2))
-        for node in (host, other, killed):
-            node.tell("next")
-        before = {tuple(node.answer()[2:]) for node in (host, other, killed)}
+        before = {tuple(where) for _, _, *where in meet(host, other, killed)}
         assert 1 == len(before)
         killed.process.kill()
         replacement = cluster.node("2:3", local_addr="127.0.0.3", **options)
@@ -234,20 +228,14 @@ def test_a_newcomer_that_is_sorted_first_has_the_same_master_as_the_others(peer:
         assert 1 == len({tuple(where) for _, _, *where in answers})
 
 
-@pytest.mark.row(139)
-@pytest.mark.parametrize("name", ["last_call_timeout", "close_timeout", "heartbeat_timeout"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.row(139, improvement=name.startswith("keep_alive")))
+        for name in ("last_call_timeout", "close_timeout", "heartbeat_timeout", *KEEP_ALIVE)
+    ],
+)
 def test_times_that_are_not_above_0_are_refused(peer: Peer, name: str) -> None:
-    refuses(peer, name)
-
-
-@pytest.mark.row(139, improvement=True)
-@pytest.mark.parametrize("name", ["keep_alive_interval", "keep_alive_max_attempt"])
-def test_a_silence_that_is_not_above_0_is_refused(peer: Peer, name: str) -> None:
-    refuses(peer, name)
-
-
-def refuses(peer: Peer, name: str) -> None:
-    """Whether a handler is refused for a negative value of an option."""
     rendezvous, registry = (peer.module(module) for module in ("rendezvous", "rendezvous.registry"))
     options = {name: -1, "is_host": "1"}
     with pytest.raises(ValueError, match=r"-1|(?i:positive)"):
@@ -260,9 +248,7 @@ def refuses(peer: Peer, name: str) -> None:
 def test_closing_is_seen_by_all_and_leaving_says_whether_it_could(peer: Peer) -> None:
     with Cluster(peer) as cluster:
         host, client = (cluster.node("2") for _ in range(2))
-        for node in (host, client):
-            node.tell("next")
-        assert [2, 2] == [node.answer()[1] for node in (host, client)]
+        assert [2, 2] == worlds(host, client)
         assert [False, False] == [node.ask("is_closed") for node in (host, client)]
         client.ask("set_closed")
         assert seconds_until(host, "is_closed", True, 10) is not None
@@ -270,9 +256,7 @@ def test_closing_is_seen_by_all_and_leaving_says_whether_it_could(peer: Peer) ->
 
         other = Cluster(peer)
         host, client = other.node("2"), other.node("2")
-        for node in (host, client):
-            node.tell("next")
-        assert [2, 2] == [node.answer()[1] for node in (host, client)]
+        assert [2, 2] == worlds(host, client)
         for pid in tree_of(host.process.pid):
             os.kill(pid, signal.SIGKILL)
         assert client.ask("shutdown") is False
@@ -296,9 +280,7 @@ def test_a_clock_that_is_off_by_a_minute_does_no_harm(peer: Peer, tmp_path: path
     with Cluster(peer) as cluster:
         host, late = (cluster.node("1:3", local_addr=where, **options) for where in BACKWARDS[::2])
         behind = cluster.node("1:3", variables=shifted(-60, tmp_path), local_addr=BACKWARDS[1], **options)
-        for node in (host, behind):
-            node.tell("next")
-        assert [2, 2] == [node.answer()[1] for node in (host, behind)]
+        assert [2, 2] == worlds(host, behind)
 
         late.tell("next")
 
@@ -353,9 +335,7 @@ def test_what_is_in_the_store_cannot_run_code(peer: Peer) -> None:
 
 @pytest.mark.row(145, improvement=True)
 def test_a_job_of_one_node_listens_on_loopback_only(peer: Peer) -> None:
-    script = peer.script(
-        "import os, time\nopen('runs', 'w').close()\nwhile not os.path.exists('end'): time.sleep(0.01)"
-    )
+    script = peer.script(RUNS_TO_THE_END)
     process = peer.start("--standalone", script)
     assert peer.wait_until((peer.folder / "runs").exists)
 

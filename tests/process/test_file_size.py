@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.process.launches import run_python
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 WITHOUT_PRIVILEGE = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 24, 0, 0, 0); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -56,8 +53,7 @@ def test_results_reports_and_arguments_are_larger_than_files_may_be(
     """What the worker has of it is the caller's limit."""
     code = PROGRAM.format(limits=limits, method=method, early=early)
 
-    command = [sys.executable, "-c", WITHOUT_PRIVILEGE, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python("-c", WITHOUT_PRIVILEGE, "-c", code)
 
     wanted = ALL if method != "fork" else [*ALL[:3], ALL[-1]]
     assert wanted == done.stdout.splitlines(), done.stderr

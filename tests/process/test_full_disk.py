@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +11,6 @@ import pytest
 from elasticlib import ChildFailedError, DefaultLogsSpecs, LaunchConfig, Std, elastic_launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path]).returncode:
-        pytest.skip("only root may mount a file system, where the machine lets it")
-    yield tmp_path
-    subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
 def launch(duty: object, disk: Path, tee: Std = Std.NONE) -> dict[int, object]:

@@ -15,11 +15,11 @@ import pytest
 from elasticlib import LaunchConfig, elastic_launch
 from elasticlib.agent import _gpu_memory
 from elasticlib.agent._gpu_memory import TOLERANCE
+from tests.process.launches import ROOT, environment
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 SHIM = str(ROOT / "tests" / "shims" / "nvml")
 LIMIT = 60.0
 HELD = 4 * TOLERANCE
@@ -86,12 +86,10 @@ def test_the_next_round_starts_when_the_driver_has_freed_the_memory(method: Any,
 
 
 def test_a_signal_during_the_wait_ends_the_launch_at_once(folder: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{SHIM}", "ELASTICLIB_GPU_MEMORY_TIMEOUT": "1000"}
+    variables = environment(PYTHONPATH=f"{ROOT}:{SHIM}", ELASTICLIB_GPU_MEMORY_TIMEOUT="1000")
     script = folder / "script.py"
     script.write_text(RESTARTING)
-    with subprocess.Popen(
-        [sys.executable, str(script), str(folder)], env=environment, stderr=subprocess.DEVNULL
-    ) as job:
+    with subprocess.Popen([sys.executable, str(script), str(folder)], env=variables, stderr=subprocess.DEVNULL) as job:
         try:
             wait_until(lambda: lines(folder).count("read") > 2)
             job.send_signal(signal.SIGINT)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from elasticlib.preload._reads import INTEL_OPENMP, INTERPRETER, LIBRARIES, READ_LATER
+from tests.process.launches import environment, run_python
 from tests.shims import NEEDS_COMPILER, built
 
 pytestmark = [pytest.mark.slow, NEEDS_COMPILER]
@@ -42,13 +40,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def reads(shim: dict[str, str], log: Path, *modules: str) -> tuple[set[str], set[str]]:
     """What native and what Python code looks up in a program that imports *modules* ahead."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS, *modules],
-        env={**os.environ, **shim, "GETENV_SHIM_LOG": str(log)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", IMPORTS, *modules, env=environment(**shim, GETENV_SHIM_LOG=str(log)), check=True)
     return set(log.read_text().split()), set(json.loads(done.stdout))
 
 
@@ -65,7 +57,7 @@ def test_what_the_interpreter_reads_is_listed(shim: dict[str, str], tmp_path: Pa
 
 
 @pytest.mark.parametrize("module", ["torch", "numpy"])
-def test_what_libraries_read_when_they_are_loaded_is_listed_or_was_observed(
+def test_variables_that_libraries_read_are_listed_or_observed(
     module: str, shim: dict[str, str], tmp_path: Path
 ) -> None:
     native, observed = reads(shim, tmp_path / "log", module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,21 +47,20 @@ def seen() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_function_finds_no_token_nor_do_the_processes_above_it(method: str) -> None:
-    config = LaunchConfig(nproc_per_node=1, preload=(), start_method=method)
-
-    assert {0: []} == elastic_launch(config, seen)()
-
-
 def environment_alone() -> list[str]:
     return [name for name, value in os.environ.items() if TOKEN in value]
 
 
-def test_a_function_in_a_fork_of_the_caller_finds_no_token_in_its_environment() -> None:
-    config = LaunchConfig(nproc_per_node=1, preload=(), start_method="fork")
+@pytest.mark.parametrize(
+    ("method", "look"),
+    [("forkserver", seen), ("spawn", seen), ("fork", environment_alone)],
+    ids=["forkserver", "spawn", "fork of the caller"],
+)
+def test_a_function_finds_no_token(method: str, look: Callable[[], list[str]]) -> None:
+    """Nor do the processes above it, but for the caller itself."""
+    config = LaunchConfig(nproc_per_node=1, preload=(), start_method=method)
 
-    assert {0: []} == elastic_launch(config, environment_alone)()
+    assert {0: []} == elastic_launch(config, look)()
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
