@@ -61,7 +61,7 @@ def row_of(part: str, method: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 @pytest.mark.parametrize("name", SET_IN_THE_WORKER)
-def test_what_a_worker_can_set_for_itself_is_the_callers_and_the_fork_server_stays(method: str, name: str) -> None:
+def test_worker_sets_what_the_caller_has_and_the_fork_server_stays(method: str, name: str) -> None:
     row = row_of("set", method, name)
 
     assert {} == row["differ"]
@@ -69,14 +69,14 @@ def test_what_a_worker_can_set_for_itself_is_the_callers_and_the_fork_server_sta
 
 
 @pytest.mark.parametrize("name", OF_THE_FORK_SERVER)
-def test_what_a_worker_cannot_set_for_itself_starts_another_fork_server(name: str) -> None:
+def test_what_a_worker_cannot_set_starts_another_fork_server(name: str) -> None:
     row = row_of("key", "forkserver", name)
 
     assert {} == row["differ"]
     assert not row["same fork server"]
 
 
-def test_a_fork_server_of_a_user_that_the_program_is_no_more_is_ended_at_the_next_launch() -> None:
+def test_fork_server_of_a_former_user_is_ended_at_the_next_launch() -> None:
     """With its reaper: the program, which may not signal them, has only to close its socket."""
     assert not row_of("key", "forkserver", "user")["former lives"]
 
@@ -97,7 +97,7 @@ with pool(1, group=None, preload=()) as made:
 """
 
 
-def test_a_pool_replaces_its_workers_once_the_program_dropped_its_privileges() -> None:
+def test_pool_replaces_its_workers_once_privileges_were_dropped() -> None:
     done = run_as_root(IN_A_POOL)
 
     assert "0 65534\n" == done.stdout, done.stderr

@@ -101,7 +101,7 @@ print([thread.name for thread in threading.enumerate()])
 """
 
 
-def test_a_launch_that_finds_no_descriptor_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_launch_without_free_descriptors_says_so_and_leaves_nothing(tmp_path: Path) -> None:
     """Besides the reaper with the idle fork server."""
     done = run_python("-c", LAUNCH_WITHOUT_DESCRIPTORS, str(tmp_path))
 

@@ -43,7 +43,7 @@ def test_the_death_of_the_spawner_is_reported_as_that(
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_restart_names_the_killed_rank_though_its_peers_lose_their_connections_first(
+def test_restart_names_the_killed_rank_though_its_peers_fail_first(
     ranks: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel closes the sockets of a killed process, frees what it holds, and only then lets others see its end."""

@@ -6,15 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.process.launches import Launch, free_port
+from tests.process.launches import ROOT, Launch, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")]
 
-ROOT = Path(__file__).parents[2]
 NOBODY = "65534"
 WORKER = ("/bin/sh", "-c", "echo at work; cat; echo done")
 

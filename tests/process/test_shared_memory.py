@@ -16,10 +16,11 @@ import pytest
 from elasticlib import LaunchConfig, elastic_launch
 from elasticlib.errors import ChildFailedError
 from tests.process import duties
+from tests.process.launches import environment
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "shares_memory.py"
 LIMIT = 60.0
 
@@ -28,9 +29,8 @@ LIMIT = 60.0
 def begin(how: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A job whose workers share memory, and end as *how* says; killed at the end of the block."""
     command = [sys.executable, "-m", "elasticlib.run", "--shutdown-timeout", "1", *options, str(SCRIPT), how]
-    quiet = subprocess.DEVNULL
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([*command, str(folder)], env=environment, stdout=quiet, stderr=quiet, text=True) as launcher:
+    quiet = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen([*command, str(folder)], env=environment(), text=True, **quiet) as launcher:
         try:
             yield launcher
         finally:
@@ -39,7 +39,7 @@ def begin(how: str, folder: Path, *options: str) -> Iterator[subprocess.Popen[st
 
 def noted(folder: Path, count: int) -> list[str]:
     """What *count* workers have noted."""
-    duties.wait_for(lambda: len(list(folder.glob("*.names"))) == count, LIMIT)
+    wait_until(lambda: len(list(folder.glob("*.names"))) == count, LIMIT)
     return [name for each in folder.glob("*.names") for name in each.read_text().splitlines()]
 
 
@@ -61,7 +61,7 @@ def test_shared_memory_is_gone_after_the_end(how: str, options: list[str], worke
 
     names = noted(tmp_path, workers)
     assert len(names) >= 2 * workers
-    duties.wait_for(lambda: not left(names), LIMIT)  # torch's manager begins after two seconds
+    wait_until(lambda: not left(names), LIMIT)  # torch's manager begins after two seconds
 
 
 def test_killed_launcher_leaves_no_shared_memory(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_killed_launcher_leaves_no_shared_memory(tmp_path: Path) -> None:
         names = noted(tmp_path, 1)
         assert left(names) == set(names)
 
-    duties.wait_for(lambda: not left(names), LIMIT)
+    wait_until(lambda: not left(names), LIMIT)
 
 
 def test_detached_process_keeps_the_shared_memory_until_its_end(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_detached_process_keeps_the_shared_memory_until_its_end(tmp_path: Path) 
         assert left([name])
     finally:
         (tmp_path / "end").touch()
-    duties.wait_for(lambda: not left([name]), LIMIT)
+    wait_until(lambda: not left([name]), LIMIT)
 
 
 def die_with(name: str) -> None:

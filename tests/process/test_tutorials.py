@@ -86,11 +86,15 @@ def test_a_notebook_runs_to_its_end(name: str, pytestconfig: pytest.Config) -> N
 
 @pytest.mark.slow
 @pytest.mark.sampled(0.2)
-class TestQuickstart:
+class Shown:
+    """What the cells of one notebook show, which the class is named after."""
+
     @pytest.fixture
     def cells(self) -> Cells:
-        return executed("quickstart")[0]
+        return executed(type(self).__name__.removeprefix("Test").lower())[0]
 
+
+class TestQuickstart(Shown):
     def test_a_function_of_a_cell_trains_on_two_workers(self, cells: Cells) -> None:
         accuracies = value(cells["launch"])
 
@@ -120,13 +124,7 @@ class TestQuickstart:
         assert "return 1 / (divisor - rank)" in shown
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(0.2)
-class TestFailures:
-    @pytest.fixture
-    def cells(self) -> Cells:
-        return executed("failures")[0]
-
+class TestFailures(Shown):
     def test_the_traceback_is_short_and_ends_at_the_bug(self, cells: Cells) -> None:
         lines = raised(cells["traceback"]).splitlines()
 
@@ -152,7 +150,7 @@ class TestFailures:
         assert "job 'train': running for" in printed(cells["timeout"])
         assert 2 == printed(cells["timeout"]).count("step 3")
 
-    def test_stacks_tell_the_rank_that_waits_for_a_batch_from_the_one_in_a_collective(self, cells: Cells) -> None:
+    def test_stacks_show_the_rank_that_waits_and_the_one_in_a_collective(self, cells: Cells) -> None:
         _, first, second = re.split(r"^rank \d:$", printed(cells["stacks"]), flags=re.M)
 
         assert "in all_reduce" in first and "in next_batch" not in first
@@ -165,13 +163,7 @@ class TestFailures:
         assert table.startswith("job 'train': stopped after")
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(0.2)
-class TestElasticity:
-    @pytest.fixture
-    def cells(self) -> Cells:
-        return executed("elasticity")[0]
-
+class TestElasticity(Shown):
     def test_two_nodes_start_together(self, cells: Cells) -> None:
         assert "world size 2: begin after step 0" == printed(cells["formed"]).splitlines()[0]
 
@@ -198,13 +190,7 @@ class TestElasticity:
         assert joined.endswith(" joins")
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(0.2)
-class TestPool:
-    @pytest.fixture
-    def cells(self) -> Cells:
-        return executed("pool")[0]
-
+class TestPool(Shown):
     def test_every_worker_takes_part_in_a_call(self, cells: Cells) -> None:
         assert {0: 10.0, 1: 10.0} == value(cells["run"])
 
@@ -239,13 +225,7 @@ class TestPool:
         assert ": closed, 104 calls" in output.data["text/plain"]
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(0.2)
-class TestTesting:
-    @pytest.fixture
-    def cells(self) -> Cells:
-        return executed("testing")[0]
-
+class TestTesting(Shown):
     def test_a_body_runs_on_ranks_and_a_function_is_called_on_them(self, cells: Cells) -> None:
         shown = printed(cells["passing"])
 
