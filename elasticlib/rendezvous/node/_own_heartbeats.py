@@ -86,6 +86,7 @@ class OwnHeartbeats:
         return after, -math.inf if known is None or after._is_far() else known
 
     def _is_far(self) -> bool:
+        # Only a remainder of a number is told: so far ahead it could mean an older heartbeat.
         return self.count - self._known >= _FAR
 
     def hears(self, told: HeartbeatsRead | None, *, answered: bool) -> tuple[Self, float | None]:
@@ -96,7 +97,6 @@ class OwnHeartbeats:
         """
         if answered:
             self = evolve(self, answered=self.answered + 1)
-        # Of another round the same place is another node's; and far ahead the number could mean an older heartbeat.
         if told is None or self.ranks is None or told.round != self.ranks.round or self._is_far():
             return self, None
         count = told.count(self.ranks.group_rank, self._known)
