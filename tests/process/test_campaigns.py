@@ -1,13 +1,13 @@
-"""A fixed, seeded sample of the campaigns in `tests.benchmarks`; whole campaigns are commands there."""
+"""A fixed sample of the campaigns in `tests.benchmarks`, which are commands there: a job ends as it should."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks import kills, logs, recoveries
+from tests.benchmarks import asleep, chaos, kills, logs, recoveries
 from tests.benchmarks.launchers import ELASTICLIB
 
-pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.24)]
 
 
 def test_jobs_recover_from_a_killed_worker() -> None:
@@ -30,3 +30,34 @@ def test_no_line_is_lost_or_torn() -> None:
     flood = logs.flood(ELASTICLIB, workers=4, lines=20_000)
 
     assert (0, 0) == (flood.count.torn, flood.count.lost)
+
+
+UP = 1.0
+"""Seconds about which the workers come up; each act is right at any moment."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "how", "phase"),
+    [
+        ("one node", "reaper", "kill", "start"),
+        ("one node", "fork server", "kill", "start"),
+        ("one node", "spawner", "kill", "start"),
+        ("one node", "fork server", "kill", "training"),
+        ("one node", "spawner", "kill", "training"),
+        ("one node", "reaper", "pause", "training"),
+        ("one node", "spawner", "pause", "end"),
+        ("one node", "spawner", "stop", "training"),
+        ("endpoint", "sidecar", "kill", "training"),
+    ],
+)
+def test_job_ends_as_it_should_when_a_process_of_it_is_hit(kind: str, part: str, how: str, phase: str) -> None:
+    outcome = chaos.perform(chaos.Act(kind, part, how, phase, 0.3), UP)
+
+    assert "" == outcome.complaint, outcome.text
+
+
+@pytest.mark.parametrize("how", ["whole", "one by one"])
+def test_nothing_is_replaced_when_the_whole_job_is_stopped_for_a_while(how: str) -> None:
+    complaint, text = asleep.perform(asleep.Sleep(how, "training", 0.5, 4.0), UP)
+
+    assert "" == complaint, text

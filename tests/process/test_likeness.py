@@ -16,23 +16,17 @@ from typing import Any
 import pytest
 
 from elasticlib import LaunchConfig, elastic_launch
+from tests.process.launches import ROOT, environment, run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 SCRIPTS = Path(__file__).parent / "scripts"
-ROOT = Path(__file__).parents[2]
-RUN = [sys.executable, "-m", "elasticlib.run", "--nproc-per-node"]
-
-
-def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run *command* from the repository's root, which is on its search path."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, **options)
+RUN = ["-m", "elasticlib.run", "--nproc-per-node"]
 
 
 def launch(count: int, *command: str, **options: Any) -> str:
     """The output of *command* under the launcher, which must succeed."""
-    done = run([*RUN, str(count), *command], **options)
+    done = run_python(*RUN, str(count), *command, **options)
     assert 0 == done.returncode, done.stderr
     return done.stdout
 
@@ -43,7 +37,7 @@ def test_a_worker_sees_of_itself_what_a_plain_program_sees(method: str, as_modul
     """argv, search path, names, process, threads, signals, streams, descriptors: all as with ``python -u``."""
     name = ["-m", "tests.process.scripts.facts"] if as_module else [str(SCRIPTS / "facts.py")]
     arguments = ["--flag", "", "a b"]
-    plain = run([sys.executable, "-u", *name, *arguments], input="typed\n", cwd=ROOT).stdout.splitlines()
+    plain = run_python("-u", *name, *arguments, input="typed\n", cwd=ROOT).stdout.splitlines()
 
     worker = launch(1, "--start-method", method, *name, *arguments, input="typed\n", cwd=ROOT).splitlines()
 
@@ -61,13 +55,30 @@ def test_a_folder_or_archive_with_a_main_sees_what_it_sees_under_python(name: st
     (app / "__main__.py").write_text((SCRIPTS / "facts.py").read_text() + "import beside\nprint(beside.__file__)\n")
     zipapp.create_archive(app, tmp_path / "app.pyz")
     arguments = [name, "--flag", "a b"]
-    plain = run([sys.executable, "-u", *arguments], input="typed\n", cwd=tmp_path).stdout.splitlines()
+    plain = run_python("-u", *arguments, input="typed\n", cwd=tmp_path).stdout.splitlines()
 
     worker = launch(1, "--start-method", method, *arguments, input="typed\n", cwd=tmp_path).splitlines()
 
     assert json.loads(plain[0]) == json.loads(worker[0])
     assert str(tmp_path / name / "beside.py") == plain[2]
     assert plain[1:] == worker[1:]
+
+
+def test_thirty_habits_have_the_same_effect_in_each_run_and_restart() -> None:
+    """What projects do when they are imported: as in a program of its own, whatever the run before did."""
+    habits, restarting = str(SCRIPTS / "habits.py"), ("1", "--max-restarts", "1")
+
+    def seen(*command: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in run_python(*command, check=True).stdout.splitlines()]
+
+    [plain] = seen("-u", habits)
+    ways = [(habits,), (habits, "fails once"), ("--preload", "", habits)]
+    runs = [run for way in ways for run in seen(*RUN, *restarting, *way)]
+
+    assert 30 == len(plain)
+    assert 4 == len(runs)
+    for run in runs:
+        assert {} == {name: (plain[name], run[name]) for name in plain if plain[name] != run[name]}
 
 
 CHANGES_ITS_ENCODING = """
@@ -89,7 +100,7 @@ print(elastic_launch(LaunchConfig(nproc_per_node=1, start_method=sys.argv[1], lo
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_function_may_change_the_encoding_of_its_output(method: str, redirects: str, tmp_path: Path) -> None:
     """Where its output goes is not where that of the fork server goes, or the caller's."""
-    done = run([sys.executable, "-c", CHANGES_ITS_ENCODING, method, str(tmp_path), redirects])
+    done = run_python("-c", CHANGES_ITS_ENCODING, method, str(tmp_path), redirects)
 
     is_file, line = redirects == "3", "na\\xefve\n"
     assert 0 == done.returncode, done.stderr
@@ -135,10 +146,9 @@ def test_the_debugger_reads_the_launchers_terminal(tmp_path: Path) -> None:
     script = tmp_path / "debugged.py"
     script.write_text("value = 41\nbreakpoint()\nprint('value is', value)\n")
     master, slave = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [*RUN, "1", str(script)], stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
-    ) as launcher:
+    terminal = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+    command = [sys.executable, *RUN, "1", str(script)]
+    with subprocess.Popen(command, env=environment(), start_new_session=True, **terminal) as launcher:
         os.close(slave)
         seen = read_until(master, "(Pdb) ")
         os.write(master, b"value += 1\nc\n")
@@ -182,13 +192,6 @@ def test_each_worker_gets_its_share_of_the_cpus(method: str, monkeypatch: pytest
         assert {rank: (share, str(share)) for rank in range(count)} == results
 
 
-def test_a_thread_count_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 059: an existing OMP_NUM_THREADS wins."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-    assert {0: (1, "1")} == elastic_launch(LaunchConfig(nproc_per_node=1), threads_seen)()
-
-
 @pytest.mark.parametrize(
     ("method", "from_stdin"),
     [("forkserver", False), ("forkserver", True), ("spawn", True)],
@@ -199,7 +202,7 @@ def test_functions_and_classes_of_main_keep_their_identity(method: str, from_std
     source = SCRIPTS / "main_functions.py"
     name = "-" if from_stdin else str(source)
 
-    done = run([sys.executable, name, method], input=source.read_text() if from_stdin else "")
+    done = run_python(name, method, input=source.read_text() if from_stdin else "")
 
     assert (0, "all well") == (done.returncode, done.stdout.splitlines()[-1:] and done.stdout.splitlines()[-1]), (
         done.stdout + done.stderr
