@@ -77,8 +77,8 @@ if typing.TYPE_CHECKING:
         WorkerGroup as WorkerGroup,
         WorkerState as WorkerState,
     )
-    from elasticlib.workers.child._progress import progress as progress
     from elasticlib.workers.child._record import record as record
+    from elasticlib.workers.child._worker_progress import progress as progress
 
 __version__ = "0.1.0"
 
@@ -99,7 +99,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.pools": "Pool pool",
         "elasticlib.spec": "LaunchConfig LogsDest LogsSpecs Std WorkerSpec",
         "elasticlib.state": "RunResult Worker WorkerGroup WorkerState",
-        "elasticlib.workers.child._progress": "progress",
+        "elasticlib.workers.child._worker_progress": "progress",
         "elasticlib.workers.child._record": "record",
     },
 )

@@ -17,7 +17,7 @@ if typing.TYPE_CHECKING:
     from elasticlib.agent._checks import check_health_check_server as check_health_check_server
     from elasticlib.agent._health import HealthCheckServer as HealthCheckServer
     from elasticlib.agent._local import LocalElasticAgent as LocalElasticAgent
-    from elasticlib.agent._watch import stop_health_check as stop_health_check
+    from elasticlib.agent._worker_watch import stop_health_check as stop_health_check
 
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
@@ -26,6 +26,6 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.agent._checks": "check_health_check_server",
         "elasticlib.agent._health": "HealthCheckServer",
         "elasticlib.agent._local": "LocalElasticAgent",
-        "elasticlib.agent._watch": "stop_health_check",
+        "elasticlib.agent._worker_watch": "stop_health_check",
     },
 )

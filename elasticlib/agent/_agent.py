@@ -325,7 +325,7 @@ class SimpleElasticAgent(ElasticAgent):
     def _perform(self, action: _policy.Action) -> RunResult | None:
         group, member = self._worker_group, self._member
         match action:
-            case _policy.Join():
+            case _policy.AskForRanks():
                 self._assigned = False
                 # Ranks that were taken in already answer an earlier request: with this one it is given up.
                 self._events = deque(event for event in self._events if not isinstance(event, RankAssignment))
@@ -337,7 +337,7 @@ class SimpleElasticAgent(ElasticAgent):
                 with self._telemetry.ranking():
                     self._take_ranks(assignment)
                 self._begin(assignment)
-            case _policy.Stop(why, signum, grace):
+            case _policy.StopWorkers(why, signum, grace):
                 self._stop(why, signum, grace)
                 # Contact that was lost meanwhile explains why workers were killed: it is heard of first.
                 # It is raised again at the next wait.
@@ -352,7 +352,7 @@ class SimpleElasticAgent(ElasticAgent):
                 self._telemetry.stopped(failures)
             case _policy.TellSucceeded(number):
                 member.post(Succeeded(member.node, number))
-            case _policy.Leave(why, number):
+            case _policy.LeaveJob(why, number):
                 with contextlib.suppress(RendezvousClosedError):
                     member.post(Leave(member.node, why, number))
             case _policy.Finish():

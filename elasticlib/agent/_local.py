@@ -21,7 +21,7 @@ from elasticlib.agent._agent import DEFAULT_ROLE, SimpleElasticAgent
 from elasticlib.agent._gpu_memory import GpuMemory
 from elasticlib.agent._health import HealthCheckServer
 from elasticlib.agent._repeats import Repeats
-from elasticlib.agent._watch import Sockets, Watch
+from elasticlib.agent._worker_watch import Sockets, Watch
 from elasticlib.errors import ProcessFailure, RendezvousError, StartError
 from elasticlib.logs import DEFAULT_PREFIX, PREFIX_VARIABLE, Console, Duplicates, LogRounds, line_prefix
 from elasticlib.processes import Waitable, wait_readable

@@ -50,7 +50,7 @@ _STORY = 20
 
 
 @frozen
-class State:
+class AgentState:
     """All that the agent must remember."""
 
     phase: Phase = Phase.JOINING
@@ -123,7 +123,7 @@ Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | Worke
 
 
 @frozen
-class Join:
+class AskForRanks:
     """Ask for ranks in the next round."""
 
 
@@ -135,7 +135,7 @@ class Start:
 
 
 @frozen
-class Stop:
+class StopWorkers:
     """Stop all workers; `WorkersGone` follows."""
 
     why: str
@@ -167,7 +167,7 @@ class TellSucceeded:
 
 
 @frozen
-class Leave:
+class LeaveJob:
     """Tell the coordinator that this node goes."""
 
     why: str
@@ -189,16 +189,16 @@ class Finish:
     """Whether what the workers of the last round here returned are results of the job."""
 
 
-Action: TypeAlias = Join | Start | Stop | TellFailed | TellStopped | TellSucceeded | Leave | Finish
-Step: TypeAlias = tuple[State, tuple[Action, ...]]
+Action: TypeAlias = AskForRanks | Start | StopWorkers | TellFailed | TellStopped | TellSucceeded | LeaveJob | Finish
+Step: TypeAlias = tuple[AgentState, tuple[Action, ...]]
 
 
 def begin() -> Step:
     """The first state and what to do first."""
-    return State(), (Join(),)
+    return AgentState(), (AskForRanks(),)
 
 
-def step(state: State, event: Event) -> Step:
+def step(state: AgentState, event: Event) -> Step:
     """
     Return the next state, and the actions that *event* asks for.
 
@@ -222,7 +222,7 @@ def _described(event: Event) -> str:
     return f"{type(event).__name__} {getattr(event, 'why', '')}".strip()
 
 
-def _react(state: State, event: Event) -> Step:
+def _react(state: AgentState, event: Event) -> Step:
     match event:
         case RankAssignment():
             return _assigned(state, event)
@@ -251,28 +251,28 @@ def _react(state: State, event: Event) -> Step:
 # What each event means, in the phases in which it may come.
 
 
-def _assigned(state: State, assignment: RankAssignment) -> Step:
+def _assigned(state: AgentState, assignment: RankAssignment) -> Step:
     # It is of a round that a signal made us leave.
     if state.phase is not Phase.JOINING:
         return state, ()
-    return State(Phase.RUNNING, assignment.round, story=state.story), (Start(assignment),)
+    return AgentState(Phase.RUNNING, assignment.round, story=state.story), (Start(assignment),)
 
 
-def _failed(state: State, failed: WorkersFailed) -> Step:
+def _failed(state: AgentState, failed: WorkersFailed) -> Step:
     # Workers that end while they are stopped are no failure of their own.
     if state.phase is not Phase.RUNNING:
         return state, ()
-    return evolve(state, phase=Phase.STOPPING), (TellFailed(state.round), Stop(failed.why))
+    return evolve(state, phase=Phase.STOPPING), (TellFailed(state.round), StopWorkers(failed.why))
 
 
-def _succeeded(state: State) -> Step:
+def _succeeded(state: AgentState) -> Step:
     # Where they are stopped already, `WorkersGone` says whether they were faster.
     if state.phase is not Phase.RUNNING:
         return state, ()
     return _orphaned(evolve(state, phase=Phase.WAITING, succeeded=True), TellSucceeded(state.round))
 
 
-def _gone(state: State, gone: WorkersGone) -> Step:
+def _gone(state: AgentState, gone: WorkersGone) -> Step:
     if state.phase is not Phase.STOPPING:
         return state, ()
     is_last_round = state.stop is not None or state.final is not None
@@ -285,63 +285,63 @@ def _gone(state: State, gone: WorkersGone) -> Step:
         report = TellSucceeded(state.round)
     # The round goes on without this node, or is repeated: either way there are new ranks to ask for.
     if state.lost or _is_repeated(state):
-        return _orphaned(evolve(state, phase=Phase.JOINING), report, Join())
+        return _orphaned(evolve(state, phase=Phase.JOINING), report, AskForRanks())
     return _orphaned(evolve(state, phase=Phase.WAITING), report)
 
 
-def _is_repeated(state: State) -> bool:
+def _is_repeated(state: AgentState) -> bool:
     return state.end is not None and state.end.restart
 
 
-def _ended(state: State, end: RoundEnd) -> Step:
+def _ended(state: AgentState, end: RoundEnd) -> Step:
     # Of a round that this node has left already.
     if end.round != state.round:
         return state, ()
     state = evolve(state, end=end)
     if state.phase is Phase.RUNNING:
-        return evolve(state, phase=Phase.STOPPING), (Stop(end.why),)
+        return evolve(state, phase=Phase.STOPPING), (StopWorkers(end.why),)
     # While the workers are stopped it is kept for `_gone`; a node that joins has answered it.
     if state.phase is not Phase.WAITING:
         return state, ()
     if end.restart:
-        return evolve(state, phase=Phase.JOINING), (TellStopped(state.round), Join())
+        return evolve(state, phase=Phase.JOINING), (TellStopped(state.round), AskForRanks())
     return state, (TellStopped(state.round),)
 
 
-def _store_lost(state: State) -> Step:
+def _store_lost(state: AgentState) -> Step:
     # Its loss matters as long as other nodes may still be at work with it.
     if not awaits_others(state):
         return state, ()
     return evolve(state, has_reported_store=True), (TellFailed(state.round),)
 
 
-def awaits_others(state: State) -> bool:
+def awaits_others(state: AgentState) -> bool:
     """Return whether all workers here ended well, and it is still open how the round ends elsewhere."""
     if state.phase is Phase.DONE or state.has_reported_store:
         return False
     return state.succeeded and _is_open(state)
 
 
-def _is_open(state: State) -> bool:
+def _is_open(state: AgentState) -> bool:
     """Return whether the coordinator has said neither how the round ended nor how the job did."""
     return state.end is None and state.final is None
 
 
-def _out_of_contact(state: State, loss: ContactLost) -> Step:
+def _out_of_contact(state: AgentState, loss: ContactLost) -> Step:
     # Others may get the ranks of this node: no worker may go on here.
     if state.phase is Phase.RUNNING:
-        return evolve(state, phase=Phase.STOPPING, lost=True), (Stop(loss.why, grace=loss.grace),)
+        return evolve(state, phase=Phase.STOPPING, lost=True), (StopWorkers(loss.why, grace=loss.grace),)
     if state.phase is Phase.STOPPING:
         return evolve(state, lost=True), ()
     state = evolve(state, phase=Phase.JOINING, has_reported_store=False)
     # Whoever took this node for dead has no word for it any more, but answers a new request to join. The sidecar that
     # was told of a success may be gone with it.
     if state.succeeded and state.end is None:
-        return state, (TellSucceeded(state.round), Join())
-    return state, (Join(),)
+        return state, (TellSucceeded(state.round), AskForRanks())
+    return state, (AskForRanks(),)
 
 
-def _orphaned(state: State, *first: Action) -> Step:
+def _orphaned(state: AgentState, *first: Action) -> Step:
     """Finish where nobody is left who could repeat a round that ended well here; else do *first*."""
     if not state.gone:
         return state, first
@@ -354,36 +354,36 @@ def _orphaned(state: State, *first: Action) -> Step:
     return evolve(state, phase=Phase.DONE), (Finish(True, why, results=True),)
 
 
-def _final(state: State, final: Final) -> Step:
+def _final(state: AgentState, final: Final) -> Step:
     state = evolve(state, final=final)
     if state.phase is Phase.RUNNING:
-        return evolve(state, phase=Phase.STOPPING), (Stop(final.why),)
+        return evolve(state, phase=Phase.STOPPING), (StopWorkers(final.why),)
     # `_gone` goes on with it.
     if state.phase is Phase.STOPPING:
         return state, ()
     return _done(state)
 
 
-def _signalled(state: State, stop: StopRequested) -> Step:
+def _signalled(state: AgentState, stop: StopRequested) -> Step:
     # The first one has begun this node's end.
     if state.stop is not None:
         return state, ()
     state = evolve(state, stop=stop)
     if state.phase is Phase.RUNNING:
-        leave = Leave(stop.why, state.round)
-        return evolve(state, phase=Phase.STOPPING), (leave, Stop(stop.why, stop.signum, stop.grace))
+        leave = LeaveJob(stop.why, state.round)
+        return evolve(state, phase=Phase.STOPPING), (leave, StopWorkers(stop.why, stop.signum, stop.grace))
     # Their stop goes on, and `_gone` ends this node's part.
     if state.phase is Phase.STOPPING:
-        return state, (Leave(stop.why, state.round),)
-    return _done(state, Leave(stop.why))
+        return state, (LeaveJob(stop.why, state.round),)
+    return _done(state, LeaveJob(stop.why))
 
 
-def _done(state: State, *first: Action) -> Step:
+def _done(state: AgentState, *first: Action) -> Step:
     finish = _finish(state)
     return evolve(state, phase=Phase.DONE), (*first, finish)
 
 
-def _finish(state: State) -> Finish:
+def _finish(state: AgentState) -> Finish:
     """Return how the job ended for this node: by its own signal, or by the coordinator's word."""
     stop, final = state.stop, state.final
     # A signal ends this node's part, and the coordinator has not said yet what becomes of the job.

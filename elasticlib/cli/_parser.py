@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elasticlib.cli._options import NOTES, NUMA_MODES, OPTIONS, Option
+from elasticlib.cli._option_table import NOTES, NUMA_MODES, OPTIONS, Option
 from elasticlib.errors import ConfigError
 from elasticlib.spec import START_METHODS, WAITS
 

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from attrs import frozen
 
-from elasticlib.cli._options import NUMA_MODES
+from elasticlib.cli._option_table import NUMA_MODES
 from elasticlib.cli._parser import values_of
 from elasticlib.cli._terminal import why_not
 from elasticlib.errors import ConfigError, SpecError

@@ -100,7 +100,7 @@ def _shown(console: rich.console.Console, status: Callable[[], JobStatus]) -> It
             live.stop()
 
 
-def _drawn(picture: Picture) -> rich.console.RenderableType:
+def _drawn(picture: JobPicture) -> rich.console.RenderableType:
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -183,7 +183,7 @@ class Row:
 
 
 @frozen
-class Picture:
+class JobPicture:
     """A job as it is now."""
 
     head: str
@@ -192,7 +192,7 @@ class Picture:
     """About the ranks without a row; empty where there are none."""
 
 
-def picture_of(status: JobStatus, room: int) -> Picture:
+def picture_of(status: JobStatus, room: int) -> JobPicture:
     """What to show of *status* where there is room for so many rows, one at least."""
     ranks = sorted(status.ranks, key=lambda each: each.rank)
     kept, left = ranks, []
@@ -200,7 +200,7 @@ def picture_of(status: JobStatus, room: int) -> Picture:
         by_need = sorted(ranks, key=lambda each: (each.state != "failed", _steps_done(each), each.rank))
         kept = sorted(by_need[: max(1, room)], key=lambda each: each.rank)
         left = by_need[max(1, room) :]
-    return Picture(_head(status), [_row(each) for each in kept], _rest(left))
+    return JobPicture(_head(status), [_row(each) for each in kept], _rest(left))
 
 
 def _head(status: JobStatus) -> str:

@@ -28,7 +28,7 @@ from elasticlib.events._destinations import (
     record_rdzv_event as record_rdzv_event,
 )
 from elasticlib.events._event import *  # noqa: F403 - all that it lists
-from elasticlib.events._sink import (
+from elasticlib.events._event_sink import (
     JobFacts as JobFacts,
     Standing as Standing,
     sinks as sinks,

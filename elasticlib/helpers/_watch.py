@@ -1,8 +1,8 @@
 """
-Looks at helpers: reads what the kernel says of them, and asks those who can answer.
+Checks of helpers: what the kernel reports of them, and questions to those that can answer.
 
-Rules of this file: nothing is decided (`_liveness`) and nothing is waited for; a number is believed only as long as the
-handle says that its process lives.
+Rules of this file: nothing is decided here (`_helper_liveness` decides), and nothing is waited for.
+A process id is used only while the handle says that its process lives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic
-from elasticlib.helpers._liveness import LOOK, STOPPED, TRACED, Act, AwakeTime, Liveness, Look
+from elasticlib.helpers._helper_liveness import LOOK, STOPPED, TRACED, AwakeTime, HelperAction, HelperLook, Liveness
 from elasticlib.processes import process_facts
 
 _CPU_TICKS = slice(11, 13)
@@ -64,9 +64,9 @@ class Helper:
     def __str__(self) -> str:
         return f"the {self.name} process (pid {self.process.pid})"
 
-    def may_be(self, act: Act) -> bool:
+    def may_be(self, act: HelperAction) -> bool:
         """Return whether *act* has a use: none is replaced that nobody needs."""
-        return self.is_needed or act is not Act.REPLACE
+        return self.is_needed or act is not HelperAction.REPLACE
 
     def request_answer(self) -> None:
         """Ask it for a sign of life, if it can give one."""
@@ -80,7 +80,7 @@ class Finding:
     """What must be done about a helper, and for how long it has stood still."""
 
     helper: Helper
-    act: Act
+    act: HelperAction
     seconds: float
 
     @property
@@ -116,12 +116,12 @@ class HelperWatch:
 
     def _act_on(self, found: Finding, replace: Callable[[Helper, str], object]) -> None:
         match found.act:
-            case Act.WAKE:
+            case HelperAction.WAKE:
                 found.helper.process.send(signal.SIGCONT)
                 self.sink(records.HelperWoken(str(found.helper), found.seconds))
-            case Act.REPORT_DEBUGGER:
+            case HelperAction.REPORT_DEBUGGER:
                 self.sink(records.HelperHeld(str(found.helper), found.seconds))
-            case Act.REPLACE:
+            case HelperAction.REPLACE:
                 self.sink(records.HelperReplaced(found.why))
                 replace(found.helper, found.why)
 
@@ -141,7 +141,7 @@ class HelperWatch:
         return found
 
 
-def _look_at_all(helpers: Iterable[Helper]) -> list[tuple[Helper, Look]]:
+def _look_at_all(helpers: Iterable[Helper]) -> list[tuple[Helper, HelperLook]]:
     """Look at *helpers*; those that have ended are left out."""
     found = []
     for helper in helpers:
@@ -151,7 +151,7 @@ def _look_at_all(helpers: Iterable[Helper]) -> list[tuple[Helper, Look]]:
     return found
 
 
-def _look(helper: Helper) -> Look | None:
+def _look(helper: Helper) -> HelperLook | None:
     """Look at *helper*, and ask it for a sign of life unless it owes one; None where it has ended."""
     pid = helper.process.pid
     facts = process_facts(pid)
@@ -165,7 +165,7 @@ def _look(helper: Helper) -> Look | None:
     state = facts[0].decode()
     if state != STOPPED and not owes:
         helper.request_answer()
-    return Look(state, turns, owes)
+    return HelperLook(state, turns, owes)
 
 
 def _stands_still(pid: int) -> bool:

@@ -29,7 +29,7 @@ from elasticlib.errors import ConfigError, ElasticError, SignalException
 from elasticlib.job import _register
 from elasticlib.job._raising import show_uncaught
 from elasticlib.job._results import Place, Results
-from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks, state_of
+from elasticlib.job._status import JobCourse, JobStatus, RankStatus, Stacks, state_of
 from elasticlib.logs import Follower, last_line, text_of
 from elasticlib.notebook import current_cell, trace_of
 from elasticlib.processes import start_thread
@@ -49,7 +49,7 @@ _EXIT_LIMIT = 10.0
 """Seconds, beyond a job's own grace, that the end of the program waits for it."""
 
 
-class Work(Protocol):
+class LaunchWork(Protocol):
     """A launch that was checked, and can be carried out once."""
 
     title: str
@@ -82,7 +82,7 @@ class Job:
 
     def __init__(
         self,
-        work: Work,
+        work: LaunchWork,
         *,
         is_owned: bool = False,
         is_listed: bool = True,
@@ -98,12 +98,12 @@ class Job:
         """It hears all that happens, beside the job itself."""
         self.cell = None if is_owned else current_cell()
         """The notebook's cell that started it."""
-        self._work: Work | None = work
+        self._work: LaunchWork | None = work
         self._signums, self._grace = work.signums, work.grace
         self._owner = os.getpid()
         self._inbox = Inbox(quit_shows_stacks=work.quit_shows_stacks)
         self._began, self._ended = monotonic(), 0.0
-        self._course = Course()
+        self._course = JobCourse()
         self._agent: LocalElasticAgent | None = None
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
@@ -458,7 +458,7 @@ class Job:
         return f"<{type(self).__name__} {self.status().headline().splitlines()[0]}>"
 
 
-def _rank_status(worker: WorkerNow, rank: int, course: Course) -> RankStatus:
+def _rank_status(worker: WorkerNow, rank: int, course: JobCourse) -> RankStatus:
     """How *worker*, which has global *rank* in a job of this *course*, is now."""
     progress = worker.progress
     return RankStatus(
@@ -478,7 +478,7 @@ def _rank_status(worker: WorkerNow, rank: int, course: Course) -> RankStatus:
     )
 
 
-def _placed(values: Mapping[int, Any], course: Course) -> Results:
+def _placed(values: Mapping[int, Any], course: JobCourse) -> Results:
     """Results by rank, with where they come from."""
     place = Place(course.node, host_name(), course.round, course.restarts)
     return Results(values, dict.fromkeys(values, place))

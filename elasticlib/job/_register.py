@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from elasticlib.errors import ConfigError, JobRunsError
-from elasticlib.job import _gpus
+from elasticlib.job import _gpu_shares
 from elasticlib.workers import gpu_count, gpu_names
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Shares:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shares: list[_gpus.Share] = []
+        self._shares: list[_gpu_shares.GpuShare] = []
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
@@ -42,16 +42,16 @@ class Shares:
         Yields the variables that let its workers see no others; {} where they may see all that this program does.
         """
         may_share = requested is None and not is_started
-        seen = _gpus.seen_by(os.environ, gpu_count())
+        seen = _gpu_shares.seen_by(os.environ, gpu_count())
         names = gpu_names(os.environ)
         with self._lock:
-            found = _gpus.choose(requested, workers, seen, self._shares, may_share=may_share, names=names)
-            share = _gpus.Share(owner, found or (), may_share)
+            found = _gpu_shares.choose(requested, workers, seen, self._shares, may_share=may_share, names=names)
+            share = _gpu_shares.GpuShare(owner, found or (), may_share)
             self._shares.append(share)
         has_all = requested is None and found == seen
         variables = {}
         if found is not None and not has_all:
-            variables = _gpus.showing(found, os.environ)
+            variables = _gpu_shares.showing(found, os.environ)
         try:
             yield variables
         finally:

@@ -20,7 +20,7 @@ _SHOWN = 60
 
 
 @frozen
-class Course:
+class JobCourse:
     """Where a job is in its course, by its records."""
 
     state: str = "starting"

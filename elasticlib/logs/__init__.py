@@ -13,7 +13,7 @@ import typing
 from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
-    from elasticlib.logs._bars import BarText as BarText
+    from elasticlib.logs._bar_text import BarText as BarText
     from elasticlib.logs._console import Console as Console, console_sink as console_sink
     from elasticlib.logs._follow import (
         Follower as Follower,
@@ -44,7 +44,7 @@ if typing.TYPE_CHECKING:
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
-        "elasticlib.logs._bars": "BarText",
+        "elasticlib.logs._bar_text": "BarText",
         "elasticlib.logs._console": "Console console_sink",
         "elasticlib.logs._follow": "Follower last_line shorten_file text_of",
         "elasticlib.logs._layout": "DEFAULT_PREFIX PREFIX_VARIABLE destinations_of line_prefix",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TextIO, TypeAlias
 
 from elasticlib.errors import LogDirError
-from elasticlib.logs._bars import BarText
+from elasticlib.logs._bar_text import BarText
 from elasticlib.processes import closed_in_forks
 
 logger = logging.getLogger(__name__)

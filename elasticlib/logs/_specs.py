@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from elasticlib.errors import LogDirError
-from elasticlib.logs import _leftovers
+from elasticlib.logs import _old_folders
 from elasticlib.logs._layout import DEFAULT_PREFIX, TEMPORARY_BASE, attempt_names, destinations, run_folder_prefix
 from elasticlib.processes import (
     FEW_DESCRIPTORS,
@@ -210,7 +210,7 @@ class DefaultLogsSpecs(LogsSpecs):
             if run_folder == self._run_folder:
                 self._run_folder = ""
             if self._root_log_dir is None:
-                _leftovers.remove_if_empty(base)
+                _old_folders.remove_if_empty(base)
                 if base == self._base:
                     self._forget_folders()
 
@@ -232,7 +232,7 @@ class DefaultLogsSpecs(LogsSpecs):
                 self._base
             ):  # somebody was quicker: what is written there would be theirs
                 self._base, self._run_folder = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
-            _leftovers.mark(self._base)
+            _old_folders.mark(self._base)
         if not self._run_folder or run_id != self._run_id:
             self._run_folder = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self._base)
             self._run_id, self._round_folder = run_id, ""
@@ -255,7 +255,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def put_away(self, *, succeeded: bool) -> None:
         """Delete a temporary folder that nobody needs after the launch."""
         if self.kept_temporary_folder():
-            _leftovers.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
+            _old_folders.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
         else:
             self.remove_if_temporary(only_if_empty=not succeeded)
 
@@ -267,8 +267,8 @@ class DefaultLogsSpecs(LogsSpecs):
         """
         if not self._base or self._root_log_dir is not None:
             return
-        if only_if_empty and _leftovers.holds_something(self._base):
-            _leftovers.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
+        if only_if_empty and _old_folders.holds_something(self._base):
+            _old_folders.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
             return
         shutil.rmtree(self._base, ignore_errors=True)
         self._forget_folders()

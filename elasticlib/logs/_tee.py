@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from attrs import define, field
 
 from elasticlib._clock import monotonic
-from elasticlib.logs._bars import BarAssembler, BarText
+from elasticlib.logs._bar_text import BarAssembler, BarText
 from elasticlib.logs._console import LineFilter, Sink
 from elasticlib.logs._inotify import Inotify
 from elasticlib.logs._lines import LineAssembler, Verbatim

@@ -25,9 +25,9 @@ of the whole job, and a local agent looks when something happened, not ten times
 """
 
 from elasticlib import _lazy
-from elasticlib.metrics._sink import MetricSink as MetricSink
-from elasticlib.metrics._streams import *  # noqa: F403 - those of torch's module
-from elasticlib.metrics._streams import (
+from elasticlib.metrics._metric_sink import MetricSink as MetricSink
+from elasticlib.metrics._metric_streams import *  # noqa: F403 - those of torch's module
+from elasticlib.metrics._metric_streams import (
     MEASURED_BY_PROF as MEASURED_BY_PROF,
     handler_of as handler_of,
     initialize_metrics as initialize_metrics,

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from elasticlib._clock import monotonic
 from elasticlib.logs import GATHER_SECONDS, BarText, console_sink
-from elasticlib.notebook._displays import Bars, Picture, Tail
+from elasticlib.notebook._displays import Bars, DisplayText, Tail
 from elasticlib.notebook._front_end import can_replace_displays, in_kernel, ipython_shell, is_stdout_replaced
 from elasticlib.notebook._marks import Bar, Mark, Reader, written_bar
 from elasticlib.notebook._silence import Silence, words
@@ -96,7 +96,7 @@ class _Target:
         except Exception:
             self.say(f"{mark.text}\n" if mark.text else "")
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: DisplayText) -> None:
         """Make a display of text, or replace what is in it."""
         displays: Any = self._displays
         data, transient = {"text/plain": picture.text}, {"display_id": picture.name}
@@ -190,12 +190,12 @@ class CallersStream:
         if seconds is None:
             note, self._note = self._note, ""
             if note:
-                target.show(Picture(note, "", is_new=False))
+                target.show(DisplayText(note, "", is_new=False))
         elif target.bars.can_change:
             is_new = not self._note
             self._notes += is_new
             self._note = self._note or f"{target.name}-silence-{self._notes}"
-            target.show(Picture(self._note, self._words(seconds), is_new))
+            target.show(DisplayText(self._note, self._words(seconds), is_new))
 
     def __call__(self, block: bytes) -> None:
         """Write *block*, which may end within a character."""
@@ -219,7 +219,7 @@ class CallersStream:
         self._show(target, target.bars.changes())
         self._show_tail(target)
 
-    def _show(self, target: _Target, parts: Iterable[str | Picture]) -> None:
+    def _show(self, target: _Target, parts: Iterable[str | DisplayText]) -> None:
         for part in parts:
             if isinstance(part, str):
                 self._write(target, part)
@@ -250,7 +250,7 @@ class CallersStream:
         if tail is None or not tail.is_changed:
             return
         if target.bars.can_change:
-            target.show(Picture(f"{target.name}-tail", tail.text(self.files()), is_new=not target.has_tail))
+            target.show(DisplayText(f"{target.name}-tail", tail.text(self.files()), is_new=not target.has_tail))
             target.has_tail = True
         elif is_last:
             target.say(f"{tail.text(self.files())}\n")

@@ -38,7 +38,7 @@ _Key: TypeAlias = tuple[str, int]
 
 
 @frozen
-class Picture:
+class DisplayText:
     """The text of a display."""
 
     name: str
@@ -48,7 +48,7 @@ class Picture:
 
 
 @define(eq=False)
-class _Group:
+class _BarGroup:
     name: str
     rows: dict[_Key, str] = field(factory=dict)
     running: set[_Key] = field(factory=set)
@@ -72,14 +72,14 @@ class Bars:
     def __init__(self, name: str, *, can_change: bool) -> None:
         self.can_change = can_change
         self._name = name
-        self._last: _Group | None = None
+        self._last: _BarGroup | None = None
         """The display that began last."""
         self._count = 0
-        self._running: dict[_Key, _Group] = {}
-        self._changed: list[_Group] = []
+        self._running: dict[_Key, _BarGroup] = {}
+        self._changed: list[_BarGroup] = []
         self._lines: dict[_Key, _Line] = {}
 
-    def take(self, bar: Bar, now: float) -> Iterator[str | Picture]:
+    def take(self, bar: Bar, now: float) -> Iterator[str | DisplayText]:
         """Yield the part to be shown at once; `changes` has the rest."""
         key, state = (bar.label, bar.number), _NOT_COLOURS.sub("", bar.state).rstrip()
         if not self.can_change:
@@ -104,7 +104,7 @@ class Bars:
             group.rows[key] = state
         self._change(group)
 
-    def changes(self) -> Iterator[Picture]:
+    def changes(self) -> Iterator[DisplayText]:
         """Yield the displays whose bars have changed since the last call."""
         changed, self._changed = self._changed, []
         for group in changed:
@@ -112,33 +112,33 @@ class Bars:
             text = group.text()
             if text != group.shown:
                 group.shown = text
-                yield Picture(group.name, text, is_new=False)
+                yield DisplayText(group.name, text, is_new=False)
 
-    def _change(self, group: _Group) -> None:
+    def _change(self, group: _BarGroup) -> None:
         if not group.is_changed:
             group.is_changed = True
             self._changed.append(group)
 
-    def _begun(self, key: _Key, state: str) -> Iterator[str | Picture]:
+    def _begun(self, key: _Key, state: str) -> Iterator[str | DisplayText]:
         """Give a new bar its place, in a display of its own or in one that there is."""
         group = self._place(key[0])
         if group is None:
             self._count += 1
-            group = self._last = _Group(f"{self._name}-{self._count}")
+            group = self._last = _BarGroup(f"{self._name}-{self._count}")
             self._add(key, state, group)
             group.shown = group.text()
-            yield Picture(group.name, group.shown, is_new=True)
+            yield DisplayText(group.name, group.shown, is_new=True)
             return
         self._add(key, state, group)
         yield from self._rows_left(group, key[0])
         self._change(group)
 
-    def _add(self, key: _Key, state: str, group: _Group) -> None:
+    def _add(self, key: _Key, state: str, group: _BarGroup) -> None:
         group.rows[key] = state
         group.running.add(key)
         self._running[key] = group
 
-    def _rows_left(self, group: _Group, label: str) -> Iterator[str]:
+    def _rows_left(self, group: _BarGroup, label: str) -> Iterator[str]:
         """Take rows of bars that have ended out of *group*, which got a bar of the rank *label*, as lines."""
         ended = [each for each in group.rows if each not in group.running]
         for key in ended:
@@ -148,7 +148,7 @@ class Bars:
             if is_full or is_replaced:
                 yield from _line(key, group.rows.pop(key))
 
-    def _place(self, label: str) -> _Group | None:
+    def _place(self, label: str) -> _BarGroup | None:
         """Return the display for another bar of the rank that *label* stands for; None for a new one."""
         for (running, _), group in self._running.items():
             # A nested bar.

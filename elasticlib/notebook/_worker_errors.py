@@ -29,7 +29,7 @@ def trace_of(error: BaseException, trace: TracebackType | None) -> TracebackType
     return entered(failure.frames)
 
 
-class _Shown(str):
+class _VariableText(str):
     """The text of a worker's variable, which a debugger shows as it is."""
 
     __slots__ = ()
@@ -41,7 +41,7 @@ def entered(frames: Iterable[Frame]) -> TracebackType | None:
     found: TracebackType | None = None
     for frame in reversed([*frames]):
         code = compile("\n" * (frame.line - 1) + "raise _Worker", frame.file, "exec").replace(co_name=frame.function)
-        variables: dict[str, Any] = {name: _Shown(text) for name, text in frame.variables.items()}
+        variables: dict[str, Any] = {name: _VariableText(text) for name, text in frame.variables.items()}
         scope = {**variables, "_Worker": _Elsewhere, "__name__": ELSEWHERE}
         # Python makes frames only for code that runs, and a traceback only by raising.
         try:

@@ -1,10 +1,10 @@
 """
 Workers on the CPUs that are near their GPUs.
 
-`AffinityMode` and `NumaOptions` say what is wanted (``LaunchConfig(numa_options=...)``); names and meaning are those of
-``torch.numa.binding``. Rules of this package: what is wanted is values and their check (`_options`); what the machine
-looks like is read once, into frozen data (`_sysfs`); which CPUs follow from it is computed without looking again
-(`_cpus`); only `binding` changes anything.
+`AffinityMode` and `NumaOptions` (``LaunchConfig(numa_options=...)``) have the names and meaning of
+``torch.numa.binding``. Rules of this package: `_numa_options` holds the options and their checks;
+`_sysfs` reads the topology once, into frozen data; `_cpus` computes the CPUs from it; only `binding`
+changes anything.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from elasticlib import _lazy
 
 if typing.TYPE_CHECKING:
     from elasticlib.numa._cpus import cpus_for as cpus_for
-    from elasticlib.numa._gpus import gpu_addresses_here as gpu_addresses_here
-    from elasticlib.numa._options import (
+    from elasticlib.numa._gpu_addresses import gpu_addresses_here as gpu_addresses_here
+    from elasticlib.numa._numa_options import (
         AffinityMode as AffinityMode,
         BindingError as BindingError,
         NumaOptions as NumaOptions,
@@ -32,8 +32,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.numa._cpus": "cpus_for",
-        "elasticlib.numa._gpus": "gpu_addresses_here",
-        "elasticlib.numa._options": "AffinityMode BindingError NumaOptions as_numa_options",
+        "elasticlib.numa._gpu_addresses": "gpu_addresses_here",
+        "elasticlib.numa._numa_options": "AffinityMode BindingError NumaOptions as_numa_options",
         "elasticlib.numa._sysfs": "read_topology",
         "elasticlib.numa.binding": "_maybe_wrap_command_args_with_numa_binding binding_attempt",
     },

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
-from elasticlib.numa._options import AffinityMode, BindingError
+from elasticlib.numa._numa_options import AffinityMode, BindingError
 from elasticlib.stacks import number_ranges
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from elasticlib.numa._cpus import Topology
-from elasticlib.numa._options import BindingError
+from elasticlib.numa._numa_options import BindingError
 
 _NODES = "sys/devices/system/node"
 _CPUS = "sys/devices/system/cpu"

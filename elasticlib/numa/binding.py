@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from json import loads
 from typing import ParamSpec, TypeVar
 
-from elasticlib.numa import _gpus
+from elasticlib.numa import _gpu_addresses
 from elasticlib.numa._cpus import cpus_for, ranges
-from elasticlib.numa._options import AffinityMode, BindingError, NumaOptions, as_numa_options
+from elasticlib.numa._numa_options import AffinityMode, BindingError, NumaOptions, as_numa_options
 from elasticlib.numa._sysfs import read_topology
 
 __all__ = [
@@ -133,8 +133,8 @@ def _bind_threads(cpus: frozenset[int]) -> None:
 def _addresses() -> tuple[str, ...]:
     """The GPUs as this process sees them, or would see them."""
     torch = sys.modules.get("torch")
-    if torch is not None and _gpus.is_initialised(torch):
-        return tuple(_gpus.gpu_addresses_here())
+    if torch is not None and _gpu_addresses.is_initialised(torch):
+        return tuple(_gpu_addresses.gpu_addresses_here())
     relevant = ((name, value) for name, value in os.environ.items() if "VISIBLE" in name or "CUDA" in name)
     return _listed_by_program(frozenset(relevant))
 
@@ -144,7 +144,7 @@ def _listed_by_program(environment: frozenset[tuple[str, str]]) -> tuple[str, ..
     """The GPUs that a program with the present variables sees; *environment* is what they depend on."""
     try:
         done = subprocess.run(
-            [sys.executable, _gpus.__file__], capture_output=True, text=True, timeout=_TIMEOUT, check=False
+            [sys.executable, _gpu_addresses.__file__], capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
         raise BindingError(f"torch did not list the GPUs within {_TIMEOUT:g} s: check the driver") from None

@@ -22,7 +22,7 @@ from elasticlib._wording import counted
 from elasticlib.errors import ChildFailedError, ConfigError, PicklingError, PoolError, SignalException
 from elasticlib.job import Job, Place, Results
 from elasticlib.launch import title_of
-from elasticlib.pools._pool_workers import Answer, PoolWorkers
+from elasticlib.pools._pool_workers import CallAnswer, PoolWorkers
 from elasticlib.rendezvous import host_name
 from elasticlib.spec import LaunchConfig, is_for_pools
 from elasticlib.workers import DeferredSignals, check_function, pack_call
@@ -95,7 +95,7 @@ class Pool:
 
         def call(workers: PoolWorkers) -> Results:
             workers.ask(range(len(workers)), function, args, kwargs)
-            answers: list[Answer] = []
+            answers: list[CallAnswer] = []
             while len(answers) < len(workers):
                 with self.errors_named(function, workers):
                     answers += workers.answers()
@@ -300,7 +300,7 @@ class _ItemCalls:
             for answer in answers:
                 self._take(answer)
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: CallAnswer) -> None:
         index = self._running.pop(answer.rank)
         if not answer.leaks:
             self._idle.append(answer.rank)

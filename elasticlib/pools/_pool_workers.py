@@ -75,7 +75,7 @@ _LOOK = 0.01
 
 
 @frozen
-class Answer:
+class CallAnswer:
     """The outcome of a call on one rank."""
 
     rank: int
@@ -275,7 +275,7 @@ class PoolWorkers:
                 # While interrupts are put off: Python has no place for one in a destructor.
                 del packed, memories
 
-    def answers(self, limit: float | None = None) -> list[Answer]:
+    def answers(self, limit: float | None = None) -> list[CallAnswer]:
         """
         Wait until some of the ranks that were asked have answered; [] when *limit*, in seconds, is over.
 
@@ -292,20 +292,20 @@ class PoolWorkers:
                     found.append(self._answer(rank, *received))
         return found
 
-    def _answer(self, rank: int, message: Message, report: Report | None) -> Answer:
+    def _answer(self, rank: int, message: Message, report: Report | None) -> CallAnswer:
         self._files.add(rank, message["files"])
         leaks = message["dirt"]
         if leaks:
             self.must_be_replaced(f"rank {rank}: {leaks}")
-        return Answer(rank, report or _lost(), leaks)
+        return CallAnswer(rank, report or _lost(), leaks)
 
-    def abandoned(self, failed: Collection[int] = ()) -> tuple[list[Answer], dict[int, ProcessFailure]]:
+    def abandoned(self, failed: Collection[int] = ()) -> tuple[list[CallAnswer], dict[int, ProcessFailure]]:
         """
         Return the answers that still arrive in a second, once the call has failed, and the workers that died meanwhile.
 
         *failed*: the ranks that have failed; none where it was not they.
         """
-        found: list[Answer] = []
+        found: list[CallAnswer] = []
         died: dict[int, ProcessFailure] = {}
         until = monotonic() + _AFTER_FAILURE
         left = _AFTER_FAILURE
@@ -323,7 +323,7 @@ class PoolWorkers:
     def error(
         self,
         title: str,
-        answers: Sequence[Answer],
+        answers: Sequence[CallAnswer],
         died: Mapping[int, ProcessFailure] = MappingProxyType({}),
         item: int | None = None,
     ) -> ChildFailedError:

@@ -38,16 +38,16 @@ if typing.TYPE_CHECKING:
         path_of_current_folder as path_of_current_folder,
         time_of_change as time_of_change,
     )
+    from elasticlib.processes._garbage_pauses import (
+        shared_imports as shared_imports,
+        without_garbage_collection as without_garbage_collection,
+    )
     from elasticlib.processes._handles import (
         handle_of as handle_of,
         handle_of_parent as handle_of_parent,
         own_descriptors as own_descriptors,
         received_handle as received_handle,
         wait_for_ends as wait_for_ends,
-    )
-    from elasticlib.processes._imports import (
-        shared_imports as shared_imports,
-        without_garbage_collection as without_garbage_collection,
     )
     from elasticlib.processes._large_files import (
         content_of_files as content_of_files,
@@ -61,7 +61,7 @@ if typing.TYPE_CHECKING:
     )
     from elasticlib.processes._lease import CUT_OFF as CUT_OFF, Lease as Lease
     from elasticlib.processes._mapping import mapped_bytes as mapped_bytes
-    from elasticlib.processes._memory import (
+    from elasticlib.processes._memory_files import (
         anonymous_file as anonymous_file,
         memfds as memfds,
         seal as seal,
@@ -142,14 +142,14 @@ __getattr__, __dir__, __all__ = _lazy.names(
             "path_of_current_folder time_of_change"
         ),
         "elasticlib.processes._handles": "handle_of handle_of_parent own_descriptors received_handle wait_for_ends",
-        "elasticlib.processes._imports": "shared_imports without_garbage_collection",
+        "elasticlib.processes._garbage_pauses": "shared_imports without_garbage_collection",
         "elasticlib.processes._large_files": (
             "content_of_files content_of_memory descriptors_of_memories files_with_content names_of_parts "
             "read_exactly room_for_file write_exactly"
         ),
         "elasticlib.processes._lease": "CUT_OFF Lease",
         "elasticlib.processes._mapping": "mapped_bytes",
-        "elasticlib.processes._memory": "anonymous_file memfds seal sealable_file",
+        "elasticlib.processes._memory_files": "anonymous_file memfds seal sealable_file",
         "elasticlib.processes._pidfd": "Handle pidfds",
         "elasticlib.processes._programs": (
             "AT_START_CODE BEGIN_CODE BOOT_CODE CHANNEL_FD ChildProcess FROM_OUTSIDE HelperLostError "

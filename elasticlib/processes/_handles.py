@@ -47,7 +47,7 @@ def own_descriptors() -> Iterator[tuple[int, ...]]:
 def received_handle(descriptors: Sequence[int]) -> Handle:
     """A handle of the process that sent these, its `own_descriptors`, which are this object's from now on."""
     if stat.S_ISFIFO(os.fstat(descriptors[0]).st_mode):
-        return without_pidfds.Received(*descriptors)
+        return without_pidfds.PipeHandle(*descriptors)
     return Handle(*descriptors)
 
 

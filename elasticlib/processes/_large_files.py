@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from elasticlib.processes._descriptors import close_each
-from elasticlib.processes._memory import anonymous_file
+from elasticlib.processes._memory_files import anonymous_file
 
 _FSIZE = resource.RLIMIT_FSIZE
 _PART = "+"

@@ -13,7 +13,7 @@ import math
 import os
 import struct
 
-from elasticlib.processes._memory import anonymous_file
+from elasticlib.processes._memory_files import anonymous_file
 
 CUT_OFF = (
     "contact with the job was lost for so long that other nodes may have the ranks of these workers: they were killed"

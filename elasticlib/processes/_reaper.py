@@ -32,7 +32,7 @@ if __name__ == "__main__":
 from elasticlib._clock import monotonic, sleep
 from elasticlib.processes._descriptors import close_all_but
 from elasticlib.processes._handles import handle_of, handle_of_parent, wait_for_ends
-from elasticlib.processes._memory import anonymous_file
+from elasticlib.processes._memory_files import anonymous_file
 from elasticlib.processes._pidfd import Handle
 from elasticlib.processes._refusals import FEW_PROCESSES
 from elasticlib.processes._sessions import SharedSessions

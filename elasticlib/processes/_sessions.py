@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Iterable
 
-from elasticlib.processes._memory import anonymous_file
+from elasticlib.processes._memory_files import anonymous_file
 
 _ENTRY = struct.Struct("=i")
 _LONGEST = 1 << 20

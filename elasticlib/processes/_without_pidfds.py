@@ -256,7 +256,7 @@ _ends: list[_OwnEnds] = []
 
 
 def own_descriptors() -> tuple[int, ...]:
-    """Descriptors by which another process can hold this one, as `Received`; they stay this process's."""
+    """Descriptors by which another process can hold this one, as `PipeHandle`; they stay this process's."""
     if not _ends:
         _ends.append(_OwnEnds())
     return _ends[0].writers
@@ -270,7 +270,7 @@ def _drop_in_child() -> None:
 os.register_at_fork(after_in_child=_drop_in_child)
 
 
-class Received(Handle):
+class PipeHandle(Handle):
     """A process, by the pipes that it sent: a byte in *kill* is a SIGKILL, one in *wake* a SIGCONT."""
 
     def __init__(self, kill: int, wake: int = -1) -> None:

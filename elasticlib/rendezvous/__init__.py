@@ -24,10 +24,6 @@ if typing.TYPE_CHECKING:
     )
     from elasticlib.rendezvous._choice import PlugIn as PlugIn
     from elasticlib.rendezvous._command import command_line as command_line
-    from elasticlib.rendezvous._meeting import (
-        choose_rendezvous as choose_rendezvous,
-        opened_rendezvous as opened_rendezvous,
-    )
     from elasticlib.rendezvous._membership import Membership as Membership, Word as Word
     from elasticlib.rendezvous._names import host_name as host_name
     from elasticlib.rendezvous._open import (
@@ -35,7 +31,11 @@ if typing.TYPE_CHECKING:
         open_local as open_local,
         open_remote as open_remote,
     )
-    from elasticlib.rendezvous._options import (
+    from elasticlib.rendezvous._opening import (
+        choose_rendezvous as choose_rendezvous,
+        opened_rendezvous as opened_rendezvous,
+    )
+    from elasticlib.rendezvous._rdzv_options import (
         ETCD_BACKENDS as ETCD_BACKENDS,
         RDZV_CONF_KEYS as RDZV_CONF_KEYS,
         RdzvConfKey as RdzvConfKey,
@@ -64,7 +64,7 @@ if typing.TYPE_CHECKING:
         RankAssignment as RankAssignment,
         RoundEnd as RoundEnd,
     )
-    from elasticlib.rendezvous.stores._memory import MemoryExchange as MemoryExchange
+    from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange as MemoryExchange
 
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
@@ -75,11 +75,11 @@ __getattr__, __dir__, __all__ = _lazy.names(
         ),
         "elasticlib.rendezvous._choice": "PlugIn",
         "elasticlib.rendezvous._command": "command_line",
-        "elasticlib.rendezvous._meeting": "choose_rendezvous opened_rendezvous",
+        "elasticlib.rendezvous._opening": "choose_rendezvous opened_rendezvous",
         "elasticlib.rendezvous._membership": "Membership Word",
         "elasticlib.rendezvous._names": "host_name",
         "elasticlib.rendezvous._open": "Rendezvous open_local open_remote",
-        "elasticlib.rendezvous._options": "ETCD_BACKENDS RDZV_CONF_KEYS RdzvConfKey parse_conf",
+        "elasticlib.rendezvous._rdzv_options": "ETCD_BACKENDS RDZV_CONF_KEYS RdzvConfKey parse_conf",
         "elasticlib.rendezvous.coordinator._state": "Rules",
         "elasticlib.rendezvous.handlers._base": (
             "RendezvousHandler RendezvousInfo RendezvousParameters RendezvousStoreInfo"
@@ -91,6 +91,6 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.rendezvous.protocol._messages": (
             "ContactLost Descriptor FailureNote Final Notice RankAssignment RoundEnd"
         ),
-        "elasticlib.rendezvous.stores._memory": "MemoryExchange",
+        "elasticlib.rendezvous.stores._memory_exchange": "MemoryExchange",
     },
 )

@@ -14,15 +14,15 @@ from attrs import frozen
 
 from elasticlib._wording import counted
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous import _options
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous import _rdzv_options
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._endpoint import is_host, parse_rendezvous_endpoint
 from elasticlib.spec import LaunchConfig
 
 DEFAULT_RUN_ID = "none"
 """What the command line calls a job that was given no name."""
 
-_LOCAL_ENDPOINTS = {"c10d": "localhost:29400", **dict.fromkeys(_options.ETCD_BACKENDS, "localhost:2379")}
+_LOCAL_ENDPOINTS = {"c10d": "localhost:29400", **dict.fromkeys(_rdzv_options.ETCD_BACKENDS, "localhost:2379")}
 """What no endpoint means, by back end, for more than one node."""
 
 _SCHEDULERS = (
@@ -53,7 +53,7 @@ class PlugIn:
     backend: str
 
 
-Choice: TypeAlias = Private | PlugIn | Job
+Choice: TypeAlias = Private | PlugIn | NodeJob
 _Warnings: TypeAlias = tuple[str, ...]
 
 
@@ -79,9 +79,9 @@ def choose(
     scheduler's number for this node. Raises `ConfigError` for what contradicts itself or cannot be found.
     """
     _check_local_addr(config)
-    if config.rdzv_backend not in _options.ALL:
+    if config.rdzv_backend not in _rdzv_options.ALL:
         return _plug_in(config, fresh_id, token)
-    options = _options.read(config.rdzv_backend, config.rdzv_configs)
+    options = _rdzv_options.read(config.rdzv_backend, config.rdzv_configs)
     is_static = config.rdzv_backend == "static"
     rank, rank_warnings = _node_rank(config, options) if is_static else (None, ())
     warnings = options.idle + _unused(config) + rank_warnings
@@ -93,7 +93,7 @@ def choose(
         _check_rank_is_given(config, rank)
     run_id, id_warnings = _run_id(config, fresh_id)
     endpoint, endpoint_warnings = _endpoint(config)
-    job = Job.of(
+    job = NodeJob.of(
         options,
         run_id=run_id,
         node=node,
@@ -176,9 +176,9 @@ def _unused(config: LaunchConfig) -> _Warnings:
     )
 
 
-def _private(config: LaunchConfig, options: _options.Options, fresh_id: str) -> Private | None:
+def _private(config: LaunchConfig, options: _rdzv_options.Options, fresh_id: str) -> Private | None:
     """Return the launch's own rendezvous, if it needs no other node's; check the endpoint on the way."""
-    if config.rdzv_backend in _options.ETCD_BACKENDS:
+    if config.rdzv_backend in _rdzv_options.ETCD_BACKENDS:
         return None  # the server is there for other nodes, too
     run_id = config.run_id or fresh_id
     is_in_file = options.store_type == "file"
@@ -234,7 +234,7 @@ def _check_nobody_looks_for(config: LaunchConfig, endpoint: str) -> None:
         )
 
 
-def _node_rank(config: LaunchConfig, options: _options.Options) -> tuple[int | None, _Warnings]:
+def _node_rank(config: LaunchConfig, options: _rdzv_options.Options) -> tuple[int | None, _Warnings]:
     """Return the fixed place of this node, in range, None when none was given; and warnings."""
     rank = options.rank if config.node_rank is None else config.node_rank
     if rank is None:
@@ -269,7 +269,7 @@ def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, _Warnings]:
     return config.run_id, ()
 
 
-def _wait_for(config: LaunchConfig, options: _options.Options) -> str:
+def _wait_for(config: LaunchConfig, options: _rdzv_options.Options) -> str:
     if options.wait_for is None:
         return config.wait_for
     # "quiet" is the default, so that it does not say that somebody asked for it.

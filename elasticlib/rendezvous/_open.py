@@ -9,15 +9,15 @@ from __future__ import annotations
 from attrs import frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Membership, Requests
 from elasticlib.rendezvous._names import host_name
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient
-from elasticlib.rendezvous.node._coordinator_host import Host
-from elasticlib.rendezvous.sidecar._client import SidecarClient
-from elasticlib.rendezvous.stores._memory import MemoryExchange
+from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
+from elasticlib.rendezvous.sidecar._sidecar_client import SidecarClient
+from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange
 
 
 @frozen
@@ -28,7 +28,7 @@ class Rendezvous:
     backend: str
     """Name by which reports call it."""
     member: Membership
-    _host: Host | None = None
+    _host: CoordinatorHost | None = None
 
     @property
     def alone(self) -> bool:
@@ -58,7 +58,7 @@ def open_local(
     """
     exchange = MemoryExchange()
     name = node or host_name()
-    host = Host(exchange, rules, run_id=run_id, name=name)
+    host = CoordinatorHost(exchange, rules, run_id=run_id, name=name)
     host.start()
     member = NodeClient(lambda timeout: exchange.clone(), name, BoundNodeInfo(port=port), run_id=run_id)
     try:
@@ -68,7 +68,7 @@ def open_local(
         raise
 
 
-def open_remote(job: Job, requests: Requests | None = None) -> Rendezvous:
+def open_remote(job: NodeJob, requests: Requests | None = None) -> Rendezvous:
     """
     A place in *job* among other nodes, kept by a process of its own.
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from elasticlib.processes import make_private_folder
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT, is_loopback, parse_rendezvous_endpoint
 from elasticlib.spec import TOKEN_VARIABLE
 
@@ -32,7 +32,7 @@ _warned = set[int]()
 """Users who heard that they have no token."""
 
 
-def token_of(job: Job, environ: Mapping[str, str]) -> str | None:
+def token_of(job: NodeJob, environ: Mapping[str, str]) -> str | None:
     """Return the token of *job*: its own, else the variable's (empty: none), else that of its user on loopback."""
     if job.token is not None:
         return job.token
@@ -43,7 +43,7 @@ def token_of(job: Job, environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _is_local(job: Job) -> bool:
+def _is_local(job: NodeJob) -> bool:
     """Return whether the job's store listens on loopback alone, and no node can reach it by a forwarded port."""
     if job.backend not in ("c10d", "static"):
         return False

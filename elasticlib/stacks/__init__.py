@@ -23,7 +23,7 @@ if typing.TYPE_CHECKING:
         users_frames as users_frames,
         users_part as users_part,
     )
-    from elasticlib.stacks._ranks import number_ranges as number_ranges, ranks_text as ranks_text
+    from elasticlib.stacks._rank_text import number_ranges as number_ranges, ranks_text as ranks_text
     from elasticlib.stacks._text import (
         Thread as Thread,
         crash_frames as crash_frames,
@@ -37,7 +37,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
         "elasticlib.stacks._frames": "CALLERS ELSEWHERE Frame is_launcher is_ours is_users users_frames users_part",
-        "elasticlib.stacks._ranks": "number_ranges ranks_text",
+        "elasticlib.stacks._rank_text": "number_ranges ranks_text",
         "elasticlib.stacks._text": "Thread crash_frames frame_of is_heading place_of threads_of",
     },
 )

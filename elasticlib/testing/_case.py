@@ -27,11 +27,11 @@ from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
 from elasticlib.testing import _equality
-from elasticlib.testing.ranks import _asked, _cases, _failed, _meeting, _plain, _ranks, _told
-from elasticlib.testing.ranks._asked import Asked
-from elasticlib.testing.ranks._call import Call
+from elasticlib.testing.ranks import _asked, _cases, _failed, _meeting, _plain, _rank_session, _told
+from elasticlib.testing.ranks._asked import RankOptions
 from elasticlib.testing.ranks._failed import RanksFailed
-from elasticlib.testing.ranks._gpus import gpus
+from elasticlib.testing.ranks._gpu_count import gpus
+from elasticlib.testing.ranks._rank_call import RankCall
 from elasticlib.testing.ranks._refusal import why_not
 
 __unittest = True
@@ -182,13 +182,13 @@ class ElasticTestCase(unittest.TestCase):
         super().assertEqual(first, second, msg)
 
 
-def _checked(where: str, options: Mapping[str, Any], size: int = 1) -> Asked:
+def _checked(where: str, options: Mapping[str, Any], size: int = 1) -> RankOptions:
     dist: Any = sys.modules.get("torch.distributed")
     known = list(getattr(getattr(dist, "Backend", None), "backend_list", ()))
-    return _asked.checked_options(where, Asked(nproc=size, group=None), options, known)
+    return _asked.checked_options(where, RankOptions(nproc=size, group=None), options, known)
 
 
-def wanted_by(case: ElasticTestCase, limit: float) -> Asked:
+def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
     """
     Return the options of the ranks of *case*, with *limit* seconds for a test which does not say its own.
 
@@ -221,17 +221,17 @@ def _attributes(kind: type) -> dict[str, Any]:
     return found
 
 
-class Host(Protocol):
+class RankHost(Protocol):
     """Who runs tests on ranks, and shows what came of them."""
 
     @property
     def limit(self) -> float:
         """Seconds that a test may take which does not say it."""
 
-    def run_case(self, case: ElasticTestCase, wanted: Asked, args: tuple[Any, ...]) -> _told.Told:
+    def run_case(self, case: ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> _told.TestReport:
         """`_cases.run_case` with *args* on the ranks of *wanted*."""
 
-    def shown(self, error: RanksFailed, result: _told.Told) -> BaseException:
+    def shown(self, error: RanksFailed, result: _told.TestReport) -> BaseException:
         """What is raised of *error*."""
 
 
@@ -239,14 +239,14 @@ class _Plain:
     """For tests that unittest runs."""
 
     def __init__(self) -> None:
-        self.limit = Asked().timeout
-        self._ranks: _ranks.Ranks | None = None
+        self.limit = RankOptions().timeout
+        self._ranks: _rank_session.Ranks | None = None
 
-    def run_case(self, case: ElasticTestCase, wanted: Asked, args: tuple[Any, ...]) -> _told.Told:
+    def run_case(self, case: ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> _told.TestReport:
         if self._ranks is None:
-            self._ranks = _ranks.Ranks(_plain.Work(), lambda wanted: ())
+            self._ranks = _rank_session.Ranks(_plain.UnittestWork(), lambda wanted: ())
         code = getattr(getattr(type(case), case._testMethodName), "__code__", None)
-        call = Call(
+        call = RankCall(
             test=case.id(),
             file="" if code is None else code.co_filename,
             line=0 if code is None else code.co_firstlineno,
@@ -263,7 +263,7 @@ class _Plain:
             result.warn_of_leaks(call)
         return result
 
-    def shown(self, error: RanksFailed, result: _told.Told) -> BaseException:
+    def shown(self, error: RanksFailed, result: _told.TestReport) -> BaseException:
         parts = [_failed.text(error)]
         for rank, text in sorted(result.output.items()):
             # The output of rank 0 was shown already.
@@ -287,11 +287,11 @@ for _kind in (_FailedError, _EndedError):
     _kind.__name__ = _kind.__qualname__ = "RanksFailed"
     _kind.__module__ = "elasticlib.testing"
 
-_host: Host = _Plain()
+_host: RankHost = _Plain()
 
 
 @contextlib.contextmanager
-def hosted(host: Host) -> Iterator[None]:
+def hosted(host: RankHost) -> Iterator[None]:
     """Within the block *host* runs the tests."""
     global _host
     former, _host = _host, host

@@ -30,7 +30,7 @@ from elasticlib.logs import ERROR_FILE, Duplicates, LogRounds
 from elasticlib.processes import Waitable, wait_readable
 from elasticlib.spec import DEFAULT_SIGNALS, LogsSpecs, WorkerSpec
 from elasticlib.utils import DataclassView
-from elasticlib.workers import _call, _plan, _signals
+from elasticlib.workers import _plan, _signals, _start_call
 from elasticlib.workers._processes import Processes
 from elasticlib.workers._subprocess_handler import ProcessOfSet, ProcessView
 from elasticlib.workers.child._start_spec import StartSpec
@@ -89,9 +89,9 @@ class PContext(abc.ABC):
     ) -> None:
         self.name = name
         self.entrypoint = entrypoint
-        self.args = _call.arguments(args)
+        self.args = _start_call.arguments(args)
         self.nprocs = len(self.args)
-        self.envs = _call.variables(envs, self.nprocs)
+        self.envs = _start_call.variables(envs, self.nprocs)
         _rules.check_logs_specs(logs_specs)
         self._job = self._plan(
             partial(
@@ -105,7 +105,7 @@ class PContext(abc.ABC):
                 duplicate_stderr_filters=duplicate_stderr_filters,
             )
         )
-        self._prefixes = _call.prefixes(name, log_line_prefixes, self.nprocs)
+        self._prefixes = _start_call.prefixes(name, log_line_prefixes, self.nprocs)
         # An error file that the caller gave counts where the logs name none.
         given = {rank: env.pop(ERROR_FILE, "") for rank, env in self.envs.items()}
         self._logs = LogRounds(logs_specs)
@@ -128,12 +128,12 @@ class PContext(abc.ABC):
         self._result: RunProcsResult | None = None
 
     @abc.abstractmethod
-    def _plan(self, spec: _call.MakesSpec) -> _plan.Job:
+    def _plan(self, spec: _start_call.MakesSpec) -> _plan.LaunchPlan:
         """What the workers have in common; raises whatever is wrong with the call."""
 
     def _spec(self, rank: int) -> StartSpec:
         """What the worker *rank* is started with."""
-        return _call.with_threads(self._job.spec(rank, self.envs[rank]))
+        return _start_call.with_threads(self._job.spec(rank, self.envs[rank]))
 
     def start(self) -> None:
         """
@@ -181,7 +181,7 @@ class PContext(abc.ABC):
         """
         if not self._started:
             raise SpecError(f"the processes of {self.name!r} were not started: call start() first")
-        timeout = _call.seconds("timeout", timeout)
+        timeout = _start_call.seconds("timeout", timeout)
         deadline = math.inf if timeout < 0 else monotonic() + timeout
         try:
             with _signals.Signals(self._handlers.signums) as came:
@@ -247,7 +247,7 @@ class PContext(abc.ABC):
         a `wait` that told of success it removes the set's log files where `DefaultLogsSpecs` keeps them in a temporary
         folder.
         """
-        number, grace = _call.death_signal(death_sig), _call.seconds("timeout", timeout)
+        number, grace = _start_call.death_signal(death_sig), _start_call.seconds("timeout", timeout)
         late: list[int] = []
         with _signals.Signals(self._handlers.signums) as came, self._lock:
 
@@ -311,8 +311,8 @@ class MultiprocessContext(PContext):
             name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, numa_options=numa_options
         )
 
-    def _plan(self, spec: _call.MakesSpec) -> _plan.Job:
-        return _call.of_function(self.entrypoint, self.args, spec, self.start_method)  # type: ignore[arg-type]
+    def _plan(self, spec: _start_call.MakesSpec) -> _plan.LaunchPlan:
+        return _start_call.of_function(self.entrypoint, self.args, spec, self.start_method)  # type: ignore[arg-type]
 
 
 class SubprocessContext(PContext):
@@ -353,8 +353,8 @@ class SubprocessContext(PContext):
             for rank, pid in self.pids().items()
         }
 
-    def _plan(self, spec: _call.MakesSpec) -> _plan.Job:
-        return _call.of_program(self.entrypoint, self.args, spec)  # type: ignore[arg-type]
+    def _plan(self, spec: _start_call.MakesSpec) -> _plan.LaunchPlan:
+        return _start_call.of_program(self.entrypoint, self.args, spec)  # type: ignore[arg-type]
 
     def _spec(self, rank: int) -> StartSpec:
         return replace(super()._spec(rank), argv=[*self._job.common.argv, *map(str, self.args[rank])])

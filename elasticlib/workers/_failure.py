@@ -24,8 +24,17 @@ from elasticlib.errors import Frame, PicklingError, ProcessFailure, read_error_f
 from elasticlib.processes import FEW_DESCRIPTORS
 from elasticlib.spec import LogsDest
 from elasticlib.stacks import frame_of, is_heading, is_launcher, place_of
-from elasticlib.workers._launch_events import Event, Exit, LastRuns, Lingers, Stacks, Stopped, StoreGone, Stuck
-from elasticlib.workers.child import _results
+from elasticlib.workers._launch_events import (
+    AllStopped,
+    Event,
+    Exit,
+    LastWorkerRuns,
+    Lingers,
+    RoundStoreEnded,
+    StacksRead,
+    Stuck,
+)
+from elasticlib.workers.child import _result_pickles
 from elasticlib.workers.child._report import Report
 
 STORE, SPAWNER = "worker store", "spawner"
@@ -264,15 +273,15 @@ def record_of(event: Event, rank_base: int, are_all: bool, signum: int) -> recor
         case Lingers():
             stacks = stacks_of_user(event.stacks)
             return records.WorkerLingers(event.local_rank, event.pid, event.seconds, event.ends, stacks)
-        case LastRuns(rank, pid, seconds, left, stacks):
+        case LastWorkerRuns(rank, pid, seconds, left, stacks):
             place = _place_in(stacks_of_user(stacks))
             return records.LastRuns(rank_base + rank, pid, seconds, left, place, are_all)
-        case Stacks(texts):
+        case StacksRead(texts):
             by_rank = {rank: stacks_of_user(text) for rank, text in texts.items()}
             return records.StacksTold(by_rank)
         case Stuck(rank, pid, waited):
             return records.WorkerStuck(rank_base + rank, pid, signum, waited)
-        case Stopped(survivors, ended):
+        case AllStopped(survivors, ended):
             return _record_of_stop(survivors, ended)
     return None
 
@@ -401,11 +410,11 @@ def original_exception(end: Exit) -> BaseException | None:
     report = _error_of(end)
     if report is None:
         return None
-    error = _results.unpack_exception(report.payload)
+    error = _result_pickles.unpack_exception(report.payload)
     # Its class cannot be imported here: a stand-in has the name and the text.
     if error is None and report.exception_type:
         text = report.message.removeprefix(report.exception_type).removeprefix(": ")
-        error = _results.stand_in(report.exception_type, text)
+        error = _result_pickles.stand_in(report.exception_type, text)
     if error is not None:
         note = f"from the worker of local rank {end.local_rank}:\n{report.traceback}"
         # A class may forbid notes and attributes.
@@ -438,7 +447,7 @@ def blamed(ends: Mapping[int, Exit], count: int) -> int | None:
     return None
 
 
-def lost_store(gone: StoreGone, rank: int, rank_base: int, kills: int, at: float) -> ProcessFailure:
+def lost_store(gone: RoundStoreEnded, rank: int, rank_base: int, kills: int, at: float) -> ProcessFailure:
     """Return the failure of the store that went away at the Unix time *at*, in the name of *rank*."""
     hint = explain_exit(gone.exitcode, kills) if gone.pid else ""
     failure = ProcessFailure(

@@ -36,10 +36,10 @@ from elasticlib.processes import (
     wait_readable,
 )
 from elasticlib.workers._fork_servers import ForkServer, fork_servers
-from elasticlib.workers._launch_events import Event, Lost, StoreGone, event_of_workers
+from elasticlib.workers._launch_events import Event, RoundStoreEnded, SpawnerLost, event_of_workers
 from elasticlib.workers.child._buffers import Memory
-from elasticlib.workers.child._progress import Board, new_board
 from elasticlib.workers.child._start_spec import StartSpec
+from elasticlib.workers.child._worker_progress import Board, new_board
 
 _EXIT_LIMIT = 1.0
 """Seconds between a spawner's last word, the end of its channel, and its end."""
@@ -214,7 +214,7 @@ class SpawnerClient:
             # In a first start nothing has run yet. A restart has failed: a program runs once a round.
             if not is_restart:
                 raise
-            self._early.append(Lost(str(error), error))
+            self._early.append(SpawnerLost(str(error), error))
             return {}
         if started is None:
             return {}
@@ -270,7 +270,7 @@ class SpawnerClient:
                 self._channel.close()
                 self._channel = None
                 error = self._why_gone()
-                events.append(Lost(str(error), error))
+                events.append(SpawnerLost(str(error), error))
             else:
                 events += self._event(*received)
         return events
@@ -305,7 +305,7 @@ class SpawnerClient:
                 self._note_forked(message["pid"])
                 return []
             if message["op"] == "broken":
-                return [Lost(message["why"], StartError(message["why"]))]
+                return [SpawnerLost(message["why"], StartError(message["why"]))]
             if message["op"] == "pong" and self._itself is not None:
                 self._itself.answered = message["number"]
                 return []
@@ -321,7 +321,7 @@ class SpawnerClient:
                     return []
                 case "store":
                     why, self._store = self._blame.pop(message["pid"], message["why"]), None
-                    return [StoreGone(why, message["pid"], message["exitcode"], message["needed"])]
+                    return [RoundStoreEnded(why, message["pid"], message["exitcode"], message["needed"])]
             return [event_of_workers(message, descriptors)]
         finally:
             for descriptor in descriptors:

@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 
 from elasticlib.processes import Message, content_of_files
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._progress import Progress
+from elasticlib.workers.child._worker_progress import Progress
 
 _LEFT = 3
 """Descriptors of what a worker leaves behind: report, crash stacks, and the end of stderr."""
@@ -44,7 +44,7 @@ class Exit:
 
 
 @define
-class Failed:
+class ProgramFailed:
     """A worker's program failed, though its process has not ended yet."""
 
     end: Exit
@@ -64,7 +64,7 @@ class Lingers:
 
 
 @define
-class LastRuns:
+class LastWorkerRuns:
     """A worker runs on, though all others have finished well."""
 
     local_rank: int
@@ -87,7 +87,7 @@ class Stuck:
 
 
 @define
-class Stopped:
+class AllStopped:
     """All workers of a round are gone, but for `survivors` that even SIGKILL did not end (process ids)."""
 
     survivors: list[int] = field(factory=list)
@@ -96,7 +96,7 @@ class Stopped:
 
 
 @define
-class StoreGone:
+class RoundStoreEnded:
     """The process that hosts the workers' store of this round ended, or could not be started; the workers run on."""
 
     why: str
@@ -108,28 +108,39 @@ class StoreGone:
 
 
 @define
-class Stacks:
+class StacksRead:
     """What the threads of the workers do, by local rank, as it was asked for."""
 
     texts: dict[int, str]
 
 
 @define
-class Place:
+class CurrentLine:
     """Where the first worker is, as its fault handler writes it; empty, or in brackets, where that is not known."""
 
     stacks: str
 
 
 @define
-class Lost:
+class SpawnerLost:
     """The spawner is gone, and with it every worker."""
 
     why: str
     cause: Exception | None = None
 
 
-Event = Exit | Failed | Lingers | LastRuns | Stuck | Stopped | StoreGone | Stacks | Place | Lost
+Event = (
+    Exit
+    | ProgramFailed
+    | Lingers
+    | LastWorkerRuns
+    | Stuck
+    | AllStopped
+    | RoundStoreEnded
+    | StacksRead
+    | CurrentLine
+    | SpawnerLost
+)
 
 
 @frozen
@@ -181,9 +192,9 @@ def _exit_of(message: Message, descriptors: Sequence[int]) -> Exit:
     return Exit(rank, pid, code, was_stopped, left, faults, tail, **more)
 
 
-def _failed_of(message: Message, descriptors: Sequence[int]) -> Failed:
+def _failed_of(message: Message, descriptors: Sequence[int]) -> ProgramFailed:
     left = _report.read_report(*descriptors) if descriptors else None
-    return Failed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))
+    return ProgramFailed(Exit(message["local_rank"], message["pid"], message["exitcode"], False, left, ""))
 
 
 def _lingers_of(message: Message, descriptors: Sequence[int]) -> Lingers:
@@ -191,21 +202,21 @@ def _lingers_of(message: Message, descriptors: Sequence[int]) -> Lingers:
     return Lingers(message["local_rank"], message["pid"], message["seconds"], message["ends"], stacks)
 
 
-def _last_runs_of(message: Message, descriptors: Sequence[int]) -> LastRuns:
+def _last_runs_of(message: Message, descriptors: Sequence[int]) -> LastWorkerRuns:
     stacks = content_of_files(descriptors).decode()
-    return LastRuns(message["local_rank"], message["pid"], message["seconds"], message["left"], stacks)
+    return LastWorkerRuns(message["local_rank"], message["pid"], message["seconds"], message["left"], stacks)
 
 
 def _stuck_of(message: Message, descriptors: Sequence[int]) -> Stuck:
     return Stuck(message["local_rank"], message["pid"], message["waited"])
 
 
-def _stacks_of(message: Message, descriptors: Sequence[int]) -> Stacks:
-    return Stacks(_texts_by_rank(descriptors))
+def _stacks_of(message: Message, descriptors: Sequence[int]) -> StacksRead:
+    return StacksRead(_texts_by_rank(descriptors))
 
 
-def _place_of(message: Message, descriptors: Sequence[int]) -> Place:
-    return Place(_texts_by_rank(descriptors).get(0, ""))
+def _place_of(message: Message, descriptors: Sequence[int]) -> CurrentLine:
+    return CurrentLine(_texts_by_rank(descriptors).get(0, ""))
 
 
 def _texts_by_rank(descriptors: Sequence[int]) -> dict[int, str]:
@@ -213,9 +224,9 @@ def _texts_by_rank(descriptors: Sequence[int]) -> dict[int, str]:
     return {int(rank): text for rank, text in found.items()}
 
 
-def _stopped_of(message: Message, descriptors: Sequence[int]) -> Stopped:
+def _stopped_of(message: Message, descriptors: Sequence[int]) -> AllStopped:
     ended = {int(pid): command for pid, command in message["ended"].items()}
-    return Stopped(message["survivors"], ended)
+    return AllStopped(message["survivors"], ended)
 
 
 _READERS: dict[str, Callable[[Message, Sequence[int]], Event]] = {

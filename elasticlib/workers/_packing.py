@@ -29,9 +29,9 @@ import cloudpickle
 from attrs import frozen
 
 from elasticlib.errors import PicklingError
-from elasticlib.workers.captures import _main_script, _overlay, _sharing
+from elasticlib.workers.captures import _main_script, _overlay, _shared_arguments
 from elasticlib.workers.captures._call_pickler import CallPickler, Counter
-from elasticlib.workers.captures._parts import Call, is_owner, parts_of
+from elasticlib.workers.captures._parts import CapturedCall, is_owner, parts_of
 from elasticlib.workers.captures._refused import refusal
 from elasticlib.workers.child import _function
 from elasticlib.workers.child._buffers import Memory, sealed
@@ -95,10 +95,10 @@ def pack_call(
         except PicklingError:
             raise
         except Exception as error:
-            raise PicklingError(_refusal_of(Call(*sent), error, script, main)) from error
+            raise PicklingError(_refusal_of(CapturedCall(*sent), error, script, main)) from error
         if parcel.size() >= _WORTH_A_WARNING:
             variables = {} if script is None else _overlay.contents(parcel.definitions)
-            _warn_of_captures(Call(*sent), parcel.pickler, variables)
+            _warn_of_captures(CapturedCall(*sent), parcel.pickler, variables)
     return parcel.packed()
 
 
@@ -150,7 +150,7 @@ class _Parcel:
         """Pickle the definitions, and then the call *sent*."""
         script, pickler = self._script, self.pickler
         # First of all: the caller's tracker, and none of the worker's own, must know of shared memory.
-        pickler.dump(_sharing.family(pickler.shared))
+        pickler.dump(_shared_arguments.family(pickler.shared))
         if self.definitions or script is not None:
             pickler.dump(None if script is None else script.origin)
             pickler.dump(self.definitions)
@@ -171,10 +171,12 @@ class _Parcel:
         return Packed(bytes(pickled[length:]), bytes(pickled[:length]), names, _sources(pickler.files), apart)
 
 
-def _refusal_of(call: Call, error: Exception, script: _main_script.ImportableMain | None, main: str | None) -> str:
+def _refusal_of(
+    call: CapturedCall, error: Exception, script: _main_script.ImportableMain | None, main: str | None
+) -> str:
     """Say which part of *call* cannot be sent; *error* does not name it."""
     fresh = CallPickler(io.BytesIO(), apart=True, main=script)
-    with _sharing.spawning([]):
+    with _shared_arguments.spawning([]):
         dump = functools.partial(_dump, main=script)
         is_of_script = script is None and main is None and _main_script.has_script()
         return refusal(call, error, fresh, dump, is_of_script=is_of_script)
@@ -287,7 +289,7 @@ _warned: set[str] = set()
 """What this program has been warned of."""
 
 
-def _warn_of_captures(call: Call, pickler: CallPickler, variables: Mapping[str, Any]) -> None:
+def _warn_of_captures(call: CapturedCall, pickler: CallPickler, variables: Mapping[str, Any]) -> None:
     """
     Name what the function of *call* takes along that is large: few know that it travels with each call.
 

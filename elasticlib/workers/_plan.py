@@ -62,7 +62,7 @@ _INHERITED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SI
 
 
 @frozen
-class Job:
+class LaunchPlan:
     """What all rounds of a launch have in common."""
 
     common: StartSpec
@@ -110,7 +110,7 @@ class Preparation:
     cpus: float
     signals_to_handle: str
     """Those that can be handled here; the workers' environment names all that were asked for."""
-    job: Job
+    job: LaunchPlan
 
 
 def prepare_workers(
@@ -142,7 +142,7 @@ def prepare_workers(
     return Preparation(caller, cpus, handled, plan(spec, start_method, environment, threads))
 
 
-def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
+def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> LaunchPlan:
     """
     Return the job of *spec* in *environment*.
 
@@ -186,7 +186,7 @@ def _openmp_binds(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) for name in _OPENMP_PLACES)
 
 
-def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> Job:
+def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], threads: int) -> LaunchPlan:
     entry = spec.entrypoint
     limit = _exiting.DEFAULT_EXIT_TIMEOUT if spec.exit_timeout is None else spec.exit_timeout
     common = StartSpec(
@@ -201,7 +201,7 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
         python=fresh_command(sys.executable),
         exit_timeout=(limit, spec.exit_timeout is not None),
     )
-    job = Job(common, (), {}, None, ())
+    job = LaunchPlan(common, (), {}, None, ())
     if isinstance(entry, (str, os.PathLike)):
         return _command(job, spec, os.fspath(entry), start_method)
     if not callable(entry):
@@ -212,7 +212,7 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
     return _function(job, spec, entry, start_method)
 
 
-def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
+def _affinities(spec: WorkerSpec, job: LaunchPlan) -> list[frozenset[int]]:
     """Return the CPUs of each worker by its real local rank; empty without a binding."""
     options = spec.numa_options
     found: list[frozenset[int]] = []
@@ -232,7 +232,7 @@ def _affinities(spec: WorkerSpec, job: Job) -> list[frozenset[int]]:
     return found
 
 
-def _function(job: Job, spec: WorkerSpec, entry: Callable[..., Any], start_method: str) -> Job:
+def _function(job: LaunchPlan, spec: WorkerSpec, entry: Callable[..., Any], start_method: str) -> LaunchPlan:
     args, kwargs = spec.args, spec.kwargs
     if spec.module or spec.no_python:
         raise EntrypointError(f"module and no_python are for names, not for the callable {entry!r}: leave them out")
@@ -274,7 +274,7 @@ def check_function(entry: Callable[..., Any]) -> Callable[..., Any]:
     return target  # type: ignore[no-any-return]
 
 
-def _command(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
+def _command(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) -> LaunchPlan:
     """Return the job of a script, a module or a program."""
     if start_method == "fork":
         _log.info("start_method='fork' is for functions: %s starts as with 'forkserver', from a fork server", entry)
@@ -313,14 +313,14 @@ def _interpreter(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     return python, flags
 
 
-def _module(job: Job, spec: WorkerSpec, entry: str, start_method: str) -> Job:
+def _module(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) -> LaunchPlan:
     if not _MODULE.fullmatch(entry):
         raise EntrypointError(f"module {entry!r} is no dotted name such as pkg.mod (without .py)")
     job = _saying(job, kind="module", entry=entry, argv=["-m"], path0=job.common.cwd)
     return _by_interpreter(job, spec, ["-u", "-m", entry], start_method)
 
 
-def _script_by_rank(job: Job, spec: WorkerSpec, entry: str) -> Job:
+def _script_by_rank(job: LaunchPlan, spec: WorkerSpec, entry: str) -> LaunchPlan:
     """Return the job where each worker has a script of its own, which its own interpreter looks for."""
     python, flags = _interpreter(job.common.env)
     job = _saying(job, kind="program", argv=[python, *flags, "-u"], fresh=False)
@@ -334,7 +334,7 @@ def _is_script(spec: WorkerSpec, entry: str) -> bool:
     return isinstance(spec.entrypoint, os.PathLike) or entry.endswith((".py", ".pyc"))
 
 
-def _any_program(job: Job, spec: WorkerSpec, entry: str) -> Job:
+def _any_program(job: LaunchPlan, spec: WorkerSpec, entry: str) -> LaunchPlan:
     program = _program(entry, job.common.env)
     _refuse_preload(spec)
     job = _saying(job, signals_group=True, kind="program", argv=[program], fresh=False)
@@ -342,8 +342,8 @@ def _any_program(job: Job, spec: WorkerSpec, entry: str) -> Job:
 
 
 def _by_interpreter(
-    job: Job, spec: WorkerSpec, command: list[str], start_method: str, text: bytes | None = None
-) -> Job:
+    job: LaunchPlan, spec: WorkerSpec, command: list[str], start_method: str, text: bytes | None = None
+) -> LaunchPlan:
     """Return the job of a Python program, which *command* runs; *text* is that of a script from a pipe."""
     if start_method == "spawn":
         _refuse_preload(spec)
@@ -374,7 +374,7 @@ def _by_interpreter(
     return _from_fork_server(job, spec, "spawn")
 
 
-def _script(job: Job, entry: str) -> tuple[Job, bytes | None]:
+def _script(job: LaunchPlan, entry: str) -> tuple[LaunchPlan, bytes | None]:
     """Return *job* with the script, folder or archive *entry*, and the text of a script that workers cannot read."""
     if _can_be_read_once(entry):
         text = _read_once(entry)
@@ -387,36 +387,36 @@ def _script(job: Job, entry: str) -> tuple[Job, bytes | None]:
     return _saying(job, kind="script", argv=[entry], path0=folder_of_script(entry)), None
 
 
-def _saying(job: Job, **said: Any) -> Job:
+def _saying(job: LaunchPlan, **said: Any) -> LaunchPlan:
     """*job* with more that holds for all its workers."""
     return evolve(job, common=replace(job.common, **said))
 
 
-def shown_by_caller(job: Job, *, errors: bool, display_key: str, ranks: Sequence[int] | None) -> Job:
+def shown_by_caller(job: LaunchPlan, *, errors: bool, display_key: str, ranks: Sequence[int] | None) -> LaunchPlan:
     """*job* of a notebook, which shows what a function raises, where *errors*, and what is displayed in *ranks*."""
     return _saying(job, shows_errors=not errors, displays=display_key, displays_of=ranks)
 
 
-def serving_caller(job: Job) -> Job:
+def serving_caller(job: LaunchPlan) -> LaunchPlan:
     """*job* of a pool, a test or a cell: of its workers nothing stays, also not what they detached."""
     return _saying(job, serves_caller=True)
 
 
-def without_preload(job: Job) -> Job:
+def without_preload(job: LaunchPlan) -> LaunchPlan:
     """*job* with a fork server that imports nothing ahead."""
     assert job.fork_server is not None
     return evolve(job, fork_server=evolve(job.fork_server, preload=(), path=()), search_path=())
 
 
 def _from_fork_server(
-    job: Job,
+    job: LaunchPlan,
     spec: WorkerSpec,
     start_method: str,
     python: str = sys.executable,
     flags: tuple[str, ...] = (),
     function: Callable[..., Any] | None = None,
     text: bytes | None = None,
-) -> Job:
+) -> LaunchPlan:
     if debugger_follows() and job.common.kind != "program":
         _log.log(
             logging.WARNING if _is_preload_chosen(spec) else logging.INFO,

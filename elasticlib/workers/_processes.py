@@ -36,8 +36,8 @@ from elasticlib.spec import LogsDest
 from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
-from elasticlib.workers.child._progress import Board
 from elasticlib.workers.child._start_spec import StartSpec
+from elasticlib.workers.child._worker_progress import Board
 
 _ANSWER = 15.0
 """Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
@@ -54,7 +54,7 @@ class Processes:
 
     def __init__(
         self,
-        job: _plan.Job,
+        job: _plan.LaunchPlan,
         count: int,
         sink: records.Sink = records.log,
         duplicates: Duplicates | None = None,
@@ -85,11 +85,11 @@ class Processes:
         self.pids: dict[int, int] = {}
         self.awaits_stacks = False
         """Whether workers were asked where they are, and have not told it yet."""
-        self.lost: heard.Lost | None = None
+        self.lost: heard.SpawnerLost | None = None
         """Why all workers are gone at once, and nothing more will be heard of them."""
         self._has_store = False
         """Whether this node was given the socket of the round's store."""
-        self._store: heard.StoreGone | None = None
+        self._store: heard.RoundStoreEnded | None = None
         self._store_gone_at = 0.0
         # When the spawner must have stopped the workers.
         self._limit = math.inf
@@ -233,20 +233,20 @@ class Processes:
             case heard.Exit():
                 self.exits[event.local_rank] = event
                 self._noticed.setdefault(event.local_rank, wall_time())
-            case heard.Failed(end):
+            case heard.ProgramFailed(end):
                 self._failed[end.local_rank] = end
                 self._noticed[end.local_rank] = wall_time()
-            case heard.Stopped():
+            case heard.AllStopped():
                 self._stopped = True
-            case heard.StoreGone():
+            case heard.RoundStoreEnded():
                 if self._store is None:
                     self._store = event
                 self._store_gone_at = wall_time()
-            case heard.Stacks():
+            case heard.StacksRead():
                 self.awaits_stacks = False
-            case heard.Place(stacks):
+            case heard.CurrentLine(stacks):
                 self.imports.heard(stacks)
-            case heard.Lost():
+            case heard.SpawnerLost():
                 # The first loss is the reason of those that follow.
                 if self.lost is None:
                     self.lost = event
@@ -484,7 +484,7 @@ class Processes:
             )
         return found
 
-    def _missed_store(self) -> heard.StoreGone | None:
+    def _missed_store(self) -> heard.RoundStoreEnded | None:
         """Return the end of the round's store, if workers of this node or of others needed it."""
         store = self._store
         if store is None:

@@ -36,13 +36,13 @@ SURVIVORS: dict[str, str] = {
     "coordinator/_outbox.py Outbox.expect: without self.unparted.add(node)": (
         "who is expected counts as gone until it sends heartbeats, and is told the end then"
     ),
-    "node/_outbox.py Outbox.add: not (isinstance(what, Describe))": (
+    "node/_outbox.py NodeOutbox.add: not (isinstance(what, Describe))": (
         "no simulated node leaves or closes with a reason that is too long"
     ),
-    "node/_outbox.py Outbox.add: join stays, not None": (
+    "node/_outbox.py NodeOutbox.add: join stays, not None": (
         "a request to join is said again once it was posted, and by then it is described; but where the store denied it"
     ),
-    "node/_outbox.py Outbox.elaborate: asked stays, not round": (
+    "node/_outbox.py NodeOutbox.elaborate: asked stays, not round": (
         "no history has failures after the coordinator asked for all of their round"
     ),
     "node/_session.py Session._believe: not (not isinstance(notice, messages.RoundEnd))": (
@@ -56,7 +56,7 @@ SURVIVORS: dict[str, str] = {
     "node/_session_liveness.py _fence: trouble stays, not why": "only a text for people",
     "node/_session_liveness.py _seek: over stays, not True": "the session hears nothing more once its part is over",
     "node/_session_liveness.py _seek: over stays, not True (2)": "the session hears nothing more once its part is over",
-    "node/_outbox.py Outbox.done: late stays, not late": (
+    "node/_outbox.py NodeOutbox.done: late stays, not late": (
         "no history has the store replaced with its coordinator; test_outbox.py"
     ),
     "node/_session_liveness.py _wake: compares stays, not False": (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
+from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer, find_etcd
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
 from elasticlib.rendezvous.stores._election import Candidate, LeadershipLost, StateLog
-from elasticlib.rendezvous.stores._keys import Hold, Keys
+from elasticlib.rendezvous.stores._keys import Keys, RenewedKey
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
-from elasticlib.rendezvous.stores.etcd._server import EtcdServer
+from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
 
@@ -44,7 +44,7 @@ class Node:
         keys: Keys = self.backend.connect(timeout)
         renew = keys.renew
 
-        def silently(hold: Hold) -> bool:
+        def silently(hold: RenewedKey) -> bool:
             return self.silent.is_set() or renew(hold)
 
         keys.renew = silently  # type: ignore[method-assign]
@@ -311,7 +311,7 @@ class ElectionContract:
 class TestElection(ElectionContract):
     @pytest.fixture(autouse=True)
     def job(self, etcd: EtcdServer) -> None:
-        job = Job(run_id=uuid.uuid4().hex, node="n", backend="etcd", endpoint=etcd.get_endpoint(), heartbeat=10.0)
+        job = NodeJob(run_id=uuid.uuid4().hex, node="n", backend="etcd", endpoint=etcd.get_endpoint(), heartbeat=10.0)
         self.backend = EtcdBackend(job)
 
 
@@ -371,7 +371,7 @@ class Door:
 def test_a_holder_whose_server_dies_goes_on_by_another_one(etcd: EtcdServer) -> None:
     """Its lease goes on by the other server: a journal that stayed with the dead one would hold the office in vain."""
     first, second = Door(etcd.get_port()), Door(etcd.get_port())
-    job = Job(run_id=uuid.uuid4().hex, node="n", backend="etcd", endpoint=f"{first.place},{second.place}")
+    job = NodeJob(run_id=uuid.uuid4().hex, node="n", backend="etcd", endpoint=f"{first.place},{second.place}")
     elected: queue.Queue[StateLog] = queue.Queue()
     candidate = EtcdBackend(job).candidate("n", elected.put, lambda why: None, TTL)
     candidate.start()

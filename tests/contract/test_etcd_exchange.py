@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
 from elasticlib.rendezvous.stores._keys import Keys
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
-from elasticlib.rendezvous.stores.etcd._server import EtcdServer
+from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer
 from tests.contract.test_exchange import LONG, ExchangeContract, texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.5)]
@@ -27,7 +27,7 @@ class TestEtcd(ExchangeContract):
         self.endpoint = etcd.get_endpoint()
 
     def backend(self, run_id: str) -> EtcdBackend:
-        return EtcdBackend(Job(run_id=run_id, node="n", backend="etcd", endpoint=self.endpoint))
+        return EtcdBackend(NodeJob(run_id=run_id, node="n", backend="etcd", endpoint=self.endpoint))
 
     def connect(self) -> CompareAndSetExchange:
         return self.backend(uuid.uuid4().hex).dial(LONG)

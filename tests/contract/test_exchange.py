@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.protocol._exchange import Exchange, Posted
 from elasticlib.rendezvous.protocol._operations import Take, Update, perform
 from elasticlib.rendezvous.stores._c10d import C10dBackend
-from elasticlib.rendezvous.stores._memory import MemoryExchange
+from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange
 
 SOON = 0.02
 LONG = 30.0
@@ -341,7 +341,7 @@ class StoreContract(ExchangeContract):
             backend.close()
 
     @abc.abstractmethod
-    def job(self, run_id: str) -> Job:
+    def job(self, run_id: str) -> NodeJob:
         """A job at this store."""
 
     def backend(self, run_id: str = "run") -> C10dBackend:
@@ -362,8 +362,8 @@ class StoreContract(ExchangeContract):
 
 
 class TestTcpStoreExchange(StoreContract):
-    def job(self, run_id: str) -> Job:
-        return Job(run_id=run_id, node="n", backend="c10d", endpoint="localhost:0", max_nodes=2)
+    def job(self, run_id: str) -> NodeJob:
+        return NodeJob(run_id=run_id, node="n", backend="c10d", endpoint="localhost:0", max_nodes=2)
 
 
 class TestTcpStoreExchangeWithoutLibuv(TestTcpStoreExchange):
@@ -386,5 +386,5 @@ class TestFileStoreExchange(StoreContract):
     def folder(self, tmp_path: Path) -> None:
         self.path = tmp_path / "store"
 
-    def job(self, run_id: str) -> Job:
-        return Job(run_id=run_id, node="n", backend="c10d", endpoint=str(self.path), max_nodes=2, store_type="file")
+    def job(self, run_id: str) -> NodeJob:
+        return NodeJob(run_id=run_id, node="n", backend="c10d", endpoint=str(self.path), max_nodes=2, store_type="file")

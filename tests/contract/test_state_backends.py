@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import pytest
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 from elasticlib.rendezvous.handlers._etcd import EtcdRendezvousBackend
 from elasticlib.rendezvous.stores._state_keys import RendezvousBackend
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
-from elasticlib.rendezvous.stores.etcd._server import EtcdServer
+from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer
 from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def torch_store(kind: str, folder: Path) -> Any:
 
 @pytest.fixture
 def keys(etcd: EtcdServer) -> Iterator[V3Keys]:
-    keys = EtcdBackend(Job(run_id="any", node="n", backend="etcd", endpoint=etcd.get_endpoint())).connect(LONG)
+    keys = EtcdBackend(NodeJob(run_id="any", node="n", backend="etcd", endpoint=etcd.get_endpoint())).connect(LONG)
     yield keys
     keys.close()
 

@@ -5,8 +5,8 @@ The tables of the configuration reference that say what the code says.
 
 writes them into `elasticlib/docs/configuration.md`, between the marks ``<!-- made from the code: NAME -->`` and
 ``<!-- end -->``; what stands elsewhere in the page is written by hand, and `test_configuration` holds that as well.
-The words are those of ``--help`` (`elasticlib.cli._options`, `elasticlib.rendezvous._options`) and, for fields that no
-option has, of the docstrings below the fields (`elasticlib.spec`).
+The words are those of ``--help`` (`elasticlib.cli._option_table`, `elasticlib.rendezvous._rdzv_options`) and, for
+fields that no option has, of the docstrings below the fields (`elasticlib.spec`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import attrs
 import elasticlib
 from elasticlib import spec
 from elasticlib.cli import _legacy
-from elasticlib.cli._options import OPTIONS, Option
+from elasticlib.cli._option_table import OPTIONS, Option
 from elasticlib.cli._parser import Parser
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.rendezvous import _options
+from elasticlib.rendezvous import _rdzv_options
 from elasticlib.spec import LaunchConfig, WorkerSpec
 
 PAGE = pathlib.Path(elasticlib.__file__).parent / "docs" / "configuration.md"
@@ -167,9 +167,9 @@ def worker_spec() -> Iterator[str]:
 def keys() -> Iterator[str]:
     """The keys of ``--rdzv-conf``."""
     yield from head("key", "back ends", "value", "default", "what it is", "torch reads it with")
-    for name, key in _options.RDZV_CONF_KEYS.items():
-        taken = "all" if key.backends == _options.ALL else ", ".join(sorted(key.backends))
-        read = ", ".join(each for each, found in _options._READ_BY_TORCH.items() if name in found)
+    for name, key in _rdzv_options.RDZV_CONF_KEYS.items():
+        taken = "all" if key.backends == _rdzv_options.ALL else ", ".join(sorted(key.backends))
+        read = ", ".join(each for each, found in _rdzv_options._READ_BY_TORCH.items() if name in found)
         yield row(code(name), taken, key.rule, key.default, key.meaning, read)
 
 

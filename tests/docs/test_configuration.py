@@ -18,9 +18,9 @@ import pytest
 
 import elasticlib
 from elasticlib import launch, records
-from elasticlib.agent import LocalElasticAgent, _gpu_memory, _watch
+from elasticlib.agent import LocalElasticAgent, _gpu_memory, _worker_watch
 from elasticlib.cli._legacy import get_args_parser
-from elasticlib.cli._options import OPTIONS
+from elasticlib.cli._option_table import OPTIONS
 from elasticlib.cli._parser import Parser
 from elasticlib.cli._request import _OF_SEVERAL_NODES, request_of
 from elasticlib.errors import ConfigError
@@ -28,10 +28,10 @@ from elasticlib.launch import elastic_launch
 from elasticlib.logs import DefaultLogsSpecs, _plugins
 from elasticlib.logs._layout import DEFAULT_PREFIX
 from elasticlib.numa import NumaOptions
-from elasticlib.rendezvous import _options
+from elasticlib.rendezvous import _rdzv_options
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT
 from elasticlib.rendezvous.node import _session_liveness
-from elasticlib.rendezvous.sidecar import _client
+from elasticlib.rendezvous.sidecar import _sidecar_client
 from elasticlib.rendezvous.stores.etcd import _backend as etcd
 from elasticlib.spec import DEFAULT_SIGNALS, LaunchConfig, WorkerSpec
 from elasticlib.utils.distributed import create_c10d_store
@@ -118,7 +118,7 @@ def test_no_handler_reads_a_key_that_is_not_in_it() -> None:
         text = path.read_text(encoding="utf-8")
         read |= set(re.findall(r"(?:params\.get\w*|options\.get|others\.get|options)[(\[]\"(\w+)\"", text))
 
-    assert {"keep_alive_interval", "read_timeout", "etcd_prefix"} <= read <= set(_options.RDZV_CONF_KEYS)
+    assert {"keep_alive_interval", "read_timeout", "etcd_prefix"} <= read <= set(_rdzv_options.RDZV_CONF_KEYS)
 
 
 ARGUMENTS: Mapping[str, tuple[Any, set[str]]] = {
@@ -163,7 +163,7 @@ IN_OPTIONS = {
 
 @pytest.mark.parametrize(
     ("backend", "name"),
-    [(each, name) for name in IN_OPTIONS for each in sorted(_options.RDZV_CONF_KEYS[name].backends)],
+    [(each, name) for name in IN_OPTIONS for each in sorted(_rdzv_options.RDZV_CONF_KEYS[name].backends)],
 )
 def test_a_keys_default_is_what_counts_where_it_is_not_given(backend: str, name: str) -> None:
     """In a launch, which gives its own time-out to all back ends; ``600; static, etcd: 900`` says two of them."""
@@ -171,7 +171,7 @@ def test_a_keys_default_is_what_counts_where_it_is_not_given(backend: str, name:
     most, _, exception = shown.partition("; ")
     exceptional, _, other = exception.partition(": ")
 
-    real = getattr(_options.read(backend, LaunchConfig(rdzv_backend=backend).rdzv_configs), IN_OPTIONS[name])
+    real = getattr(_rdzv_options.read(backend, LaunchConfig(rdzv_backend=backend).rdzv_configs), IN_OPTIONS[name])
 
     said = other if backend in exceptional.split(", ") else most
     assert said == (real if isinstance(real, str) else f"{real:g}")
@@ -181,18 +181,18 @@ def test_defaults_that_are_said_in_words_are_the_codes() -> None:
     """Of constants that the texts cannot be made from, for they lie above them."""
     attempt, share = _session_liveness.ATTEMPT, _session_liveness.RECONNECT
     alive = (
-        _options.read("c10d", {"keep_alive_interval": "4"}).heartbeat / 4,
-        _options.read("c10d", {"keep_alive_max_attempt": "1"}).heartbeat,
+        _rdzv_options.read("c10d", {"keep_alive_interval": "4"}).heartbeat / 4,
+        _rdzv_options.read("c10d", {"keep_alive_max_attempt": "1"}).heartbeat,
     )
     job = {"rdzv_backend": "c10d", "rdzv_endpoint": "host:0"}
 
     assert f"{attempt:g}; where contact was lost {share:g} of heartbeat_timeout, from 1 to {attempt:g}" == (
-        _options.RDZV_CONF_KEYS["read_timeout"].default
+        _rdzv_options.RDZV_CONF_KEYS["read_timeout"].default
     )
-    assert [_options.RDZV_CONF_KEYS[f"keep_alive_{name}"].default for name in ("max_attempt", "interval")] == [
+    assert [_rdzv_options.RDZV_CONF_KEYS[f"keep_alive_{name}"].default for name in ("max_attempt", "interval")] == [
         f"{each:g}" for each in alive
     ]
-    assert LaunchConfig(**job).wait_for == _options.RDZV_CONF_KEYS["wait_for"].default  # type: ignore[arg-type]
+    assert LaunchConfig(**job).wait_for == _rdzv_options.RDZV_CONF_KEYS["wait_for"].default  # type: ignore[arg-type]
     assert ROWS["--shutdown-timeout"].unset == f"{launch.TIMEOUT_VARIABLE}, else {launch.DEFAULT_SHUTDOWN_TIMEOUT}"
     assert ROWS["--exit-timeout"].unset.startswith(f"{_exiting.DEFAULT_EXIT_TIMEOUT:g};")
     assert ROWS["--log-line-prefix-template"].unset.endswith(f"else {DEFAULT_PREFIX}")
@@ -296,12 +296,12 @@ def looks_like_a_variable(text: str, place: str) -> bool:
 def set_in_workers() -> set[str]:
     place = _environment.NodePlace("", "", *([1] * 4), 0, *([1] * 5), "", 1)  # type: ignore[arg-type]
     with_a_device = _environment.alone_with_a_device({_environment.HIP_DEVICES_VARIABLE: "0"}, 1)[0]
-    of_the_sidecar = {name for name, value in _client.environment().items() if os.environ.get(name) != value}
+    of_the_sidecar = {name for name, value in _sidecar_client.environment().items() if os.environ.get(name) != value}
     return {
         *_environment.worker_variables(place, 0, ""),
         *_environment.common_variables({}, 1, ""),
         *with_a_device,
-        *(_watch.FILE, _serving.SERVER_VARIABLE, _serving.SERVED_VARIABLE, _function.DEFINITIONS_VARIABLE),
+        *(_worker_watch.FILE, _serving.SERVER_VARIABLE, _serving.SERVED_VARIABLE, _function.DEFINITIONS_VARIABLE),
         *of_the_sidecar,
     }
 
@@ -392,7 +392,7 @@ def test_every_option_and_variable_that_its_prose_names_exists() -> None:
 def test_what_it_calls_without_effect_is_known_to_the_code_or_to_torch() -> None:
     names = {name for name in in_first_cells("Taken, and without effect") if not name.startswith("--")}
     known = {
-        *_options.RDZV_CONF_KEYS,
+        *_rdzv_options.RDZV_CONF_KEYS,
         *configuration.FIELDS,
         *(field.name for field in attrs.fields(WorkerSpec)),
         *inspect.signature(LocalElasticAgent).parameters,

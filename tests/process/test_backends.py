@@ -18,7 +18,7 @@ from elasticlib.errors import ConfigError, RendezvousClosedError, RendezvousConn
 from elasticlib.rendezvous import RendezvousParameters, get_rendezvous_handler
 from elasticlib.rendezvous.handlers import _c10d_backend as c10d, _etcd as on_etcd
 from elasticlib.rendezvous.handlers._etcd import EtcdRendezvous, EtcdRendezvousHandler
-from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd, find_free_port, stop_etcd
+from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer, find_etcd, find_free_port, stop_etcd
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 

@@ -23,7 +23,7 @@ from elasticlib.errors import (
     RendezvousConnectionError,
     RendezvousStateError,
 )
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._binding import Elsewhere
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.net._endpoint import spell
@@ -64,8 +64,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
-def job(**facts: Any) -> Job:
-    return Job(**{"run_id": "run", "node": "n", "backend": "c10d"} | facts)
+def job(**facts: Any) -> NodeJob:
+    return NodeJob(**{"run_id": "run", "node": "n", "backend": "c10d"} | facts)
 
 
 Open = Callable[..., C10dBackend]

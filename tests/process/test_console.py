@@ -38,7 +38,7 @@ PROGRAM = (
     "if __name__ == '__main__':\n"
     "    elastic_launch(LaunchConfig(nproc_per_node=2, max_restarts=0), train)()\n"
 )
-IMPATIENT = "from elasticlib.agent import _silence\n_silence.LONG = 0.0\nfrom elasticlib.run import main\nmain()\n"
+IMPATIENT = "from elasticlib.agent import _local\n_local._LONG_SILENCE = 0.0\nfrom elasticlib.run import main\nmain()\n"
 """The command, which takes any silence for a long one."""
 
 

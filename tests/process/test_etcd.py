@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ConfigError, RendezvousConnectionError, StartError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.stores.etcd._backend import NAMES, EtcdBackend
+from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer, find_etcd
 from elasticlib.rendezvous.stores.etcd._http import Line, Site
-from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
 from elasticlib.rendezvous.stores.etcd._v3 import V3Keys
 from tests.process.launches import children
 from tests.waiting import wait_until
@@ -51,7 +51,7 @@ def server() -> Iterator[EtcdServer]:
 
 
 def backend(endpoint: str, name: str = "etcd-v3", **options: Any) -> EtcdBackend:
-    return EtcdBackend(Job(run_id="run", node="n", backend=name, endpoint=endpoint, options=options))
+    return EtcdBackend(NodeJob(run_id="run", node="n", backend=name, endpoint=endpoint, options=options))
 
 
 def child_of(pid: int) -> int:
@@ -206,7 +206,7 @@ def test_a_frozen_server_costs_no_more_than_the_limit(server: EtcdServer) -> Non
 
 def test_a_server_dies_with_the_program_that_started_it() -> None:
     code = (
-        "from elasticlib.rendezvous.stores.etcd._server import EtcdServer; import sys\n"
+        "from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer; import sys\n"
         "server = EtcdServer(); server.start(); print(server._process.pid, server._dir, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code]
@@ -222,7 +222,7 @@ def test_a_server_dies_with_the_program_that_started_it() -> None:
 
 def test_end_of_a_forked_child_leaves_a_server_and_its_data() -> None:
     code = (
-        "from elasticlib.rendezvous.stores.etcd._server import EtcdServer; import os, sys\n"
+        "from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer; import os, sys\n"
         "with EtcdServer() as server:\n"
         "    child = os.fork()\n"
         "    if child == 0: sys.exit(0)\n"

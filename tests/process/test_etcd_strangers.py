@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.stores._keys import Keys
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
-from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
+from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer, find_etcd
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
@@ -43,8 +43,8 @@ def server() -> Iterator[EtcdServer]:
         yield server
 
 
-def job(server: EtcdServer, node: str, token: str | None) -> Job:
-    return Job(
+def job(server: EtcdServer, node: str, token: str | None) -> NodeJob:
+    return NodeJob(
         run_id="job", node=node, backend="etcd", endpoint=server.get_endpoint(), min_nodes=1, max_nodes=3,
         heartbeat=HEARTBEAT, last_call=0.5, reconnect_timeout=5.0, close_timeout=5.0, token=token,
     )  # fmt: skip
@@ -53,7 +53,7 @@ def job(server: EtcdServer, node: str, token: str | None) -> Job:
 class Node:
     """A launcher with its sidecar (scripts/node.py), in a session of its own."""
 
-    def __init__(self, part: Job) -> None:
+    def __init__(self, part: NodeJob) -> None:
         self.name = part.node
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         # The token is part of no plain job, so that no command line shows it.

@@ -21,8 +21,8 @@ import pytest
 from elasticlib import processes
 from elasticlib.errors import ConfigError, RendezvousError
 from elasticlib.processes._wire import wait_readable
-from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.sidecar._client import SidecarClient
+from elasticlib.rendezvous._node_job import NodeJob
+from elasticlib.rendezvous.sidecar._sidecar_client import SidecarClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
@@ -38,7 +38,7 @@ class Node:
         self, port: int, name: str, host: bool, sizes: tuple[int, int], path: str = "", stderr: Any = None,
         reconnect: float = 5.0,
     ) -> None:  # fmt: skip
-        job = Job(
+        job = NodeJob(
             run_id="job",
             node=f"{name}/1-a",
             backend="c10d",
@@ -280,7 +280,7 @@ def test_a_slow_import_of_torch_is_waited_for_and_named(start: Start, tmp_path: 
 
 
 def test_a_job_that_cannot_work_is_refused_as_over_there() -> None:
-    member = SidecarClient(Job(run_id="job", node="n/1-a", backend="c10d", endpoint="127.0.0.1:99999"))
+    member = SidecarClient(NodeJob(run_id="job", node="n/1-a", backend="c10d", endpoint="127.0.0.1:99999"))
     member.join(1, "trainer")
     try:
         with pytest.raises((ConfigError, RendezvousError), match="99999"):
@@ -294,7 +294,7 @@ def test_a_job_that_cannot_work_is_refused_as_over_there() -> None:
 def test_a_member_that_parts_leaves_no_process(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-    member = SidecarClient(Job(run_id="job", node="n/1-a", backend="c10d", endpoint=endpoint))
+    member = SidecarClient(NodeJob(run_id="job", node="n/1-a", backend="c10d", endpoint=endpoint))
     member.join(1, "trainer")
     assert wait_readable([member], LIMIT)
 

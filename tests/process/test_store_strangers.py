@@ -13,9 +13,9 @@ import pytest
 
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError
 from elasticlib.processes._wire import wait_readable
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
-from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
 from elasticlib.rendezvous.node._runtime import NodeRuntime
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, COORDINATOR_HEARTBEAT, key_place
@@ -54,7 +54,7 @@ def node() -> Iterator[Open]:
 
     def start(name: str, run_id: str = "job", **facts: Any) -> NodeRuntime:
         facts = {"max_nodes": 2, "last_call": 0.0, "heartbeat": HEARTBEAT} | facts
-        opened.append(NodeRuntime(Job(run_id=run_id, node=f"{name}/1", backend="c10d", endpoint=endpoint, **facts)))
+        opened.append(NodeRuntime(NodeJob(run_id=run_id, node=f"{name}/1", backend="c10d", endpoint=endpoint, **facts)))
         opened[-1].prepare()
         opened[-1].start()
         opened[-1].member.join(1, "w")
@@ -150,7 +150,7 @@ def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(node: Open)
     """Whoever removes all that tells of a coordinator makes the next node coordinate as well."""
     first = node("first", token="secret")
     wait_until(first.member.drain, LONG)  # else the other one may take the message of the node out of the inbox
-    rival = Host(
+    rival = CoordinatorHost(
         first._backend.dial(LONG), first.job.rules, run_id="job", name="rival/1", key=key_of("secret")
     )  # knows nothing of the first one, and hears nothing of what it should
     rival.start()
@@ -164,7 +164,7 @@ def test_of_two_coordinators_of_one_job_one_ends_and_names_the_other(node: Open)
 @pytest.fixture
 def host() -> Iterator[C10dBackend]:
     """Hosts a store, and its job is over."""
-    backend = C10dBackend(Job(run_id="host", node="h", backend="c10d", endpoint="127.0.0.1:0", max_nodes=2))
+    backend = C10dBackend(NodeJob(run_id="host", node="h", backend="c10d", endpoint="127.0.0.1:0", max_nodes=2))
     assert backend.serve(time.monotonic() + LONG)
     yield backend
     backend.close()

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
 from elasticlib.rendezvous.protocol._messages import Close, Descriptor, Envelope, Join, encode
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
-from elasticlib.rendezvous.stores.etcd._server import EtcdServer, find_etcd
+from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer, find_etcd
 from tests.process.launches import Program, environment, free_port
 from tests.waiting import wait_until
 
@@ -73,7 +73,7 @@ class Cluster:
 
     def break_in(self) -> Exchange:
         """A connection of somebody else, once the job greets."""
-        job = Job(run_id="job7", node="x", backend=self.backend, endpoint=self.endpoint, is_host=False)
+        job = NodeJob(run_id="job7", node="x", backend=self.backend, endpoint=self.endpoint, is_host=False)
         own = C10dBackend(job) if self.backend == "c10d" else EtcdBackend(job)
         dialled: list[Exchange] = []
 

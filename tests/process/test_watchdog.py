@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from elasticlib import DefaultLogsSpecs, LaunchConfig, LocalElasticAgent, WorkerSpec, elastic_launch, records
-from elasticlib.agent._watch import Watch
+from elasticlib.agent._worker_watch import Watch
 from elasticlib.elastic.agent.server.health_check_server import HealthCheckServer
 from elasticlib.errors import ChildFailedError
 from elasticlib.rendezvous import Rules, open_local

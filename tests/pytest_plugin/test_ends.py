@@ -175,11 +175,11 @@ def test_ranks_left_at_different_collectives_are_replaced(run: Run) -> None:
 
 BEFORE = """
 import os
-from elasticlib.testing.ranks import _ranks
+from elasticlib.testing.ranks import _rank_session
 
 def test_starts(elastic):
     elastic(os.getpid)
-    _ranks._PREPARE_LIMIT = 1.0
+    _rank_session._PREPARE_LIMIT = 1.0
 """
 SLOW_IMPORT = """
 import os, time

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator import _departures, _liveness
+from elasticlib.rendezvous.coordinator import _departures, _node_liveness
 from elasticlib.rendezvous.coordinator._incoming import Incoming
 from elasticlib.rendezvous.coordinator._state import Sighting
 from elasticlib.rendezvous.node import _session_liveness
-from elasticlib.rendezvous.node._outbox import Outbox
+from elasticlib.rendezvous.node._outbox import NodeOutbox
 from elasticlib.rendezvous.protocol import _codec
 from elasticlib.rendezvous.protocol._messages import decode
 from elasticlib.testing import (
@@ -463,7 +463,7 @@ def takes_any_other_count_for_life(patch: pytest.MonkeyPatch) -> None:
         self._latest[mailbox] = found  # type: ignore[assignment]
         return found, ()
 
-    sound = _liveness.look
+    sound = _node_liveness.look
 
     def look(state, counts, now):  # type: ignore[no-untyped-def]
         after, silent = sound(state, counts, now)
@@ -476,7 +476,7 @@ def takes_any_other_count_for_life(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(Incoming, "heartbeat", node_heartbeat)
-    patch.setattr(_liveness, "look", look)
+    patch.setattr(_node_liveness, "look", look)
 
 
 def takes_what_is_stored_for_read(patch: pytest.MonkeyPatch) -> None:
@@ -485,7 +485,7 @@ def takes_what_is_stored_for_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_says_again_that_it_waits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Outbox, "again", lambda self, seen: self)
+    patch.setattr(NodeOutbox, "again", lambda self, seen: self)
 
 
 MUTANTS = [

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from elasticlib.rendezvous.coordinator import _ending, _liveness, _places
+from elasticlib.rendezvous.coordinator import _node_liveness, _places, _round_end
 from elasticlib.testing import FaultPlan, Join, Kill, Leave
 from tests.sim.simulator import Finalized, Rules, SimulatedCluster
 from tests.sim.simulator.host import Host
@@ -126,7 +126,7 @@ def test_what_a_coordinator_and_a_node_remember_does_not_grow(
     rules: Rules, coordinator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that is remembered of the past has a bound, which is lower here."""
-    for module in (_ending, _liveness):
+    for module in (_round_end, _node_liveness):
         monkeypatch.setattr(module, "REMEMBERED", 8)
     for bound in ("NAMES", "_PLACES"):
         monkeypatch.setattr(_places, bound, 8)

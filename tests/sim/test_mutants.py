@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from elasticlib.agent import _policy
-from elasticlib.rendezvous.coordinator import _departures, _liveness
+from elasticlib.rendezvous.coordinator import _departures, _node_liveness
 from elasticlib.rendezvous.coordinator._state import Round
 from elasticlib.rendezvous.node import _session_liveness
 from elasticlib.rendezvous.node._session_liveness import SessionLiveness
@@ -63,7 +63,7 @@ def does_not_fence_itself(patch: pytest.MonkeyPatch) -> None:
 def forgets_its_success_when_contact_is_lost(patch: pytest.MonkeyPatch) -> None:
     sound = _policy._out_of_contact
 
-    def forget(state: _policy.State, loss: ContactLost) -> _policy.Step:
+    def forget(state: _policy.AgentState, loss: ContactLost) -> _policy.Step:
         after, actions = sound(state, loss)
         return evolve(after, succeeded=False), actions
 
@@ -73,7 +73,7 @@ def forgets_its_success_when_contact_is_lost(patch: pytest.MonkeyPatch) -> None:
 def takes_its_old_results_for_those_of_any_round(patch: pytest.MonkeyPatch) -> None:
     sound = _policy._done
 
-    def done(state: _policy.State, *first: _policy.Action) -> _policy.Step:
+    def done(state: _policy.AgentState, *first: _policy.Action) -> _policy.Step:
         final = state.final
         return sound(state if final is None else evolve(state, final=evolve(final, round=state.round)), *first)
 
@@ -85,7 +85,7 @@ def does_not_see_that_it_slept(patch: pytest.MonkeyPatch) -> None:
 
 
 def tells_nobody_that_he_was_given_up(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_liveness, "heard_again", lambda state, counts: (state, ()))
+    patch.setattr(_node_liveness, "heard_again", lambda state, counts: (state, ()))
     patch.setattr(_departures, "_tell_given_up", lambda entries, why: ())
 
 

@@ -17,7 +17,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from elasticlib.rendezvous.coordinator._coordinator import step
-from elasticlib.rendezvous.coordinator._state import Entry, Received, Rules, Send, State, Tick, WakeAt
+from elasticlib.rendezvous.coordinator._state import Entry, JobState, MessageReceived, Rules, Send, Tick, WakeAt
 from elasticlib.rendezvous.protocol._exchange import mailbox_name
 from elasticlib.rendezvous.protocol._messages import (
     Descriptor,
@@ -141,21 +141,21 @@ class Cluster:
     """Coordinator, inbox, mailboxes and clock."""
 
     rules: Rules
-    state: State = field(init=False)
+    state: JobState = field(init=False)
     now: float = 0.0
     wake_at: float | None = None
-    inbox: deque[Received] = Factory(deque)
-    past: list[Received] = Factory(list)
+    inbox: deque[MessageReceived] = Factory(deque)
+    past: list[MessageReceived] = Factory(list)
     mailboxes: dict[str, list[Notice]] = Factory(dict)
     nodes: dict[str, Node] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.state = State(self.rules)
+        self.state = JobState(self.rules)
         self.nodes = {name: Node(name, self.post) for name in NAMES}
         self.feed(Tick())
 
     def post(self, seq: int, report: Report) -> None:
-        self.inbox.append(Received(seq, report))
+        self.inbox.append(MessageReceived(seq, report))
 
     def lose(self, name: str, most: int) -> None:
         """Of what the node has said and nobody has read, *most* messages were not passed on by its sidecar."""
@@ -168,7 +168,7 @@ class Cluster:
         self.past.append(event)
         self.feed(event)
 
-    def feed(self, event: Received | Tick) -> None:
+    def feed(self, event: MessageReceived | Tick) -> None:
         self.wake_at = None
         self.state, actions = step(self.state, event, self.now)
         for action in actions:

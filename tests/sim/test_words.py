@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from elasticlib.agent import _policy
 from elasticlib.rendezvous.coordinator import _coordinator
-from elasticlib.rendezvous.coordinator._state import Event, Outcome, State
+from elasticlib.rendezvous.coordinator._state import Event, JobState, Outcome
 from elasticlib.testing import Cut, FailWorker, FaultPlan, Flap, Kill, Leave
 from tests.sim.checks import CheckedCluster
 from tests.sim.simulator import Rules, SimulatedCluster, strategies
@@ -75,13 +75,13 @@ def watched(before: SimulatedCluster) -> SimulatedCluster:
     )
 
 
-def _step(state: State, event: Event, now: float) -> Outcome:
+def _step(state: JobState, event: Event, now: float) -> Outcome:
     decided = _coordinator.step(state, event, now)
     assert shape(decided) == shape(_coordinator.step(scrambled(state), scrambled(event), now))
     return decided
 
 
-def _policy_step(state: _policy.State, event: _policy.Event) -> _policy.Step:
+def _policy_step(state: _policy.AgentState, event: _policy.Event) -> _policy.Step:
     decided = _ORIGINAL(state, event)
     assert shape(decided) == shape(_ORIGINAL(scrambled(state), scrambled(event)))
     return decided

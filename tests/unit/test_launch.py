@@ -30,10 +30,10 @@ from elasticlib.errors import (
 )
 from elasticlib.launch import elastic_launch, launch_agent
 from elasticlib.logs import DefaultLogsSpecs
-from elasticlib.metrics import _streams
+from elasticlib.metrics import _metric_streams
 from elasticlib.numa import AffinityMode, BindingError, NumaOptions
 from elasticlib.preload._key import ForkServerKey
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers import _registry
 from elasticlib.spec import LaunchConfig, Std, WorkerSpec
 from elasticlib.state import RunResult, WorkerState
@@ -163,7 +163,7 @@ class Kept(metrics.MetricHandler):
 def test_metrics_cfg_takes_the_place_of_the_programs_handler(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    monkeypatch.setattr(_streams, "_handlers", dict(_streams._handlers))
+    monkeypatch.setattr(_metric_streams, "_handlers", dict(_metric_streams._handlers))
     kept = Kept()
     metrics.configure(kept)
 
@@ -206,7 +206,7 @@ def local_function() -> Any:
 )
 def test_a_launch_is_called_after_what_it_runs(
     agent: type[Agent],
-    jobs: list[Job],
+    jobs: list[NodeJob],
     caplog: pytest.LogCaptureFixture,
     entrypoint: Any,
     args: tuple[Any, ...],
@@ -322,7 +322,7 @@ def test_a_callers_health_check_is_stopped_by_a_refusal_too(nothing_opens: None,
 def test_a_callers_health_check_is_stopped_where_nobody_could_be_met(monkeypatch: pytest.MonkeyPatch) -> None:
     health: Any = Health()
 
-    def open_remote(job: Job, requests: object) -> None:
+    def open_remote(job: NodeJob, requests: object) -> None:
         raise RendezvousConnectionError("node0 refused")
 
     monkeypatch.setattr("elasticlib.rendezvous.open_remote", open_remote)
@@ -505,12 +505,12 @@ def test_a_config_is_not_changed_by_its_launch(agent: type[Agent]) -> None:
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[NodeJob]:
     """The jobs that a launch wanted a place in; nothing is contacted."""
-    wanted: list[Job] = []
+    wanted: list[NodeJob] = []
 
     @contextlib.contextmanager
-    def open_remote(job: Job, requests: object) -> Iterator[object]:
+    def open_remote(job: NodeJob, requests: object) -> Iterator[object]:
         wanted.append(job)
         yield job
 
@@ -521,7 +521,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 NODES: dict[str, Any] = {"max_nodes": 2, "rdzv_endpoint": "node0:29400", "run_id": "job7"}
 
 
-def test_a_launch_among_others_opens_its_place_in_the_job(agent: type[Agent], jobs: list[Job]) -> None:
+def test_a_launch_among_others_opens_its_place_in_the_job(agent: type[Agent], jobs: list[NodeJob]) -> None:
     assert launch_agent(config(**NODES, max_restarts=7), print) == {0: "a", 1: "b"}
 
     (job,) = jobs
@@ -542,7 +542,7 @@ def test_the_fork_server_is_at_its_imports_while_the_nodes_meet(
     steps: list[str] = []
 
     @contextlib.contextmanager
-    def open_remote(job: Job, requests: object) -> Iterator[object]:
+    def open_remote(job: NodeJob, requests: object) -> Iterator[object]:
         steps.append("meet")
         yield job
 
@@ -559,7 +559,7 @@ def test_the_fork_server_is_at_its_imports_while_the_nodes_meet(
 
 @pytest.mark.parametrize(("local_addr", "host"), [(None, os.uname().nodename), ("10.0.0.7", "10.0.0.7")])
 def test_a_node_is_named_after_its_host_and_unlike_any_other(
-    agent: type[Agent], jobs: list[Job], local_addr: str | None, host: str
+    agent: type[Agent], jobs: list[NodeJob], local_addr: str | None, host: str
 ) -> None:
     for _ in range(2):
         launch_agent(config(**NODES, local_addr=local_addr), print)
@@ -575,7 +575,7 @@ def test_a_node_is_named_after_its_host_and_unlike_any_other(
 )
 def test_a_token_is_the_configs_else_the_environments(
     agent: type[Agent],
-    jobs: list[Job],
+    jobs: list[NodeJob],
     monkeypatch: pytest.MonkeyPatch,
     asked: str | None,
     variable: str | None,
@@ -590,7 +590,7 @@ def test_a_token_is_the_configs_else_the_environments(
     assert [token] == [job.token for job in jobs]
 
 
-def test_a_scheduler_orders_the_nodes(agent: type[Agent], jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_orders_the_nodes(agent: type[Agent], jobs: list[NodeJob], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_PROCID", "1")
     monkeypatch.setenv("SLURM_NTASKS", "2")
 
@@ -600,7 +600,7 @@ def test_a_scheduler_orders_the_nodes(agent: type[Agent], jobs: list[Job], monke
 
 
 def test_what_a_user_should_know_of_the_rendezvous_is_logged(
-    agent: type[Agent], jobs: list[Job], caplog: pytest.LogCaptureFixture
+    agent: type[Agent], jobs: list[NodeJob], caplog: pytest.LogCaptureFixture
 ) -> None:
     launch_agent(config(**{**NODES, "run_id": "none"}), print)
 
@@ -644,14 +644,16 @@ def test_a_back_end_of_someone_elses_gets_what_was_asked_for(
 @pytest.mark.parametrize(
     "error", [RendezvousTimeoutError("1 of 2 came"), RendezvousConnectionError("node0 refused")], ids=type
 )
-def test_trouble_between_the_nodes_passes_through(agent: type[Agent], jobs: list[Job], error: RendezvousError) -> None:
+def test_trouble_between_the_nodes_passes_through(
+    agent: type[Agent], jobs: list[NodeJob], error: RendezvousError
+) -> None:
     agent.result = error
 
     with pytest.raises(type(error), match=str(error)):
         launch_agent(config(**NODES), print)
 
 
-def test_a_spare_that_was_not_needed_has_no_results(agent: type[Agent], jobs: list[Job]) -> None:
+def test_a_spare_that_was_not_needed_has_no_results(agent: type[Agent], jobs: list[NodeJob]) -> None:
     """Row 133."""
     agent.result = RunResult(WorkerState.SUCCEEDED)
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._options import ALL, RDZV_CONF_KEYS, Options, parse_conf, read
+from elasticlib.rendezvous._rdzv_options import ALL, RDZV_CONF_KEYS, Options, parse_conf, read
 
 GOOD = {
     "wait_for": "max",

@@ -18,7 +18,7 @@ from attrs import define, field
 
 import elasticlib.launch
 import elasticlib.run
-from elasticlib.cli._options import OPTIONS, Option
+from elasticlib.cli._option_table import OPTIONS, Option
 from elasticlib.cli._request import Script
 from elasticlib.errors import (
     ChildFailedError,

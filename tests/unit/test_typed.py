@@ -21,12 +21,12 @@ from elasticlib.cli._terminal import picture_of
 from elasticlib.errors import ConfigError, PreloadError, RendezvousTimeoutError
 from elasticlib.job._status import JobStatus, RankStatus
 from elasticlib.processes import without_garbage_collection
-from elasticlib.rendezvous.sidecar import _bridge, _client
+from elasticlib.rendezvous.sidecar import _bridge, _sidecar_client
 from elasticlib.testing.ranks import _collectives
 from elasticlib.testing.ranks._collectives import At, Collective
 from elasticlib.workers.captures import _refused
 from elasticlib.workers.captures._call_pickler import CallPickler
-from elasticlib.workers.captures._parts import Call
+from elasticlib.workers.captures._parts import CapturedCall
 
 NONSENSE = "mimsy were the borogoves"
 
@@ -80,7 +80,7 @@ def test_an_error_keeps_its_setting_on_its_way_from_another_process() -> None:
     error = ConfigError.of_setting("rdzv_endpoint", NONSENSE)
     message = _bridge.error_message(error)
 
-    rebuilt = _client._rebuilt(message["kind"], message["setting"], message["text"])
+    rebuilt = _sidecar_client._rebuilt(message["kind"], message["setting"], message["text"])
 
     assert "rdzv_endpoint" == pickle.loads(pickle.dumps(rebuilt)).setting
     assert "setting" not in _bridge.error_message(RendezvousTimeoutError(NONSENSE))
@@ -101,7 +101,7 @@ def test_a_failed_rank_is_red() -> None:
 def test_a_guard_is_advised_for_global_variables_alone(source: str, is_global: bool) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__", "lock": threading.Lock()}
     exec(f"def function(given=None): {source}", namespace)
-    call = Call(namespace["function"], () if is_global else (threading.Lock(),), {})
+    call = CapturedCall(namespace["function"], () if is_global else (threading.Lock(),), {})
 
     text = _refused.refusal(
         call, TypeError(NONSENSE), CallPickler(io.BytesIO(), apart=True), pickle.dumps, is_of_script=True

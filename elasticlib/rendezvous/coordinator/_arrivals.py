@@ -14,17 +14,17 @@ from attrs import evolve
 from elasticlib.rendezvous.coordinator import (
     _commands,
     _departures,
-    _ending,
-    _liveness,
+    _node_liveness,
     _places,
     _replacements,
+    _round_end,
 )
 from elasticlib.rendezvous.coordinator._state import (
     Action,
     Entry,
+    JobState,
     Outcome,
     Round,
-    State,
     WakeAt,
     entry_of,
     present,
@@ -34,13 +34,13 @@ from elasticlib.rendezvous.protocol._messages import Join, Terms
 from elasticlib.rendezvous.protocol._shortening import line
 
 
-def join(state: State, report: Join, seq: int, now: float) -> Outcome:
+def join(state: JobState, report: Join, seq: int, now: float) -> Outcome:
     """Have the node of *report*, its message *seq*, wait for ranks, or refuse it."""
     node = report.node
     mailbox = mailbox_name(node, seq)
-    state = _liveness.asks_anew(state, node)
+    state = _node_liveness.asks_anew(state, node)
     if state.final is not None:
-        return state, _ending.tell_end(state, node, mailbox)
+        return state, _round_end.tell_end(state, node, mailbox)
     entry = Entry(node, mailbox, seq, report.descriptor, requested_at=now, arrived=now)
     known = entry_of(state, node)
     if known is not None:
@@ -57,7 +57,7 @@ def join(state: State, report: Join, seq: int, now: float) -> Outcome:
         state, entry = _places.arrived(state, entry, now)
         entry, cautions = _compare(state, entry, had_ranks=report.round >= 0)
     # Its report of the success may be lost with its sidecar: the request to join repeats it.
-    state = _ending.count_success(state, node, report.succeeded)
+    state = _round_end.count_success(state, node, report.succeeded)
     state, actions = _let_wait(state, entry, now, report.after)
     return state, (*cautions, *actions)
 
@@ -65,12 +65,12 @@ def join(state: State, report: Join, seq: int, now: float) -> Outcome:
 # Who is refused.
 
 
-def _refusal(state: State, report: Join, entry: Entry) -> str | None:
+def _refusal(state: JobState, report: Join, entry: Entry) -> str | None:
     """Return why the node of *report*, remembered as *entry*, may not take part in the job; None if it may."""
     return _of_terms(state, report) or _of_work(state, report) or _of_place(state, entry)
 
 
-def _of_terms(state: State, report: Join) -> str | None:
+def _of_terms(state: JobState, report: Join) -> str | None:
     node, theirs, ours = report.node, report.terms, state.rules.terms
     if theirs is None or theirs == ours:
         return None
@@ -82,7 +82,7 @@ def _terms(terms: Terms) -> str:
     return f"{terms.min_nodes} to {terms.max_nodes} nodes and {terms.max_restarts} restarts"
 
 
-def _of_work(state: State, report: Join) -> str | None:
+def _of_work(state: JobState, report: Join) -> str | None:
     role, work = report.descriptor.role, report.descriptor.work
     peer = _peer_with_work(state, role)
     # Work that is not known differs from none.
@@ -94,7 +94,7 @@ def _of_work(state: State, report: Join) -> str | None:
     )
 
 
-def _peer_with_work(state: State, role: str) -> Entry | None:
+def _peer_with_work(state: JobState, role: str) -> Entry | None:
     """Return a node of the *role* whose work is known: one for all, as each was compared when it came."""
     for entry in present(state):
         if entry.descriptor.role == role and entry.descriptor.work:
@@ -102,7 +102,7 @@ def _peer_with_work(state: State, role: str) -> Entry | None:
     return None
 
 
-def _of_place(state: State, entry: Entry) -> str | None:
+def _of_place(state: JobState, entry: Entry) -> str | None:
     rules, node, index = state.rules, entry.node, entry.descriptor.index
     if not rules.fixed_places:
         return None
@@ -132,13 +132,13 @@ def _as_known(entry: Entry, known: Entry) -> Entry:
     )
 
 
-def _compare(state: State, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tuple[Action, ...]]:
+def _compare(state: JobState, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tuple[Action, ...]]:
     entry, of_commands = _commands.compared(state, entry, had_ranks=had_ranks)
     entry, of_replacements = _replacements.compared(state, entry)
     return entry, (*of_commands, *of_replacements)
 
 
-def _let_wait(state: State, entry: Entry, now: float, why: str) -> Outcome:
+def _let_wait(state: JobState, entry: Entry, now: float, why: str) -> Outcome:
     """Have a node wait for ranks, and end the running round if it is for that node."""
     node = entry.node
     waiting = dict(state.waiting)
@@ -161,7 +161,7 @@ def _let_wait(state: State, entry: Entry, now: float, why: str) -> Outcome:
     return _let_in(state, current, node)
 
 
-def _rejoin(state: State, current: Round, node: str, why: str) -> Outcome:
+def _rejoin(state: JobState, current: Round, node: str, why: str) -> Outcome:
     """Take a member that asks for ranks as stopped; *why* is how its sidecar ended, if it did."""
     text = f"node {node} joins again"
     rejoined = current.rejoined
@@ -173,19 +173,19 @@ def _rejoin(state: State, current: Round, node: str, why: str) -> Outcome:
     state = evolve(state, round=current)
     if current.end is not None:
         return state, ()
-    return _ending.end_round(state, current, text, restart=True)
+    return _round_end.end_round(state, current, text, restart=True)
 
 
-def _let_in(state: State, current: Round, node: str) -> Outcome:
+def _let_in(state: JobState, current: Round, node: str) -> Outcome:
     """End the running round for a newcomer, if there is room."""
     is_full = len(current.entries) >= state.rules.max_nodes
     # Work that a node has finished is not thrown away: the newcomer waits for the end.
     if is_full or current.succeeded:
         return state, ()
-    return _ending.end_round(state, current, f"node {node} joins", restart=True)
+    return _round_end.end_round(state, current, f"node {node} joins", restart=True)
 
 
-def let_in_rested(state: State, current: Round, now: float) -> Outcome:
+def let_in_rested(state: JobState, current: Round, now: float) -> Outcome:
     """Let in a newcomer whose pause is over; else say when the next pause will be."""
     for node in _places.rested(state, now):
         state, actions = _let_in(state, current, node)

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator import _ending
-from elasticlib.rendezvous.coordinator._state import Cause, Outcome, Round, Send, State, host_of
+from elasticlib.rendezvous.coordinator import _round_end
+from elasticlib.rendezvous.coordinator._state import Cause, JobState, Outcome, Round, Send, host_of
 from elasticlib.rendezvous.protocol._messages import Elaborate, Failed, RoundEnd, Stopped
 from elasticlib.rendezvous.protocol._shortening import brief, line, place, short
 
@@ -29,7 +29,7 @@ ASKED_EARLY = 4
 """Nodes that are asked for all of a failure before it is certain that it is the root cause."""
 
 
-def add_failures(state: State, current: Round, report: Failed | Stopped, now: float) -> Outcome:
+def add_failures(state: JobState, current: Round, report: Failed | Stopped, now: float) -> Outcome:
     """Note the failures that a node reports, or that its workers stopped; the running round ends."""
     # Kept within bounds at each report: a handover holds all of them.
     current = evolve(current, causes=worth_keeping(_with_failures(current, report, now)))
@@ -40,7 +40,7 @@ def add_failures(state: State, current: Round, report: Failed | Stopped, now: fl
         return state, ()
     if isinstance(report, Stopped) and not report.failures:
         why = f"node {report.node} stopped its workers"
-        return _ending.end_round(state, current, why, restart=True)
+        return _round_end.end_round(state, current, why, restart=True)
     return _end_for_failure(state, current, report.node, now)
 
 
@@ -57,18 +57,18 @@ def _with_failures(current: Round, report: Failed | Stopped, now: float) -> Coll
     return causes.values()
 
 
-def _end_for_failure(state: State, current: Round, reporter: str, now: float) -> Outcome:
+def _end_for_failure(state: JobState, current: Round, reporter: str, now: float) -> Outcome:
     """End the running round, whose cause is yet to be decided, because workers of the node *reporter* failed."""
     root = root_cause(current.causes)
     why = f"workers of node {reporter} failed" if root is None else describe(root)
-    restart = _ending.may_restart(state, fatal=is_fatal(current))
+    restart = _round_end.may_restart(state, fatal=is_fatal(current))
     # The first report is seldom the root cause: the end is announced at once, and its cause later.
     current = evolve(current, cause_due=now + CAUSE_WAIT)
     end = RoundEnd(current.number, line(why), restart, decided=False)
-    return _ending.stop_workers(state, current, end)
+    return _round_end.stop_workers(state, current, end)
 
 
-def decide(state: State, current: Round, end: RoundEnd, now: float, *, gone: bool) -> Outcome:
+def decide(state: JobState, current: Round, end: RoundEnd, now: float, *, gone: bool) -> Outcome:
     """Decide on the cause once it is time, and report it where neither ranks nor the job's end will soon."""
     is_late = current.cause_due is not None and now >= current.cause_due
     has_turned = False
@@ -88,7 +88,7 @@ def decide(state: State, current: Round, end: RoundEnd, now: float, *, gone: boo
     return state, _report_cause(state, current, end)
 
 
-def _report_cause(state: State, current: Round, end: RoundEnd) -> tuple[Send, ...]:
+def _report_cause(state: JobState, current: Round, end: RoundEnd) -> tuple[Send, ...]:
     actions = []
     for member in current.members():
         entry = state.waiting.get(member.node, member)
@@ -109,7 +109,7 @@ def _are_lost_connections(current: Round) -> bool:
     return all(cause.note.secondary and not cause.note.fatal for cause in current.causes)
 
 
-def _decided(state: State, current: Round, reported: str) -> tuple[State, RoundEnd]:
+def _decided(state: JobState, current: Round, reported: str) -> tuple[JobState, RoundEnd]:
     """Return the end of the round with its cause; *reported* is the reason that was given first."""
     if current.causes and _are_lost_connections(current):
         cut = _cut_by_a_node(state, current)
@@ -117,16 +117,16 @@ def _decided(state: State, current: Round, reported: str) -> tuple[State, RoundE
             return cut
     root = root_cause(current.causes)
     why = reported if root is None else describe(root)
-    return _ending.spend(state, current, why, fatal=is_fatal(current))
+    return _round_end.spend(state, current, why, fatal=is_fatal(current))
 
 
-def _cut_by_a_node(state: State, current: Round) -> tuple[State, RoundEnd] | None:
+def _cut_by_a_node(state: JobState, current: Round) -> tuple[JobState, RoundEnd] | None:
     """Return the end of the round if connections were lost because a node is gone; else None."""
     unfinished = current.left.keys() - current.succeeded
     # A lost node comes first: a host that is lost again and again costs restarts, a node that leaves does not.
     lost = _reasons(current, current.lost & unfinished)
     if lost:
-        return _ending.lose(state, current, lost)
+        return _round_end.lose(state, current, lost)
     left = _reasons(current, unfinished)
     if left:
         why = "; ".join(f"node {node} left: {reason}" for node, reason in left.items())
@@ -162,7 +162,7 @@ def worth_keeping(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     return (*kept[:WHOLE_CAUSES], *shortened)
 
 
-def in_brief(state: State) -> State:
+def in_brief(state: JobState) -> JobState:
     """Return the state with a few lines of the root cause and without other failures."""
     current = state.round
     root = None if current is None else root_cause(current.causes)
@@ -206,7 +206,7 @@ def describe(root: Cause) -> str:
 # All of it.
 
 
-def request_whole_cause(state: State, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
+def request_whole_cause(state: JobState, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
     """
     Have the node of the root cause send all of it, and return whether that is still missing.
 
@@ -226,7 +226,7 @@ def request_whole_cause(state: State, current: Round, *, gone: bool) -> tuple[Ou
     return _request_rest(state, current, root.node), True
 
 
-def _request_rest(state: State, current: Round, node: str) -> Outcome:
+def _request_rest(state: JobState, current: Round, node: str) -> Outcome:
     entry = state.waiting.get(node) or current.entries[node]
     state = evolve(state, round=evolve(current, requested=current.requested | {node}))
     return state, (Send(entry.mailbox, node, Elaborate(current.number)),)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator._state import Action, Entry, Send, State, present
+from elasticlib.rendezvous.coordinator._state import Action, Entry, JobState, Send, present
 from elasticlib.rendezvous.protocol._messages import Caution, Final
 
 _OWN_ID = "give each job an id of its own (--rdzv-id)"
 
 
-def refusal(state: State, entry: Entry) -> str | None:
+def refusal(state: JobState, entry: Entry) -> str | None:
     """Return why the newcomer *entry* may not be a spare of this job; None if it may."""
     # With several nodes arguments may differ on purpose: a caution must do.
     if state.rules.max_nodes > 1:
@@ -29,7 +29,7 @@ def refusal(state: State, entry: Entry) -> str | None:
     return f"{_difference(first, entry)}, and this job has one node: {_OWN_ID}"
 
 
-def compared(state: State, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tuple[Action, ...]]:
+def compared(state: JobState, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tuple[Action, ...]]:
     """Return the newcomer as it is remembered, and the cautions for people on both nodes."""
     first = _first(state, entry)
     if first is None or not _differ(first, entry):
@@ -54,7 +54,7 @@ def final_for(entry: Entry, final: Final) -> Final:
     return Final(False, why, kind="refused")
 
 
-def _first(state: State, entry: Entry) -> Entry | None:
+def _first(state: JobState, entry: Entry) -> Entry | None:
     if not entry.descriptor.command:
         return None
     # Nodes with ranks come first: they are the job.

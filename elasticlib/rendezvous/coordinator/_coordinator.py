@@ -15,18 +15,18 @@ from __future__ import annotations
 from attrs import evolve
 from typing_extensions import assert_never
 
-from elasticlib.rendezvous.coordinator import _arrivals, _causes, _departures, _ending, _liveness, _places
-from elasticlib.rendezvous.coordinator._ending import tell_end
+from elasticlib.rendezvous.coordinator import _arrivals, _causes, _departures, _node_liveness, _places, _round_end
 from elasticlib.rendezvous.coordinator._finalizing import gather, status
-from elasticlib.rendezvous.coordinator._liveness import given_up, mailboxes, next_loss, read
+from elasticlib.rendezvous.coordinator._node_liveness import given_up, mailboxes, next_loss, read
+from elasticlib.rendezvous.coordinator._round_end import tell_end
 from elasticlib.rendezvous.coordinator._state import (
     Action,
     Event,
     Heartbeats,
+    JobState,
+    MessageReceived,
     Outcome,
-    Received,
     Round,
-    State,
     WakeAt,
 )
 from elasticlib.rendezvous.protocol import _messages as messages
@@ -34,10 +34,10 @@ from elasticlib.rendezvous.protocol import _messages as messages
 __all__ = ["abandon", "asks_again", "given_up", "mailboxes", "next_loss", "read", "status", "step", "tell_end"]
 
 
-def step(state: State, event: Event, now: float) -> Outcome:
+def step(state: JobState, event: Event, now: float) -> Outcome:
     """Return the state after *event*, and the actions that follow; *now* never goes back."""
     actions: tuple[Action, ...] = ()
-    if isinstance(event, Received):
+    if isinstance(event, MessageReceived):
         state, actions = _receive(state, event, now)
     elif isinstance(event, Heartbeats):
         state, actions = _departures.note_heartbeats(state, event.counts, now)
@@ -45,15 +45,15 @@ def step(state: State, event: Event, now: float) -> Outcome:
     return state, actions + more
 
 
-def abandon(state: State, why: str, kind: str = "closed") -> Outcome:
+def abandon(state: JobState, why: str, kind: str = "closed") -> Outcome:
     """End the job for everybody at once, without a failed worker as its cause."""
     # The first end counts.
     if state.final is not None:
         return state, ()
-    return _ending.finish(state, messages.Final(False, why, kind=kind))
+    return _round_end.finish(state, messages.Final(False, why, kind=kind))
 
 
-def asks_again(state: State, node: str, mailbox: str, now: float) -> State:
+def asks_again(state: JobState, node: str, mailbox: str, now: float) -> JobState:
     """
     Note that *node*, which has *mailbox*, still waits: its answer got lost, or it works in an earlier round.
 
@@ -61,13 +61,13 @@ def asks_again(state: State, node: str, mailbox: str, now: float) -> State:
     """
     if node not in state.heard or state.final is not None:
         return state
-    return _liveness.listen_again(state, node, mailbox, now)
+    return _node_liveness.listen_again(state, node, mailbox, now)
 
 
 # Messages.
 
 
-def _receive(state: State, event: Received, now: float) -> Outcome:
+def _receive(state: JobState, event: MessageReceived, now: float) -> Outcome:
     """Handle a message, unless it repeats an earlier one."""
     report = event.report
     heard = state.heard.get(report.node, 0)
@@ -90,7 +90,7 @@ def _receive(state: State, event: Received, now: float) -> Outcome:
     return state, actions
 
 
-def _is_one_missing(state: State, event: Received, heard: int) -> bool:
+def _is_one_missing(state: JobState, event: MessageReceived, heard: int) -> bool:
     """Return whether a message of the node got lost before this one; *heard* is its last number."""
     if event.seq <= heard + 1:
         return False
@@ -105,7 +105,7 @@ def _is_one_missing(state: State, event: Received, heard: int) -> bool:
     return not has_new_sidecar
 
 
-def _hear(state: State, event: Received, now: float) -> Outcome:
+def _hear(state: JobState, event: MessageReceived, now: float) -> Outcome:
     """Handle a message that was not heard before."""
     report = event.report
     if isinstance(report, messages.Join):
@@ -127,13 +127,13 @@ def _hear(state: State, event: Received, now: float) -> Outcome:
 
 
 def _hear_of_workers(
-    state: State, report: messages.Succeeded | messages.Failed | messages.Stopped, now: float
+    state: JobState, report: messages.Succeeded | messages.Failed | messages.Stopped, now: float
 ) -> Outcome:
     current = _round_of(state, report)
     if current is None:
         return state, ()
     if isinstance(report, messages.Succeeded):
-        return _ending.count_success(state, report.node, report.round), ()
+        return _round_end.count_success(state, report.node, report.round), ()
     # Workers that have succeeded fail no more, but a helper of their node may, which others use.
     has_succeeded = report.node in current.succeeded
     if has_succeeded and not _names_helpers_alone(report):
@@ -141,7 +141,7 @@ def _hear_of_workers(
     return _causes.add_failures(state, current, report, now)
 
 
-def _round_of(state: State, report: messages.WorkerReport) -> Round | None:
+def _round_of(state: JobState, report: messages.WorkerReport) -> Round | None:
     current = state.round
     if current is None or report.round != current.number:
         return None
@@ -159,7 +159,7 @@ def _names_helpers_alone(report: messages.WorkerReport) -> bool:
 # What follows.
 
 
-def _settle(state: State, now: float) -> Outcome:
+def _settle(state: JobState, now: float) -> Outcome:
     """Do what the state itself calls for, after any event."""
     current = state.round
     if state.final is not None:
@@ -169,13 +169,13 @@ def _settle(state: State, now: float) -> Outcome:
     # A node that left after its success counts, too.
     if len(current.succeeded) == len(current.entries):
         why = f"all {len(current.entries)} nodes succeeded in round {current.number}"
-        return _ending.finish(state, messages.Final(True, why, round=current.number))
+        return _round_end.finish(state, messages.Final(True, why, round=current.number))
     if current.end is None:
         return _arrivals.let_in_rested(state, current, now)
     return _settle_ended(state, current, current.end, now)
 
 
-def _settle_ended(state: State, current: Round, end: messages.RoundEnd, now: float) -> Outcome:
+def _settle_ended(state: JobState, current: Round, end: messages.RoundEnd, now: float) -> Outcome:
     """Decide why the round ended, and begin the next one, or close the job."""
     gone = _are_workers_gone(current)
     state, reports = _causes.decide(state, current, end, now, gone=gone)
@@ -199,7 +199,7 @@ def _are_workers_gone(current: Round) -> bool:
     return len(current.stopped) + len(current.succeeded) + unreported == len(current.entries)
 
 
-def _close(state: State, current: Round, end: messages.RoundEnd, *, gone: bool) -> Outcome:
+def _close(state: JobState, current: Round, end: messages.RoundEnd, *, gone: bool) -> Outcome:
     """End the job, once no worker is left and all of the root cause is known."""
     (state, actions), is_incomplete = _causes.request_whole_cause(state, current, gone=gone)
     if is_incomplete or not gone:
@@ -208,10 +208,10 @@ def _close(state: State, current: Round, end: messages.RoundEnd, *, gone: bool) 
     root = _causes.root_cause(current.causes)
     if root is not None:
         final = evolve(final, root_node=root.node, root=root.note)
-    return _ending.finish(state, final)
+    return _round_end.finish(state, final)
 
 
-def _cause_due(state: State, now: float) -> float | None:
+def _cause_due(state: JobState, now: float) -> float | None:
     """Return when the cause of the round's end must be decided; None if that is not to come."""
     if state.final is not None or state.round is None:
         return None

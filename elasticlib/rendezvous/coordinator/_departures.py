@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator import _ending, _liveness, _places, _replacements
-from elasticlib.rendezvous.coordinator._state import Action, Entry, Outcome, Round, Send, State, entry_of
+from elasticlib.rendezvous.coordinator import _node_liveness, _places, _replacements, _round_end
+from elasticlib.rendezvous.coordinator._state import Action, Entry, JobState, Outcome, Round, Send, entry_of
 from elasticlib.rendezvous.protocol._messages import Final, GivenUp, Leave
 
 SILENT = "no heartbeat for {:g} s"
@@ -22,7 +22,7 @@ SILENT = "no heartbeat for {:g} s"
 # Nodes that leave, or are refused.
 
 
-def leave(state: State, report: Leave, now: float) -> Outcome:
+def leave(state: JobState, report: Leave, now: float) -> Outcome:
     """Take a node out that leaves; the last one that does ends the job."""
     node = report.node
     entry = _entry_that_leaves(state, node)
@@ -38,11 +38,11 @@ def leave(state: State, report: Leave, now: float) -> Outcome:
     goodbye = Send(entry.mailbox, node, final)
     if by_itself and _is_deserted(state, node):
         # Nobody is left to whom the round's end could be sent.
-        state, actions = _ending.finish(state, final)
+        state, actions = _round_end.finish(state, final)
     return state, (goodbye, *actions)
 
 
-def _entry_that_leaves(state: State, node: str) -> Entry | None:
+def _entry_that_leaves(state: JobState, node: str) -> Entry | None:
     """Return the node as it is known; None for one that is unknown or had left by itself."""
     if node in state.waiting:
         return state.waiting[node]
@@ -73,7 +73,7 @@ def _disturbs(current: Round | None, node: str) -> bool:
     return is_gathering or node in current.entries
 
 
-def _is_deserted(state: State, leaver: str) -> bool:
+def _is_deserted(state: JobState, leaver: str) -> bool:
     """Return whether the job ends because *leaver* was the last node."""
     current = state.round
     if state.waiting:
@@ -90,14 +90,14 @@ def _is_deserted(state: State, leaver: str) -> bool:
     return leaver in current.entries and leaver not in current.succeeded
 
 
-def refuse(state: State, entry: Entry, why: str) -> Outcome:
+def refuse(state: JobState, entry: Entry, why: str) -> Outcome:
     """Take out a node that may not take part in the job."""
     state, actions = _remove(state, entry.node, why)
     final = Final(False, why, kind="refused")
     return state, (Send(entry.mailbox, entry.node, final), *actions)
 
 
-def _remove(state: State, node: str, why: str, *, may_still_run: bool = False, by_itself: bool = True) -> Outcome:
+def _remove(state: JobState, node: str, why: str, *, may_still_run: bool = False, by_itself: bool = True) -> Outcome:
     if node in state.waiting:
         state = _without_waiting(state, (node,))
     current = state.round
@@ -107,7 +107,7 @@ def _remove(state: State, node: str, why: str, *, may_still_run: bool = False, b
 
 
 def _remove_member(
-    state: State, current: Round, node: str, why: str, *, may_still_run: bool, by_itself: bool
+    state: JobState, current: Round, node: str, why: str, *, may_still_run: bool, by_itself: bool
 ) -> Outcome:
     is_unreported = not may_still_run and current.may_run_on(node)
     if is_unreported:
@@ -123,11 +123,11 @@ def _remove_member(
     if current.end is not None:
         return state, ()
     if by_itself:
-        return _ending.end_round(state, current, f"node {node} left: {why}", restart=True)
+        return _round_end.end_round(state, current, f"node {node} left: {why}", restart=True)
     return _end_for_losses(state, current, {node: why})
 
 
-def _without_waiting(state: State, nodes: Iterable[str]) -> State:
+def _without_waiting(state: JobState, nodes: Iterable[str]) -> JobState:
     waiting = dict(state.waiting)
     for node in nodes:
         # One with ranks does not wait.
@@ -141,26 +141,26 @@ def _note_gone(current: Round, gone: Mapping[str, str], *, are_lost: bool) -> Ro
     return evolve(current, left={**current.left, **gone}, lost=lost)
 
 
-def _end_for_losses(state: State, current: Round, lost: Mapping[str, str]) -> Outcome:
-    state, end = _ending.lose(state, current, lost)
-    return _ending.stop_workers(state, current, end)
+def _end_for_losses(state: JobState, current: Round, lost: Mapping[str, str]) -> Outcome:
+    state, end = _round_end.lose(state, current, lost)
+    return _round_end.stop_workers(state, current, end)
 
 
 # Nodes that are silent.
 
 
-def note_heartbeats(state: State, counts: Mapping[str, int], now: float) -> Outcome:
+def note_heartbeats(state: JobState, counts: Mapping[str, int], now: float) -> Outcome:
     """Note the heartbeats that were read, and take out the nodes that have been silent for too long."""
     if state.final is not None or not state.rules.heartbeat:
         return state, ()
     before, notices = _tell_those_heard_again(state, counts)
-    state, silent = _liveness.look(before, counts, now)
+    state, silent = _node_liveness.look(before, counts, now)
     state, refusals = _refuse_replacements(before, state, now)
     state, actions = _lose(state, silent)
     return state, notices + refusals + actions
 
 
-def _refuse_replacements(before: State, state: State, now: float) -> Outcome:
+def _refuse_replacements(before: JobState, state: JobState, now: float) -> Outcome:
     actions: tuple[Action, ...] = ()
     for node, why in _replacements.rejected(before, state, now).items():
         state, more = refuse(state, state.waiting[node], why)
@@ -168,14 +168,14 @@ def _refuse_replacements(before: State, state: State, now: float) -> Outcome:
     return state, actions
 
 
-def _tell_those_heard_again(state: State, counts: Mapping[str, int]) -> Outcome:
+def _tell_those_heard_again(state: JobState, counts: Mapping[str, int]) -> Outcome:
     """Tell nodes that were given up and send heartbeats that they have no part in the job any more."""
-    state, back = _liveness.heard_again(state, counts)
+    state, back = _node_liveness.heard_again(state, counts)
     notice = GivenUp(_silence(state))
     return state, tuple(Send(mailbox, node, notice) for node, mailbox in back)
 
 
-def _lose(state: State, silent: Iterable[str]) -> Outcome:
+def _lose(state: JobState, silent: Iterable[str]) -> Outcome:
     """Take out the *silent* nodes, and end the round if it needs one of them."""
     silent = [node for node in silent if _must_live(state, node)]
     if not silent:
@@ -183,7 +183,7 @@ def _lose(state: State, silent: Iterable[str]) -> Outcome:
     why = _silence(state)
     entries = [entry_of(state, node) for node in silent]
     notices = _tell_given_up(filter(None, entries), why)
-    state = _without_waiting(_liveness.give_up(state, silent), silent)
+    state = _without_waiting(_node_liveness.give_up(state, silent), silent)
     current = state.round
     if current is None:
         return state, notices
@@ -191,7 +191,7 @@ def _lose(state: State, silent: Iterable[str]) -> Outcome:
     return state, notices + actions
 
 
-def _must_live(state: State, node: str) -> bool:
+def _must_live(state: JobState, node: str) -> bool:
     """Return whether the job needs the node: one that succeeded owes nothing to a round that stands."""
     current = state.round
     if current is None or node in state.waiting:
@@ -203,7 +203,7 @@ def _must_live(state: State, node: str) -> bool:
     return node not in current.succeeded
 
 
-def _lose_members(state: State, current: Round, silent: Iterable[str]) -> Outcome:
+def _lose_members(state: JobState, current: Round, silent: Iterable[str]) -> Outcome:
     why = _silence(state)
     gone = {node: why for node in silent if node not in current.left}
     # A node without contact stops its workers before it is lost.
@@ -226,5 +226,5 @@ def _tell_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
     return tuple(Send(entry.mailbox, entry.node, GivenUp(why)) for entry in entries)
 
 
-def _silence(state: State) -> str:
+def _silence(state: JobState) -> str:
     return SILENT.format(state.rules.heartbeat)

@@ -14,26 +14,26 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator._ending import finish, losses_after
-from elasticlib.rendezvous.coordinator._liveness import is_missed, last_count
+from elasticlib.rendezvous.coordinator._node_liveness import is_missed, last_count
 from elasticlib.rendezvous.coordinator._places import next_free, pauses, ready, refused
-from elasticlib.rendezvous.coordinator._ranks import assign, order
+from elasticlib.rendezvous.coordinator._rank_order import assign, order
 from elasticlib.rendezvous.coordinator._replacements import without_replacements
+from elasticlib.rendezvous.coordinator._round_end import finish, losses_after
 from elasticlib.rendezvous.coordinator._state import (
     Action,
     ClearStore,
     Entry,
+    JobState,
     Outcome,
     Round,
     Send,
-    State,
     WakeAt,
     named,
 )
 from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
 
 
-def gather(state: State, now: float) -> Outcome:
+def gather(state: JobState, now: float) -> Outcome:
     """Give ranks to the nodes that wait, if it is time; else say when it will be."""
     current = state.round
     if current is not None and current.has_workers:
@@ -52,7 +52,7 @@ def gather(state: State, now: float) -> Outcome:
     return _start_or_wait(state, available, now)
 
 
-def _available(state: State, now: float) -> Mapping[str, Entry]:
+def _available(state: JobState, now: float) -> Mapping[str, Entry]:
     available = without_replacements(state, ready(state, now))
     is_short = len(available) < state.rules.min_nodes
     if is_short and now >= _deadline(state, now):
@@ -61,7 +61,7 @@ def _available(state: State, now: float) -> Mapping[str, Entry]:
     return available
 
 
-def _wait_for_more(state: State, now: float) -> Outcome:
+def _wait_for_more(state: JobState, now: float) -> Outcome:
     """Too few nodes are there: wait for others until the deadline, or end the job."""
     rules = state.rules
     # With join_timeout=0 no replacement is waited for, but the nodes that come back are.
@@ -75,7 +75,7 @@ def _wait_for_more(state: State, now: float) -> Outcome:
     return _give_up(state, f"joined in {rules.join_limit:g} s", "")
 
 
-def _wait_for_return(state: State, available: Mapping[str, Entry], now: float) -> Outcome:
+def _wait_for_return(state: JobState, available: Mapping[str, Entry], now: float) -> Outcome:
     """Some nodes of the last round are still to ask for ranks: wait for them until the deadline."""
     deadline = _deadline(state, now)
     if now < deadline:
@@ -86,7 +86,7 @@ def _wait_for_return(state: State, available: Mapping[str, Entry], now: float) -
     return finalize(state, why, available)
 
 
-def _start_or_wait(state: State, available: Mapping[str, Entry], now: float) -> Outcome:
+def _start_or_wait(state: JobState, available: Mapping[str, Entry], now: float) -> Outcome:
     """Enough nodes are there: finalize the round, unless the first one may still grow."""
     current = state.round
     present = len(available)
@@ -103,14 +103,14 @@ def _start_or_wait(state: State, available: Mapping[str, Entry], now: float) -> 
     return finalize(state, why, available)
 
 
-def _wake(state: State, due: float, now: float) -> WakeAt:
+def _wake(state: JobState, due: float, now: float) -> WakeAt:
     free = next_free(state, now)
     if free is None:
         return WakeAt(due)
     return WakeAt(min(due, free))
 
 
-def finalize(state: State, why: str, available: Mapping[str, Entry]) -> Outcome:
+def finalize(state: JobState, why: str, available: Mapping[str, Entry]) -> Outcome:
     """Give ranks to the *available* nodes: first to those that had some, then as they arrived."""
     rules, current = state.rules, state.round
     heard = [node for node, entry in available.items() if not is_missed(state, entry)]
@@ -139,7 +139,7 @@ def finalize(state: State, why: str, available: Mapping[str, Entry]) -> Outcome:
     return state, tuple(actions)
 
 
-def _choose(state: State, heard: Sequence[str]) -> Mapping[str, Entry]:
+def _choose(state: JobState, heard: Sequence[str]) -> Mapping[str, Entry]:
     current = state.round
     last = () if current is None else tuple(current.entries)
     stayed = set() if current is None else {entry.node for entry in current.members()}
@@ -157,7 +157,7 @@ def _with_ranks(entry: Entry) -> Entry:
     return evolve(entry, free_at=0.0, is_other=False, is_replacement=False)
 
 
-def _assign(state: State, entries: Mapping[str, Entry], number: int, why: str) -> tuple[RankAssignment, ...]:
+def _assign(state: JobState, entries: Mapping[str, Entry], number: int, why: str) -> tuple[RankAssignment, ...]:
     descriptors = [entry.descriptor for entry in entries.values()]
     assignments = assign(descriptors, number, state.restarts, state.rules.max_restarts, why)
     cause = _cause_of_restart(state.round)
@@ -175,7 +175,7 @@ def _cause_of_restart(last: Round | None) -> str:
     return last.end.why if has_failed else ""
 
 
-def status(state: State, now: float) -> str:
+def status(state: JobState, now: float) -> str:
     """Describe for which nodes the job or a spare waits, and how long; empty when nobody waits."""
     current = state.round
     if state.final is not None:
@@ -192,7 +192,7 @@ def status(state: State, now: float) -> str:
     return _status_of_gathering(state, now)
 
 
-def _status_of_gathering(state: State, now: float) -> str:
+def _status_of_gathering(state: JobState, now: float) -> str:
     rules = state.rules
     present = len(state.waiting)
     seconds_left = max(0.0, _deadline(state, now) - now)
@@ -209,7 +209,7 @@ def _status_of_gathering(state: State, now: float) -> str:
     return f"{present} of at most {rules.max_nodes} {there}; {start}"
 
 
-def _status_of_spares(state: State, current: Round, now: float) -> str:
+def _status_of_spares(state: JobState, current: Round, now: float) -> str:
     if not state.waiting:
         return ""
     return pauses(state, now) or _why_no_ranks(current, state.rules.max_nodes)
@@ -223,7 +223,7 @@ def _why_no_ranks(current: Round, most: int) -> str:
     return f"{why}; this node is a spare: it takes the place of one that leaves"
 
 
-def returning(state: State) -> frozenset[str]:
+def returning(state: JobState) -> frozenset[str]:
     """Return the nodes of the last round that are alive and have not asked for ranks yet."""
     current = state.round
     if current is None:
@@ -232,7 +232,7 @@ def returning(state: State) -> frozenset[str]:
     return frozenset(stayed - state.waiting.keys())
 
 
-def _is_any_returning(state: State) -> bool:
+def _is_any_returning(state: JobState) -> bool:
     current = state.round
     if current is None:
         return False
@@ -241,12 +241,12 @@ def _is_any_returning(state: State) -> bool:
     return stayed > len(state.waiting) or bool(returning(state))
 
 
-def _deadline(state: State, now: float) -> float:
+def _deadline(state: JobState, now: float) -> float:
     since = now if state.gathering_since is None else state.gathering_since
     return since + state.rules.join_limit
 
 
-def _due(state: State, present: int, now: float) -> tuple[float, str]:
+def _due(state: JobState, present: int, now: float) -> tuple[float, str]:
     """Return when enough nodes start without others, and the reason for then."""
     rules = state.rules
     deadline = _deadline(state, now)
@@ -259,7 +259,7 @@ def _due(state: State, present: int, now: float) -> tuple[float, str]:
     return min(state.last_join + rules.last_call, deadline), why
 
 
-def _give_up(state: State, how: str, note: str) -> Outcome:
+def _give_up(state: JobState, how: str, note: str) -> Outcome:
     current, rules = state.round, state.rules
     why = f"{len(state.waiting)} of at least {rules.min_nodes} nodes {how} ({named(state.waiting)})"
     missing = set() if current is None else current.entries.keys() - state.waiting.keys()

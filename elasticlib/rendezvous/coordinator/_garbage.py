@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from elasticlib import _untrusted
 from elasticlib.rendezvous.coordinator._outbox import Outbox
-from elasticlib.rendezvous.coordinator._state import State
+from elasticlib.rendezvous.coordinator._state import JobState
 from elasticlib.rendezvous.protocol._exchange import heartbeat_key, mailbox_key
 
 _LAST = 2
@@ -129,7 +129,7 @@ class Garbage:
             del self._silent[node]
         return is_alive
 
-    def clear_up(self, outbox: Outbox, watched: Collection[str], state: State, now: float) -> tuple[str, ...]:
+    def clear_up(self, outbox: Outbox, watched: Collection[str], state: JobState, now: float) -> tuple[str, ...]:
         """Forget nodes that are gone; return the keys that are to be deleted for them."""
         here = outbox.unparted.union(watched)
         keys, gone = self.sweep(here, now, state.rules.heartbeat)

@@ -27,9 +27,9 @@ from attrs import asdict, evolve, fields, frozen
 from elasticlib import _untrusted
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._garbage import Garbage
-from elasticlib.rendezvous.coordinator._liveness import mailboxes
+from elasticlib.rendezvous.coordinator._node_liveness import mailboxes
 from elasticlib.rendezvous.coordinator._outbox import Outbox
-from elasticlib.rendezvous.coordinator._state import Cause, Entry, Exits, Round, Rules, State
+from elasticlib.rendezvous.coordinator._state import Cause, Entry, Exits, JobState, Round, Rules
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._codec import PLAIN
 from elasticlib.rendezvous.protocol._exchange import key_place, mailbox_name
@@ -60,7 +60,7 @@ class Handover:
     nonce: str
     epoch: int
     """How often the coordination had been taken over."""
-    state: State
+    state: JobState
     outbox: Outbox
     garbage: Garbage
 
@@ -108,7 +108,7 @@ def read_handover(
         raise RendezvousStateError(f"the coordinator's document is damaged: {error!r:.400}") from error
 
 
-def _reserved(state: State, now: float, signed: bool) -> State:
+def _reserved(state: JobState, now: float, signed: bool) -> JobState:
     """
     One that may be an old one opens no round before whoever is at work had the time to say so.
 
@@ -142,7 +142,7 @@ def _signature(text: bytes, run_id: str, key: bytes) -> bytes:
 # The state in it.
 
 
-def encode_state(state: State, now: float) -> bytes:
+def encode_state(state: JobState, now: float) -> bytes:
     """Return the state as ASCII JSON; *now* is the time of the clock that it was made with."""
     commands: dict[str, int] = {}
     """Each that is known, once, and its number."""
@@ -168,7 +168,7 @@ def encode_state(state: State, now: float) -> bytes:
     return dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def decode_state(data: bytes, now: float) -> State:
+def decode_state(data: bytes, now: float) -> JobState:
     """Return the state in *data*, by a clock that shows *now*; raise `RendezvousStateError` for anything else."""
     try:
         body = _untrusted.parse(data)
@@ -180,7 +180,7 @@ def decode_state(data: bytes, now: float) -> State:
         raise RendezvousStateError(why) from error
 
 
-def _state(body: Any, now: float) -> State:
+def _state(body: Any, now: float) -> JobState:
     rules = Rules(**{name: read(body["rules"][name]) for name, read in _RULES.items()})
     after = _counts(body["after"])
     # A node of an earlier version, without the parts that are read by `get`, may have written this.
@@ -189,7 +189,7 @@ def _state(body: Any, now: float) -> State:
     others = {_untrusted.name(node) for node in body.get("others", [])}
     replacements = {_untrusted.name(node) for node in body.get("replacements", [])}
     free_at = {_untrusted.name(node): now + _untrusted.seconds(left) for node, left in _members(body["pauses"])}
-    return State(
+    return JobState(
         rules,
         heard=_counts(body["heard"]),
         has_forgotten=_untrusted.exactly(body.get("forgotten", False), bool),
@@ -219,7 +219,7 @@ def _entry(entry: Entry, commands: dict[str, int]) -> list[Any]:
     return [*row, commands.setdefault(its.command, len(commands)), its.is_scheduled]
 
 
-def _entries(state: State) -> Iterator[Entry]:
+def _entries(state: JobState) -> Iterator[Entry]:
     yield from state.waiting.values()
     if state.round is not None:
         yield from state.round.entries.values()

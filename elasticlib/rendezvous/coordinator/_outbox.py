@@ -16,7 +16,7 @@ from attrs import Factory, define, evolve, frozen
 from typing_extensions import Self
 
 from elasticlib import _untrusted
-from elasticlib.rendezvous.coordinator._state import State
+from elasticlib.rendezvous.coordinator._state import JobState
 from elasticlib.rendezvous.protocol._exchange import CAUSE, mailbox_key
 from elasticlib.rendezvous.protocol._messages import Failed, Final, Message, RankAssignment, Told, decode, encode
 from elasticlib.rendezvous.protocol._shortening import brief, refers
@@ -102,7 +102,7 @@ class Outbox:
             self._unread.pop(old, None)
         self._mailboxes[node] = mailbox
 
-    def is_parted(self, node: str, mailbox: str, state: State) -> bool:
+    def is_parted(self, node: str, mailbox: str, state: JobState) -> bool:
         """Return whether this mailbox is no longer tracked: the node left, or has a newer one."""
         known = self._mailboxes.get(node)
         if known is not None:
@@ -167,7 +167,7 @@ class Outbox:
         for mailbox, notices in self._unread.items():
             self._unread[mailbox] = {index: each.shortened() for index, each in notices.items()}
 
-    def plain(self, state: State) -> dict[str, Any]:
+    def plain(self, state: JobState) -> dict[str, Any]:
         """As a JSON object, for whoever takes over with that *state*; what the state says is not said again."""
         texts: dict[Told, int] = {}
         mailboxes = {}
@@ -179,7 +179,7 @@ class Outbox:
         return {"boxes": mailboxes, "texts": [encode(notice).decode("ascii") for notice in texts]}
 
     @classmethod
-    def from_plain(cls, body: Mapping[str, Any], state: State, now: float) -> Self:
+    def from_plain(cls, body: Mapping[str, Any], state: JobState, now: float) -> Self:
         """
         Return the outbox that `plain` made of this *body*.
 
@@ -208,7 +208,7 @@ class Outbox:
 # round by group rank, 0 and above are texts.
 
 
-def _reference(notice: Told, texts: dict[Told, int], state: State) -> int | None:
+def _reference(notice: Told, texts: dict[Told, int], state: JobState) -> int | None:
     """Return the reference to a *notice*, which becomes one of the *texts* if the state does not have it."""
     if notice == state.final:
         return None
@@ -219,7 +219,7 @@ def _reference(notice: Told, texts: dict[Told, int], state: State) -> int | None
     return texts.setdefault(notice, len(texts))
 
 
-def _referred(reference: int | None, texts: Sequence[Told], state: State) -> Told:
+def _referred(reference: int | None, texts: Sequence[Told], state: JobState) -> Told:
     """Return the notice that a reference means; ValueError or IndexError for one that means none."""
     found: Told | None
     if reference is None:

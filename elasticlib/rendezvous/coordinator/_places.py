@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator._state import Entry, Exits, Rules, State, host_of
+from elasticlib.rendezvous.coordinator._state import Entry, Exits, JobState, Rules, host_of
 
 STEADY = 60.0
 """Heartbeats after its arrival for which a node that goes has done no harm."""
@@ -46,7 +46,7 @@ def place_of(entry: Entry) -> str:
 # Who comes.
 
 
-def refusal(state: State, entry: Entry, now: float) -> str | None:
+def refusal(state: JobState, entry: Entry, now: float) -> str | None:
     """Return why the newcomer of *entry* gets no ranks; None if it gets some."""
     place = place_of(entry)
     exits = state.exits.get(place)
@@ -58,7 +58,7 @@ def refusal(state: State, entry: Entry, now: float) -> str | None:
     )
 
 
-def arrived(state: State, entry: Entry, now: float) -> tuple[State, Entry]:
+def arrived(state: JobState, entry: Entry, now: float) -> tuple[JobState, Entry]:
     """A newcomer asks for ranks, which it may have to pause for."""
     place = place_of(entry)
     exits = state.exits.get(place)
@@ -77,7 +77,7 @@ def arrived(state: State, entry: Entry, now: float) -> tuple[State, Entry]:
 # Who goes.
 
 
-def left(state: State, entry: Entry, why: str, now: float) -> State:
+def left(state: JobState, entry: Entry, why: str, now: float) -> JobState:
     """Note that the node of *entry* leaves by itself before its work is done, and costs others time."""
     # A node that was there for a steady time did no harm.
     if now >= entry.arrived + _steady(state.rules):
@@ -104,7 +104,7 @@ def _first_to_forget(known: Mapping[str, Exits]) -> str:
     return next(iter(known))
 
 
-def forget_names(state: State) -> State:
+def forget_names(state: JobState) -> JobState:
     """
     Forget the oldest of the nodes that are gone, where there are too many.
 
@@ -126,24 +126,24 @@ def forget_names(state: State) -> State:
 # Who pauses, and who is refused.
 
 
-def ready(state: State, now: float) -> Mapping[str, Entry]:
+def ready(state: JobState, now: float) -> Mapping[str, Entry]:
     """Return the waiting nodes that do not pause."""
     if not state.pausing:
         return state.waiting
     return {node: entry for node, entry in state.waiting.items() if entry.free_at <= now}
 
 
-def next_free(state: State, now: float) -> float | None:
+def next_free(state: JobState, now: float) -> float | None:
     """Return when the next pause of a waiting node is over; None if none pauses."""
     return min((entry.free_at for entry in _had_to_pause(state) if entry.free_at > now), default=None)
 
 
-def rested(state: State, now: float) -> list[str]:
+def rested(state: JobState, now: float) -> list[str]:
     """Nodes that wait, and whose pause is over."""
     return [entry.node for entry in _had_to_pause(state) if 0.0 < entry.free_at <= now]
 
 
-def pauses(state: State, now: float) -> str:
+def pauses(state: JobState, now: float) -> str:
     """Describe the nodes that pause, and for how long still; empty if none does."""
     pausing = [entry for entry in _had_to_pause(state) if entry.free_at > now]
     return "; ".join(
@@ -153,7 +153,7 @@ def pauses(state: State, now: float) -> str:
     )
 
 
-def refused(state: State) -> str:
+def refused(state: JobState) -> str:
     """Return the places that get no ranks any more, for people; empty if there are none."""
     places = []
     for place, exits in state.exits.items():
@@ -166,7 +166,7 @@ def refused(state: State) -> str:
     return text
 
 
-def _had_to_pause(state: State) -> Iterator[Entry]:
+def _had_to_pause(state: JobState) -> Iterator[Entry]:
     if not state.pausing:
         return
     for node, entry in state.waiting.items():

@@ -15,15 +15,15 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator._liveness import was_away
-from elasticlib.rendezvous.coordinator._state import Action, Entry, Send, State, host_of
+from elasticlib.rendezvous.coordinator._node_liveness import was_away
+from elasticlib.rendezvous.coordinator._state import Action, Entry, JobState, Send, host_of
 from elasticlib.rendezvous.protocol._messages import Caution
 
 PATIENCE = 0.5
 """Share of the heartbeat time after which a heartbeat that is read was sent after the replacement came."""
 
 
-def holder(state: State, entry: Entry) -> Entry | None:
+def holder(state: JobState, entry: Entry) -> Entry | None:
     """Return the other node that has the place of *entry*, or claimed it before; None if there is none."""
     for other in _by_claim(state):
         if other.descriptor.index == entry.descriptor.index:
@@ -31,7 +31,7 @@ def holder(state: State, entry: Entry) -> Entry | None:
     return None
 
 
-def _by_claim(state: State) -> Iterator[Entry]:
+def _by_claim(state: JobState) -> Iterator[Entry]:
     """Yield the nodes in the order in which they may claim a place: replacements last."""
     if state.round is not None:
         yield from state.round.members()
@@ -39,7 +39,7 @@ def _by_claim(state: State) -> Iterator[Entry]:
     yield from sorted(state.waiting.values(), key=lambda entry: entry.is_replacement)
 
 
-def may_replace(state: State, entry: Entry, other: Entry) -> bool:
+def may_replace(state: JobState, entry: Entry, other: Entry) -> bool:
     """Return whether the node of *entry* may be *other*, started again."""
     same_host = host_of(entry.node) == host_of(other.node)
     return state.rules.heartbeat > 0 and (same_host or entry.descriptor.is_scheduled)
@@ -51,7 +51,7 @@ def refusal(entry: Entry, other: Entry) -> str:
     return f"node rank {index} was given twice: node {other.node} has it, and node {entry.node} asks for it"
 
 
-def compared(state: State, entry: Entry) -> tuple[Entry, tuple[Action, ...]]:
+def compared(state: JobState, entry: Entry) -> tuple[Entry, tuple[Action, ...]]:
     """Return the node as it is remembered, and its caution if it must wait for another one's end."""
     other = holder(state, entry) if state.rules.fixed_places else None
     if other is None:
@@ -63,7 +63,7 @@ def compared(state: State, entry: Entry) -> tuple[Entry, tuple[Action, ...]]:
     return evolve(entry, is_replacement=True), (Send(entry.mailbox, entry.node, Caution(text)),)
 
 
-def without_replacements(state: State, there: Mapping[str, Entry]) -> Mapping[str, Entry]:
+def without_replacements(state: JobState, there: Mapping[str, Entry]) -> Mapping[str, Entry]:
     """Return those of the nodes *there* whose place no other node has."""
     # The usual case, without a look at each place.
     if not any(entry.is_replacement for entry in there.values()):
@@ -75,7 +75,7 @@ def without_replacements(state: State, there: Mapping[str, Entry]) -> Mapping[st
     return {node: entry for node, entry in there.items() if is_free(entry)}
 
 
-def rejected(before: State, state: State, now: float) -> Mapping[str, str]:
+def rejected(before: JobState, state: JobState, now: float) -> Mapping[str, str]:
     """Replacements whose places belong to nodes that were heard since *before*, each with the reason."""
     if was_away(before, now):
         # What is read now may have been sent long ago, by a node that has died since.
@@ -88,13 +88,13 @@ def rejected(before: State, state: State, now: float) -> Mapping[str, str]:
     return reasons
 
 
-def _long_waiting(state: State, now: float) -> list[Entry]:
+def _long_waiting(state: JobState, now: float) -> list[Entry]:
     """Return the replacements that arrived before any heartbeat was sent that is read now."""
     due = now - PATIENCE * state.rules.heartbeat
     return [entry for entry in state.waiting.values() if entry.is_replacement and entry.requested_at <= due]
 
 
-def _was_heard(before: State, state: State, entry: Entry) -> bool:
+def _was_heard(before: JobState, state: JobState, entry: Entry) -> bool:
     """Return whether a heartbeat of the node was read since *before*, and not for the first time."""
     old = before.watch.sightings.get(entry.node)
     new = state.watch.sightings.get(entry.node)

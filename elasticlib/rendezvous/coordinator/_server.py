@@ -28,7 +28,15 @@ from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import ADVICE, Handover, read_handover, write_handover
 from elasticlib.rendezvous.coordinator._incoming import Incoming
 from elasticlib.rendezvous.coordinator._outbox import Outbox, referring
-from elasticlib.rendezvous.coordinator._state import ClearStore, Heartbeats, Received, Send, State, Tick, WakeAt
+from elasticlib.rendezvous.coordinator._state import (
+    ClearStore,
+    Heartbeats,
+    JobState,
+    MessageReceived,
+    Send,
+    Tick,
+    WakeAt,
+)
 from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
@@ -51,7 +59,7 @@ class Server:
     key: bytes | None
     nonce: str
     """Of this beginning of the job; a successor goes on with it."""
-    state: State
+    state: JobState
     journaled: bool = False
     """Whether another node may take the coordination over."""
     hint: str = ""
@@ -127,19 +135,19 @@ class Server:
             case events.Arrived(entries):
                 self._receives = False
                 self._turn(entries, now, out)
-            case events.Heard(found):
+            case events.HeartbeatsFetched(found):
                 self._listen(found, now, out)
                 self._conclude(now, out)
             case events.Abandon():
                 self._abandon = event
                 self._interrupt(out)
-            case events.Close(linger):
+            case events.CloseServer(linger):
                 if self._leave_by is None:
                     self._leave_by = now + linger
                     self._interrupt(out)
             case events.Unsaved(why, undone):
                 self._save_less(why, undone, now, out)
-            case events.Broke(why):
+            case events.OperationFailed(why):
                 self._receives = False
                 # The failure may have come before or after a write: write every unread notice again.
                 self._outbox.remind(now, 0.0)
@@ -223,7 +231,7 @@ class Server:
         if self.journaled and self.is_over():
             out.append(events.Purge())
         self.stopped = True
-        out.append(events.Stop())
+        out.append(events.ServerStopped())
 
     def _next_turn(self, now: float) -> float | None:
         """Return when the next turn begins at the latest; None: when a message comes."""
@@ -256,7 +264,7 @@ class Server:
                 self._garbage.expect(self._outbox, join.node, mailbox)
                 if not self._interval:
                     self._follow((self.state, self.logic.tell_end(self.state, join.node, mailbox)), now, out)
-        self._step(Received(envelope.seq, envelope.report), now, out)
+        self._step(MessageReceived(envelope.seq, envelope.report), now, out)
         # Who leaves does not wait for the answer.
         if isinstance(envelope.report, (messages.Acknowledgement, messages.Leave)):
             self._outbox.part(envelope.report.node)
@@ -313,7 +321,7 @@ class Server:
         self._wake_at = None
         self._follow(self.logic.step(self.state, event, now), now, out)
 
-    def _follow(self, outcome: tuple[State, Sequence[_state.Action]], now: float, out: list[events.Action]) -> None:
+    def _follow(self, outcome: tuple[JobState, Sequence[_state.Action]], now: float, out: list[events.Action]) -> None:
         state, actions = outcome
         if self.journaled and not self._is_unsaved:
             # Signs of life alone make no difference.
@@ -419,7 +427,7 @@ class Server:
         self._end(f"{SET_BACK}: {why}", now, out)
 
     def _forget_all(self, why: str, now: float, out: list[events.Action]) -> None:
-        self.state, self.nonce = State(self.state.rules), self.seen.nonce or self.nonce
+        self.state, self.nonce = JobState(self.state.rules), self.seen.nonce or self.nonce
         self._epoch = min(self.seen.epoch + 1, messages.LAST_EPOCH)
         self._end(f"{DESTROYED}: {why}", now, out)
         self._save_and_open(now, out)

@@ -2,7 +2,7 @@
 What happens to a coordinator's server, and what a server has its shell do. Pure.
 
 Rules of this file: data only. The actions of one step are done in their order; when one of them fails, those after
-it are not done. The last is `Load`, `Receive`, `Read` or `Stop`, and what came of it is the next event.
+it are not done. The last is `Load`, `Receive`, `Read` or `ServerStopped`, and what came of it is the next event.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Arrived:
 
 
 @frozen
-class Heard:
+class HeartbeatsFetched:
     """What lay where the nodes' heartbeats lie."""
 
     found: Sequence[bytes | None]
@@ -65,20 +65,20 @@ class Abandon:
 
 
 @frozen
-class Close:
+class CloseServer:
     """Stop, once all nodes have read how the job ended, or *linger* seconds from now."""
 
     linger: float
 
 
 @frozen
-class Broke:
+class OperationFailed:
     """Something failed that should not: nobody must wait for an answer that does not come."""
 
     why: str
 
 
-Event: TypeAlias = Loaded | Destroyed | Unsaved | Arrived | Heard | Abandon | Close | Broke
+Event: TypeAlias = Loaded | Destroyed | Unsaved | Arrived | HeartbeatsFetched | Abandon | CloseServer | OperationFailed
 
 
 # Actions: what the shell must do.
@@ -107,10 +107,10 @@ class Purge:
 
 
 @frozen
-class Stop:
+class ServerStopped:
     """This coordinator's part is over."""
 
 
 Action: TypeAlias = (
-    Load | Save | Interrupt | Purge | Stop | Log | Receive | Read | Write | Delete | Discard | ClearForeign
+    Load | Save | Interrupt | Purge | ServerStopped | Log | Receive | Read | Write | Delete | Discard | ClearForeign
 )

@@ -15,7 +15,7 @@ from attrs import Attribute, Factory, field, frozen
 
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous.coordinator._ranks import natural_key
+from elasticlib.rendezvous.coordinator._rank_order import natural_key
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._timing import SHORTEST_HEARTBEAT
 
@@ -103,7 +103,7 @@ class Rules:
 
 
 @frozen
-class Received:
+class MessageReceived:
     """A node's message number *seq*; its messages are numbered from 1 without a gap."""
 
     seq: int
@@ -146,7 +146,7 @@ class ClearStore:
     """Delete the keys that workers of the last round left in the shared store: none of them runs any more."""
 
 
-Event: TypeAlias = Received | Heartbeats | Tick
+Event: TypeAlias = MessageReceived | Heartbeats | Tick
 Action: TypeAlias = Send | WakeAt | ClearStore
 
 
@@ -249,7 +249,7 @@ class Sighting:
 
 
 @frozen
-class Watch:
+class Sightings:
     """Who was seen when; a new coordinator begins without."""
 
     sightings: Mapping[str, Sighting] = Factory(dict)
@@ -260,7 +260,7 @@ class Watch:
 
 
 @frozen
-class State:
+class JobState:
     """All that the coordinator knows. Two states are equal that differ in signs of life alone."""
 
     rules: Rules
@@ -284,20 +284,20 @@ class State:
     opens_at: float = field(default=0.0, eq=False)
     """Until then nobody gets ranks: nodes may be at work of whom this memory knows nothing."""
     final: messages.Final | None = None
-    watch: Watch = field(factory=Watch, eq=False)
+    watch: Sightings = field(factory=Sightings, eq=False)
 
 
-Outcome: TypeAlias = tuple[State, tuple[Action, ...]]
+Outcome: TypeAlias = tuple[JobState, tuple[Action, ...]]
 
 
-def present(state: State) -> Iterator[Entry]:
+def present(state: JobState) -> Iterator[Entry]:
     """Yield the nodes with ranks first: they are the job; then those that wait."""
     if state.round is not None:
         yield from state.round.members()
     yield from state.waiting.values()
 
 
-def entry_of(state: State, node: str) -> Entry | None:
+def entry_of(state: JobState, node: str) -> Entry | None:
     """Return the *node* as it is in the job now; None if it is not there."""
     if node in state.waiting:
         return state.waiting[node]

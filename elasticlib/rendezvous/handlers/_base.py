@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attrs import define, frozen
 
 from elasticlib.errors import ConfigError, RendezvousStateError
-from elasticlib.rendezvous._options import NO, YES
+from elasticlib.rendezvous._rdzv_options import NO, YES
 from elasticlib.utils import get_free_port
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from elasticlib._clock import monotonic, sleep
 from elasticlib.errors import ConfigError, RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
 from elasticlib.rendezvous.handlers._registry import job_of
 from elasticlib.rendezvous.net._endpoint import DEFAULT_PORT as DEFAULT_PORT
@@ -112,7 +112,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     return C10dRendezvousBackend(store, params.run_id), store
 
 
-def _tcp_store(job: Job, limit: float) -> Any:
+def _tcp_store(job: NodeJob, limit: float) -> Any:
     from elasticlib.rendezvous.stores._c10d import C10dBackend
 
     deadline = monotonic() + limit

@@ -28,9 +28,9 @@ from elasticlib.errors import (
     RendezvousTimeoutError,
 )
 from elasticlib.processes import start_thread, wait_readable
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Membership, Talk, Word
 from elasticlib.rendezvous._names import node_name
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers import _round_store
 from elasticlib.rendezvous.handlers._base import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from elasticlib.rendezvous.node._runtime import backend_of
@@ -71,7 +71,7 @@ class CoordinatedHandler(RendezvousHandler):
     Raises `ConfigError` for a job that cannot work.
     """
 
-    def __init__(self, job: Job, connect: Callable[..., Talk] | None = None) -> None:
+    def __init__(self, job: NodeJob, connect: Callable[..., Talk] | None = None) -> None:
         """*connect* makes a node of a job in place of `SharedSidecar`; whoever gives it has checked the job."""
         self.job = job
         if connect is None:
@@ -425,7 +425,7 @@ def _own_address(listener: socket.socket, address: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host) or address
 
 
-def _reason(final: Final, job: Job) -> RendezvousError:
+def _reason(final: Final, job: NodeJob) -> RendezvousError:
     if final.succeeded:
         return RendezvousGracefulExitError(f"job {job.run_id!r} succeeded without this node: {final.why}")
     if final.kind == "timeout":

@@ -21,10 +21,10 @@ from attrs import Attribute, evolve, field, frozen
 
 from elasticlib._untrusted import LONGEST_TIME
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Talk
 from elasticlib.rendezvous._names import node_name
-from elasticlib.rendezvous._options import (
+from elasticlib.rendezvous._node_job import NodeJob
+from elasticlib.rendezvous._rdzv_options import (
     CLOSE_TIMEOUT,
     JOIN_TIMEOUT,
     KEEP_ALIVE_ATTEMPTS,
@@ -125,7 +125,7 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         self._store = store
         self._holder = backend
         times = settings.timeout
-        job = Job(
+        job = NodeJob(
             run_id=settings.run_id,
             node=node_name(local_addr),
             backend=backend.name,
@@ -180,7 +180,7 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         """What it goes by."""
         return self._settings
 
-    def _connect_here(self, job: Job, *, stall: float | None = None) -> Talk:
+    def _connect_here(self, job: NodeJob, *, stall: float | None = None) -> Talk:
         # It has no meaning here: all threads of a program stand still together.
         del stall
         runtime = NodeRuntime(job, backend=StateBackend(self._holder, job.heartbeat, _address_beside(self._store)))

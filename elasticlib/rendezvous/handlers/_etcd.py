@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from elasticlib.errors import ConfigError, RendezvousError
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import node_name
-from elasticlib.rendezvous._options import ETCD_PREFIX
+from elasticlib.rendezvous._node_job import NodeJob
+from elasticlib.rendezvous._rdzv_options import ETCD_PREFIX
 from elasticlib.rendezvous.handlers._base import RendezvousParameters
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
 from elasticlib.rendezvous.handlers._registry import create_handler, job_of
@@ -75,7 +75,7 @@ class EtcdRendezvous:
     that needs it. Raises `ConfigError` (a ``ValueError``) for values that cannot work.
     """
 
-    job: Job
+    job: NodeJob
     _place: EtcdRendezvousHandler | None = None
 
     def __init__(

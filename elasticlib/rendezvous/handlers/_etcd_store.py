@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from elasticlib._clock import monotonic
-from elasticlib.rendezvous.stores._keys import Item, Keys, component
+from elasticlib.rendezvous.stores._keys import KeyFound, Keys, component
 
 _TIMEOUT = datetime.timedelta(seconds=300)
 _SLICE = 20.0
@@ -67,7 +67,7 @@ class EtcdStore(Store):
     def _path(self, key: str) -> str:
         return f"{self.prefix}/{component(key)}"
 
-    def _await(self, keys: Sequence[str], limit: datetime.timedelta) -> list[Item]:
+    def _await(self, keys: Sequence[str], limit: datetime.timedelta) -> list[KeyFound]:
         """Return all keys once they are there."""
         paths = [self._path(key) for key in keys]
         deadline = monotonic() + limit.total_seconds()

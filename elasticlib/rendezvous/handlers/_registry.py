@@ -21,10 +21,10 @@ from attrs import evolve
 
 from elasticlib._rules import is_unicode
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous import _options
+from elasticlib.rendezvous import _rdzv_options
 from elasticlib.rendezvous._choice import scheduler_index
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._names import node_name
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous._own_token import token_of
 from elasticlib.rendezvous.handlers._base import RendezvousHandler, RendezvousParameters
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
@@ -39,12 +39,12 @@ BUILT_IN = ("c10d", "static", "etcd", "etcd-v2", "etcd-v3")
 _log = logging.getLogger("elasticlib")
 
 
-def job_of(params: RendezvousParameters, backend: str, *, index: int | None = None) -> Job:
+def job_of(params: RendezvousParameters, backend: str, *, index: int | None = None) -> NodeJob:
     """What *params* ask for with that *backend*; options without effect are named in a warning."""
-    options = _options.read(backend, params.config)
+    options = _rdzv_options.read(backend, params.config)
     for why in options.idle:
         _log.warning(why)
-    return Job.of(
+    return NodeJob.of(
         options,
         run_id=params.run_id,
         node=node_name(params.local_addr),

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from elasticlib.errors import RendezvousConnectionError
-from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._options import STATIC
+from elasticlib.rendezvous._node_job import NodeJob
+from elasticlib.rendezvous._rdzv_options import STATIC
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ def prepare() -> None:
     import torch.distributed  # noqa: F401
 
 
-def timeout_of(job: Job) -> float:
+def timeout_of(job: NodeJob) -> float:
     """Seconds that the store of a round of *job* waits for a key: as long as torch's does with the same back end."""
     if job.backend in STATIC:
         return job.join_timeout

@@ -36,7 +36,7 @@ from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session
-from elasticlib.rendezvous.node._session_liveness import Limits, Tick
+from elasticlib.rendezvous.node._session_liveness import Limits, TimePassed
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous.protocol._operations import Log, perform
@@ -129,7 +129,7 @@ class NodeClient:
 
     def hold(self, paused: bool) -> None:
         """Let this node's heartbeats rest, so that the others think it lost, or take them up again."""
-        self.tell(events.Hold(paused))
+        self.tell(events.SuspendHeartbeats(paused))
 
     def fail(self, error: RendezvousError) -> None:
         """Let `drain` raise *error*: this node's part is over. From any thread."""
@@ -183,7 +183,7 @@ class NodeClient:
             # Read before the session is asked: what comes after that makes the descriptor readable again.
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._ready)
-            self.tell(Tick())
+            self.tell(TimePassed())
             self._session, notices = self._session.drain()
             # After the job's end a connection may break: that is no news for the agent.
             error = None if self._session.final is not None else self._session.error
@@ -207,7 +207,7 @@ class NodeClient:
         with self.turned:
             if self._session.closed:
                 return
-            self.tell(events.Close())
+            self.tell(events.CloseSession())
             connection = self._connection
         if connection is not None:
             connection.join(_PARTING)
@@ -282,7 +282,7 @@ class NodeClient:
             except StartError as error:
                 self.tell(events.Refused(None, error))
 
-    def _connect(self, action: events.Connect) -> None:
+    def _connect(self, action: events.OpenConnection) -> None:
         if self._connection is not None:
             self._connection.abandon()
         # The session has a number for each: what an abandoned one still reports is ignored.
@@ -299,7 +299,7 @@ class NodeClient:
 
     def _do(self, action: events.Action) -> None:
         match action:
-            case events.Connect():
+            case events.OpenConnection():
                 self._connect(action)
             case events.Ask():
                 self._ask(action)
@@ -379,7 +379,7 @@ class Connection:
         try:
             work()
         except RendezvousConnectionError as error:
-            self.client.tell(events.Lost(self.number, str(error), isinstance(error, RefusedError)))
+            self.client.tell(events.ConnectionLost(self.number, str(error), isinstance(error, RefusedError)))
         except (RendezvousError, ConfigError, StartError) as error:
             self.client.tell(events.Refused(self.number, error))
         except Exception as error:
@@ -414,9 +414,9 @@ class Connection:
     def _done(self, ask: events.Ask, exchange: Exchange) -> events.Event:
         what = ask.operation
         if isinstance(what, events.Describe):
-            return events.Answer(self.number, ask.number, self.client.describe(what.slots, what.role))
+            return events.OperationDone(self.number, ask.number, self.client.describe(what.slots, what.role))
         try:
-            return events.Answer(self.number, ask.number, perform(exchange, what))
+            return events.OperationDone(self.number, ask.number, perform(exchange, what))
         except RequestRefusedError as error:
             return events.Denied(self.number, ask.number, str(error), error.too_large)
 
@@ -440,4 +440,4 @@ class Connection:
                     self.client.turned.wait(idle)
             # Outside the wait, as the tick may give this lane its next operation.
             if not is_early:
-                self.client.tell(Tick())
+                self.client.tell(TimePassed())

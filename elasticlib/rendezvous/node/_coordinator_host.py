@@ -16,7 +16,7 @@ from elasticlib.errors import RendezvousConnectionError, RendezvousError, Rendez
 from elasticlib.processes import start_thread
 from elasticlib.rendezvous.coordinator import _server_events as events
 from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
-from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.coordinator._state import JobState, Rules
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
 from elasticlib.rendezvous.protocol._operations import Log, Read, Receive, perform
 from elasticlib.rendezvous.protocol._progress import Seen
@@ -29,7 +29,7 @@ _STOPPING = 1.0
 """Seconds that `Host.close` waits for a turn to end; a store that hangs never lets it."""
 
 
-class Host:
+class CoordinatorHost:
     """The coordinator of one job, at work on *exchange*: `run` in a thread of the caller's, or `start`."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Host:
         self._state_log = state_log
         self._stepping = threading.Lock()
         nonce = uuid.uuid4().hex
-        self._server = Server(run_id, name, key, nonce, State(rules), state_log is not None, hint, seen or Seen())
+        self._server = Server(run_id, name, key, nonce, JobState(rules), state_log is not None, hint, seen or Seen())
         self._thread: threading.Thread | None = None
         self._done = threading.Event()
 
@@ -73,7 +73,7 @@ class Host:
 
         Waits *linger* seconds for that at the most. Nodes that were told nothing yet are not told.
         """
-        self._tell(events.Close(linger))
+        self._tell(events.CloseServer(linger))
         self._done.wait(linger + _STOPPING)
         if self._thread is not None:
             # It is done, or hangs in the store: waiting any longer would help neither.
@@ -101,7 +101,7 @@ class Host:
             except Exception as error:
                 _log.exception("the coordinator of job %r failed", self._run_id)
                 # A mistake of ours: the nodes must hear that nobody decides any more, and why.
-                self._work(self._step(events.Broke(f"the coordinator failed: {error!r}")))
+                self._work(self._step(events.OperationFailed(f"the coordinator failed: {error!r}")))
         except RendezvousError as error:
             # In a thread of its own there is nobody to whom it could be raised.
             if self._thread is None and isinstance(
@@ -139,7 +139,7 @@ class Host:
             case Receive():
                 return events.Arrived(self._exchange.receive(action.timeout))
             case Read():
-                return events.Heard(self._exchange.read(action.keys))
+                return events.HeartbeatsFetched(self._exchange.read(action.keys))
             case events.Load():
                 return _load(self._log_of_state())
             case events.Save(data):
@@ -150,7 +150,7 @@ class Host:
                 self._wake()
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
-            case events.Stop():
+            case events.ServerStopped():
                 # It is the last action: without an event the work ends.
                 pass
             case _:

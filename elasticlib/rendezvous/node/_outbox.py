@@ -27,7 +27,7 @@ class Written:
 
 
 @frozen
-class Outbox:
+class NodeOutbox:
     """What is to be said, and how far the saying has come."""
 
     envelopes: tuple[Written, ...] = ()

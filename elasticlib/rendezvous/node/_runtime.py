@@ -16,13 +16,13 @@ from typing import Any
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousError
 from elasticlib.processes import start_thread
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import STAYS
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._binding import loopback
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo, FixedNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient
-from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import Exchange
@@ -41,7 +41,7 @@ _RESIGNING = 2.0
 """Seconds that `NodeRuntime.close` waits until this node's candidate has resigned."""
 
 
-def backend_of(job: Job) -> Any:
+def backend_of(job: NodeJob) -> Any:
     """What carries *job*; nothing is contacted. Raises `ConfigError` for a job that cannot work."""
     if job.backend.startswith("etcd"):
         from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
@@ -68,7 +68,7 @@ class NodeRuntime:
 
     def __init__(
         self,
-        job: Job,
+        job: NodeJob,
         clock: Clock = monotonic,
         backend: Any = None,
         *,
@@ -86,7 +86,7 @@ class NodeRuntime:
         self._key = key_of(job.token) if job.token else None
         self._began = clock()
         self._met = False
-        self._host: Host | None = None
+        self._host: CoordinatorHost | None = None
         self._candidate: Any = None
         self._served: str | None = None
         """Id of the job whose store this one is a guest in; empty where that job has ended; None: in its own."""
@@ -215,9 +215,11 @@ class NodeRuntime:
         self._host.abandon(f"node {self.job.node}, which hosts the job's store, left: {why}", self.job.node)
         return True
 
-    def _new_host(self, exchange: Exchange, state_log: StateLog | KeptDocument | None = None, hint: str = "") -> Host:
+    def _new_host(
+        self, exchange: Exchange, state_log: StateLog | KeptDocument | None = None, hint: str = ""
+    ) -> CoordinatorHost:
         job = self.job
-        return Host(
+        return CoordinatorHost(
             exchange,
             job.rules,
             run_id=job.run_id,
@@ -303,7 +305,7 @@ class NodeRuntime:
             host = self._host = self._new_host(exchange, state_log, hint)
             start_thread(threading.Thread(target=self._serve, args=(host,), name="elasticlib-coordinator", daemon=True))
 
-    def _serve(self, host: Host) -> None:
+    def _serve(self, host: CoordinatorHost) -> None:
         try:
             host.run()
         except LeadershipLost as error:

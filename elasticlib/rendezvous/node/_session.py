@@ -23,10 +23,10 @@ from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events, _session_liveness, _session_memory as memory
 from elasticlib.rendezvous.node._belief import Belief, Doubt, doubted
-from elasticlib.rendezvous.node._outbox import Outbox, Written
+from elasticlib.rendezvous.node._outbox import NodeOutbox, Written
 from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
-from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, Tick
-from elasticlib.rendezvous.node._session_memory import Asked, Lanes, Mailbox, Task, Waiting
+from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, TimePassed
+from elasticlib.rendezvous.node._session_memory import Lanes, Mailbox, PendingOperation, Task, Waiting
 from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Take, Update, Wait, refuse
 from elasticlib.rendezvous.protocol._progress import Seen
@@ -50,7 +50,7 @@ class Session:
     status: str = ""  # for whom the job waits, as the coordinator says
     seen: Seen = field(factory=Seen)  # how far this node knows the job to have come
     _host: str = ""
-    _outbox: Outbox = field(factory=Outbox)
+    _outbox: NodeOutbox = field(factory=NodeOutbox)
     _mailbox: Mailbox = field(factory=Mailbox)
     _heartbeats: OwnHeartbeats = field(factory=OwnHeartbeats)
     _waiting: Waiting | None = None  # for ranks
@@ -69,7 +69,7 @@ class Session:
     ) -> tuple[Session, tuple[events.Action, ...]]:
         """A node that knows nobody yet."""
         contact, actions = _session_liveness.begin(limits, now)
-        session, out = cls(belief, contact, terms, where, outbox=Outbox(seq=belief.sent)), list[events.Action]()
+        session, out = cls(belief, contact, terms, where, outbox=NodeOutbox(seq=belief.sent)), list[events.Action]()
         session._obey(actions, now, out)
         return session, tuple(out)
 
@@ -77,7 +77,7 @@ class Session:
         """The session after *event*, and what is to be done; *now* never goes back."""
         after, out = memory.copied(self), list[events.Action]()
         # What came while this node stood still is judged by what it knows now, not by what it knew then.
-        after._judge(Tick(), now, out)
+        after._judge(TimePassed(), now, out)
         after._hear(event, now, out)
         after._go_on(now, out)
         after._complain(now, out)
@@ -115,14 +115,14 @@ class Session:
         match event:
             case events.Connected():
                 self._connected = True
-            case events.Lost(_, why, gone):
+            case events.ConnectionLost(_, why, gone):
                 if not self.parted:
                     self._disconnected()
                     # Also where contact is not judged any more.
                     self.contact = evolve(self.contact, trying=False)
                     self.status = ""
                     self._judge(_session_liveness.Broken(why, gone), now, out)
-            case events.Answer(_, number, result):
+            case events.OperationDone(_, number, result):
                 self._lanes, asked = self._lanes.answered(number)
                 if asked is not None:
                     self._answered(asked, result, now, out)
@@ -138,12 +138,12 @@ class Session:
                 self._seek(events.Describe(slots, role), now)
             case events.Tell(report):
                 self._outbox = self._outbox.add(report)
-            case events.Hold(held):
+            case events.SuspendHeartbeats(held):
                 self._heartbeats = self._heartbeats.hold(held, now)
-            case events.Close():
+            case events.CloseSession():
                 self.closed = True
             case _:
-                assert_type(event, Tick)
+                assert_type(event, TimePassed)
 
     def _seek(self, describe: events.Describe, now: float) -> None:
         self._outbox = self._outbox.add(describe)
@@ -167,7 +167,7 @@ class Session:
     def _obey(self, actions: tuple[_session_liveness.Action, ...], now: float, out: list[events.Action]) -> None:
         for action in actions:
             match action:
-                case _session_liveness.Connect():
+                case _session_liveness.ReplaceConnection():
                     self._connect(out)
                 case _session_liveness.Fence(why, grace):
                     self._stop(why, grace)
@@ -177,7 +177,7 @@ class Session:
     def _connect(self, out: list[events.Action]) -> None:
         self._disconnected()
         self._connection += 1
-        out.append(events.Connect(self._connection, _session_liveness.attempt_of(self.contact)))
+        out.append(events.OpenConnection(self._connection, _session_liveness.attempt_of(self.contact)))
 
     def _give_up(self, action: _session_liveness.GiveUp) -> None:
         """End this node's part with an error that says where the job was looked for."""
@@ -209,7 +209,7 @@ class Session:
 
     # What was answered.
 
-    def _answered(self, asked: Asked, result: events.Answered, now: float, out: list[events.Action]) -> None:
+    def _answered(self, asked: PendingOperation, result: events.Answered, now: float, out: list[events.Action]) -> None:
         match asked.task, result:
             case Task.FIND, _:
                 self._found(result is True, now, out)
@@ -244,7 +244,7 @@ class Session:
         greeting = Read((exchange.ANNOUNCEMENT, exchange.COORDINATOR_HEARTBEAT))
         self._ask(Task.GREET, greeting, now, out)
 
-    def _posted(self, asked: Asked, now: float, out: list[events.Action]) -> None:
+    def _posted(self, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
         """The store has a message of this node."""
         self._outbox = self._outbox.done(asked.seq)
         self._mailbox = self._mailbox.woken(asked.key)
@@ -269,7 +269,7 @@ class Session:
             self._host, self._greeted, self.status = announcement.host, True, ""
             self._judge(_session_liveness.Greeted(announcement.heartbeat), now, out)
 
-    def _feel(self, raw: bytes | None, asked: Asked, now: float, out: list[events.Action]) -> None:
+    def _feel(self, raw: bytes | None, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
         """Take the coordinator's heartbeat in that was read after, or in place of, one of this node."""
         if asked.task is Task.HEARTBEAT:
             self._heartbeats = evolve(self._heartbeats, stored=asked.sent)
@@ -280,7 +280,7 @@ class Session:
         if heard is not None:
             read, count = self._read_of(heard, asked.task), heard.count
             self._follow_coordinator(heard, out)
-        self._judge(_session_liveness.Heard(self._heartbeats.stored, count, doubt, read), now, out)
+        self._judge(_session_liveness.HeartbeatRead(self._heartbeats.stored, count, doubt, read), now, out)
         self._take_up(read, now, out)
 
     def _read_of(self, heard: messages.CoordinatorHeartbeat, task: Task) -> float | None:

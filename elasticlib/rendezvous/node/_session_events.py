@@ -12,7 +12,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from elasticlib.errors import ConfigError, RendezvousError, StartError
-from elasticlib.rendezvous.node._session_liveness import Tick
+from elasticlib.rendezvous.node._session_liveness import TimePassed
 from elasticlib.rendezvous.protocol._messages import Descriptor, Report
 from elasticlib.rendezvous.protocol._operations import Log, Operation, Result
 
@@ -39,7 +39,7 @@ class Connected:
 
 
 @frozen
-class Lost:
+class ConnectionLost:
     """It could not be made, or it broke. *gone*: nobody listens there any more."""
 
     connection: int
@@ -48,7 +48,7 @@ class Lost:
 
 
 @frozen
-class Answer:
+class OperationDone:
     """What came of operation *number*."""
 
     connection: int
@@ -90,25 +90,36 @@ class Tell:
 
 
 @frozen
-class Hold:
+class SuspendHeartbeats:
     """Heartbeats shall rest, or go on."""
 
     held: bool
 
 
 @frozen
-class Close:
+class CloseSession:
     """Send what waits to be sent, and part."""
 
 
-Event: TypeAlias = Connected | Lost | Answer | Refused | Denied | Seek | Tell | Hold | Close | Tick
+Event: TypeAlias = (
+    Connected
+    | ConnectionLost
+    | OperationDone
+    | Refused
+    | Denied
+    | Seek
+    | Tell
+    | SuspendHeartbeats
+    | CloseSession
+    | TimePassed
+)
 
 
 # Actions: what the shell must do.
 
 
 @frozen
-class Connect:
+class OpenConnection:
     """Give up every other connection and try this one, for about *limit* seconds."""
 
     connection: int
@@ -125,7 +136,7 @@ class Describe:
 
 @frozen
 class Ask:
-    """Perform an operation on a lane of the connection; its `Answer` carries *number*."""
+    """Perform an operation on a lane of the connection; its `OperationDone` carries *number*."""
 
     connection: int
     lane: Lane
@@ -140,4 +151,4 @@ class Disconnect:
     connection: int
 
 
-Action: TypeAlias = Connect | Ask | Disconnect | Log
+Action: TypeAlias = OpenConnection | Ask | Disconnect | Log

@@ -87,7 +87,7 @@ class Acknowledged:
 
 
 @frozen
-class Heard:
+class HeartbeatRead:
     """The coordinator's heartbeat was looked for; the store had a heartbeat of this node that was *sent* then."""
 
     sent: float
@@ -108,15 +108,15 @@ class Broken:
 
 
 @frozen
-class Tick:
+class TimePassed:
     """Time has passed."""
 
 
-Event: TypeAlias = Greeted | Assigned | Acknowledged | Heard | Broken | Tick
+Event: TypeAlias = Greeted | Assigned | Acknowledged | HeartbeatRead | Broken | TimePassed
 
 
 @frozen
-class Connect:
+class ReplaceConnection:
     """Give the present connection up, if there is one, and try a new one."""
 
 
@@ -138,7 +138,7 @@ class GiveUp:
     """Whether the store's process is known to have ended."""
 
 
-Action: TypeAlias = Connect | Fence | GiveUp
+Action: TypeAlias = ReplaceConnection | Fence | GiveUp
 
 
 @frozen
@@ -181,7 +181,7 @@ Outcome: TypeAlias = tuple[SessionLiveness, tuple[Action, ...]]
 
 def begin(limits: Limits, now: float) -> Outcome:
     """A node that knows nobody yet."""
-    return evolve(SessionLiveness(limits, began=now, try_at=now), trying=True), (Connect(),)
+    return evolve(SessionLiveness(limits, began=now, try_at=now), trying=True), (ReplaceConnection(),)
 
 
 def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
@@ -206,7 +206,7 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
         case Acknowledged(sent):
             contact = evolve(contact, acknowledged=max(sent, contact.acknowledged), doubt="")
             contact = _contact_is_back(contact, now)
-        case Heard():
+        case HeartbeatRead():
             slept, contact = _slept(contact, event.count), _heard(contact, event, now)
             if now >= _silent_at(contact):
                 quiet = now - (contact.quiet_since or now)
@@ -217,7 +217,7 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
             contact = _contact_is_back(contact, now)
         case Broken(why, gone):
             contact = _broken(contact, why, gone, now)
-        case Tick():
+        case TimePassed():
             pass
         case _:
             assert_never(event)
@@ -226,7 +226,7 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
 
 def observe(contact: SessionLiveness, event: Event, now: float) -> SessionLiveness:
     """What *event* says of how long workers may run, where nothing else about contact matters any more."""
-    return _heard(contact, event, now) if isinstance(event, Heard) else contact
+    return _heard(contact, event, now) if isinstance(event, HeartbeatRead) else contact
 
 
 def rejoin(contact: SessionLiveness) -> SessionLiveness:
@@ -241,7 +241,7 @@ def is_stale(contact: SessionLiveness, sent: float, now: float) -> bool:
 
 
 def wake_at(contact: SessionLiveness) -> float | None:
-    """When `step` wants a `Tick` at the latest."""
+    """When `step` wants a `TimePassed` at the latest."""
     if contact.over:
         return None
     times: list[float | None] = []
@@ -299,7 +299,7 @@ def _alive_at(contact: SessionLiveness) -> float:
     return contact.read
 
 
-def _heard(contact: SessionLiveness, event: Heard, now: float) -> SessionLiveness:
+def _heard(contact: SessionLiveness, event: HeartbeatRead, now: float) -> SessionLiveness:
     """Note what the coordinator's heartbeat says, or that none was found that counts."""
     contact = evolve(contact, compares=True, doubt=event.doubt)
     if event.count != NOTHING_HEARD:
@@ -312,7 +312,7 @@ def _heard(contact: SessionLiveness, event: Heard, now: float) -> SessionLivenes
     return contact
 
 
-def _with_signs_of_life(contact: SessionLiveness, event: Heard) -> SessionLiveness:
+def _with_signs_of_life(contact: SessionLiveness, event: HeartbeatRead) -> SessionLiveness:
     """Note which heartbeats of this node the store has, and which the coordinator has read."""
     if event.count < contact.heard:
         # Who puts an older one there, or hides the present one, does the same with this node's heartbeats.
@@ -440,7 +440,7 @@ def _seek(contact: SessionLiveness, now: float) -> Outcome:
         return evolve(contact, over=True), (GiveUp(why, contact.met),)
     if contact.trying or now < contact.try_at:
         return contact, ()
-    return evolve(contact, trying=True), (Connect(),)
+    return evolve(contact, trying=True), (ReplaceConnection(),)
 
 
 def _is_host_gone(contact: SessionLiveness) -> bool:

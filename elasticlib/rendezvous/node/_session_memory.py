@@ -57,7 +57,7 @@ class Task(enum.Enum):
 
 
 @frozen
-class Asked:
+class PendingOperation:
     """An operation that is under way."""
 
     number: int
@@ -74,7 +74,7 @@ class Lanes:
 
     count: int = 0
     """Number of the last operation."""
-    _busy: Mapping[Lane, Asked] = Factory(dict)
+    _busy: Mapping[Lane, PendingOperation] = Factory(dict)
 
     def is_free(self, lane: Lane) -> bool:
         """Whether something can be asked."""
@@ -85,9 +85,11 @@ class Lanes:
     ) -> Self:
         """Its lane is busy with that."""
         number = self.count + 1
-        return evolve(self, count=number, busy={**self._busy, task.lane: Asked(number, task, sent, key, seq, what)})
+        return evolve(
+            self, count=number, busy={**self._busy, task.lane: PendingOperation(number, task, sent, key, seq, what)}
+        )
 
-    def answered(self, number: int) -> tuple[Self, Asked | None]:
+    def answered(self, number: int) -> tuple[Self, PendingOperation | None]:
         """The lane of that operation is free; None when nobody waits for its answer."""
         # An answer may come after the lanes were cleared: nobody waits for it any more.
         for lane, asked in self._busy.items():

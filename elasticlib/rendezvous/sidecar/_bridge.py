@@ -27,8 +27,8 @@ from elasticlib._clock import Clock, monotonic
 from elasticlib._times import soonest
 from elasticlib.errors import ConfigError, ElasticError
 from elasticlib.processes import CHANNEL_FD, Channel, Lease, Message, Process, Waitable, wait_readable, wake_with_parent
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import STAYS, Word
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     ContactLost,
@@ -44,8 +44,8 @@ from elasticlib.rendezvous.protocol._messages import (
     to_plain,
 )
 from elasticlib.rendezvous.sidecar._kept import Kept
+from elasticlib.rendezvous.sidecar._launcher_watch import SILENCE, SidecarWatch
 from elasticlib.rendezvous.sidecar._torch import import_stores
-from elasticlib.rendezvous.sidecar._watch import SILENCE, SidecarWatch
 
 if TYPE_CHECKING:
     from elasticlib.rendezvous.node._runtime import NodeRuntime
@@ -321,7 +321,7 @@ def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
         first = channel.receive()
         if first is None or wait_readable([launcher], 0):
             os._exit(1)
-        job = Job(**first[0]["job"])
+        job = NodeJob(**first[0]["job"])
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         # A store has a connection of each node's, which may be more than a user's soft limit allows.
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -14,7 +14,7 @@ from attrs import define
 from typing_extensions import Self
 
 from elasticlib.processes import closed_in_forks
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.stores._kept_document import KeptDocument
 
 
@@ -28,7 +28,7 @@ class Kept:
     """The listening socket of the store, once a sidecar hosts it."""
 
     @classmethod
-    def of(cls, job: Job) -> Self:
+    def of(cls, job: NodeJob) -> Self:
         """For *job*, before there is a sidecar. Its other nodes need heartbeats to notice what a new store forgot."""
         if job.backend.startswith("etcd"):
             # Any other node takes over: nothing needs to be kept.

@@ -24,8 +24,8 @@ from elasticlib.processes import (
     spawn,
     wait_readable,
 )
-from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous.sidecar._client import SidecarClient, environment
+from elasticlib.rendezvous._node_job import NodeJob
+from elasticlib.rendezvous.sidecar._sidecar_client import SidecarClient, environment
 
 _PROGRAM = BEGIN_CODE + "from elasticlib.rendezvous.sidecar._host import main; main()"
 _SEND_LIMIT = 5
@@ -117,7 +117,7 @@ class SharedSidecar(SidecarClient):
 
     _is_shared = True
 
-    def __init__(self, job: Job, *, stall: float | None = None) -> None:
+    def __init__(self, job: NodeJob, *, stall: float | None = None) -> None:
         self._backend = job.backend
         self._host = _hosts.take()
         try:

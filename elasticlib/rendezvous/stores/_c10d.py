@@ -25,7 +25,7 @@ from typing_extensions import Self
 
 from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError, RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._binding import (
     ANYWHERE,
     Elsewhere,
@@ -77,7 +77,7 @@ STORE_LIMIT = timedelta(seconds=1)
 class C10dBackend:
     """How one node reaches the store of its job, or hosts it."""
 
-    job: Job
+    job: NodeJob
     host: str = field(init=False, default="localhost")
     port: int = field(init=False, default=0)
     _path: str | None = field(init=False, default=None)
@@ -329,7 +329,7 @@ class C10dBackend:
 class _HostRole:
     """Whether this node must host the store of *job*, and by which setting: errors name that one."""
 
-    job: Job
+    job: NodeJob
     must_host: bool | None
     """None: whichever node can bind the endpoint hosts the store."""
     setting: str
@@ -338,7 +338,7 @@ class _HostRole:
     """When this node, which must host the store, first found somebody else in its place."""
 
     @classmethod
-    def of(cls, job: Job) -> Self:
+    def of(cls, job: NodeJob) -> Self:
         """Return the role that the job's settings give."""
         if job.backend != "static":
             return cls(job, job.is_host, "is_host", "1")
@@ -375,7 +375,7 @@ class _HostRole:
         return RendezvousConnectionError(f"{self.reason}{why}")
 
 
-def _claim_of(job: Job) -> Claim:
+def _claim_of(job: NodeJob) -> Claim:
     word = secrets.token_hex(16).encode()
     if job.store_type == "file":
         # The process's signature tells others whether it still runs.
@@ -384,7 +384,7 @@ def _claim_of(job: Job) -> Claim:
     return Claim(job.run_id, job.heartbeat, word, key)
 
 
-def _check_file_options(job: Job) -> None:
+def _check_file_options(job: NodeJob) -> None:
     if not job.endpoint and job.max_nodes > 1:
         why = "store_type='file' needs the path of a file that all nodes see"
         raise ConfigError.of_setting("rdzv_endpoint", f"'' names no file: {why}")

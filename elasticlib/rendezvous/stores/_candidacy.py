@@ -22,7 +22,7 @@ from attrs import define, evolve, frozen
 from typing_extensions import Self
 
 from elasticlib.rendezvous.protocol._operations import Log
-from elasticlib.rendezvous.stores._keys import KEEP, Hold
+from elasticlib.rendezvous.stores._keys import KEEP, RenewedKey
 
 SLICE = 20.0
 """Seconds after which a wait looks again by itself."""
@@ -40,7 +40,7 @@ class Done:
 
 
 @frozen
-class Broke:
+class ConnectionBroke:
     """There is none, or not any more; what was asked for may have been done."""
 
     why: str
@@ -58,7 +58,7 @@ class Found:
 class Acquired:
     """This node holds the lease if there is a hold."""
 
-    hold: Hold | None
+    hold: RenewedKey | None
 
 
 @frozen
@@ -88,21 +88,21 @@ class Over:
     last: bool = False
 
 
-Event: TypeAlias = Done | Broke | Found | Acquired | Elected | Declined | Renewed | Over
+Event: TypeAlias = Done | ConnectionBroke | Found | Acquired | Elected | Declined | Renewed | Over
 
 # Actions: what the shell must do.
 
 
 @frozen
-class Connect:
-    """Make a new connection within so many seconds. Answer: `Done` or `Broke`."""
+class ConnectToStore:
+    """Make a new connection within so many seconds. Answer: `Done` or `ConnectionBroke`."""
 
     limit: float
 
 
 @frozen
-class Look:
-    """See whether somebody leads. Answer: `Found`; as to all that follow, or `Broke`."""
+class FindLeader:
+    """See whether somebody leads. Answer: `Found`; as to all that follow, or `ConnectionBroke`."""
 
 
 @frozen
@@ -124,19 +124,23 @@ class Acquire:
 class Lead:
     """Begin to coordinate. Answer: `Elected` or `Declined`."""
 
-    hold: Hold
+    hold: RenewedKey
 
 
 @frozen
 class Renew:
     """Hold on. Answer: `Renewed`."""
 
-    hold: Hold
+    hold: RenewedKey
 
 
 @frozen
 class Keep:
-    """Have the job's keys outlive what is written. No answer but `Broke`, in whose case what follows is not done."""
+    """
+    Have the job's keys outlive what is written.
+
+    No answer but `ConnectionBroke`, in whose case what follows is not done.
+    """
 
 
 @frozen
@@ -155,15 +159,15 @@ class StepDown:
 
 
 @frozen
-class Release:
+class ReleaseLeadership:
     """Give the lease up, if the store can be reached. No answer."""
 
-    hold: Hold
+    hold: RenewedKey
 
 
-Connected: TypeAlias = Look | Await | Acquire | Lead | Renew | Keep | Release
+Connected: TypeAlias = FindLeader | Await | Acquire | Lead | Renew | Keep | ReleaseLeadership
 """Those that need a connection."""
-Action: TypeAlias = Connect | Rest | StepDown | Log | Connected
+Action: TypeAlias = ConnectToStore | Rest | StepDown | Log | Connected
 
 
 @define(eq=False, repr=False)
@@ -176,7 +180,7 @@ class Candidacy:
     """When the term ends, unless it is renewed."""
     stopped: bool = False
     """This node stands no more."""
-    hold: Hold | None = None
+    hold: RenewedKey | None = None
     """Our lease."""
     _is_leader: bool = False
     """Elected, and has not stepped down."""
@@ -202,14 +206,14 @@ class Candidacy:
     def _hear(self, event: Event, now: float, out: list[Action]) -> Action | None:
         """Return the action that *event* asks for next; None: the one that is due anyway."""
         match event:
-            case Broke(why):
+            case ConnectionBroke(why):
                 return self._wait_for_store(why, out)
             case Found(version, True):
                 return Await(version, SLICE)
             case Found():
                 self._sent = now
                 return Acquire(self.ttl)
-            case Acquired(Hold() as hold):
+            case Acquired(RenewedKey() as hold):
                 self.hold = hold
                 self.until = self._sent + hold.ttl
                 return Lead(hold)
@@ -234,7 +238,7 @@ class Candidacy:
         # The lease runs out during the pause.
         return Rest(min(PAUSE, self.hold.ttl / 10))
 
-    def _extend_term(self, hold: Hold, now: float, out: list[Action]) -> Action:
+    def _extend_term(self, hold: RenewedKey, now: float, out: list[Action]) -> Action:
         self.until = self._sent + hold.ttl
         if self._is_leader and now < self.until:
             self._keep_keys(now, out)
@@ -262,7 +266,7 @@ class Candidacy:
         if not self._connected:
             self._connected = True
             limit = self.ttl if self.hold is None else max(self.until - now, PAUSE)
-            out.append(Connect(limit))
+            out.append(ConnectToStore(limit))
             return
         out.append(self._due(now) if wanted is None else wanted)
 
@@ -279,7 +283,7 @@ class Candidacy:
 
     def _due(self, now: float) -> Action:
         if self.hold is None:
-            return Look()
+            return FindLeader()
         self._sent = now
         return Renew(self.hold)
 
@@ -290,4 +294,4 @@ class Candidacy:
             # A node that closes knows it already.
             out.append(StepDown(why, not self._closing))
         if hold is not None and self._connected:
-            out.append(Release(hold))
+            out.append(ReleaseLeadership(hold))

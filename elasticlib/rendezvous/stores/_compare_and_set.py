@@ -19,7 +19,7 @@ from attrs import define, evolve, field
 from elasticlib._clock import monotonic
 from elasticlib.rendezvous.protocol._exchange import NOTHING, Exchange, Posted
 from elasticlib.rendezvous.stores._candidacy import SLICE
-from elasticlib.rendezvous.stores._keys import Hold, Item, Keys, component
+from elasticlib.rendezvous.stores._keys import KeyFound, Keys, RenewedKey, component
 
 
 def key_path(root: str, key: str) -> str:
@@ -33,7 +33,7 @@ class CompareAndSetExchange(Exchange):
 
     _keys: Keys
     _root: str
-    _hold: Hold | None = None
+    _hold: RenewedKey | None = None
     _check: Callable[[], None] = lambda: None
     _received: int = field(init=False, default=0)
     _found: tuple[str, bytes] | None = field(init=False, default=None)
@@ -99,8 +99,8 @@ class CompareAndSetExchange(Exchange):
         self._keys.close()
 
     def _await(
-        self, look: Callable[[], tuple[Sequence[Item | None], int]], path: str, timeout: float | None, folder: bool
-    ) -> list[Item]:
+        self, look: Callable[[], tuple[Sequence[KeyFound | None], int]], path: str, timeout: float | None, folder: bool
+    ) -> list[KeyFound]:
         deadline = math.inf if timeout is None else monotonic() + timeout
         while True:
             # Looked at before each wait: what came between is after *version*, and ends it at once.

@@ -27,7 +27,7 @@ from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores import _candidacy as events
 from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange, key_path
-from elasticlib.rendezvous.stores._keys import Hold, Keys
+from elasticlib.rendezvous.stores._keys import Keys, RenewedKey
 
 _log = logging.getLogger(__name__)
 _PACKED = b"zlib:"
@@ -41,10 +41,10 @@ class LeadershipLost(RendezvousError):  # noqa: N818 - an event of the cluster r
 
 
 @define(eq=False)
-class Term:
+class LeaderTerm:
     """One holder's term as the coordinator, as the holder itself sees it; for all of its threads."""
 
-    hold: Hold
+    hold: RenewedKey
     until: float
     """When it ends, unless it is renewed."""
     _clock: Clock
@@ -88,7 +88,7 @@ class StateLog:
     _connect: Callable[[float], Keys]
     _keys: Keys
     _root: str
-    _term: Term
+    _term: LeaderTerm
     _version: int = 0
     _state: str = Factory(lambda self: f"{self._root}/state", takes_self=True)
 
@@ -221,7 +221,7 @@ class Candidate:
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _closing: threading.Event = field(init=False, factory=threading.Event)
     _keys: Keys | None = field(init=False, default=None)
-    _term: Term | None = field(init=False, default=None)
+    _term: LeaderTerm | None = field(init=False, default=None)
     _candidacy: events.Candidacy = field(init=False)
     _thread: threading.Thread = field(init=False)
 
@@ -282,13 +282,13 @@ class Candidate:
             for action in actions:
                 outcome = self._do(action) or outcome
         except RendezvousError as error:
-            return events.Broke(str(error))
+            return events.ConnectionBroke(str(error))
         return outcome
 
     def _do(self, action: events.Action) -> events.Event | None:
         """Perform one action; return its outcome, if it has one."""
         match action:
-            case events.Connect(limit):
+            case events.ConnectToStore(limit):
                 self._reach(limit)
             case events.Rest(seconds):
                 return self._rest(seconds)
@@ -304,7 +304,7 @@ class Candidate:
     def _do_connected(self, action: events.Connected, keys: Keys) -> events.Event | None:
         leader = f"{self._root}/leader"
         match action:
-            case events.Look():
+            case events.FindLeader():
                 (leader_item,), version = keys.read([leader])
                 return events.Found(version, leader_item is not None)
             case events.Await(version, seconds):
@@ -317,7 +317,7 @@ class Candidate:
                 return events.Renewed(keys.renew(hold))
             case events.Keep():
                 keys.keep(self._root)
-            case events.Release(hold):
+            case events.ReleaseLeadership(hold):
                 with contextlib.suppress(RendezvousConnectionError):
                     keys.release(hold)
             case _:
@@ -339,9 +339,9 @@ class Candidate:
         if old is not None:
             old.close()
 
-    def _lead(self, keys: Keys, hold: Hold) -> events.Event:
+    def _lead(self, keys: Keys, hold: RenewedKey) -> events.Event:
         with self._lock:
-            term = self._term = Term(hold, self._candidacy.until, self._clock)
+            term = self._term = LeaderTerm(hold, self._candidacy.until, self._clock)
             # `close` may have come between the step and this term, which it did not know.
             if self._closing.is_set():
                 term.end("it resigned")

@@ -21,7 +21,7 @@ RAISE = "start etcd with a larger --max-request-bytes"
 
 
 @frozen
-class Item:
+class KeyFound:
     """A key that is there."""
 
     path: str
@@ -33,7 +33,7 @@ class Item:
 
 
 @frozen
-class Hold:
+class RenewedKey:
     """A key that is ours as long as we renew it."""
 
     path: str
@@ -51,40 +51,40 @@ class Keys(Protocol):
     the API can check to be still ours is checked in the same transaction, and raises `LeadershipLost`.
     """
 
-    def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
+    def read(self, paths: Sequence[str]) -> tuple[list[KeyFound | None], int]:
         """Return the keys, in order, and a version since which `changed` misses nothing."""
 
-    def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
+    def write(self, values: Mapping[str, bytes], hold: RenewedKey | None = None) -> None:
         """Set all keys."""
 
     def append(self, folder: str, data: bytes) -> None:
         """Create a new key in the folder."""
 
-    def entries(self, folder: str, after: int) -> tuple[list[Item], int]:
+    def entries(self, folder: str, after: int) -> tuple[list[KeyFound], int]:
         """Keys of the folder that were born after that version, oldest first; and a version for `changed`."""
 
-    def swap(self, path: str, data: bytes, version: int, hold: Hold | None = None) -> int | None:
+    def swap(self, path: str, data: bytes, version: int, hold: RenewedKey | None = None) -> int | None:
         """Set the key if it is at *version* (0: is not there), and still held; its new version, None if not."""
 
-    def delete(self, paths: Sequence[str], hold: Hold | None = None) -> None:
+    def delete(self, paths: Sequence[str], hold: RenewedKey | None = None) -> None:
         """Delete keys, there or not."""
 
-    def clear(self, folder: str, hold: Hold | None = None) -> None:
+    def clear(self, folder: str, hold: RenewedKey | None = None) -> None:
         """Delete all that lies under the folder."""
 
     def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
         """Return when the key, or one in the folder, changed since that version; or earlier, at most then."""
 
-    def seize(self, path: str, name: str, ttl: float) -> Hold | None:
+    def seize(self, path: str, name: str, ttl: float) -> RenewedKey | None:
         """Create the key if it is not there, for at least *ttl* seconds."""
 
-    def renew(self, hold: Hold) -> bool:
+    def renew(self, hold: RenewedKey) -> bool:
         """Hold on for the time to live again; whether it was still ours."""
 
-    def holds(self, hold: Hold) -> bool:
+    def holds(self, hold: RenewedKey) -> bool:
         """Return whether the key is still ours."""
 
-    def release(self, hold: Hold) -> None:
+    def release(self, hold: RenewedKey) -> None:
         """Delete the key now, if it is still ours."""
 
     def keep(self, folder: str) -> None:

@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 
 from elasticlib import _untrusted
 from elasticlib.errors import RendezvousStateError
-from elasticlib.rendezvous.stores._keys import Item
+from elasticlib.rendezvous.stores._keys import KeyFound
 
 VERSION = 1
 
@@ -37,7 +37,7 @@ class Document:
     """All keys of one job."""
 
     rev: int = 0
-    items: Mapping[str, Item] = {}
+    items: Mapping[str, KeyFound] = {}
     leases: Mapping[str, Held] = {}
 
     def put(self, values: Mapping[str, bytes]) -> Document:
@@ -46,7 +46,7 @@ class Document:
         items = dict(self.items)
         for path, data in values.items():
             born = items[path].born if path in items else rev
-            items[path] = Item(path, data, rev, born)
+            items[path] = KeyFound(path, data, rev, born)
         return evolve(self, rev=rev, items=items)
 
     def without(self, gone: Set[str]) -> Document:
@@ -90,7 +90,7 @@ def decode_document(data: bytes) -> Document:
         if body["v"] != VERSION:
             raise ValueError(f"it has version {_untrusted.shown(body['v'])}, this node reads version {VERSION}")
         items = {
-            path: Item(path, _read(text), _count(version), _count(born))
+            path: KeyFound(path, _read(text), _count(version), _count(born))
             for path, (text, version, born) in body["keys"].items()
         }
         leases = {path: Held(_seconds(ttl), _count(renewals)) for path, (ttl, renewals) in body["held"].items()}

@@ -23,7 +23,7 @@ from attrs import define, field
 from elasticlib._clock import Clock, monotonic
 from elasticlib.errors import RendezvousConnectionError, RendezvousError
 from elasticlib.rendezvous.stores._election import LeadershipLost
-from elasticlib.rendezvous.stores._keys import Hold, Item, Keys
+from elasticlib.rendezvous.stores._keys import KeyFound, Keys, RenewedKey
 from elasticlib.rendezvous.stores._state_document import Document, Held, decode_document
 
 SHORTEST, LONGEST = 0.01, 1.0
@@ -83,7 +83,7 @@ class SharedState:
     _token: Token | None = field(init=False, default=None)
     _document: Document = field(init=False, factory=Document)
     _looked: float = field(init=False, default=-float("inf"))
-    _sightings: dict[tuple[Item, Held], float] = field(init=False, factory=dict)
+    _sightings: dict[tuple[KeyFound, Held], float] = field(init=False, factory=dict)
     """What is held, and since when it stands so."""
     _shown: tuple[bytes | None, frozenset[str]] = field(init=False, default=(None, frozenset()))
     _views: int = field(init=False, default=0)
@@ -205,22 +205,22 @@ class StateKeys(Keys):
             raise RendezvousConnectionError(f"the connection to the state in {self._all.backend.name} is closed")
         return self._all
 
-    def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
+    def read(self, paths: Sequence[str]) -> tuple[list[KeyFound | None], int]:
         document, view = self._state.read()
         return [document.items.get(path) for path in paths], view
 
-    def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
+    def write(self, values: Mapping[str, bytes], hold: RenewedKey | None = None) -> None:
         self._change(hold, lambda document: document.put(values))
 
     def append(self, folder: str, data: bytes) -> None:
         self.write({f"{folder}/{uuid.uuid4().hex}": data})
 
-    def entries(self, folder: str, after: int) -> tuple[list[Item], int]:
+    def entries(self, folder: str, after: int) -> tuple[list[KeyFound], int]:
         document, view = self._state.read()
         found = [document.items[path] for path in document.below(folder)]
         return sorted((item for item in found if item.born > after), key=lambda item: item.born), view
 
-    def swap(self, path: str, data: bytes, version: int, hold: Hold | None = None) -> int | None:
+    def swap(self, path: str, data: bytes, version: int, hold: RenewedKey | None = None) -> int | None:
         def step(document: Document) -> Document | None:
             item = document.items.get(path)
             present = 0 if item is None else item.version
@@ -231,10 +231,10 @@ class StateKeys(Keys):
         after = self._state.change(step)
         return None if after is None else after.rev
 
-    def delete(self, paths: Sequence[str], hold: Hold | None = None) -> None:
+    def delete(self, paths: Sequence[str], hold: RenewedKey | None = None) -> None:
         self._change(hold, lambda document: document.without(set(paths)))
 
-    def clear(self, folder: str, hold: Hold | None = None) -> None:
+    def clear(self, folder: str, hold: RenewedKey | None = None) -> None:
         self._change(hold, lambda document: document.without(document.below(folder)))
 
     def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
@@ -254,7 +254,7 @@ class StateKeys(Keys):
             if _part(document, path, folder) != before:
                 return
 
-    def seize(self, path: str, name: str, ttl: float) -> Hold | None:
+    def seize(self, path: str, name: str, ttl: float) -> RenewedKey | None:
         token = f"{name}/{uuid.uuid4().hex[:8]}"
 
         def step(document: Document) -> Document | None:
@@ -265,16 +265,16 @@ class StateKeys(Keys):
         after = self._state.change(step)
         if after is None:
             return None
-        return Hold(path, token, after.rev, 0, ttl)
+        return RenewedKey(path, token, after.rev, 0, ttl)
 
-    def renew(self, hold: Hold) -> bool:
+    def renew(self, hold: RenewedKey) -> bool:
         return self._change_if_ours(hold, lambda document: document.renew(hold.path))
 
-    def holds(self, hold: Hold) -> bool:
+    def holds(self, hold: RenewedKey) -> bool:
         document, _ = self._state.read()
         return _is_ours(document, hold)
 
-    def release(self, hold: Hold) -> None:
+    def release(self, hold: RenewedKey) -> None:
         self._change_if_ours(hold, lambda document: document.without({hold.path}))
 
     def keep(self, folder: str) -> None:
@@ -292,7 +292,7 @@ class StateKeys(Keys):
         self._closed = True
         self.interrupt()
 
-    def _change_if_ours(self, hold: Hold | None, change: Callable[[Document], Document]) -> bool:
+    def _change_if_ours(self, hold: RenewedKey | None, change: Callable[[Document], Document]) -> bool:
 
         def step(document: Document) -> Document | None:
             if not _is_ours(document, hold):
@@ -301,7 +301,7 @@ class StateKeys(Keys):
 
         return self._state.change(step) is not None
 
-    def _change(self, hold: Hold | None, step: Callable[[Document], Document]) -> None:
+    def _change(self, hold: RenewedKey | None, step: Callable[[Document], Document]) -> None:
         if not self._change_if_ours(hold, step):
             raise LeadershipLost("another node coordinates now")
 
@@ -315,7 +315,7 @@ def _part(document: Document, path: str, folder: bool) -> object:
     return item.version
 
 
-def _is_ours(document: Document, hold: Hold | None) -> bool:
+def _is_ours(document: Document, hold: RenewedKey | None) -> bool:
     if hold is None:
         return True
     item = document.items.get(hold.path)

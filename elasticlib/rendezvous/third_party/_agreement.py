@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import Factory, define, frozen
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous.coordinator._ranks import assign
+from elasticlib.rendezvous.coordinator._rank_order import assign
 from elasticlib.rendezvous.protocol._messages import (
     FailureNote,
     Final,

@@ -21,7 +21,7 @@ from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, 
 from elasticlib.processes import start_thread
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous._names import node_name
-from elasticlib.rendezvous.node._session_events import Close, Seek
+from elasticlib.rendezvous.node._session_events import CloseSession, Seek
 from elasticlib.rendezvous.protocol._messages import WorkerReport
 from elasticlib.rendezvous.third_party._contract import METHODS as METHODS, ThirdPartyNodeInfo, checked_handler
 from elasticlib.rendezvous.third_party._rounds import HandlerCalls, HandlerRounds, Order
@@ -145,7 +145,7 @@ class HandlerMember:
             if self._closing.is_set():
                 return
             self._closing.set()
-        self._orders.put(Close())
+        self._orders.put(CloseSession())
         # Nobody can call a handler back from next_rendezvous.
         self._thread.join(0.0 if self._calls.seeking else _PARTING)
         self._offer.drop()

@@ -25,7 +25,7 @@ from attrs import define, evolve, field
 from elasticlib._clock import Clock
 from elasticlib.errors import RendezvousError, RendezvousTimeoutError
 from elasticlib.rendezvous._membership import Word
-from elasticlib.rendezvous.node._session_events import Close, Seek
+from elasticlib.rendezvous.node._session_events import CloseSession, Seek
 from elasticlib.rendezvous.protocol._messages import (
     Failed,
     FailureNote,
@@ -53,7 +53,7 @@ _SHORTEST = 0.002
 
 _log = logging.getLogger("elasticlib")
 
-Order: TypeAlias = Seek | WorkerReport | Close
+Order: TypeAlias = Seek | WorkerReport | CloseSession
 
 
 class _Phase(enum.Enum):
@@ -147,7 +147,7 @@ class HandlerRounds:
 
     def run(self) -> None:
         """Obey until an order to close comes."""
-        while not isinstance(order := self._next_order(), Close):
+        while not isinstance(order := self._next_order(), CloseSession):
             if self._phase is _Phase.OVER:
                 continue
             try:

@@ -43,9 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test for each number of ranks."""
     if metafunc.definition.get_closest_marker("elastic") is not None:
-        from elasticlib.testing.pytest_plugin import _asking
+        from elasticlib.testing.pytest_plugin import _markers
 
-        _asking.parametrize(metafunc)
+        _markers.parametrize(metafunc)
 
 
 @pytest.hookimpl(trylast=True)
@@ -91,16 +91,16 @@ def elastic(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
     """The number of ranks that the test runs on."""
-    from elasticlib.testing.pytest_plugin import _asking
+    from elasticlib.testing.pytest_plugin import _markers
 
-    return _asking.world_size(request)
+    return _markers.world_size(request)
 
 
 def _of_ranks(name: str, what: str) -> Any:
     def made(request: pytest.FixtureRequest) -> Iterator[Any]:
-        from elasticlib.testing.pytest_plugin import _asking
+        from elasticlib.testing.pytest_plugin import _markers
 
-        yield _asking.made_in_ranks(request, name)
+        yield _markers.made_in_ranks(request, name)
 
     made.__doc__ = what
     return pytest.fixture(made, name=name)

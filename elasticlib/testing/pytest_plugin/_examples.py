@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from elasticlib.testing.ranks._call import MADE
+from elasticlib.testing.ranks._rank_call import MADE
 
 _ACTIVE = "_get_active_fixturedef"
 

@@ -22,14 +22,14 @@ from elasticlib.rendezvous import host_name
 from elasticlib.stacks import ranks_text
 from elasticlib.testing import _case
 from elasticlib.testing.process_state import _torch_modes
-from elasticlib.testing.pytest_plugin import _asking, _examples, _reports, _travel
+from elasticlib.testing.pytest_plugin import _examples, _markers, _reports, _travel
 from elasticlib.testing.pytest_plugin.rank import _run
-from elasticlib.testing.ranks import _asked, _cases, _ranks, _told
-from elasticlib.testing.ranks._asked import Asked
-from elasticlib.testing.ranks._call import MADE, Call, Style
+from elasticlib.testing.ranks import _asked, _cases, _rank_session, _told
+from elasticlib.testing.ranks._asked import RankOptions
 from elasticlib.testing.ranks._coverage import Measuring
 from elasticlib.testing.ranks._failed import RanksFailed
-from elasticlib.testing.ranks._gpus import gpus
+from elasticlib.testing.ranks._gpu_count import gpus
+from elasticlib.testing.ranks._rank_call import MADE, RankCall, Style
 from elasticlib.testing.ranks._refusal import CannotTravelError
 
 
@@ -38,7 +38,7 @@ class Plugin:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._ranks: _ranks.Ranks | None = None
+        self._ranks: _rank_session.Ranks | None = None
         self._item: Any = None
         self._problem: BaseException | None = None
         self._measuring = Measuring(config)
@@ -48,9 +48,9 @@ class Plugin:
         _enter_failures_on_ranks(config)
 
     @property
-    def ranks(self) -> _ranks.Ranks:
+    def ranks(self) -> _rank_session.Ranks:
         if self._ranks is None:
-            self._ranks = _ranks.Ranks(_travel.Work(self._config), self._terminal)
+            self._ranks = _rank_session.Ranks(_travel.PytestWork(self._config), self._terminal)
         return self._ranks
 
     # The course of a test.
@@ -64,10 +64,10 @@ class Plugin:
         """Warm the ranks up before the test's time begins."""
         self._item, self._problem = item, None
         names = getattr(item, "fixturenames", ())
-        case = _asking.case_of(item)
+        case = _markers.case_of(item)
         if case is not None or item.get_closest_marker("elastic") is not None or "elastic" in names:
             try:
-                wanted = _asking.wanted_by(item) if case is None else _case.wanted_by(case(item.name), self.limit)
+                wanted = _markers.wanted_by(item) if case is None else _case.wanted_by(case(item.name), self.limit)
                 # Without enough GPUs the test is skipped in its setup, and needs no ranks.
                 if wanted.device == "cpu" or gpus() >= wanted.nproc:
                     with _capturing(self._config, item):
@@ -85,12 +85,12 @@ class Plugin:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         is_marked = item.get_closest_marker("elastic") is not None
-        if self._problem is not None and (is_marked or _asking.case_of(item)):
+        if self._problem is not None and (is_marked or _markers.case_of(item)):
             problem, self._problem = self._problem, None
             raise problem.with_traceback(None)
         if not is_marked:
             return
-        wanted = _asking.wanted_by(item)
+        wanted = _markers.wanted_by(item)
         is_unittest = not hasattr(item, "pyfuncitem") and getattr(item, "_testcase", None) is not None
         if is_unittest:
             raise pytest.UsageError(
@@ -101,16 +101,16 @@ class Plugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         __tracebackhide__ = True
-        if not _asking.runs_on_ranks(pyfuncitem):
+        if not _markers.runs_on_ranks(pyfuncitem):
             return None
-        wanted, function = _asking.wanted_by(pyfuncitem), _asking.written(pyfuncitem.obj)
+        wanted, function = _markers.wanted_by(pyfuncitem), _markers.written(pyfuncitem.obj)
         kwargs = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
         _examples.stop_allowing(pyfuncitem)
         if (engine := getattr(function, "hypothesis", None)) is None:
             self.call(wanted, function, (), kwargs)
             return True
         # Hypothesis calls the inner test once for each example.
-        inner = _asking.written(engine.inner_test)
+        inner = _markers.written(engine.inner_test)
         with _examples.on_ranks(engine, lambda args, given: self.call(wanted, inner, args, given)):
             function(**kwargs)
         return True
@@ -124,7 +124,7 @@ class Plugin:
 
     def call(
         self,
-        wanted: Asked,
+        wanted: RankOptions,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -137,7 +137,7 @@ class Plugin:
         made = tuple(
             name
             for name, value in kwargs.items()
-            if isinstance(value, _asking.Made)
+            if isinstance(value, _markers.Made)
             or (name in MADE and getattr(value, "__module__", "").startswith("_pytest."))
         )
         sent = {name: value for name, value in kwargs.items() if name not in made}
@@ -165,7 +165,7 @@ class Plugin:
                 pytest.xfail(reason)
             item.stash[_reports.SKIPPED] = (*outcome.place, f"Skipped: {reason}")
             raise pytest.skip.Exception(reason, _use_item_location=True)
-        values = {rank: _ranks.value_of(each) for rank, each in sorted(result.outcomes.items())}
+        values = {rank: _rank_session.value_of(each) for rank, each in sorted(result.outcomes.items())}
         return Results(values, dict.fromkeys(values, Place(0, host_name(), self._calls - 1, 0)))
 
     # For cases of unittest: see `_case.Host`.
@@ -173,9 +173,9 @@ class Plugin:
     @property
     def limit(self) -> float:
         """Seconds that a test may take which does not say it."""
-        return _asking.defaults(self._config).timeout
+        return _markers.defaults(self._config).timeout
 
-    def run_case(self, case: _case.ElasticTestCase, wanted: Asked, args: tuple[Any, ...]) -> _told.Told:
+    def run_case(self, case: _case.ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> _told.TestReport:
         item = self._item
         call = evolve(self._new_call(item, wanted, getattr(type(case), case._testMethodName), ()), device="cpu")
         try:
@@ -185,16 +185,18 @@ class Plugin:
         _reports.forward(item, call, result, self._measuring)
         return result
 
-    def shown(self, error: RanksFailed, result: _told.Told) -> RanksFailed:
+    def shown(self, error: RanksFailed, result: _told.TestReport) -> RanksFailed:
         _reports.note(self._item, result)
         return error
 
-    def _new_call(self, item: Any, wanted: Asked, function: Callable[..., Any], made: tuple[str, ...]) -> Call:
+    def _new_call(
+        self, item: Any, wanted: RankOptions, function: Callable[..., Any], made: tuple[str, ...]
+    ) -> RankCall:
         config, option = self._config, self._config.option
         code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
         # The same numbers in each run, whatever ran before; pytest-randomly may choose others.
         seed = zlib.crc32(item.nodeid.encode()) ^ int(getattr(option, "randomly_seed", None) or 0) & 0xFFFFFFFF
-        return Call(
+        return RankCall(
             test=item.nodeid,
             file=str(item.path) if code is None else code.co_filename,
             line=0 if code is None else code.co_firstlineno,
@@ -306,7 +308,7 @@ class Elastic:
         # None is a valid group, so the default is another value.
         if group != "":
             given["group"] = group
-        wanted = _asked.checked_options("elastic(...)", _asking.wanted_by(plugin._item), given, _asking.known())
+        wanted = _asked.checked_options("elastic(...)", _markers.wanted_by(plugin._item), given, _markers.known())
         if wanted.device == "cuda":
             present = gpus()
             if present < wanted.nproc:
@@ -328,7 +330,7 @@ class Elastic:
     @property
     def pool(self) -> Any:
         """The `elasticlib.Pool` of the default number of ranks, for calls that need no more than that."""
-        return self._plugin.ranks.pool(_asking.wanted_by(self._plugin._item))
+        return self._plugin.ranks.pool(_markers.wanted_by(self._plugin._item))
 
     def __repr__(self) -> str:
         return "<elastic: calls a function on ranks>"
@@ -351,7 +353,7 @@ def _capturing(config: Any, item: pytest.Item) -> Iterator[None]:
                 item.add_report_section("setup", stream, text)
 
 
-def _skip_without_gpus(wanted: Asked) -> None:
+def _skip_without_gpus(wanted: RankOptions) -> None:
     if wanted.device != "cuda":
         return
     present = gpus()

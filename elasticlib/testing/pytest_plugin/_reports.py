@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from elasticlib.stacks import ranks_text
-from elasticlib.testing.pytest_plugin import _asking
+from elasticlib.testing.pytest_plugin import _markers
 from elasticlib.testing.ranks import _told
-from elasticlib.testing.ranks._call import Call, Outcome
 from elasticlib.testing.ranks._coverage import Measuring
-from elasticlib.testing.ranks._failed import RanksFailed, Told, folded, summary
+from elasticlib.testing.ranks._failed import RankFailure, RanksFailed, folded, summary
+from elasticlib.testing.ranks._rank_call import RankCall, RankOutcome
 
 _SECTIONS = pytest.StashKey[list[tuple[str, str]]]()
 """Sections of a test's report."""
@@ -30,7 +30,7 @@ SKIPPED = pytest.StashKey[tuple[str, int, str]]()
 """File, line and text of a skip, where the rank has said so."""
 
 
-def forward(item: Any, call: Call, result: _told.Told, measuring: Measuring) -> None:
+def forward(item: Any, call: RankCall, result: _told.TestReport, measuring: Measuring) -> None:
     """Give pytest's process the warnings and log records of rank 0, and a warning of state that was left behind."""
     first = result.outcomes.get(0)
     if first is not None:
@@ -47,7 +47,7 @@ def forward(item: Any, call: Call, result: _told.Told, measuring: Measuring) -> 
             result.warn_of_leaks(call)
 
 
-def _log(outcome: Outcome) -> None:
+def _log(outcome: RankOutcome) -> None:
     for record in outcome.records:
         logger = logging.getLogger(record["name"])
         if logger.isEnabledFor(record["levelno"]):
@@ -55,7 +55,7 @@ def _log(outcome: Outcome) -> None:
 
 
 @contextlib.contextmanager
-def _noted(result: _told.Told) -> Iterator[None]:
+def _noted(result: _told.TestReport) -> Iterator[None]:
     """Add a warning that is an error to the failure of the test, if there is one, rather than raise it instead."""
     try:
         yield
@@ -65,7 +65,7 @@ def _noted(result: _told.Told) -> Iterator[None]:
         result.error.notes = [*result.error.notes, f"{type(warning).__name__}: {warning}"]
 
 
-def note(item: Any, result: _told.Told) -> None:
+def note(item: Any, result: _told.TestReport) -> None:
     """Keep for the report the output and the logs of ranks, and their seeds."""
     logs = {rank: outcome.log for rank, outcome in result.outcomes.items()}
     seeds = f"rank 0: {result.seed}, and each further rank the next number"
@@ -94,7 +94,7 @@ def add_kept(report: pytest.TestReport, item: pytest.Item) -> None:
 
 def callers_of(item: Any, info: pytest.ExceptionInfo[BaseException]) -> Any:
     """Return the lines of the test in pytest's process that have called the ranks; None where its body runs there."""
-    if _asking.runs_on_ranks(item):
+    if _markers.runs_on_ranks(item):
         return None
     error = info.value
     assert isinstance(error, RanksFailed)
@@ -138,7 +138,7 @@ def _text(lines: Sequence[str]) -> Any:
     return ReprTraceback([ReprEntryNative([f"{line}\n" for line in lines])], None, "native")
 
 
-def _chain_of(report: Told) -> list[Any]:
+def _chain_of(report: RankFailure) -> list[Any]:
     chain = getattr(report.representation, "chain", None)
     if chain:
         return list(chain)

@@ -25,8 +25,8 @@ import pytest
 from elasticlib.stacks import is_users
 from elasticlib.testing.process_state import _config_modules
 from elasticlib.testing.pytest_plugin.rank import _run
-from elasticlib.testing.pytest_plugin.rank._modules import Place, Setting
-from elasticlib.testing.ranks._call import MadeUp, Patch
+from elasticlib.testing.pytest_plugin.rank._modules import ModulePlace, Setting
+from elasticlib.testing.ranks._rank_call import MadeUp, Patch
 from elasticlib.testing.ranks._refusal import CannotTravelError, why_not
 from elasticlib.workers.child import names_of_class, names_of_module
 
@@ -58,9 +58,9 @@ class Modules:
 
     def __init__(self) -> None:
         self._count = 0
-        self.known: dict[str, Place] = {}
+        self.known: dict[str, ModulePlace] = {}
 
-    def look(self, always: Iterable[ModuleType]) -> dict[str, Place]:
+    def look(self, always: Iterable[ModuleType]) -> dict[str, ModulePlace]:
         for module in always:
             self._add(module)
         if len(sys.modules) != self._count:
@@ -84,10 +84,10 @@ def _is_rewritten(module: ModuleType) -> bool:
     return type(spec) is ModuleSpec and type(spec.loader).__name__ == _REWRITER
 
 
-def _place_of(module: ModuleType) -> Place:
+def _place_of(module: ModuleType) -> ModulePlace:
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
     folders = tuple(map(str, getattr(module, "__path__", ())))
-    return Place(getattr(module, "__file__", None) or "", folders, type(loader).__name__ == _REWRITER)
+    return ModulePlace(getattr(module, "__file__", None) or "", folders, type(loader).__name__ == _REWRITER)
 
 
 def explaining(config: Any) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def explaining(config: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-class Work:
+class PytestWork:
     """What workers do for tests of pytest; see `Ranks`."""
 
     run = staticmethod(_run.run)

@@ -23,7 +23,7 @@ class MarkError(ValueError):
 
 
 @frozen
-class Asked:
+class RankOptions:
     """What the ranks of one test are."""
 
     nproc: int = 2
@@ -55,8 +55,8 @@ def _is_size(value: Any) -> bool:
 
 
 def checked_options(
-    where: str, defaults: Asked, options: Mapping[str, Any], known: Collection[str] = (), args: Sequence[Any] = ()
-) -> Asked:
+    where: str, defaults: RankOptions, options: Mapping[str, Any], known: Collection[str] = (), args: Sequence[Any] = ()
+) -> RankOptions:
     """
     Return *defaults* with *options*, of which ``nproc`` is one number here.
 

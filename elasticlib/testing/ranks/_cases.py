@@ -162,10 +162,10 @@ def _first_of_user(frames: Sequence[TracebackType]) -> int:
 
 def _portable(value: Any) -> Any:
     """*value*, or its text where it may not be known on the other side."""
-    return value if isinstance(value, (str, int, float, bool, type(None))) else _Shown(repr(value))
+    return value if isinstance(value, (str, int, float, bool, type(None))) else _ParameterText(repr(value))
 
 
-class _Shown:
+class _ParameterText:
     """Stands for a parameter of a subtest."""
 
     def __init__(self, text: str) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from elasticlib.testing.ranks._call import Call
+from elasticlib.testing.ranks._rank_call import RankCall
 
 # In the process of the tests.
 
@@ -72,7 +72,7 @@ _made: tuple[bytes, Any] = (b"", None)
 
 
 @contextlib.contextmanager
-def measured(call: Call) -> Iterator[Callable[[], bytes]]:
+def measured(call: RankCall) -> Iterator[Callable[[], bytes]]:
     """Measure the block; what the result returns afterwards is coverage's data."""
     if not call.coverage:
         yield bytes

@@ -17,7 +17,7 @@ from attrs import frozen
 
 from elasticlib.errors import ProcessFailure
 from elasticlib.stacks import ranks_text
-from elasticlib.testing.ranks._call import Failure
+from elasticlib.testing.ranks._rank_call import Failure
 from elasticlib.workers.child import exception_members, set_exception_members, unpack_exception
 
 _MOST_SHOWN = 4
@@ -56,7 +56,7 @@ DirtyWorkerWarning.__module__ = "elasticlib.testing"
 
 
 @frozen
-class Told:
+class RankFailure:
     """How one rank failed."""
 
     message: str
@@ -74,12 +74,12 @@ class Told:
         return "" if self.is_secondary else self.message, self.file, self.line
 
 
-def unpacked(failure: Failure) -> Told:
+def unpacked(failure: Failure) -> RankFailure:
     error = unpack_exception(failure.error)
     # A group holds no SystemExit and the like, and an exception may be one that cannot be rebuilt here.
     if not isinstance(error, Exception):
         error = RuntimeError(failure.message)
-    return Told(
+    return RankFailure(
         failure.message,
         failure.file,
         failure.line,
@@ -89,13 +89,13 @@ def unpacked(failure: Failure) -> Told:
     )
 
 
-def of_death(failure: ProcessFailure) -> Told:
+def of_death(failure: ProcessFailure) -> RankFailure:
     message = failure.summary(with_place=False)
     lines = [failure.summary()]
     if failure.traceback:
         lines.append(failure.traceback)
     lines += failure.log_tail
-    return Told(message, "", 0, "\n".join(lines), RuntimeError(message))
+    return RankFailure(message, "", 0, "\n".join(lines), RuntimeError(message))
 
 
 class RanksFailed(Exception):  # noqa: N818
@@ -110,7 +110,7 @@ class RanksFailed(Exception):  # noqa: N818
     message: str
     exceptions: tuple[Exception, ...]
     failures: Mapping[int, Exception]
-    reports: Mapping[int, Told]
+    reports: Mapping[int, RankFailure]
     size: int
     root: int
     """The lowest rank whose failure does not come of another rank's."""
@@ -131,7 +131,7 @@ RanksFailed.__module__ = "elasticlib.testing"
 
 
 def failed(
-    reports: Mapping[int, Told],
+    reports: Mapping[int, RankFailure],
     size: int,
     notes: Sequence[str] = (),
     look: Callable[[int], bool | None] = lambda _: None,
@@ -190,7 +190,7 @@ def _keep(self: Any, *args: object) -> None:
     self.args = args
 
 
-def summary(reports: Mapping[int, Told], root: int) -> str:
+def summary(reports: Mapping[int, RankFailure], root: int) -> str:
     """One line: who failed first, where and how."""
     alike = [rank for rank, each in reports.items() if each.key() == reports[root].key()]
     line = reports[root].message.splitlines() or [""]
@@ -221,7 +221,7 @@ def _line(ranks: Sequence[int], error: RanksFailed) -> str:
     return f"{ranks_text(ranks)}: {_short(error.reports[ranks[0]])}"
 
 
-def _short(report: Told) -> str:
+def _short(report: RankFailure) -> str:
     lines = report.message.splitlines() or [""]
     return f"{lines[0]}{' (it lost a peer)' if report.is_secondary else ''}"
 

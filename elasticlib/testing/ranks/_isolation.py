@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from elasticlib._clock import monotonic, sleep
-from elasticlib.testing.ranks import _state
+from elasticlib.testing.ranks import _process_state
 
 _bootstrap: Any = importlib._bootstrap
 """Where Python's import statement is written in Python."""
@@ -44,9 +44,9 @@ def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callab
     What the result returns, after the block, is what the test has left behind, in words; nothing without *checks*.
     Process groups that it has made are ended. A test that *has_own_group* may have ended that one, too.
     """
-    before = _state.look() if checks else {}
-    groups = _state.groups()
-    apart = _Imports(before, seed)
+    before = _process_state.look() if checks else {}
+    groups = _process_state.groups()
+    apart = _ImportEffects(before, seed)
     _seed_all(seed)
     former = _bootstrap._ModuleLockManager
     _bootstrap._ModuleLockManager = _lock_with(former, apart.entered, apart.left)
@@ -59,10 +59,10 @@ def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callab
             apart.before = _without_own_group(apart.before)
 
 
-class _Imports:
+class _ImportEffects:
     """What the imports of one test do to its worker's state."""
 
-    def __init__(self, before: _state.State, seed: int) -> None:
+    def __init__(self, before: _process_state.State, seed: int) -> None:
         self.before = before
         """The state at the beginning of the test, with what imports have changed since."""
         self._seed = seed
@@ -75,7 +75,7 @@ class _Imports:
         if stack:
             stack.append((name,))
         else:
-            stack.append((name, _state.look() if self.before else {}, _generators()))
+            stack.append((name, _process_state.look() if self.before else {}, _generators()))
 
     def left(self, name: str) -> None:
         """Note that the import of *name* is done, or has failed."""
@@ -89,10 +89,10 @@ class _Imports:
             if found == name:
                 return
 
-    def _take_over(self, state: _state.State, generators: tuple[Any, Any, Any]) -> None:
+    def _take_over(self, state: _process_state.State, generators: tuple[Any, Any, Any]) -> None:
         """Count what an import has changed since *state* as there before, and undo its draws of random numbers."""
         if self.before:
-            self.before = _state.taken_over(self.before, state, _state.look())
+            self.before = _process_state.taken_over(self.before, state, _process_state.look())
         _restore(generators, self._seed)
 
     def _stack(self) -> list[tuple[Any, ...]]:
@@ -131,24 +131,24 @@ def _end_groups(known: Container[tuple[int, str]]) -> None:
                 dist.destroy_process_group(group)
 
 
-def _without_own_group(before: _state.State) -> _state.State:
+def _without_own_group(before: _process_state.State) -> _process_state.State:
     """*before*, as if there had been no group of the test's own where the test has ended that itself."""
-    there = _state.groups()
+    there = _process_state.groups()
     known = {key: name for key, name in before.get("process groups", {}).items() if key in there}
     return {**before, "process groups": known} if "process groups" in before else before
 
 
-def _changes(before: _state.State) -> tuple[str, ...]:
+def _changes(before: _process_state.State) -> tuple[str, ...]:
     """Describe what is other than *before*, after a moment for what ends by itself."""
-    if not _state.differences(before, _state.look()):
+    if not _process_state.differences(before, _process_state.look()):
         return ()
     gc.collect()
     until = monotonic() + _ENDING
     _join_new_threads(before["threads"], until)
-    found = _state.differences(before, _state.look())
+    found = _process_state.differences(before, _process_state.look())
     while found and monotonic() < until:
         sleep(_ENDING / 10)
-        found = _state.differences(before, _state.look())
+        found = _process_state.differences(before, _process_state.look())
     return found
 
 

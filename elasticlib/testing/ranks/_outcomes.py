@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from elasticlib.stacks import CALLERS, is_users
-from elasticlib.testing.ranks._call import Call, Failure
+from elasticlib.testing.ranks._rank_call import Failure, RankCall
 from elasticlib.workers.child import is_secondary, pack_exception, qualified_name, text_of_exception
 
 
@@ -27,7 +27,7 @@ class PartsError(Exception):
         self.parts = tuple(parts)
 
 
-def failure(call: Call, error: BaseException, representation: Any) -> Failure:
+def failure(call: RankCall, error: BaseException, representation: Any) -> Failure:
     """*error*, whose traceback begins in the user's code, with what is shown of it."""
     name, text = qualified_name(type(error)), text_of_exception(error)
     file, line = place(error.__traceback__, call)
@@ -42,7 +42,7 @@ def failure(call: Call, error: BaseException, representation: Any) -> Failure:
     )
 
 
-def place(trace: TracebackType | None, call: Call) -> tuple[str, int]:
+def place(trace: TracebackType | None, call: RankCall) -> tuple[str, int]:
     found = call.file, call.line
     while trace is not None:
         if is_users(trace.tb_frame.f_code.co_filename):

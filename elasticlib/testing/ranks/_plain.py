@@ -18,19 +18,21 @@ from typing import Any
 from attrs import evolve
 
 from elasticlib.stacks import CALLERS, users_part
-from elasticlib.testing.ranks import _coverage, _isolation, _outcomes, _recorder, _state
-from elasticlib.testing.ranks._call import Call, Failure, Outcome
+from elasticlib.testing.ranks import _coverage, _isolation, _outcomes, _process_state, _recorder
+from elasticlib.testing.ranks._rank_call import Failure, RankCall, RankOutcome
 from elasticlib.workers.child import pack_result
 
 
-class Work:
+class UnittestWork:
     """What workers do; see `Ranks`."""
 
     def __init__(self) -> None:
         self._modules: dict[str, None] = {}
 
     @staticmethod
-    def run(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
+    def run(
+        call: RankCall, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> RankOutcome:
         """What came of *function* on this rank."""
         return watched(call, lambda: _called(call, function, args, kwargs))
 
@@ -50,31 +52,33 @@ def _import(modules: Sequence[str]) -> None:
         importlib.import_module(name)
 
 
-def watched(call: Call, outcome: Callable[[], Outcome]) -> Outcome:
+def watched(call: RankCall, outcome: Callable[[], RankOutcome]) -> RankOutcome:
     """The *outcome* of a call, with what it left behind in this process, and what was measured."""
     seed = call.seed + int(os.environ["RANK"])
-    before = _state.collectives() if call.shares_group else 0
+    before = _process_state.collectives() if call.shares_group else 0
     with _isolation.isolated(seed, checks=call.checks, has_own_group=call.has_own_group) as changes:
         with _coverage.measured(call) as measured, _recorder.until(call.until):
             found = outcome()
-    called = _state.collectives() - before if call.shares_group else 0
+    called = _process_state.collectives() - before if call.shares_group else 0
     return evolve(found, collectives=called, leaks=changes(), coverage=measured())
 
 
-def _called(call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
+def _called(
+    call: RankCall, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> RankOutcome:
     try:
         value = function(*args, **kwargs)
-        return Outcome("passed", value=pack_result(value, ()))
+        return RankOutcome("passed", value=pack_result(value, ()))
     except unittest.SkipTest as skip:
-        return Outcome("skipped", reason=str(skip), place=_outcomes.place(users_part(skip), call))
+        return RankOutcome("skipped", reason=str(skip), place=_outcomes.place(users_part(skip), call))
     except _outcomes.PartsError as several:
         parts = tuple((what, _failure(call, error)) for what, error in several.parts)
-        return Outcome("failed", failure=parts[0][1], parts=parts)
+        return RankOutcome("failed", failure=parts[0][1], parts=parts)
     except BaseException as error:
-        return Outcome("failed", failure=_failure(call, error))
+        return RankOutcome("failed", failure=_failure(call, error))
 
 
-def _failure(call: Call, error: BaseException) -> Failure:
+def _failure(call: RankCall, error: BaseException) -> Failure:
     error = error.with_traceback(users_part(error))
     return _outcomes.failure(call, error, "".join(traceback.format_exception(error)))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elasticlib.errors import ElasticError, PicklingError
-from elasticlib.testing.ranks._call import Call
+from elasticlib.testing.ranks._rank_call import RankCall
 from elasticlib.workers.child import Pickler
 
 
@@ -39,7 +39,7 @@ def _advice(value: object) -> str:
 
 
 def refusal(
-    call: Call, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: PicklingError
+    call: RankCall, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: PicklingError
 ) -> CannotTravelError:
     """What to say of a call that cannot be packed."""
     parts = {f"fixture or argument {name!r}": value for name, value in kwargs.items()}

@@ -15,14 +15,14 @@ from attrs import frozen
 from elasticlib._wording import counted
 from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks import _failed
-from elasticlib.testing.ranks._call import Call, Outcome
+from elasticlib.testing.ranks._rank_call import RankCall, RankOutcome
 
 
 @frozen
-class Told:
+class TestReport:
     """The outcome of a test."""
 
-    outcomes: Mapping[int, Outcome]
+    outcomes: Mapping[int, RankOutcome]
     error: _failed.RanksFailed | None
     output: Mapping[int, str]
     """By rank, what it wrote."""
@@ -31,7 +31,7 @@ class Told:
     seed: int = 0
     """Of rank 0."""
 
-    def stop(self) -> tuple[str, Outcome] | None:
+    def stop(self) -> tuple[str, RankOutcome] | None:
         """Return the skip or expected failure that ranks have asked for, after the text that reports it."""
         found = {rank: each for rank, each in self.outcomes.items() if each.kind in ("skipped", "xfailed")}
         if self.error is not None or not found:
@@ -52,23 +52,23 @@ class Told:
         size, notes, look = self.error.size, self.error.notes, self.error.look
         return [(what, _failed.failed(ranks, size, notes, look)) for what, ranks in own or parts]
 
-    def _ranks_by_part(self, error: _failed.RanksFailed) -> list[tuple[Any, dict[int, _failed.Told]]]:
+    def _ranks_by_part(self, error: _failed.RanksFailed) -> list[tuple[Any, dict[int, _failed.RankFailure]]]:
         """Return each part that has failed, with the failure of each rank in it."""
-        found: dict[str, tuple[Any, dict[int, _failed.Told]]] = {}
+        found: dict[str, tuple[Any, dict[int, _failed.RankFailure]]] = {}
         for rank, whole in error.reports.items():
             for what, report in self._parts_of(rank) or [(None, whole)]:
                 _, ranks = found.setdefault(repr(what), (what, {}))
                 ranks.setdefault(rank, report)
         return list(found.values())
 
-    def _parts_of(self, rank: int) -> list[tuple[Any, _failed.Told]]:
+    def _parts_of(self, rank: int) -> list[tuple[Any, _failed.RankFailure]]:
         """Return the parts that failed on *rank*; [] where it has told of none."""
         outcome = self.outcomes.get(rank)
         if outcome is None:
             return []
         return [(what, _failed.unpacked(failure)) for what, failure in outcome.parts]
 
-    def warn_of_leaks(self, call: Call) -> None:
+    def warn_of_leaks(self, call: RankCall) -> None:
         alike: dict[tuple[str, ...], list[int]] = {}
         for rank, what in sorted(self.leaks.items()):
             alike.setdefault(what, []).append(rank)
@@ -85,7 +85,7 @@ def left_after(collectives: int) -> str:
     return f"left the shared process group {where}, and another rank elsewhere"
 
 
-def _are_secondary(failures: Iterable[_failed.Told]) -> bool:
+def _are_secondary(failures: Iterable[_failed.RankFailure]) -> bool:
     return all(each.is_secondary for each in failures)
 
 

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from elasticlib.processes import Surroundings, die_with_parent, without_garbage_collection
-from elasticlib.testing.torch_cases import _imports
+from elasticlib.testing.torch_cases import _torch_imports
 from elasticlib.workers import THREADS_VARIABLE, threads_per_worker
 from elasticlib.workers.child import reseed_caller, set_blas_threads
 
@@ -100,8 +100,8 @@ class _Starts:
             return
         self._has_begun = True
         wanted = [*(name for name in list(sys.modules) if name.partition(".")[0] in _OF_TORCH), *self.preload]
-        variables = {_imports.VARIABLE: dumps(wanted), _CHECKS_WITHOUT_CUDA: "1"}
-        set_forkserver_preload([_imports.__name__, __name__, "__main__"])
+        variables = {_torch_imports.VARIABLE: dumps(wanted), _CHECKS_WITHOUT_CUDA: "1"}
+        set_forkserver_preload([_torch_imports.__name__, __name__, "__main__"])
         with mock.patch.dict(os.environ, variables):
             forkserver.ensure_running()
 

@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from elasticlib.workers.captures import _sharing
+from elasticlib.workers.captures import _shared_arguments
 from elasticlib.workers.captures._main_script import CACHED, ImportableMain
 from elasticlib.workers.child import _buffers, _by_value, _function
 from elasticlib.workers.child._buffers import Memory, can_be_apart
@@ -62,13 +62,13 @@ class CallPickler(_by_value.Pickler):
         self.files: set[str] = set()
         self.shared: list[Memory] = []
         self._main = main
-        self._variables = _Variables()
+        self._variables = _ScriptVariables()
         self._apart = apart
         self._storages: dict[tuple[int, int], _Storage] = {}
 
     def dump(self, obj: Any) -> None:
         """Pickle *obj*, with what multiprocessing can share."""
-        with _sharing.spawning(self.shared):
+        with _shared_arguments.spawning(self.shared):
             super().dump(obj)
 
     def _storage(self, obj: Any) -> Any:
@@ -102,7 +102,7 @@ class CallPickler(_by_value.Pickler):
             return self._storage(obj)
         if isinstance(obj, _Storage):
             return self._memory_of(obj)
-        if isinstance(obj, _Variables):
+        if isinstance(obj, _ScriptVariables):
             return _main.namespace, ()
         if isinstance(obj, _DEFINITIONS):
             return self._reduced_definition(obj)
@@ -138,7 +138,7 @@ class CallPickler(_by_value.Pickler):
         """Reduce *obj* as multiprocessing shares it, else by value if it cannot be imported."""
         if isinstance(obj, types.CodeType):
             self.files.add(obj.co_filename)
-        shared = _sharing.reduced(obj)
+        shared = _shared_arguments.reduced(obj)
         if shared is not NotImplemented:
             return shared
         return super().reducer_override(obj)
@@ -169,7 +169,7 @@ def _is_of_main(obj: Any) -> bool:
     return getattr(obj, "__module__", None) == "__main__"
 
 
-class _Variables:
+class _ScriptVariables:
     """Stands for the variables of a script that workers import."""
 
 

@@ -36,7 +36,7 @@ class Part:
     """True for a global variable that a function uses."""
 
 
-class Call:
+class CapturedCall:
     """A call of *function*."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -69,12 +69,12 @@ class Call:
 
 def is_owner(value: object) -> bool:
     """True if *value* takes parts along that have names of their own."""
-    return isinstance(value, (Call, types.FunctionType, functools.partial, type))
+    return isinstance(value, (CapturedCall, types.FunctionType, functools.partial, type))
 
 
 def parts_of(owner: Any, reduces: Reduces) -> Iterator[Part]:
     """Return the parts that *owner* takes along; it is one for which `is_owner` is true."""
-    if isinstance(owner, Call):
+    if isinstance(owner, CapturedCall):
         return itertools.chain(owner.arguments(), owner.attributes())
     if isinstance(owner, functools.partial):
         return _parts_of_partial(owner)

@@ -15,7 +15,7 @@ from typing import Any
 
 from attrs import frozen
 
-from elasticlib.workers.captures._parts import Call, Part, Reduces, attributes, is_owner, named, parts_of
+from elasticlib.workers.captures._parts import CapturedCall, Part, Reduces, attributes, is_owner, named, parts_of
 
 _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 _LONGEST = 200
@@ -49,7 +49,7 @@ class _Way(pickle._Pickler):
 
 
 def refusal(
-    call: Call, error: Exception, pickler: Any, dumps: Callable[[Any], object], *, is_of_script: bool = False
+    call: CapturedCall, error: Exception, pickler: Any, dumps: Callable[[Any], object], *, is_of_script: bool = False
 ) -> str:
     """
     Say why *call* cannot be sent, of which *error* does not name the part.
@@ -95,7 +95,7 @@ def _way_out(part: Part, *, is_of_script: bool) -> str:
     return inside
 
 
-def _way_to_failure(call: Call, pickler: Any) -> tuple[list[Any], Exception | None]:
+def _way_to_failure(call: CapturedCall, pickler: Any) -> tuple[list[Any], Exception | None]:
     """Return the way on which pickling fails, and the reason."""
     way = _Way(pickler)
     try:
@@ -123,7 +123,7 @@ class _Found:
     """The functions and classes on the way to it."""
 
 
-def _blamed(call: Call, links: Sequence[Any], reduces: Reduces) -> _Found | None:
+def _blamed(call: CapturedCall, links: Sequence[Any], reduces: Reduces) -> _Found | None:
     """Return the part that fails: the last of *links* that has a name."""
     way = [call, *links[1:]]
     owners = [index for index, link in enumerate(way) if is_owner(link)]
@@ -147,7 +147,7 @@ def _first_part(links: Sequence[Any], owner: Any, reduces: Reduces) -> tuple[int
     return -1, None
 
 
-def _deep(call: Call, links: Sequence[Any], reduces: Reduces, dumps: Callable[[Any], object]) -> _Found | None:
+def _deep(call: CapturedCall, links: Sequence[Any], reduces: Reduces, dumps: Callable[[Any], object]) -> _Found | None:
     """Return the part that *dumps* cannot send alone: the one on the way, or an argument."""
     on_the_way = _blamed(call, links, reduces) if links else None
     if on_the_way is not None and not _can_be_sent(on_the_way.part, dumps):

@@ -39,7 +39,7 @@ if typing.TYPE_CHECKING:
         report_of_exception as report_of_exception,
         text_of_exception as text_of_exception,
     )
-    from elasticlib.workers.child._results import (
+    from elasticlib.workers.child._result_pickles import (
         can_be_pickled as can_be_pickled,
         exception_members as exception_members,
         pack_exception as pack_exception,
@@ -66,7 +66,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.workers.child._report": (
             "Report is_secondary qualified_name read_report report_of_exception text_of_exception"
         ),
-        "elasticlib.workers.child._results": (
+        "elasticlib.workers.child._result_pickles": (
             "can_be_pickled exception_members pack_exception pack_result set_exception_members unpack_exception"
         ),
         "elasticlib.workers.child._serving": "SERVER_VARIABLE",

@@ -23,7 +23,7 @@ _POURED = 255
 _PIECE = select.PIPE_BUF - _NOTICE.size
 
 
-class Outcome(enum.IntEnum):
+class ProgramOutcome(enum.IntEnum):
     """How far a worker's program has come, in its own words."""
 
     RAISED = 0
@@ -38,10 +38,10 @@ class Outcome(enum.IntEnum):
     """What was in buffers is written: the status stands, whatever the rest of the cleaning up does to the process."""
 
 
-_KINDS = frozenset({*map(int, Outcome), _POURED})
+_KINDS = frozenset({*map(int, ProgramOutcome), _POURED})
 
 
-def announce(handed: Handed, outcome: Outcome, status: int) -> None:
+def announce(handed: Handed, outcome: ProgramOutcome, status: int) -> None:
     """Tell the spawner what has become of this worker's program; a process that the worker forked tells nothing."""
     if os.getpid() != handed.pid:
         return
@@ -110,7 +110,7 @@ class Notices:
         self._poured: dict[int, bytearray] = {}
         """By pid, as much as has come of the worker's report."""
 
-    def take(self, data: bytes) -> Iterator[tuple[int, Outcome, int]]:
+    def take(self, data: bytes) -> Iterator[tuple[int, ProgramOutcome, int]]:
         """(pid, outcome, status) of each announcement in *data*; what is none is left out."""
         self._unread += data
         while len(self._unread) >= _NOTICE.size:
@@ -127,7 +127,7 @@ class Notices:
                 self._unread = self._unread[size:]
             else:
                 self._unread = self._unread[size:]
-                yield pid, Outcome(kind), number
+                yield pid, ProgramOutcome(kind), number
 
     def report_of(self, pid: int) -> bytes:
         """The packed report that the worker has poured, which is forgotten here; empty where its file has it."""

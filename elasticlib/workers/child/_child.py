@@ -3,7 +3,7 @@ The first code in a worker: it turns a forked or fresh process into one that loo
 
 Order matters and is the same for each way of starting: own session, death with the parent, streams and
 descriptors, signals, environment, folder and limits; then multiprocessing's idea of who we are; then the
-user's function, script, module or program; then the end of the program (`_ending`). Rules of this file:
+user's function, script, module or program; then the end of the program (`_interpreter_end`). Rules of this file:
 nothing of the user runs before the process looks right, and whatever ends the user's code leaves a report.
 """
 
@@ -50,19 +50,19 @@ from elasticlib.processes import (
 from elasticlib.stacks import CALLERS, users_part
 from elasticlib.workers.child import (
     _announcing,
-    _ending,
     _function,
+    _interpreter_end,
     _own_master,
     _own_modules,
     _pooled,
-    _progress,
     _randomness,
     _record,
     _report,
-    _results,
+    _result_pickles,
     _serving,
     _showing,
     _threads,
+    _worker_progress,
 )
 from elasticlib.workers.child._start_spec import STDIN, Handed, StartSpec, from_both
 
@@ -222,8 +222,8 @@ def run_forked(
         else:
             _randomness.reseed_caller()
             _forget_the_caller()
-            _ending.begin_from_caller()
-        _ending.finish(_run(spec, handed, call), functools.partial(_announcing.announce, handed))
+            _interpreter_end.begin_from_caller()
+        _interpreter_end.finish(_run(spec, handed, call), functools.partial(_announcing.announce, handed))
     except BaseException:
         # Nothing of the user has run, or its end was already reported.
         traceback.print_exc()
@@ -261,8 +261,8 @@ def run_fresh(at_start: Collection[str]) -> NoReturn:
         os.set_inheritable(inherited, False)
     close_each(descriptors)
     handed = replace(handed, pid=os.getpid())
-    _ending.inherit()
-    _ending.finish(_run(spec, handed, None), functools.partial(_announcing.announce, handed))
+    _interpreter_end.inherit()
+    _interpreter_end.finish(_run(spec, handed, None), functools.partial(_announcing.announce, handed))
 
 
 def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> int:
@@ -289,7 +289,7 @@ def _attach(spec: StartSpec, handed: Handed) -> None:
     faulthandler.register(STACKS_SIGNAL, file=faults, all_threads=True)
     _report.has_the_stacks_of_crashes = True
     _report.note_stderr(handed.tail)
-    _progress.attach(handed.memories.get("progress"), spec.local_rank)
+    _worker_progress.attach(handed.memories.get("progress"), spec.local_rank)
     _pooled.attach(handed.memories, spec.local_rank, spec.variables)
     _own_master.attach(spec.variables, is_hosted=spec.serves_caller)
     if spec.server is not None:
@@ -412,7 +412,7 @@ def _outcome(
         result = run()
     except SystemExit as stop:
         status = _exit_status(stop.code)
-        _announcing.announce(handed, _announcing.Outcome.ENDED, status)
+        _announcing.announce(handed, _announcing.ProgramOutcome.ENDED, status)
         return status
     except BaseException as error:
         # Interrupted, a script ends as under `python`, a function's process as one of `torch.multiprocessing`.
@@ -422,17 +422,17 @@ def _outcome(
         _raised(error, handed, shared, status)
         return _shown(error, status)
     if not keeps_result:
-        _announcing.announce(handed, _announcing.Outcome.ENDED, 0)
+        _announcing.announce(handed, _announcing.ProgramOutcome.ENDED, 0)
         return 0
     try:
-        payload = _results.pack_result(result, shared)
+        payload = _result_pickles.pack_result(result, shared)
     except Exception as error:
-        unsendable = _results.unsendable(result, error)
+        unsendable = _result_pickles.unsendable(result, error)
         _raised(unsendable, handed, shared, 1)
         print(f"elasticlib: {unsendable}", file=sys.stderr)
         return 1
     status = 0 if _deliver(_report.Report("result", payload), handed) else 1
-    _announcing.announce(handed, _announcing.Outcome.RETURNED, status)
+    _announcing.announce(handed, _announcing.ProgramOutcome.RETURNED, status)
     if status == 0:
         _announcing.await_release(handed)
     return status
@@ -465,10 +465,10 @@ def _shown(error: BaseException, status: int) -> int:
 
 def _raised(error: BaseException, handed: Handed, shared: Collection[str] | None, status: int) -> None:
     is_shown = _shows_tracebacks(sys.excepthook) and sys.stderr is sys.__stderr__
-    entry = replace(_results.report_of_failure(error, shared), is_shown=is_shown)
+    entry = replace(_result_pickles.report_of_failure(error, shared), is_shown=is_shown)
     if _deliver(entry, handed):
         _record.leave(entry)
-    _announcing.announce(handed, _announcing.Outcome.RAISED, status)
+    _announcing.announce(handed, _announcing.ProgramOutcome.RAISED, status)
 
 
 def _shows_tracebacks(hook: Callable[..., object]) -> bool:

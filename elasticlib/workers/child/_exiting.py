@@ -32,7 +32,7 @@ import signal
 from dataclasses import dataclass, field
 
 from elasticlib.processes import KILL_SECONDS
-from elasticlib.workers.child._announcing import Outcome
+from elasticlib.workers.child._announcing import ProgramOutcome
 
 DEFAULT_EXIT_TIMEOUT = 30.0
 """Seconds"""
@@ -47,7 +47,7 @@ _GROUP_LATER = 1.0
 """Seconds for which the signal to a group is put off while its worker writes."""
 _GROUP_PATIENCE = 1.0
 """Seconds for those of a group that ignore the signal, and for all where others wait."""
-_MAIN_PARTS = (Outcome.RETURNED, Outcome.ENDED)
+_MAIN_PARTS = (ProgramOutcome.RETURNED, ProgramOutcome.ENDED)
 """Outcomes after which threads and exit handlers of the program may still work."""
 
 
@@ -73,7 +73,7 @@ class Stage(enum.Enum):
 _STOPPED = (Stage.SIGNALLED, Stage.GROUP, Stage.KILLED)
 
 
-class Act(enum.Enum):
+class ExitAction(enum.Enum):
     """An act that is due about a worker."""
 
     DUMP = enum.auto()
@@ -124,7 +124,7 @@ class _LastRun:
 
 
 @dataclass
-class Course:
+class ExitCourse:
     """One worker's way to its end."""
 
     exit_timeout: float = DEFAULT_EXIT_TIMEOUT
@@ -136,7 +136,7 @@ class Course:
     grace: float = KILL_SECONDS
     """Seconds from the stop signal to SIGKILL."""
     stage: Stage = Stage.RUNS
-    outcome: Outcome | None = None
+    outcome: ProgramOutcome | None = None
     status: int = 0
     """Exit status of its program, where that is known; ``-n`` for signal ``n``."""
     deadline: float | None = None
@@ -167,9 +167,9 @@ class Course:
         """True if the function or script ended well; its threads and exit handlers may still work."""
         return self.outcome in _MAIN_PARTS and self.status == 0
 
-    def heard(self, outcome: Outcome, status: int, now: float) -> bool:
+    def heard(self, outcome: ProgramOutcome, status: int, now: float) -> bool:
         """Take in an announcement; True if the launcher learns from it that the program failed."""
-        if outcome is Outcome.FINAL:
+        if outcome is ProgramOutcome.FINAL:
             # A failure of its last moments is reported with its end, which is near.
             self.is_final, self.status = True, status
             return False
@@ -179,17 +179,17 @@ class Course:
         if self.stage in _STOPPED:
             # Its end is near, and reports the failure.
             return False
-        if outcome is Outcome.RETURNED and status == 0:
+        if outcome is ProgramOutcome.RETURNED and status == 0:
             self.stage, self.deadline = Stage.WAITS, None
         else:
             self._exit(now)
         return status != 0
 
-    def _counts(self, outcome: Outcome) -> bool:
+    def _counts(self, outcome: ProgramOutcome) -> bool:
         """True for the first announcement, and for a later failure of exit handlers or threads."""
         if self.outcome is None:
             return True
-        return outcome is Outcome.CLOSING and self._main_part_ended_well()
+        return outcome is ProgramOutcome.CLOSING and self._main_part_ended_well()
 
     def _exit(self, now: float) -> None:
         self.stage = Stage.EXITS
@@ -269,7 +269,7 @@ class Course:
         """True if those of its group that ignore the signal had their time."""
         return now >= self._patience
 
-    def due(self, now: float, dumped: bool, returned: bool = False) -> list[Act]:
+    def due(self, now: float, dumped: bool, returned: bool = False) -> list[ExitAction]:
         """
         Return the acts that are due once the deadline is over.
 
@@ -289,16 +289,16 @@ class Course:
                 return self._after_group_look(now)
             case Stage.KILLED:
                 self.deadline = None
-                return [Act.GIVE_UP]
+                return [ExitAction.GIVE_UP]
         return []
 
-    def _begin_dump(self, now: float) -> list[Act]:
+    def _begin_dump(self, now: float) -> list[ExitAction]:
         self.stage = Stage.DUMPS
         self.deadline = now + _DUMP_LOOK
         self._dump_until = now + _DUMP_LIMIT
-        return [Act.DUMP]
+        return [ExitAction.DUMP]
 
-    def _after_dump(self, now: float, dumped: bool, returned: bool) -> list[Act]:
+    def _after_dump(self, now: float, dumped: bool, returned: bool) -> list[ExitAction]:
         waits_for_stacks = not dumped and now < self._dump_until
         if waits_for_stacks:
             self.deadline = now + _DUMP_LOOK
@@ -308,10 +308,10 @@ class Course:
         if self._main_part_ended_well() and not self.was_chosen:
             # Its threads and exit handlers are part of the program, as those of any Python program.
             self.stage, self.deadline = Stage.LINGERS, None
-            return [Act.TELL]
+            return [ExitAction.TELL]
         return self._end_overdue(now)
 
-    def _after_look_at_last(self, now: float, returned: bool) -> list[Act]:
+    def _after_look_at_last(self, now: float, returned: bool) -> list[ExitAction]:
         # Stacks may show by chance a function that is about to end: only two in a row count.
         hangs_at_end = returned and self._last_run.had_returned
         if hangs_at_end:
@@ -320,28 +320,28 @@ class Course:
         self._last_run.had_returned = returned and self.was_chosen
         self.deadline = self._last_run.next_look(now, self.exit_timeout)
         if self._last_run.must_be_reported(now):
-            return [Act.TELL_LAST_RUNS]
+            return [ExitAction.TELL_LAST_RUNS]
         return []
 
-    def _end_overdue(self, now: float) -> list[Act]:
+    def _end_overdue(self, now: float) -> list[ExitAction]:
         self.overdue = True
         self._signal(now)
-        return [Act.TELL, Act.TERM]
+        return [ExitAction.TELL, ExitAction.TERM]
 
-    def _after_signal(self, now: float) -> list[Act]:
+    def _after_signal(self, now: float) -> list[ExitAction]:
         if now < self._kill_at:
             self.deadline = self._kill_at
-            return [Act.ASK_GROUP]
+            return [ExitAction.ASK_GROUP]
         self.stage = Stage.KILLED
         self.deadline = now + KILL_SECONDS
-        return [Act.KILL]
+        return [ExitAction.KILL]
 
-    def _after_group_look(self, now: float) -> list[Act]:
+    def _after_group_look(self, now: float) -> list[ExitAction]:
         if now < self._kill_at:
             self.deadline = min(self._kill_at, now + _GROUP_LOOK)
-            return [Act.LOOK_AT_GROUP]
+            return [ExitAction.LOOK_AT_GROUP]
         self.deadline = None
-        return [Act.END_GROUP]
+        return [ExitAction.END_GROUP]
 
     def facts_of_end(self, code: int) -> dict[str, object]:
         """Return the facts for the launcher on the end of the process, which ended with *code*."""

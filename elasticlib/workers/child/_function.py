@@ -20,7 +20,7 @@ from typing import Any
 from elasticlib.processes import close_each, content_of_memory, names_of_parts
 from elasticlib.stacks import CALLERS
 from elasticlib.workers.child import _buffers
-from elasticlib.workers.child.program import _main, _sharing
+from elasticlib.workers.child.program import _main, _shared_handles
 
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
 """Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
@@ -58,7 +58,7 @@ def unpacked(
             before = content_of_memory("definitions", memories)
             _keep({name: each for name, each in memories.items() if name.startswith(OF_DEFINITIONS)})
         with _reading(before + content, memories) as pickles:
-            _sharing.join(pickles.load())
+            _shared_handles.join(pickles.load())
             if definitions:
                 _offer(definitions, is_needed=_defined(pickles, definitions))
             function, args, kwargs = pickles.load()

@@ -23,7 +23,7 @@ from typing import Any
 from elasticlib import processes
 from elasticlib.processes import Channel, Message, close_each, content_of_memory, enter_folder, names_of_parts
 from elasticlib.stacks import CALLERS, is_users, users_part
-from elasticlib.workers.child import _function, _loaded, _progress, _report, _results, _showing
+from elasticlib.workers.child import _function, _loaded, _report, _result_pickles, _showing, _worker_progress
 
 CALLS_MEMORY = "calls of local rank "
 _ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
@@ -54,7 +54,7 @@ def is_worker_variable(variable: str) -> bool:
 def serve_calls(group: str | None) -> None:
     """Serve calls until there will be no more. It has the name by which logs call the work."""
     global _server
-    _server = _Server(Channel.adopt(_descriptor), _Group(group))
+    _server = _Server(Channel.adopt(_descriptor), _CallGroup(group))
     _server.serve()
 
 
@@ -75,7 +75,7 @@ def tell_caller(message: Message) -> None:
         _server.tell(message)
 
 
-class _Group:
+class _CallGroup:
     """The process group of the calls: ``shared`` by calls one after the other, ``fresh`` for one, or None of ours."""
 
     def __init__(self, kind: str | None) -> None:
@@ -210,7 +210,7 @@ def _present_group() -> object:
     return dist.group.WORLD if dist.is_initialized() else None
 
 
-class _Imports:
+class _ProjectFiles:
     """The files of the user's project that this worker has imported."""
 
     def __init__(self) -> None:
@@ -255,12 +255,12 @@ class _Imports:
 
 
 class _Server:
-    def __init__(self, channel: Channel, group: _Group) -> None:
+    def __init__(self, channel: Channel, group: _CallGroup) -> None:
         self._channel = channel
         self.group = group
         self._me = os.getpid()
         self._path: list[str] = []
-        self._imports = _Imports()
+        self._imports = _ProjectFiles()
         self._imports.watch()
         self._sending = threading.Lock()
         os.register_at_fork(after_in_child=channel.close)
@@ -288,7 +288,7 @@ class _Server:
             self._channel.send({**message, "op": "tell"})
 
     def _answer(self, message: Message, memories: dict[str, int]) -> None:
-        _progress.clear()
+        _worker_progress.clear()
         self.group.begin(message["call"], *message["group"], by_all=message["by_all"])
         report = self._report(message, memories)
         if os.getpid() != self._me:
@@ -314,14 +314,14 @@ class _Server:
             result = _showing.call_function(call)
         except SystemExit as stop:
             if stop.code not in (None, 0):
-                return _results.report_of_failure(stop, shared)
+                return _result_pickles.report_of_failure(stop, shared)
             result = None
         except BaseException as error:
-            return _results.report_of_failure(error.with_traceback(users_part(error)), shared)
+            return _result_pickles.report_of_failure(error.with_traceback(users_part(error)), shared)
         try:
-            return _report.Report("result", _results.pack_result(result, shared))
+            return _report.Report("result", _result_pickles.pack_result(result, shared))
         except Exception as error:
-            return _results.report_of_failure(_results.unsendable(result, error), shared)
+            return _result_pickles.report_of_failure(_result_pickles.unsendable(result, error), shared)
 
     def _call(self, message: Message, memories: dict[str, int]) -> Callable[[], Any]:
         try:

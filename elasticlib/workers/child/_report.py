@@ -35,7 +35,7 @@ from elasticlib.processes import (
     room_for_file,
     write_exactly,
 )
-from elasticlib.workers.child import _frames
+from elasticlib.workers.child import _frame_values
 
 _HEAD = struct.Struct("!8sQQ")
 _MOST_TEXT = 65536
@@ -296,7 +296,7 @@ def report_of_exception(error: BaseException, pickled: bytes, formatted: str | N
         timestamp=wall_time(),
         secondary=is_secondary(error),
         external=is_external(error),
-        frames=_frames.of(error.__traceback__),
+        frames=_frame_values.of(error.__traceback__),
     )
 
 

@@ -46,7 +46,7 @@ from elasticlib.processes import (
     start_error,
     time_of_change,
 )
-from elasticlib.workers.child import _child, _ending, _own_modules, _randomness
+from elasticlib.workers.child import _child, _interpreter_end, _own_modules, _randomness
 from elasticlib.workers.spawner import _begin, _fork_worker as fork_worker, _kernel_facts, _leftovers
 
 STACK_AFTER = 9.5
@@ -93,7 +93,7 @@ def main(at_start: Collection[str]) -> NoReturn:
         # Modules hold the numbers of files that their imports have opened: workers keep these
         # files.
         keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
-        _ending.inherit(named)
+        _interpreter_end.inherit(named)
     adopt_orphans()
     wrapped = _differences(given, _first_environment("self"))
     # Python itself sets it where the locale is C.

@@ -60,7 +60,7 @@ def hooks_run() -> bool:
     return _tasks() > 1 or len(sockets) > 0
 
 
-class _Variables(dict[bytes, bytes]):
+class _NotedEnvironment(dict[bytes, bytes]):
     """The table behind ``os.environ``, which notes the names that were looked up and are not in it."""
 
     def __init__(self, content: dict[bytes, bytes]) -> None:
@@ -81,7 +81,7 @@ def _absences() -> Iterator[set[bytes]]:
     ``os.environ``, is ours.
     """
     plain = os.environ._data  # type: ignore[attr-defined]
-    noting = _Variables(plain)
+    noting = _NotedEnvironment(plain)
     os.environ._data = os.environb._data = noting  # type: ignore[attr-defined]
     try:
         yield noting.sought

@@ -56,7 +56,7 @@ _MOST_NOTICES = 65536
 """Bytes that a pipe holds."""
 
 
-class Release:
+class RoundRelease:
     """
     The pipe at which functions that have returned wait, until those of all local ranks have.
 
@@ -117,9 +117,9 @@ class Spawner:
     _notices: tuple[int, int] = (-1, -1)
     """The pipe through which workers announce what has become of their programs."""
     _heard: _announcing.Notices = field(default_factory=_announcing.Notices)
-    _release: Release = field(default_factory=Release)
+    _release: RoundRelease = field(default_factory=RoundRelease)
     """Of functions that have returned."""
-    _stopping: _stuck.Stop | None = None
+    _stopping: _stuck.RoundStop | None = None
     """What is known of workers that take their time to end."""
     _lease: Lease | None = None
     """Until when workers may run, of a job of many nodes."""
@@ -300,7 +300,7 @@ class Spawner:
             pid = self._fork(spec, handed)
         finally:
             close_each(opened.values())
-        course = _exiting.Course(*spec.exit_timeout, for_group=spec.signals_group)
+        course = _exiting.ExitCourse(*spec.exit_timeout, for_group=spec.signals_group)
         live = WorkerProcess(self._round, spec.local_rank, pid, processes.handle_of(pid), left, course)
         self._live[live.local_rank] = live
         self._detached.add_worker(pid)
@@ -405,14 +405,14 @@ class Spawner:
         now = monotonic()
         is_another = self._stopping is None or self._stopping.signum != signum
         if is_another:
-            self._stopping = _stuck.Stop(signum, now, restart_waits=spare)
+            self._stopping = _stuck.RoundStop(signum, now, restart_waits=spare)
         for worker in self._live.values():
             must_be_signalled = worker.course.stop(grace, now, spare)
             # Not once more: a program may take a second signal for an order to end at once.
             if must_be_signalled and worker.signum != signum:
                 worker.ask(signum)
 
-    def _look_for_stuck(self, stop: _stuck.Stop) -> None:
+    def _look_for_stuck(self, stop: _stuck.RoundStop) -> None:
         """End a worker that sits in native code, in case that frees the others for their own ends."""
         signalled = {rank: each for rank, each in self._live.items() if each.course.stage is _exiting.Stage.SIGNALLED}
         if not signalled:
@@ -443,7 +443,7 @@ class Spawner:
                 # A worker that has ended is left out.
                 self._note_outcome(workers[pid], outcome, status)
 
-    def _note_outcome(self, worker: WorkerProcess, outcome: _announcing.Outcome, status: int) -> None:
+    def _note_outcome(self, worker: WorkerProcess, outcome: _announcing.ProgramOutcome, status: int) -> None:
         report = self._heard.report_of(worker.pid)
         if report:
             # No file could take the report: it came through the pipe.
@@ -461,27 +461,27 @@ class Spawner:
         for act in course.due(monotonic(), stacks is not None, has_returned):
             self._do(act, worker, stacks or "")
 
-    def _do(self, act: _exiting.Act, worker: WorkerProcess, stacks: str) -> None:
+    def _do(self, act: _exiting.ExitAction, worker: WorkerProcess, stacks: str) -> None:
         course = worker.course
         match act:
-            case _exiting.Act.DUMP:
+            case _exiting.ExitAction.DUMP:
                 worker.dump()
-            case _exiting.Act.TELL:
+            case _exiting.ExitAction.TELL:
                 self._tell_with_stacks("lingers", worker, stacks, seconds=course.exit_timeout, ends=course.overdue)
-            case _exiting.Act.TELL_LAST_RUNS:
+            case _exiting.ExitAction.TELL_LAST_RUNS:
                 seconds, left = course.time_of_last_runs(monotonic())
                 self._tell_with_stacks("last_runs", worker, stacks, seconds=seconds, left=left)
-            case _exiting.Act.TERM:
+            case _exiting.ExitAction.TERM:
                 worker.ask(signal.SIGTERM)
-            case _exiting.Act.ASK_GROUP:
+            case _exiting.ExitAction.ASK_GROUP:
                 self._ask_group(worker)
-            case _exiting.Act.LOOK_AT_GROUP:
+            case _exiting.ExitAction.LOOK_AT_GROUP:
                 self._look_at_group(worker)
-            case _exiting.Act.END_GROUP:
+            case _exiting.ExitAction.END_GROUP:
                 self._reap(worker)
-            case _exiting.Act.KILL:
+            case _exiting.ExitAction.KILL:
                 worker.kill()
-            case _exiting.Act.GIVE_UP:
+            case _exiting.ExitAction.GIVE_UP:
                 self._give_up(worker)
 
     def _tell_with_stacks(self, what: str, worker: WorkerProcess, stacks: str, **facts: object) -> None:

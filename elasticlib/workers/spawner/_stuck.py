@@ -47,7 +47,7 @@ _HANDLER = _ENTRY.size - _POINTER.size
 
 
 @dataclass(frozen=True)
-class Look:
+class UnhandledSignal:
     """A worker that has not begun to handle the signal."""
 
     cpu: float
@@ -63,7 +63,7 @@ class Look:
 
 
 @dataclass
-class Stop:
+class RoundStop:
     """The workers of one round while *signum* stops them, which was sent at *began*."""
 
     signum: int
@@ -84,7 +84,7 @@ class Stop:
     def __post_init__(self) -> None:
         self.next_look, self._since = self.began + INTERVAL, self.began
 
-    def stuck(self, looks: Mapping[int, Look | None], now: float) -> int | None:
+    def stuck(self, looks: Mapping[int, UnhandledSignal | None], now: float) -> int | None:
         """
         Return the local rank that must be killed now for the others' sake.
 
@@ -92,7 +92,7 @@ class Stop:
         last rank, for the first often has something to save.
         """
         self.next_look = now + INTERVAL
-        deaf: dict[int, Look] = {}
+        deaf: dict[int, UnhandledSignal] = {}
         for rank, seen in looks.items():
             if seen is None:
                 self._note_one_at_work(now)
@@ -116,7 +116,7 @@ class Stop:
         self._idle.clear()
         self._since = now
 
-    def _note_deaf(self, rank: int, seen: Look, now: float) -> None:
+    def _note_deaf(self, rank: int, seen: UnhandledSignal, now: float) -> None:
         """Note since when a deaf worker is idle."""
         grows = self._grows(rank, seen.written, now)
         begin, used = self._idle.get(rank, (self._since, seen.cpu))
@@ -131,7 +131,7 @@ class Stop:
     def _has_just_ended_one(self, now: float) -> bool:
         return self._ended is not None and now - self._ended < _PAUSE
 
-    def _all_had_their_time(self, deaf: Mapping[int, Look], now: float) -> bool:
+    def _all_had_their_time(self, deaf: Mapping[int, UnhandledSignal], now: float) -> bool:
         has_handlers = any(seen.own_handler for seen in deaf.values())
         limit = STUCK_WITH_HANDLERS if has_handlers else STUCK
         last_idle_since = max(self._idle[rank][0] for rank in deaf)
@@ -148,12 +148,12 @@ class Stop:
         self._wrote[rank] = now, written
         return True
 
-    def _writes(self, rank: int, seen: Look, now: float) -> bool:
+    def _writes(self, rank: int, seen: UnhandledSignal, now: float) -> bool:
         grew_at, _ = self._wrote[rank]
         return seen.own_file or now - grew_at < STUCK
 
 
-def look(pid: int, signum: int) -> Look | None:
+def look(pid: int, signum: int) -> UnhandledSignal | None:
     """Look at *pid*, which was sent *signum*; None where it has begun to handle it, or cannot be seen."""
     facts = process_facts(pid)
     layout = _layout()
@@ -165,7 +165,7 @@ def look(pid: int, signum: int) -> Look | None:
     cpu = (int(facts[11]) + int(facts[12])) * _TICK
     # A checkpoint may be written by a child while the worker waits for its peers.
     family = [pid, *_kernel_facts.children(pid)]
-    return Look(
+    return UnhandledSignal(
         cpu=cpu,
         sleeps=facts[0] == b"S",
         own_handler=handler is _Handler.OWN,

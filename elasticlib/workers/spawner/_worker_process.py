@@ -24,7 +24,7 @@ from elasticlib.processes import (
     signal_process,
 )
 from elasticlib.workers.child import _child, _report
-from elasticlib.workers.child._exiting import Course
+from elasticlib.workers.child._exiting import ExitCourse
 from elasticlib.workers.spawner import _kernel_facts
 from elasticlib.workers.spawner._stack_dump import clear
 
@@ -70,7 +70,7 @@ class WorkerProcess:
     pid: int
     handle: processes.Handle
     left: Left
-    course: Course
+    course: ExitCourse
     was_signalled: bool = False
     """Whether it was sent the stop signal while that could change its status."""
     signum: int = 0

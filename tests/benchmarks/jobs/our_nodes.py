@@ -19,10 +19,10 @@ import time
 
 import torch.distributed  # noqa: F401  (its import is no part of what is timed)
 
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient
-from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
 from elasticlib.rendezvous.node._runtime import NodeRuntime, backend_of
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._messages import (
@@ -46,7 +46,7 @@ _FAILURE = FailureNote(rank=0, local_rank=0, pid=1, exitcode=1)
 class Nodes:
     """All nodes of this process, driven by one thread as an agent drives its own."""
 
-    def __init__(self, job: Job, first: int, count: int) -> None:
+    def __init__(self, job: NodeJob, first: int, count: int) -> None:
         self._job = job
         self._numbers = range(first, first + count)
         self._members: dict[int, NodeClient] = {}
@@ -171,7 +171,7 @@ def main() -> None:
     sys.setswitchinterval(_SWITCH)
     endpoint, total, first, count = sys.argv[1], *map(int, sys.argv[2:5])
     backend_name, heartbeat = [*sys.argv[5:], *("c10d", "10")[len(sys.argv) - 5 :]]
-    job = Job(
+    job = NodeJob(
         run_id="forming",
         node=f"host/1-{first:08x}",
         backend=backend_name,
@@ -188,7 +188,7 @@ def main() -> None:
     elif count == 0:
         backend = C10dBackend(job)
         backend.serve(time.monotonic() + 60)
-        host = Host(backend.dial(10.0), job.rules, run_id=job.run_id, name=job.node)
+        host = CoordinatorHost(backend.dial(10.0), job.rules, run_id=job.run_id, name=job.node)
         host.start()
     nodes = Nodes(job, first, count)
     for line in sys.stdin:

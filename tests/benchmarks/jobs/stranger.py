@@ -14,7 +14,7 @@ import sys
 import time
 
 from elasticlib.errors import RendezvousError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     COORDINATOR_HEARTBEAT,
@@ -34,7 +34,7 @@ _BOXES = 6
 
 def connect(backend: str, endpoint: str, run_id: str) -> Exchange:
     """A connection of his own, once the job greets."""
-    job = Job(run_id=run_id, node="stranger", backend=backend, endpoint=endpoint, is_host=False)
+    job = NodeJob(run_id=run_id, node="stranger", backend=backend, endpoint=endpoint, is_host=False)
     own = C10dBackend(job) if backend == "c10d" else EtcdBackend(job)
     while True:
         with contextlib.suppress(RendezvousError):

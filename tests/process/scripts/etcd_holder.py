@@ -5,7 +5,7 @@ import os
 import queue
 import sys
 
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 
@@ -17,7 +17,7 @@ def say(what: object) -> None:
 
 journals: queue.Queue[StateLog] = queue.Queue()
 endpoint, node = sys.argv[1:]
-job = Job(run_id="held", node=node, backend="etcd", endpoint=endpoint, heartbeat=4.0)
+job = NodeJob(run_id="held", node=node, backend="etcd", endpoint=endpoint, heartbeat=4.0)
 candidate = EtcdBackend(job).candidate(node, journals.put, lambda why: say(["lost", why]))
 candidate.start()
 state_log = journals.get()

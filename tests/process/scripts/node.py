@@ -16,9 +16,9 @@ from elasticlib import processes
 from elasticlib.errors import RendezvousError
 from elasticlib.processes._wire import Channel, wait_readable
 from elasticlib.rendezvous import ContactLost, Final, RankAssignment, RoundEnd
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._messages import Stopped
-from elasticlib.rendezvous.sidecar._client import SidecarClient
+from elasticlib.rendezvous.sidecar._sidecar_client import SidecarClient
 
 SLEEPER = """
 import sys, time
@@ -29,7 +29,7 @@ with processes.own_descriptors() as itself:
 time.sleep(60)
 """
 
-member = SidecarClient(Job(**json.loads(sys.argv[1])))
+member = SidecarClient(NodeJob(**json.loads(sys.argv[1])))
 workers: subprocess.Popen[bytes] | None = None
 
 

@@ -19,7 +19,15 @@ from attrs import Factory, define
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._handover import read_handover
 from elasticlib.rendezvous.coordinator._server import Server
-from elasticlib.rendezvous.coordinator._server_events import Action, Arrived, Broke, Event, Heard, Save, Unsaved
+from elasticlib.rendezvous.coordinator._server_events import (
+    Action,
+    Arrived,
+    Event,
+    HeartbeatsFetched,
+    OperationFailed,
+    Save,
+    Unsaved,
+)
 from elasticlib.rendezvous.protocol._exchange import heartbeat_key, key_place, mailbox_key, report_place
 from elasticlib.rendezvous.protocol._messages import Acknowledgement, Envelope, Message, NodeHeartbeat, decode
 from elasticlib.rendezvous.protocol._operations import Read, Write
@@ -62,14 +70,14 @@ class OutboxChecks:
         before = before or server
         for node in {*before.logic.mailboxes(before.state), *_outbox(before).unparted}:
             self._here[node] = now
-        self._turned_at = self._turned_at if isinstance(event, Heard) else now
-        if isinstance(event, Heard):
+        self._turned_at = self._turned_at if isinstance(event, HeartbeatsFetched) else now
+        if isinstance(event, HeartbeatsFetched):
             for key, data in zip(self._asked, event.found, strict=True):
                 self._hear(key, data, before, now)
         if isinstance(event, Arrived):
             for entry in event.entries:
                 self._parts(entry.data, before)
-        if isinstance(event, Broke):  # how far it came with that is not known
+        if isinstance(event, OperationFailed):  # how far it came with that is not known
             self._written.clear()
         if isinstance(event, Unsaved):  # what was to follow was not done
             for action in event.undone:
@@ -85,7 +93,7 @@ class OutboxChecks:
                             self._writes(key, before, server, now)
                 case Save(data):
                     self._leaves(data, server, now)
-        if isinstance(event, Heard):
+        if isinstance(event, HeartbeatsFetched):
             self._has_reminded(server, now)
             self._forgets(before, server)
         self._keeps(server)

@@ -121,7 +121,7 @@ class SessionChecks:
             self.contact.told(loss, now)
             self._unsure = False
         # What had to be done before the event was heard.
-        first = [each for each in actions if isinstance(each, events.Connect) and self.contact.may_try(now)]
+        first = [each for each in actions if isinstance(each, events.OpenConnection) and self.contact.may_try(now)]
         for connect in first:
             self._act(connect, now)
         told = self._hear(event, after, now)
@@ -132,7 +132,7 @@ class SessionChecks:
         self.demand(bool(losses) or not self._too_late, "ranks came too late, and the agent is not told")
         self._too_late = False
         is_told(told, words, after, self.contact.fenced, self.demand)
-        parts = after.parted and not before.parted and not isinstance(event, events.Lost)
+        parts = after.parted and not before.parted and not isinstance(event, events.ConnectionLost)
         left = self.envelopes.is_left and (
             self.announcement is not None or (self.contact.trying and not self.lanes.ended)
         )
@@ -173,12 +173,12 @@ class SessionChecks:
         match event:
             case events.Connected():
                 self.lanes.there = True
-            case events.Lost(why=why, gone=gone):
+            case events.ConnectionLost(why=why, gone=gone):
                 if not self.parted:
                     self._leaves()
                     self.contact.breaks(now, why, gone)
                     self.demand(not after.status, f"contact is lost, and it says {after.status!r}")
-            case events.Answer(number=number, result=result):
+            case events.OperationDone(number=number, result=result):
                 if (ask := self.lanes.answered(number)) is not None:
                     return self._answered(ask.lane, ask.operation, result, after, now)
             case events.Denied(number=number):
@@ -199,11 +199,11 @@ class SessionChecks:
                 self.demand(not old, f"it asks for ranks, and has {old} for its agent")
             case events.Tell(report):
                 self.envelopes.told(report)
-            case events.Hold(held):
+            case events.SuspendHeartbeats(held):
                 self.heartbeats.held = held
                 if not held:
                     self.heartbeats.at_once()
-            case events.Close():
+            case events.CloseSession():
                 self.closed = True
         return None
 
@@ -351,7 +351,7 @@ class SessionChecks:
     def _act(self, action: events.Action, now: float, status: str = "") -> None:
         self.demand(not self.parted, f"it has parted, and wants {action}")
         match action:
-            case events.Connect(number):
+            case events.OpenConnection(number):
                 self._leaves()
                 self.lanes.begins(number)
                 self.contact.tries(now)

@@ -10,7 +10,7 @@ from attrs import define
 
 from elasticlib._times import soonest
 from elasticlib.rendezvous.node._session import Session
-from elasticlib.rendezvous.node._session_liveness import Tick
+from elasticlib.rendezvous.node._session_liveness import TimePassed
 from tests.sim.checks.demand import SOON, Demand
 
 _MOST_STEPS = 2000
@@ -40,6 +40,6 @@ class Waking:
         wakes = soonest(session.wake_at(), session.speaks_at())
         before = now + _FOR_EVER if wakes is None else wakes - SOON
         if before > now:
-            after, actions = session.step(Tick(), before)
+            after, actions = session.step(TimePassed(), before)
             same = (after.words, after.error) == (session.words, session.error)
             self.demand(not actions and same, f"it wants to be woken at {wakes}, and wants {actions} before")

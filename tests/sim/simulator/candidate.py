@@ -16,7 +16,7 @@ from typing_extensions import assert_never
 from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores import _candidacy as events
 from elasticlib.rendezvous.stores._candidacy import Candidacy
-from elasticlib.rendezvous.stores._keys import Hold
+from elasticlib.rendezvous.stores._keys import RenewedKey
 from tests.sim.simulator.host import Host
 from tests.sim.simulator.node import Node
 from tests.sim.simulator.store import Connection, Store
@@ -75,7 +75,7 @@ class Candidate:
         stopped = self._candidacy.stopped
         for action in actions:
             match action:
-                case events.Connect(limit):
+                case events.ConnectToStore(limit):
                     self._connect(limit)
                 case events.Rest(seconds):
                     self._rest(seconds)
@@ -83,14 +83,14 @@ class Candidate:
                     if self.host is not None:
                         self.host.stop(why)
                     self._over = None
-                case events.Release(hold):
+                case events.ReleaseLeadership(hold):
                     if self._connection is not None:
                         self._connection.call("release", hold.born, then=lambda _: None)
                 case events.Lead(hold):
                     self._elect(hold)
                 case events.Keep() | Log():
                     pass
-                case events.Look():
+                case events.FindLeader():
                     self._call("look", then=lambda found: events.Found(*found))
                 case events.Await(version, seconds):
                     self._call("changed", version, limit=seconds, then=lambda _: events.Done())
@@ -105,8 +105,10 @@ class Candidate:
                 self._connection.close()
             self.gone()
 
-    def _hold(self, term: int | None) -> Hold | None:
-        return None if term is None else Hold("leader", f"{self.node.name}/{term}", term, term, self._candidacy.ttl)
+    def _hold(self, term: int | None) -> RenewedKey | None:
+        return (
+            None if term is None else RenewedKey("leader", f"{self.node.name}/{term}", term, term, self._candidacy.ttl)
+        )
 
     def _ask(self, *, waits: bool = False, rests: bool = False) -> Callable[[events.Event], None]:
         """Something is under way; the first event that is given to the answer counts."""
@@ -126,13 +128,13 @@ class Candidate:
             self.node.rendezvous, self.node.member.link, lambda _: answer(events.Done()), self._broke
         )
         self.node.rendezvous.after(
-            limit, lambda: answer(events.Broke("no answer")) if line is self._connection else None
+            limit, lambda: answer(events.ConnectionBroke("no answer")) if line is self._connection else None
         )
 
     def _broke(self, why: str) -> None:
         self._connection = None
         if self._asked is not None and not self._rests:
-            self._step(events.Broke(why))
+            self._step(events.ConnectionBroke(why))
 
     def _call(
         self, kind: str, *arguments: Any, then: Callable[[Any], events.Event], limit: float | None = None
@@ -140,9 +142,9 @@ class Candidate:
         """Ask the store; with a *limit* that is a wait, which is over then."""
         answer = self._ask(waits=limit is not None)
         if self._connection is None:
-            answer(events.Broke("the connection was lost"))
+            answer(events.ConnectionBroke("the connection was lost"))
             return
-        late = events.Broke("no answer") if limit is None else events.Done()
+        late = events.ConnectionBroke("no answer") if limit is None else events.Done()
         self._connection.call(kind, *arguments, then=lambda result: answer(then(result)))
         self.node.rendezvous.after(limit or self._candidacy.ttl, lambda: answer(late))
 
@@ -155,7 +157,7 @@ class Candidate:
 
     # What it coordinates.
 
-    def _elect(self, hold: Hold) -> None:
+    def _elect(self, hold: RenewedKey) -> None:
         answer = self._ask()
         if self.node.member.is_over and self.store.document is None:
             answer(events.Declined("the job has ended, and no node is left in it"))
@@ -163,12 +165,12 @@ class Candidate:
         self._begin(hold)
         answer(events.Elected())
 
-    def _begin(self, hold: Hold) -> None:
+    def _begin(self, hold: RenewedKey) -> None:
         self._over = None
         self.host = self.node.cluster.new_host(self.node, self.store, lambda why: self._stopped(hold, why), hold.born)
         self.host.start()
 
-    def _stopped(self, hold: Hold, why: str) -> None:
+    def _stopped(self, hold: RenewedKey, why: str) -> None:
         host, self.host = self.host, None
         if host is None or self._candidacy.hold is not hold:
             return

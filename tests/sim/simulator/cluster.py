@@ -22,10 +22,10 @@ from typing import Any
 from attrs import define, evolve, field
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._options import HEARTBEAT
+from elasticlib.rendezvous._rdzv_options import HEARTBEAT
 from elasticlib.rendezvous.coordinator import _coordinator
 from elasticlib.rendezvous.coordinator._server_events import Abandon
-from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.coordinator._state import JobState, Rules
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.testing import Fault, FaultPlan, Replay, SetBack, Skew, Tamper
 from tests.sim.simulator.adversary import Adversary
@@ -82,7 +82,7 @@ class SimulatedCluster:
     """One for each job: who comes back to a machine whose store is gone, or where all is over, begins another."""
     machines: dict[int, Machine] = field(factory=dict, init=False)
     network: Network = field(init=False)
-    state: State | None = field(default=None, init=False)
+    state: JobState | None = field(default=None, init=False)
     """The coordinator's last state that counted."""
     store: Store | None = field(default=None, init=False)
     trust: Trust | None = field(default=None, init=False)
@@ -331,7 +331,7 @@ class SimulatedCluster:
         for state in saved.way:
             self.decided(saved.nonce, state)
 
-    def decided(self, nonce: str, state: State) -> None:
+    def decided(self, nonce: str, state: JobState) -> None:
         """A coordinator's state counts now."""
         watch = self.watch(nonce)
         # Where nobody is left who was in a job that ended, nobody can tell that what it wrote down was put back.

@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 
 from elasticlib.rendezvous.coordinator import _server_events as events
 from elasticlib.rendezvous.coordinator._server import REFUSALS, Server
-from elasticlib.rendezvous.coordinator._state import Heartbeats, State
+from elasticlib.rendezvous.coordinator._state import Heartbeats, JobState
 from elasticlib.rendezvous.protocol._exchange import Posted
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 from elasticlib.rendezvous.protocol._progress import Seen
@@ -31,7 +31,7 @@ class Saved:
 
     nonce: str
     data: bytes
-    way: tuple[State, ...] = ()
+    way: tuple[JobState, ...] = ()
     """All states since the last saving: what was decided in them is told, too."""
 
 
@@ -40,11 +40,11 @@ class Observed:
     """What decides, and who looks on."""
 
     logic: Any
-    saw: Callable[[State], None]
-    counted: Callable[[State, State], None] | None
+    saw: Callable[[JobState], None]
+    counted: Callable[[JobState, JobState], None] | None
     """Gets the states before and after heartbeats were counted."""
 
-    def step(self, state: State, event: Any, now: float) -> Any:
+    def step(self, state: JobState, event: Any, now: float) -> Any:
         """One step of the coordinator."""
         outcome = self.logic.step(state, event, now)
         if isinstance(event, Heartbeats) and self.counted is not None:
@@ -52,7 +52,7 @@ class Observed:
         self.saw(outcome[0])
         return outcome
 
-    def abandon(self, state: State, why: str) -> Any:
+    def abandon(self, state: JobState, why: str) -> Any:
         """The end of the job."""
         outcome = self.logic.abandon(state, why)
         self.saw(outcome[0])
@@ -89,13 +89,13 @@ class Host:
     _breaks: bool = False
     """Whether the end was said for what cannot be mended."""
     _arrived: list[Posted] = Factory(list)
-    _way: list[State] = Factory(list)
+    _way: list[JobState] = Factory(list)
 
     def __attrs_post_init__(self) -> None:
         cluster, node = self.node.cluster, self.node
         logic = Observed(cluster.logic, self._saw, cluster.trust.of_a_term() if cluster.trust else None)
         seen = Seen() if self.term is None else node.member.session.seen
-        state, journaled = State(cluster.rules), self.term is not None
+        state, journaled = JobState(cluster.rules), self.term is not None
         self.server = Server("job", node.name, cluster.key, self.nonce, state, journaled, seen=seen, logic=logic)
 
     def start(self) -> None:
@@ -121,9 +121,9 @@ class Host:
 
     def close(self, linger: float) -> None:
         """Stop, once all have read how the job ended, or after so many seconds."""
-        self.tell(events.Close(linger))
+        self.tell(events.CloseServer(linger))
 
-    def _saw(self, state: State) -> None:
+    def _saw(self, state: JobState) -> None:
         if self.term is None:
             self.node.cluster.decided(self.nonce, state)
         elif self._way and _told_alike(self._way[-1], state):
@@ -178,7 +178,7 @@ class Host:
             case Receive(timeout):
                 self._receive(timeout)
             case Read(keys):
-                self._call("read", keys, then=lambda found: self._do(self._step(events.Heard(found))))
+                self._call("read", keys, then=lambda found: self._do(self._step(events.HeartbeatsFetched(found))))
             case Write(values):
                 self._call("write", values, then=go_on)
             case Discard(entries):
@@ -187,7 +187,7 @@ class Host:
                 self._call("delete", keys, then=go_on)
             case events.Purge():
                 self._call("purge", then=go_on)
-            case events.Stop():
+            case events.ServerStopped():
                 self.stop("closed")
             case events.Interrupt() | ClearForeign() | Log():
                 go_on()
@@ -212,7 +212,11 @@ class Host:
             elif held is REFUSED:
                 self.stop("the store takes not even the end of the job")
             elif held is CHANGED:
-                self._do(self._step(events.Broke("the coordinator's state in the store was changed by another writer")))
+                self._do(
+                    self._step(
+                        events.OperationFailed("the coordinator's state in the store was changed by another writer")
+                    )
+                )
             elif held:
                 self._do(rest)
             else:
@@ -250,7 +254,7 @@ class Host:
             self.stop(why)
         elif self._rests is not None:
             self._breaks, self._rests = True, None
-            self._do(self._step(events.Broke(why)))
+            self._do(self._step(events.OperationFailed(why)))
 
     def _rise(self) -> None:
         if not self.over:
@@ -268,7 +272,7 @@ class Host:
             post(self._wakes)
 
 
-def _told_alike(one: State, other: State) -> bool:
+def _told_alike(one: JobState, other: JobState) -> bool:
     """Whether nothing was decided between two states of which any node is told."""
     first, second = one.round, other.round
     same = first is second

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from attrs import Factory, define, frozen
 
 from elasticlib.rendezvous.coordinator._server import DESTROYED, SET_BACK
-from elasticlib.rendezvous.coordinator._state import Entry, State
+from elasticlib.rendezvous.coordinator._state import Entry, JobState
 from elasticlib.rendezvous.protocol._messages import Final, RankAssignment
 from elasticlib.rendezvous.protocol._shortening import brief
 from elasticlib.rendezvous.protocol._timing import KILL
@@ -82,7 +82,7 @@ class Watch(Watcher):
     before: list[dict[int, Finalized]] = Factory(list)
     """The rounds that were known each time when that was done."""
 
-    def decided(self, state: State) -> Finalized | None:
+    def decided(self, state: JobState) -> Finalized | None:
         """The coordinator's state counts now; returns the round if it is new."""
         current, new = state.round, None
         if state.final is not None and _has_no_memory(state.final):
@@ -112,7 +112,7 @@ class Watch(Watcher):
         self.final = state.final
         return new
 
-    def _is_behind(self, state: State) -> bool:
+    def _is_behind(self, state: JobState) -> bool:
         """Whether it has forgotten what was decided."""
         current = state.round
         number = -1 if current is None else current.number
@@ -123,7 +123,7 @@ class Watch(Watcher):
             return True
         return self.final is not None and not _same(state.final, self.final)
 
-    def _set_back(self, state: State) -> None:
+    def _set_back(self, state: JobState) -> None:
         """Nobody need notice, but workers of what was forgotten must not run beside those of what follows."""
         number = -1 if state.round is None else state.round.number
         self.before.append(self.rounds)
@@ -258,7 +258,7 @@ class Watch(Watcher):
 class NoWatch(Watch):
     """Checks nothing: where a stranger can sign for anybody, whatever is said may be his."""
 
-    def decided(self, state: State) -> Finalized | None:
+    def decided(self, state: JobState) -> Finalized | None:
         """No matter what."""
         return None
 

@@ -19,7 +19,7 @@ from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events
 from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session
-from elasticlib.rendezvous.node._session_liveness import Limits, Tick
+from elasticlib.rendezvous.node._session_liveness import Limits, TimePassed
 from elasticlib.rendezvous.protocol._messages import Descriptor, Terms
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Post, Read, Take, Update, Wait, Write
 from tests.sim.simulator.network import Link
@@ -119,7 +119,7 @@ class NodeClient:
         self._taking = False
         if self.session.closed:
             return
-        self.hear(Tick())
+        self.hear(TimePassed())
         before, (self.session, words) = self.session, self.session.drain()
         self._observe(None, before, words)
         for word in words:
@@ -139,14 +139,14 @@ class NodeClient:
             self._wakes_at = None
         when = soonest(self.session.wake_at(), self.session.speaks_at())
         if when is not None and self.process.clock() >= when:
-            self.hear(Tick())
+            self.hear(TimePassed())
         else:
             self._set_alarm()
 
     def _perform(self, actions: tuple[events.Action, ...]) -> None:
         for action in actions:
             match action:
-                case events.Connect(number, limit):
+                case events.OpenConnection(number, limit):
                     self._connect(number, limit)
                 case events.Ask():
                     self._ask(action)
@@ -175,14 +175,14 @@ class NodeClient:
         def expire() -> None:
             if not line.opened:
                 line.close()
-                self.hear(events.Lost(number, SILENT))
+                self.hear(events.ConnectionLost(number, SILENT))
 
         self._line = line = Line(self._open(number, opened))
         self.process.after(limit, expire)
 
     def _open(self, number: int, opened: Callable[[Connection], None]) -> Connection:
         def broke(why: str) -> None:
-            self.hear(events.Lost(number, why, connection.is_refused))
+            self.hear(events.ConnectionLost(number, why, connection.is_refused))
 
         connection = self.cluster.dialled().connect(self.process, self.link, opened, broke)
         return connection
@@ -195,7 +195,7 @@ class NodeClient:
             if result is REFUSED:
                 self.hear(events.Denied(ask.connection, ask.number, "the store takes no more", True))
                 return
-            self.hear(events.Answer(ask.connection, ask.number, result))
+            self.hear(events.OperationDone(ask.connection, ask.number, result))
 
         def describe() -> None:
             try:

@@ -33,7 +33,7 @@ from elasticlib.rendezvous.protocol._messages import (
     Succeeded,
 )
 from elasticlib.rendezvous.protocol._timing import DEAF, GRACE
-from elasticlib.rendezvous.sidecar._watch import SidecarWatch
+from elasticlib.rendezvous.sidecar._launcher_watch import SidecarWatch
 from elasticlib.testing import FailWorker
 from tests.sim.simulator.group import CHANNEL, END, WORKERS_FAILED, Group
 from tests.sim.simulator.history import AgentEnded, Fenced, Started
@@ -88,7 +88,7 @@ class Node:
     told_success: int | None = None
     """The round whose success it told, if it has begun no later one."""
     descriptor: Descriptor = field(init=False)
-    policy: _policy.State = field(init=False)
+    policy: _policy.AgentState = field(init=False)
     _ports: Iterator[int] = Factory(lambda: itertools.count(20000))
     _queue: deque[_policy.Event | Stopping | Answer] = Factory(deque)
     _channel: deque[tuple[int, Word | Stopping]] = Factory(deque)
@@ -163,12 +163,12 @@ class Node:
         while actions:
             action = actions.popleft()
             match action:
-                case _policy.Join():
+                case _policy.AskForRanks():
                     self._generation += 1
                     self._soon(functools.partial(self._join, self._generation))
                 case _policy.Start(assignment):
                     self._start_workers(assignment)
-                case _policy.Stop(grace=grace):
+                case _policy.StopWorkers(grace=grace):
                     self._busy = True
                     self._stop_workers(LADDER if grace is None else grace, functools.partial(self._stopped, actions))
                     return
@@ -179,7 +179,7 @@ class Node:
                 case _policy.TellSucceeded(number):
                     self.told_success = number
                     self._soon(functools.partial(self._tell_gone, Succeeded(self.name, number)))
-                case _policy.Leave(why, number):
+                case _policy.LeaveJob(why, number):
                     self._soon(functools.partial(self._tell_left, why, number))
                 case _policy.Finish():
                     self._finish(action)
@@ -335,7 +335,7 @@ class Node:
             self._watch = self._watch.said(now)  # its signs of life come all the time
         self._watch = self._watch.judge(now, self.member.session.kill_at())
         if self._watch.paused is not paused:
-            self.member.hear(session_events.Hold(self._watch.paused))
+            self.member.hear(session_events.SuspendHeartbeats(self._watch.paused))
         if self._watch.due and self._guarded is not None:
             self._guarded.kill()
 
@@ -396,5 +396,5 @@ class Node:
         self.closes = True
         if not self.member.is_over and self.outcome is not None and self.outcome.kind == "lost":
             self._tell_left("its agent ended without leaving the job", None, lost=True)
-        self.member.hear(session_events.Close())
+        self.member.hear(session_events.CloseSession())
         self.cluster.part(self, linger)

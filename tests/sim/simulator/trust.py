@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from attrs import Factory, define
 
-from elasticlib.rendezvous.coordinator._state import State
+from elasticlib.rendezvous.coordinator._state import JobState
 from elasticlib.rendezvous.protocol._exchange import heartbeat_key
 from elasticlib.rendezvous.protocol._timing import KILL
 from tests.sim.simulator.group import Group
@@ -82,11 +82,11 @@ class Trust(Watcher):
         steps.last = now
         steps.counts.add(count)
 
-    def of_a_term(self) -> Callable[[State, State], None]:
+    def of_a_term(self) -> Callable[[JobState, JobState], None]:
         """What looks on where a coordinator counts heartbeats."""
         credited: dict[str, int] = {}
 
-        def counted(before: State, after: State) -> None:
+        def counted(before: JobState, after: JobState) -> None:
             for node, seen in after.watch.sightings.items():
                 old = before.watch.sightings.get(node)
                 if seen.count is None or (old is not None and old.mailbox == seen.mailbox and old.count == seen.count):

@@ -40,12 +40,12 @@ from elasticlib.rendezvous import (
     Rules,
     open_local,
 )
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient
-from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
 from elasticlib.rendezvous.protocol._messages import Close, Failed, Leave, Stopped, WorkerReport
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
@@ -314,7 +314,7 @@ def test_error_of_a_hook_is_posted_and_raised_after_the_shutdown(make: Make, whe
 
 def test_the_other_node_learns_at_once_what_broke_an_agent() -> None:
     exchange = MemoryExchange()
-    host = Host(exchange.clone(), Rules(2, 2, join_timeout=0.0), run_id="job", name="a")
+    host = CoordinatorHost(exchange.clone(), Rules(2, 2, join_timeout=0.0), run_id="job", name="a")
     host.start()
     members = [NodeClient(lambda _: exchange.clone(), name, BoundNodeInfo(), run_id="job").start() for name in "ab"]
 
@@ -849,12 +849,12 @@ def test_somebody_elses_handler_is_taken_part_in_for_the_length_of_a_run() -> No
 
 
 def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> None:
-    asked: list[tuple[Job, float | None]] = []
+    asked: list[tuple[NodeJob, float | None]] = []
 
-    def connect(job: Job, *, stall: float | None = None) -> NodeClient:
+    def connect(job: NodeJob, *, stall: float | None = None) -> NodeClient:
         asked.append((job, stall))
         exchange = MemoryExchange()
-        host = Host(exchange.clone(), job.rules, run_id="job", name="a")
+        host = CoordinatorHost(exchange.clone(), job.rules, run_id="job", name="a")
         host.start()
         host.abandon("the job is over")
         hosts.append(host)
@@ -862,9 +862,11 @@ def test_our_own_handler_gives_an_agent_its_place_for_the_length_of_a_run() -> N
             lambda _: exchange.clone(), job.node, BoundNodeInfo(), run_id=job.run_id, terms=job.terms
         ).start()
 
-    hosts: list[Host] = []
+    hosts: list[CoordinatorHost] = []
     # For two nodes: one that asks before the job is over must not get ranks.
-    job = Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="n1:29400", min_nodes=2, max_nodes=2, heartbeat=0.0)
+    job = NodeJob(
+        run_id="job", node="n1/1-a", backend="c10d", endpoint="n1:29400", min_nodes=2, max_nodes=2, heartbeat=0.0
+    )
     handler = CoordinatedHandler(job, connect)
     agent = Scripted(WorkerSpec("trainer", 2, handler, entrypoint="train.py", max_restarts=7, local_addr="n2"), [])
 

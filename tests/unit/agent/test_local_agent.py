@@ -34,9 +34,9 @@ from elasticlib.processes._programs import HelperLostError, Process
 from elasticlib.rendezvous import ContactLost, RoundEnd, Rules, open_local
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerState
-from elasticlib.workers._launch_events import Event, Exit, Lost, Stopped
+from elasticlib.workers._launch_events import AllStopped, Event, Exit, SpawnerLost
 from elasticlib.workers.child._report import Report, report_of_exception
-from elasticlib.workers.child._results import pack_exception
+from elasticlib.workers.child._result_pickles import pack_exception
 
 Make = Callable[..., LocalElasticAgent]
 
@@ -65,7 +65,7 @@ def ended(rank: int, exitcode: int = 0, report: Report | None = None, *, was_sto
     return Exit(rank, 100 + rank, exitcode, was_stopped, report, "", "")
 
 
-def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: Lost | None = None) -> None:
+def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: SpawnerLost | None = None) -> None:
     """Have *agent* know what its spawner would have told."""
     for end in ends:
         agent._processes.exits[end.local_rank] = end
@@ -112,7 +112,7 @@ def test_making_an_agent_changes_neither_environment_nor_folder(make: Make, tmp_
     assert (dict(os.environ), os.getcwd()) == before
 
 
-LOSS = Lost("the fork server process ended unexpectedly", StartError("gone"))
+LOSS = SpawnerLost("the fork server process ended unexpectedly", StartError("gone"))
 BOTH = ended(0), ended(1)
 
 
@@ -129,7 +129,7 @@ BOTH = ended(0), ended(1)
     ids=["one runs", "ended, but not gone", "gone", "one failed, one runs", "spawner lost", "lost after a success"],
 )
 def test_state_of_the_group_follows_from_ends_and_losses(
-    make: Make, ends: tuple[Exit, ...], stopped: bool, lost: Lost | None, state: WorkerState, failed: set[int]
+    make: Make, ends: tuple[Exit, ...], stopped: bool, lost: SpawnerLost | None, state: WorkerState, failed: set[int]
 ) -> None:
     agent = make()
     note(agent, *ends, stopped=stopped, lost=lost)
@@ -325,7 +325,7 @@ def test_the_first_reason_of_a_loss_is_told(make: Make) -> None:
     agent, spawner = make(), Starter()
     start_with(agent, spawner)
     first, later = StartError("no descriptor left"), StartError("ended from outside")
-    spawner.events = [Lost(str(first), first), Lost(str(later), later)]
+    spawner.events = [SpawnerLost(str(first), first), SpawnerLost(str(later), later)]
 
     result = agent._monitor_workers(agent.get_worker_group())
 
@@ -359,7 +359,7 @@ def test_a_signal_before_there_is_a_spawner_starts_nobody(make: Make, monkeypatc
 
 def test_workers_that_were_killed_because_contact_was_lost_have_not_failed(make: Make) -> None:
     agent = make()
-    note(agent, lost=Lost("the fork server process ended unexpectedly", StartError("gone")))
+    note(agent, lost=SpawnerLost("the fork server process ended unexpectedly", StartError("gone")))
     agent._state = evolve(agent._state, lost=True)
 
     assert agent._failures() == {}
@@ -367,7 +367,7 @@ def test_workers_that_were_killed_because_contact_was_lost_have_not_failed(make:
 
 def test_a_worker_of_another_node_has_no_exception_here(make: Make) -> None:
     agent = make()
-    note(agent, lost=Lost("killed from outside", StartError("killed from outside")))
+    note(agent, lost=SpawnerLost("killed from outside", StartError("killed from outside")))
 
     assert agent.original_exception(7) is None
 
@@ -428,7 +428,7 @@ class Ladder(Starter):
     def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
         self.stops.append((signum, grace))
         if grace < 10.0:
-            self.events.append(Stopped())
+            self.events.append(AllStopped())
             os.eventfd_write(self.ready, 1)
         return True
 
@@ -516,7 +516,7 @@ def test_a_rendezvous_that_breaks_while_workers_stop_is_an_error_thereafter(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, spawner = make(), Ladder()
-    monkeypatch.setattr(spawner, "drain", lambda: [Stopped()] if agent._broken else [])
+    monkeypatch.setattr(spawner, "drain", lambda: [AllStopped()] if agent._broken else [])
     monkeypatch.setattr(agent._member, "drain", raising(RendezvousConnectionError("gone")))
     agent._processes._spawner = spawner  # type: ignore[assignment]
     with agent._signals:

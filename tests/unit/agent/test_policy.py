@@ -12,15 +12,15 @@ from hypothesis import given, strategies as st
 from elasticlib.agent import _policy
 from elasticlib.agent._policy import (
     Action,
+    AgentState,
+    AskForRanks,
     Event,
     Finish,
-    Join,
-    Leave,
+    LeaveJob,
     Phase,
     Start,
-    State,
-    Stop,
     StopRequested,
+    StopWorkers,
     TellFailed,
     TellStopped,
     TellSucceeded,
@@ -49,7 +49,7 @@ GONE = StoreGone("the host of the job's store is gone")
 TERM = int(signal.SIGTERM)
 
 
-def after(*events: Event) -> tuple[State, tuple[Action, ...]]:
+def after(*events: Event) -> tuple[AgentState, tuple[Action, ...]]:
     """The state after *events* from the beginning, and the actions of the last one."""
     state, actions = _policy.begin()
     for event in events:
@@ -66,7 +66,7 @@ DONE: tuple[Event, ...] = (*WAITING, WELL)
 def test_an_agent_begins_by_asking_for_ranks() -> None:
     state, actions = _policy.begin()
 
-    assert (Phase.JOINING, (Join(),)) == (state.phase, actions)
+    assert (Phase.JOINING, (AskForRanks(),)) == (state.phase, actions)
 
 
 SIGNAL = StopRequested(TERM)
@@ -79,23 +79,23 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
         (*RUNNING, WorkersFailed("rank 1 failed")),
         Phase.STOPPING,
         TellFailed(0),
-        Stop("rank 1 failed"),
+        StopWorkers("rank 1 failed"),
     ),
     "success is reported and waits for the outcome": (WAITING, Phase.WAITING, TellSucceeded(0)),
-    "the end of a round stops its workers": ((*RUNNING, AGAIN), Phase.STOPPING, Stop(AGAIN.why)),
-    "the end of the job stops its workers": ((*RUNNING, BADLY), Phase.STOPPING, Stop(BADLY.why)),
+    "the end of a round stops its workers": ((*RUNNING, AGAIN), Phase.STOPPING, StopWorkers(AGAIN.why)),
+    "the end of the job stops its workers": ((*RUNNING, BADLY), Phase.STOPPING, StopWorkers(BADLY.why)),
     "a signal stops the workers and the node leaves": (
         (*RUNNING, SIGNAL),
         Phase.STOPPING,
-        Leave("signal 15", 0),
-        Stop("signal 15", TERM),
+        LeaveJob("signal 15", 0),
+        StopWorkers("signal 15", TERM),
     ),
     "gone before the round ended: wait": ((*STOPPING, WorkersGone()), Phase.WAITING, TellStopped(0)),
     "gone after a restart was granted: join": (
         (*STOPPING, AGAIN, WorkersGone()),
         Phase.JOINING,
         TellStopped(0),
-        Join(),
+        AskForRanks(),
     ),
     "gone after a restart was refused: wait": ((*STOPPING, NO_MORE, WorkersGone()), Phase.WAITING, TellStopped(0)),
     "gone after the end of the job: finish": (
@@ -111,15 +111,25 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
         Finish(False, "signal 15", SIGNAL),
     ),
     "the end of a round stops nobody twice": ((*STOPPING, AGAIN), Phase.STOPPING),
-    "a restart that is granted late: join": ((*STOPPING, WorkersGone(), AGAIN), Phase.JOINING, TellStopped(0), Join()),
-    "a success is repeated when a peer failed": ((*WAITING, AGAIN), Phase.JOINING, TellStopped(0), Join()),
+    "a restart that is granted late: join": (
+        (*STOPPING, WorkersGone(), AGAIN),
+        Phase.JOINING,
+        TellStopped(0),
+        AskForRanks(),
+    ),
+    "a success is repeated when a peer failed": ((*WAITING, AGAIN), Phase.JOINING, TellStopped(0), AskForRanks()),
     "a round without a restart: wait for the end of the job": ((*WAITING, NO_MORE), Phase.WAITING, TellStopped(0)),
     "success of the job": ((*WAITING, WELL), Phase.DONE, Finish(True, WELL.why, final=WELL, results=True)),
     "failure of the job": ((*WAITING, BADLY), Phase.DONE, Finish(False, BADLY.why, final=BADLY)),
     "success of the job without ranks": ((WELL,), Phase.DONE, Finish(True, WELL.why, final=WELL)),
-    "a signal while joining": ((SIGNAL,), Phase.DONE, Leave("signal 15"), Finish(False, "signal 15", SIGNAL)),
-    "a signal while waiting": ((*WAITING, SIGNAL), Phase.DONE, Leave("signal 15"), Finish(False, "signal 15", SIGNAL)),
-    "a signal while workers stop stops nobody twice": ((*STOPPING, SIGNAL), Phase.STOPPING, Leave("signal 15", 0)),
+    "a signal while joining": ((SIGNAL,), Phase.DONE, LeaveJob("signal 15"), Finish(False, "signal 15", SIGNAL)),
+    "a signal while waiting": (
+        (*WAITING, SIGNAL),
+        Phase.DONE,
+        LeaveJob("signal 15"),
+        Finish(False, "signal 15", SIGNAL),
+    ),
+    "a signal while workers stop stops nobody twice": ((*STOPPING, SIGNAL), Phase.STOPPING, LeaveJob("signal 15", 0)),
     "a signal beats a restart that was granted": (
         (*STOPPING, AGAIN, SIGNAL, WorkersGone()),
         Phase.DONE,
@@ -145,30 +155,34 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
     "lost contact stops the workers within its own grace": (
         (*RUNNING, LOST),
         Phase.STOPPING,
-        Stop(LOST.why, grace=1.5),
+        StopWorkers(LOST.why, grace=1.5),
     ),
     "lost contact stops nobody twice": ((*STOPPING, LOST), Phase.STOPPING),
     "lost contact while running: join once they are gone": (
         (*RUNNING, LOST, WorkersGone()),
         Phase.JOINING,
         TellStopped(0),
-        Join(),
+        AskForRanks(),
     ),
-    "contact lost twice": ((*RUNNING, LOST, LOST, WorkersGone()), Phase.JOINING, TellStopped(0), Join()),
-    "lost contact while stopping": ((*STOPPING, LOST, WorkersGone()), Phase.JOINING, TellStopped(0), Join()),
+    "contact lost twice": ((*RUNNING, LOST, LOST, WorkersGone()), Phase.JOINING, TellStopped(0), AskForRanks()),
+    "lost contact while stopping": ((*STOPPING, LOST, WorkersGone()), Phase.JOINING, TellStopped(0), AskForRanks()),
     "lost contact after a restart was refused": (
         (*STOPPING, NO_MORE, LOST, WorkersGone()),
         Phase.JOINING,
         TellStopped(0),
-        Join(),
+        AskForRanks(),
     ),
-    "lost contact while a failure waits for the outcome": ((*STOPPING, WorkersGone(), LOST), Phase.JOINING, Join()),
-    "lost contact while joining": ((LOST,), Phase.JOINING, Join()),
+    "lost contact while a failure waits for the outcome": (
+        (*STOPPING, WorkersGone(), LOST),
+        Phase.JOINING,
+        AskForRanks(),
+    ),
+    "lost contact while joining": ((LOST,), Phase.JOINING, AskForRanks()),
     "a stop by the program has its reason and grace": (
         (*RUNNING, REQUEST),
         Phase.STOPPING,
-        Leave("the program said so", 0),
-        Stop("the program said so", TERM, 2.5),
+        LeaveJob("the program said so", 0),
+        StopWorkers("the program said so", TERM, 2.5),
     ),
     "a stop by the program ends with its reason": (
         (*RUNNING, REQUEST, WorkersGone()),
@@ -264,7 +278,7 @@ def test_success_is_told_again_before_ranks_are_asked_for(course: tuple[Event, .
     """Whoever was told may have died with it."""
     state, actions = after(*course)
 
-    assert (state.phase, actions) == (Phase.JOINING, (TellSucceeded(0), Join()))
+    assert (state.phase, actions) == (Phase.JOINING, (TellSucceeded(0), AskForRanks()))
     assert step(state, WELL)[1] == (Finish(True, WELL.why, final=WELL, results=True),)
 
 
@@ -376,10 +390,10 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
 COURSES = st.lists(EVENTS, max_size=25)
 
 
-def trace(course: list[Event]) -> list[tuple[State, Event | None, tuple[Action, ...]]]:
+def trace(course: list[Event]) -> list[tuple[AgentState, Event | None, tuple[Action, ...]]]:
     """(state before, event, actions) of each step, with the beginning first."""
     state, actions = _policy.begin()
-    steps: list[tuple[State, Event | None, tuple[Action, ...]]] = [(state, None, actions)]
+    steps: list[tuple[AgentState, Event | None, tuple[Action, ...]]] = [(state, None, actions)]
     for event in course:
         before = state
         state, actions = step(state, event)
@@ -437,9 +451,9 @@ def test_between_two_starts_it_was_told_that_all_workers_are_gone(course: list[E
 
 @given(COURSES)
 def test_each_start_answers_a_join_of_its_own(course: list[Event]) -> None:
-    kinds = [type(each) for each in all_actions(course) if isinstance(each, (Join, Start))]
+    kinds = [type(each) for each in all_actions(course) if isinstance(each, (AskForRanks, Start))]
 
-    assert [Join] == kinds[:1]
+    assert [AskForRanks] == kinds[:1]
     assert (Start, Start) not in list(itertools.pairwise(kinds))
 
 
@@ -456,14 +470,14 @@ def test_after_a_signal_nothing_is_joined_or_started(course: list[Event]) -> Non
     asked = [isinstance(event, StopRequested) for _, event, _ in trace(course)]
     from_then_on = trace(course)[asked.index(True) :] if True in asked else []
 
-    assert not [each for _, _, actions in from_then_on for each in actions if isinstance(each, (Join, Start))]
+    assert not [each for _, _, actions in from_then_on for each in actions if isinstance(each, (AskForRanks, Start))]
 
 
 @given(COURSES)
 def test_running_workers_are_stopped_for_every_event_but_their_success(course: list[Event]) -> None:
     for before, event, actions in trace(course):
         if before.phase is Phase.RUNNING:
-            stops = [action for action in actions if isinstance(action, Stop)]
+            stops = [action for action in actions if isinstance(action, StopWorkers)]
             concerns = isinstance(event, (WorkersFailed, Final, ContactLost, StopRequested)) or (
                 isinstance(event, RoundEnd) and event.round == before.round
             )
@@ -473,14 +487,14 @@ def test_running_workers_are_stopped_for_every_event_but_their_success(course: l
 @given(COURSES)
 def test_workers_are_stopped_only_while_they_run(course: list[Event]) -> None:
     for before, _, actions in trace(course):
-        assert before.phase is Phase.RUNNING or not [each for each in actions if isinstance(each, Stop)]
+        assert before.phase is Phase.RUNNING or not [each for each in actions if isinstance(each, StopWorkers)]
 
 
 @given(COURSES)
 def test_a_failure_is_told_before_the_stop_that_takes_time(course: list[Event]) -> None:
     for before, event, actions in trace(course):
         if before.phase is Phase.RUNNING and isinstance(event, WorkersFailed):
-            assert [type(action) for action in actions] == [TellFailed, Stop]
+            assert [type(action) for action in actions] == [TellFailed, StopWorkers]
 
 
 @given(COURSES)

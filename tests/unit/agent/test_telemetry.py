@@ -17,7 +17,7 @@ from elasticlib.agent import SimpleElasticAgent
 from elasticlib.agent._telemetry import trace_of
 from elasticlib.errors import ProcessFailure, RendezvousTimeoutError, SignalException, StartError, UnknownNameError
 from elasticlib.events import _destinations
-from elasticlib.metrics import _streams
+from elasticlib.metrics import _metric_streams
 from elasticlib.rendezvous import Rendezvous, Rules, open_local
 from elasticlib.spec import WorkerSpec
 from elasticlib.state import RunResult, WorkerGroup, WorkerState
@@ -84,7 +84,7 @@ def make() -> Iterator[Make]:
 
 @pytest.fixture(autouse=True)
 def former_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(_streams, "_handlers", dict(_streams._handlers))
+    monkeypatch.setattr(_metric_streams, "_handlers", dict(_metric_streams._handlers))
     before = dict(_destinations.handlers)
     yield
     _destinations.handlers.clear()

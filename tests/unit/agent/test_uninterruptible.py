@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from elasticlib import records
-from elasticlib.agent._watch import UNINTERRUPTIBLE_STATE_TIMEOUT, Watch
+from elasticlib.agent._worker_watch import UNINTERRUPTIBLE_STATE_TIMEOUT, Watch
 
 
 class Looks:

@@ -17,7 +17,7 @@ import pytest
 
 from elasticlib import records
 from elasticlib.agent._health import HealthCheckServer
-from elasticlib.agent._watch import ENABLE, FILE, Sockets, Watch
+from elasticlib.agent._worker_watch import ENABLE, FILE, Sockets, Watch
 from elasticlib.errors import ConfigError, ProcessFailure
 from elasticlib.timer import FileTimerClient
 from elasticlib.workers.child._serving import SERVER_VARIABLE

@@ -12,7 +12,7 @@ import pytest
 from elasticlib import events, records
 from elasticlib.errors import ProcessFailure, UnknownNameError
 from elasticlib.events import _destinations
-from elasticlib.events._sink import EventSink, JobFacts, RendezvousSink, sinks
+from elasticlib.events._event_sink import EventSink, JobFacts, RendezvousSink, sinks
 from elasticlib.records import (
     AgentFailed,
     AgentSucceeded,

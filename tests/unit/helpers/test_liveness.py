@@ -6,12 +6,22 @@ from collections.abc import Iterable
 
 import pytest
 
-from elasticlib.helpers._liveness import LOOK, REPLACE_AFTER, WAKE_AFTER, Act, AwakeTime, Liveness, Look
+from elasticlib.helpers._helper_liveness import (
+    LOOK,
+    REPLACE_AFTER,
+    WAKE_AFTER,
+    AwakeTime,
+    HelperAction,
+    HelperLook,
+    Liveness,
+)
 
-STOPPED, TRACED, ASLEEP = Look("T"), Look("t"), Look("S", turns=7, owes=True)
+STOPPED, TRACED, ASLEEP = HelperLook("T"), HelperLook("t"), HelperLook("S", turns=7, owes=True)
 
 
-def acts(looks: Iterable[Look], *, passed: float | None = LOOK, alone: bool = True) -> list[tuple[float, Act]]:
+def acts(
+    looks: Iterable[HelperLook], *, passed: float | None = LOOK, alone: bool = True
+) -> list[tuple[float, HelperAction]]:
     """What is done about a helper that is seen so, and after how many seconds."""
     liveness, found = Liveness(), []
     for number, look in enumerate(looks, 1):
@@ -25,38 +35,40 @@ def acts(looks: Iterable[Look], *, passed: float | None = LOOK, alone: bool = Tr
     ("looks", "passed", "alone"),
     [
         pytest.param(60 * [STOPPED], LOOK, False, id="stopped together with workers"),
-        pytest.param(60 * [Look("R", turns=7, owes=True)], LOOK, True, id="runs"),
-        pytest.param(60 * [Look("D", turns=7, owes=True)], LOOK, True, id="waits for a disk"),
+        pytest.param(60 * [HelperLook("R", turns=7, owes=True)], LOOK, True, id="runs"),
+        pytest.param(60 * [HelperLook("D", turns=7, owes=True)], LOOK, True, id="waits for a disk"),
         # Such as at load 30, or in an import that holds the interpreter's lock.
-        pytest.param([Look("S", turns, owes=True) for turns in range(60)], LOOK, True, id="gets the CPU at times"),
-        pytest.param(60 * [Look("S")], LOOK, True, id="sleeps and owes no answer"),
+        pytest.param(
+            [HelperLook("S", turns, owes=True) for turns in range(60)], LOOK, True, id="gets the CPU at times"
+        ),
+        pytest.param(60 * [HelperLook("S")], LOOK, True, id="sleeps and owes no answer"),
         pytest.param(60 * [STOPPED], None, True, id="stopped, this process is not awake"),
         pytest.param(60 * [TRACED], None, True, id="traced, this process is not awake"),
         pytest.param(60 * [ASLEEP], None, True, id="silent, this process is not awake"),
     ],
 )
-def test_a_helper_is_left_alone(looks: list[Look], passed: float | None, alone: bool) -> None:
+def test_a_helper_is_left_alone(looks: list[HelperLook], passed: float | None, alone: bool) -> None:
     assert [] == acts(looks, passed=passed, alone=alone)
 
 
 def test_a_helper_that_was_stopped_alone_is_woken_once_and_then_replaced() -> None:
-    assert [(6.0, Act.WAKE), (30.0, Act.REPLACE)] == acts(60 * [STOPPED])
+    assert [(6.0, HelperAction.WAKE), (30.0, HelperAction.REPLACE)] == acts(60 * [STOPPED])
     assert 6.0 - WAKE_AFTER < LOOK and REPLACE_AFTER == 30.0
 
 
 def test_a_helper_that_is_stopped_again_after_it_went_on_is_woken_again() -> None:
-    looks = [*(4 * [STOPPED]), Look("S"), *(4 * [STOPPED])]
+    looks = [*(4 * [STOPPED]), HelperLook("S"), *(4 * [STOPPED])]
 
-    assert [Act.WAKE, Act.WAKE] == [act for _, act in acts(looks)]
+    assert [HelperAction.WAKE, HelperAction.WAKE] == [act for _, act in acts(looks)]
 
 
 def test_a_helper_that_a_debugger_holds_is_reported_once_and_left_alone() -> None:
-    assert [(6.0, Act.REPORT_DEBUGGER)] == acts(60 * [TRACED])
+    assert [(6.0, HelperAction.REPORT_DEBUGGER)] == acts(60 * [TRACED])
 
 
 def test_a_helper_that_sleeps_and_does_not_answer_is_replaced() -> None:
     """The first look tells only how many turns it has had."""
-    assert [(32.0, Act.REPLACE)] == acts(60 * [ASLEEP])
+    assert [(32.0, HelperAction.REPLACE)] == acts(60 * [ASLEEP])
 
 
 def test_what_was_seen_before_this_process_slept_does_not_count() -> None:

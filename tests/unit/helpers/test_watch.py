@@ -11,7 +11,7 @@ import pytest
 
 from elasticlib import processes, records
 from elasticlib.helpers import LOOK, Helper, HelperWatch
-from elasticlib.helpers._liveness import SLEEPS
+from elasticlib.helpers._helper_liveness import SLEEPS
 from elasticlib.processes._programs import Process
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticlib.notebook import _displays
-from elasticlib.notebook._displays import LINE_PERIOD, Bars, Picture
+from elasticlib.notebook._displays import LINE_PERIOD, Bars, DisplayText
 from elasticlib.notebook._marks import Bar
 
 
@@ -28,7 +28,7 @@ class Cell:
             self._show(part)
         return self.outputs
 
-    def _show(self, part: str | Picture) -> None:
+    def _show(self, part: str | DisplayText) -> None:
         if isinstance(part, str):
             self.outputs.append(part)
         elif part.is_new:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from elasticlib.errors import ConfigError, JobRunsError
-from elasticlib.job._gpus import Share, choose, seen_by, showing
+from elasticlib.job._gpu_shares import GpuShare, choose, seen_by, showing
 
 SEEN = ("4", "5", "6", "7")
 
 
-def taken(*gpus: str, may_be_shared: bool = False) -> Share:
-    return Share("job 'other'", gpus, may_be_shared)
+def taken(*gpus: str, may_be_shared: bool = False) -> GpuShare:
+    return GpuShare("job 'other'", gpus, may_be_shared)
 
 
 @pytest.mark.parametrize(

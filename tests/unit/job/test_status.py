@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticlib import records
-from elasticlib.job._status import Course, JobStatus, RankStatus, Stacks
+from elasticlib.job._status import JobCourse, JobStatus, RankStatus, Stacks
 
 
 def received(number: int = 0, restarts: int = 0) -> records.RanksReceived:
@@ -39,8 +39,8 @@ def status(*ranks: RankStatus, **facts: object) -> JobStatus:
     return JobStatus(**(known | facts), ranks=ranks)  # type: ignore[arg-type]
 
 
-def after(*told: records.Record) -> Course:
-    course = Course()
+def after(*told: records.Record) -> JobCourse:
+    course = JobCourse()
     for record in told:
         course = course.after(record)
     return course

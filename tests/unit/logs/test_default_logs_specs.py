@@ -18,7 +18,7 @@ import pytest
 from elasticlib.errors import ConfigError, LogDirError
 from elasticlib.job._output import JobLogs
 from elasticlib.logs import DefaultLogsSpecs, _specs
-from elasticlib.logs._leftovers import holds_something
+from elasticlib.logs._old_folders import holds_something
 from elasticlib.spec import Std
 
 

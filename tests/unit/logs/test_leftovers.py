@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from elasticlib.logs import DefaultLogsSpecs, _leftovers
-from elasticlib.logs._leftovers import KEPT, MARK, YOUNGEST, mark, sweep
+from elasticlib.logs import DefaultLogsSpecs, _old_folders
+from elasticlib.logs._old_folders import KEPT, MARK, YOUNGEST, mark, sweep
 
 PREFIX = "torchelastic_"
 ENDED = {"started": "1"}
@@ -28,7 +28,7 @@ def leave(tmp_path: Path) -> Leave:
         folder = tmp_path / f"{PREFIX}{number:03}"
         (folder / "run_x" / "attempt_0").mkdir(parents=True)
         (folder / "run_x" / "attempt_0" / "stderr.log").write_text("why it failed")
-        (folder / MARK).write_text(json.dumps({"v": 1, **_leftovers._program(os.getpid()), **facts}))
+        (folder / MARK).write_text(json.dumps({"v": 1, **_old_folders._program(os.getpid()), **facts}))
         grow_old(folder, age - number)
         return folder
 
@@ -62,7 +62,7 @@ def test_folders_with_young_marks_are_not_looked_through(
     for number in range(KEPT + 5):
         leave(number, age=YOUNGEST / 2, **ENDED)
     looked_at: list[str] = []
-    monkeypatch.setattr(_leftovers, "_has_ended", looked_at.append)
+    monkeypatch.setattr(_old_folders, "_has_ended", looked_at.append)
 
     sweep(str(tmp_path), PREFIX)
 
@@ -73,7 +73,7 @@ def test_folders_with_young_marks_are_not_looked_through(
 def test_what_a_program_that_is_gone_has_left_may_go(
     leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(_leftovers, "KEPT", 0)
+    monkeypatch.setattr(_old_folders, "KEPT", 0)
     folder = leave(0, **facts)
 
     sweep(str(tmp_path), PREFIX)
@@ -96,7 +96,7 @@ def test_what_a_program_that_is_gone_has_left_may_go(
 def test_what_may_belong_to_a_living_program_stays(
     leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(_leftovers, "KEPT", 0)
+    monkeypatch.setattr(_old_folders, "KEPT", 0)
     folder = leave(0, **facts)
 
     sweep(str(tmp_path), PREFIX)
@@ -108,7 +108,7 @@ def test_what_may_belong_to_a_living_program_stays(
 def test_a_mark_that_is_none_keeps_its_folder(
     leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(_leftovers, "KEPT", 0)
+    monkeypatch.setattr(_old_folders, "KEPT", 0)
     folder = leave(0)
     (folder / MARK).write_bytes(text.encode("utf-8", "surrogateescape"))
     grow_old(folder, 2 * YOUNGEST)
@@ -122,7 +122,7 @@ def test_a_mark_that_is_none_keeps_its_folder(
 def test_what_changed_within_a_day_stays(
     leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, young: str
 ) -> None:
-    monkeypatch.setattr(_leftovers, "KEPT", 0)
+    monkeypatch.setattr(_old_folders, "KEPT", 0)
     folder = leave(0, **ENDED)
     os.utime(folder / young, (time.time() - YOUNGEST + 60,) * 2)
 
@@ -134,7 +134,7 @@ def test_what_changed_within_a_day_stays(
 def test_only_marked_folders_of_that_name_are_touched(
     leave: Leave, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_leftovers, "KEPT", 0)
+    monkeypatch.setattr(_old_folders, "KEPT", 0)
     unmarked, renamed, linked = leave(0, **ENDED), leave(1, **ENDED), leave(2, **ENDED)
     (unmarked / MARK).unlink()
     renamed = renamed.rename(tmp_path / "results")
@@ -160,7 +160,7 @@ def test_a_launch_that_leaves_its_marked_folder_clears_up_after_others(
 ) -> None:
     """Not at its start, which is waited for; and once an hour in a program."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(_leftovers, "KEPT", 2)
+    monkeypatch.setattr(_old_folders, "KEPT", 2)
     folders = [leave(number, **ENDED) for number in range(3)]
     specs = DefaultLogsSpecs()
 
@@ -171,7 +171,7 @@ def test_a_launch_that_leaves_its_marked_folder_clears_up_after_others(
 
     assert 4 == at_start
     assert sorted([folders[2], Path(specs.root_log_dir or "")]) == sorted(tmp_path.iterdir())
-    assert not _leftovers._has_ended(specs.root_log_dir or "")
+    assert not _old_folders._has_ended(specs.root_log_dir or "")
     folders.append(leave(4, **ENDED))
     specs.remove_if_temporary(only_if_empty=True)
     assert folders[-1].exists() and 3 == len(list(tmp_path.iterdir()))

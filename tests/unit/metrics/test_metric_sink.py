@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticlib import metrics, records
-from elasticlib.metrics import _streams
+from elasticlib.metrics import _metric_streams
 from elasticlib.records import RanksAssigned, RanksMissed, RanksReceived, RunEnded, StepDone, WorkersSeen
 
 
@@ -81,7 +81,7 @@ def test_a_step_tells_how_it_went_and_its_milliseconds(
 def test_values_go_where_the_program_sends_them_by_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_streams, "_handlers", dict(_streams._handlers))
+    monkeypatch.setattr(_metric_streams, "_handlers", dict(_metric_streams._handlers))
     sink = metrics.MetricSink("trainer")
 
     sink(WorkersSeen("HEALTHY", 2))

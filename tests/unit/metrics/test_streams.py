@@ -10,7 +10,7 @@ import pytest
 
 from elasticlib import metrics
 from elasticlib.errors import ConfigError
-from elasticlib.metrics import _streams
+from elasticlib.metrics import _metric_streams
 
 
 class Kept(metrics.MetricHandler):
@@ -31,7 +31,7 @@ class Kept(metrics.MetricHandler):
 
 @pytest.fixture(autouse=True)
 def former_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_streams, "_handlers", {None: metrics.NullMetricHandler()})  # as before any test
+    monkeypatch.setattr(_metric_streams, "_handlers", {None: metrics.NullMetricHandler()})  # as before any test
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_prof_needs_no_parentheses() -> None:
 
 def test_durations_are_whole_milliseconds(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 10.0129])
-    monkeypatch.setattr("elasticlib.metrics._streams.monotonic", lambda: next(times))
+    monkeypatch.setattr("elasticlib.metrics._metric_streams.monotonic", lambda: next(times))
 
     Loader().load()
 

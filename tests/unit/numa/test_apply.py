@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.numa import AffinityMode, BindingError, NumaOptions, _gpus, binding
+from elasticlib.numa import AffinityMode, BindingError, NumaOptions, _gpu_addresses, binding
 from elasticlib.numa._sysfs import read_topology
 from tests.unit.numa.machines import ALLOWED, TWO_PACKAGES
 
@@ -146,13 +146,13 @@ def test_addresses_are_those_of_torchs_devices_in_the_kernels_spelling(monkeypat
     made.accelerator.device_count = lambda: 2
     monkeypatch.setitem(sys.modules, "torch", made)
 
-    assert ["0000:dc:00.0", "1a2b3:01:1f.0"] == _gpus.gpu_addresses_here()
+    assert ["0000:dc:00.0", "1a2b3:01:1f.0"] == _gpu_addresses.gpu_addresses_here()
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Have *code* answer in place of the program that asks torch."""
     binding._listed_by_program.cache_clear()
-    monkeypatch.setattr(_gpus, "__file__", "-c")
+    monkeypatch.setattr(_gpu_addresses, "__file__", "-c")
     plain = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda args, **options: plain([*args, code], **options))
 
@@ -190,7 +190,7 @@ def test_a_torch_without_accelerator_has_none_open(monkeypatch: pytest.MonkeyPat
     answer(monkeypatch, "print('[]')")
 
     assert () == binding._addresses()
-    assert [] == _gpus.gpu_addresses_here()
+    assert [] == _gpu_addresses.gpu_addresses_here()
 
 
 def torch_with(kind: str | None, **module: Any) -> Any:

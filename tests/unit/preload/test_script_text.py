@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticlib.preload import _choice
+from elasticlib.preload import _chosen_modules
 from elasticlib.preload._allowed import COMPILER, NUMPY, OPTIMIZER, TORCH
 from elasticlib.preload._script_text import read
 from elasticlib.testing.ranks import _recorder
@@ -19,7 +19,7 @@ TRAINING = (TORCH, OPTIMIZER)
 def chosen(source: str, folder: Path) -> tuple[str, ...]:
     """What is imported ahead for a script with that *source*."""
     (folder / "script.py").write_text(source)
-    return _choice.of_script(str(folder / "script.py")).modules
+    return _chosen_modules.of_script(str(folder / "script.py")).modules
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_other_variables_and_lookups_do_not(line: str, tmp_path: Path) -> None:
 def test_a_plain_number_of_threads_is_taken_from_the_text(line: str, threads: int | None, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"import os\n{line}\nimport torch\n")
 
-    choice = _choice.of_script(str(tmp_path / "script.py"))
+    choice = _chosen_modules.of_script(str(tmp_path / "script.py"))
 
     assert ((TORCH,), threads) == (choice.modules, choice.threads)
 
@@ -181,7 +181,7 @@ def test_of_a_function_what_its_module_set_is_in_the_environment_already(
     for name, source in (("sets_outside", outside), ("sets_inside", inside)):
         (tmp_path / f"{name}.py").write_text(source)
         monkeypatch.setenv("TORCH_LOGS", "")
-        found.append(_choice.of_function(__import__(name).train).modules)
+        found.append(_chosen_modules.of_function(__import__(name).train).modules)
 
     assert [TRAINING, ()] == found
 
@@ -190,11 +190,11 @@ def test_a_function_without_a_file_may_import_torch() -> None:
     namespace: dict[str, object] = {}
     exec("def train(): pass", namespace)
 
-    assert (TORCH,) == _choice.preload_for(namespace["train"])
-    assert (TORCH,) == _choice.preload_for(len)
-    assert (TORCH,) == _choice.preload_for("a_program")
+    assert (TORCH,) == _chosen_modules.preload_for(namespace["train"])
+    assert (TORCH,) == _chosen_modules.preload_for(len)
+    assert (TORCH,) == _chosen_modules.preload_for("a_program")
 
 
 @pytest.mark.parametrize("serve", [_pooled.serve_calls, _recorder.pool])
 def test_what_serves_a_pools_calls_does_not_keep_torch_from_being_imported_ahead(serve: Callable[..., None]) -> None:
-    assert (TORCH,) == _choice.preload_for(serve)
+    assert (TORCH,) == _chosen_modules.preload_for(serve)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elasticlib import processes
-from elasticlib.processes import _memory
+from elasticlib.processes import _memory_files
 
 
 @pytest.fixture(params=["", "refused"], ids=["memfd", "no memfd"])
@@ -71,7 +71,7 @@ def test_file_system_without_unlisted_files_gets_one_that_is_removed(
 
     monkeypatch.setattr(os, "open", refuse)
 
-    descriptor = _memory._unlisted_in(str(tmp_path))
+    descriptor = _memory_files._unlisted_in(str(tmp_path))
 
     assert os.listdir(tmp_path) == []
     check_file(descriptor)
@@ -81,7 +81,7 @@ def test_file_system_without_unlisted_files_gets_one_that_is_removed(
 def test_little_shared_memory_is_left_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(processes.memfds, "_known", "refused")
-    monkeypatch.setattr(_memory, "_ENOUGH", 1 << 62)
+    monkeypatch.setattr(_memory_files, "_ENOUGH", 1 << 62)
 
     descriptor = processes.anonymous_file("name")
 
@@ -90,16 +90,16 @@ def test_little_shared_memory_is_left_for_temporary_files(tmp_path: Path, monkey
 
 
 def test_folders_that_cannot_be_written_to_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_memory, "_folders", lambda: ["/proc", "/no/such/folder", "/tmp"])
+    monkeypatch.setattr(_memory_files, "_folders", lambda: ["/proc", "/no/such/folder", "/tmp"])
 
-    os.close(_memory._unlisted_file())
+    os.close(_memory_files._unlisted_file())
 
 
 def test_no_folder_at_all_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_memory, "_folders", list)
+    monkeypatch.setattr(_memory_files, "_folders", list)
 
     with pytest.raises(OSError, match="name one by TMPDIR"):
-        _memory._unlisted_file()
+        _memory_files._unlisted_file()
 
 
 def test_kernel_is_asked_by_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

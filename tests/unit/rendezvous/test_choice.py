@@ -8,7 +8,7 @@ import pytest
 
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private, choose, scheduler_index
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.spec import LaunchConfig
 
 NODE = "here/7-abcdef01"
@@ -19,9 +19,9 @@ def chosen(*, token: str | None = None, index: int | None = None, **asked: Any) 
     return choose(config, node=NODE, fresh_id="fresh", token=token, index=index)
 
 
-def job(*, token: str | None = None, index: int | None = None, **asked: Any) -> Job:
+def job(*, token: str | None = None, index: int | None = None, **asked: Any) -> NodeJob:
     made, _ = chosen(token=token, index=index, **asked)
-    assert isinstance(made, Job)
+    assert isinstance(made, NodeJob)
     return made
 
 
@@ -72,7 +72,7 @@ def test_a_launch_that_needs_no_other_node_asks_none(asked: dict[str, Any], expe
 def test_a_launch_among_others_gets_a_place_in_a_job(asked: dict[str, Any], backend: str, endpoint: str) -> None:
     made, warnings = chosen(**asked)
 
-    assert isinstance(made, Job)
+    assert isinstance(made, NodeJob)
     assert (backend, endpoint, "job7", NODE) == (made.backend, made.endpoint, made.run_id, made.node)
     assert () == warnings
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from elasticlib.rendezvous import _own_token
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous._own_token import read_or_make, token_of
 
 USER = os.geteuid()
 
 
-def job(endpoint: str = "localhost:29400", backend: str = "c10d", **fields: object) -> Job:
-    return Job(run_id="none", node="n/1", backend=backend, endpoint=endpoint, **fields)  # type: ignore[arg-type]
+def job(endpoint: str = "localhost:29400", backend: str = "c10d", **fields: object) -> NodeJob:
+    return NodeJob(run_id="none", node="n/1", backend=backend, endpoint=endpoint, **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_loopback_jobs_of_one_user_share_a_token(endpoint: str, backend: str, ho
         job("localhost:2379", "etcd"),
     ],
 )
-def test_jobs_that_other_machines_may_reach_get_none(other: Job, home: Path) -> None:
+def test_jobs_that_other_machines_may_reach_get_none(other: NodeJob, home: Path) -> None:
     assert token_of(other, {}) is None
     assert [] == list(home.iterdir())
 

@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from elasticlib.testing.ranks._asked import Asked, MarkError, checked_options, sizes
+from elasticlib.testing.ranks._asked import MarkError, RankOptions, checked_options, sizes
 
 WHERE = "elastic marker of test_x.py::test_it"
 
 
 def test_options_stand_over_the_defaults() -> None:
-    found = checked_options(WHERE, Asked(nproc=4, timeout=10.0), {"group": "shared", "timeout": 3})
+    found = checked_options(WHERE, RankOptions(nproc=4, timeout=10.0), {"group": "shared", "timeout": 3})
 
-    assert Asked(nproc=4, timeout=3, group="shared") == found
+    assert RankOptions(nproc=4, timeout=3, group="shared") == found
 
 
 def test_a_back_end_of_gpus_means_that_device() -> None:
-    assert "cuda" == checked_options(WHERE, Asked(), {"backend": "nccl"}).device
-    assert "cuda" == checked_options(WHERE, Asked(), {"backend": "cpu:gloo,cuda:nccl"}).device
+    assert "cuda" == checked_options(WHERE, RankOptions(), {"backend": "nccl"}).device
+    assert "cuda" == checked_options(WHERE, RankOptions(), {"backend": "cpu:gloo,cuda:nccl"}).device
 
 
 def test_back_ends_that_the_program_has_registered_are_known() -> None:
-    assert "mine" == checked_options(WHERE, Asked(), {"backend": "mine"}, ["undefined", "gloo", "mine"]).backend
+    assert "mine" == checked_options(WHERE, RankOptions(), {"backend": "mine"}, ["undefined", "gloo", "mine"]).backend
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_back_ends_that_the_program_has_registered_are_known() -> None:
 )
 def test_what_cannot_be_is_refused_by_the_test_and_the_value(options: dict[str, Any], message: str) -> None:
     with pytest.raises(MarkError) as info:
-        checked_options(WHERE, Asked(), options)
+        checked_options(WHERE, RankOptions(), options)
 
     assert str(info.value).startswith(f"{WHERE}: {message}")
 
 
 def test_an_option_without_a_name_is_refused() -> None:
     with pytest.raises(MarkError, match="2 has no name: write nproc=2"):
-        checked_options(WHERE, Asked(), {}, args=[2])
+        checked_options(WHERE, RankOptions(), {}, args=[2])
 
 
 def test_numbers_of_ranks_are_one_or_a_list() -> None:

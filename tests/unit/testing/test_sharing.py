@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from elasticlib.testing.ranks._sharing import Share, place, share
+from elasticlib.testing.ranks._process_shares import ProcessShare, place, share
 
 
 @given(st.integers(0, 16), st.integers(1, 8), st.integers(1, 8))
@@ -18,15 +18,15 @@ def test_processes_that_take_no_turns_never_have_the_same_gpu(gpus: int, nproc: 
 
 
 def test_one_process_has_them_all_and_waits_for_nobody() -> None:
-    assert Share((0, 1, 2, 3), False) == share(4, 2)
+    assert ProcessShare((0, 1, 2, 3), False) == share(4, 2)
 
 
 def test_where_there_are_enough_each_has_its_own() -> None:
-    assert Share((2, 3), False) == share(4, 2, 1, 2)
+    assert ProcessShare((2, 3), False) == share(4, 2, 1, 2)
 
 
 def test_where_there_are_too_few_all_take_turns() -> None:
-    assert Share((0, 1), True) == share(2, 2, 1, 2)
+    assert ProcessShare((0, 1), True) == share(2, 2, 1, 2)
 
 
 def test_the_place_is_what_xdist_tells() -> None:

@@ -25,7 +25,7 @@ import numpy
 import pytest
 import torch
 
-from elasticlib.testing.ranks import _state
+from elasticlib.testing.ranks import _process_state
 
 Change: TypeAlias = Callable[[], AbstractContextManager[object]]
 """Changes the state of this process within the block."""
@@ -247,30 +247,30 @@ def test_each_kind_is_named_and_forgotten_once_it_is_undone(kind: str) -> None:
     change, words = KINDS[kind]
     with change():
         pass  # what it imports is there from now on
-    before = _state.look()
+    before = _process_state.look()
 
     with change():
-        found = _state.differences(before, _state.look())
-    after = _state.differences(before, _state.look())
+        found = _process_state.differences(before, _process_state.look())
+    after = _process_state.differences(before, _process_state.look())
 
     assert [each[: len(words)] for each in found] == [words]
     assert after == ()
 
 
 def test_what_differs_around_an_import_is_not_the_tests() -> None:
-    before = _state.look()
+    before = _process_state.look()
     with VARIABLE(), pipe():
-        earlier = _state.look()
+        earlier = _process_state.look()
         with PATH(), LOGGER():
-            later = _state.look()
-            found = _state.differences(_state.taken_over(before, earlier, later), _state.look())
+            later = _process_state.look()
+            found = _process_state.differences(_process_state.taken_over(before, earlier, later), _process_state.look())
 
     assert [each.partition(":")[0] for each in found] == ["changed the environment", "left 2 open descriptors (pipe"]
 
 
 def test_what_torch_tells_counts_from_where_torch_is_known() -> None:
-    with_torch = _state.look()
+    with_torch = _process_state.look()
     without = {name: value for name, value in with_torch.items() if "torch" not in name and "auto" not in name}
 
-    assert _state.differences(without, with_torch) == ()
-    assert _state.taken_over(without, without, with_torch) == with_torch
+    assert _process_state.differences(without, with_torch) == ()
+    assert _process_state.taken_over(without, without, with_torch) == with_torch

@@ -28,9 +28,9 @@ from elasticlib.workers._failure import (
     stacks_of_user,
 )
 from elasticlib.workers._launch_events import Exit
-from elasticlib.workers.child import _ending, _showing
+from elasticlib.workers.child import _interpreter_end, _showing
 from elasticlib.workers.child._report import Report, report_of_exception
-from elasticlib.workers.child._results import pack_exception
+from elasticlib.workers.child._result_pickles import pack_exception
 
 ERROR = Report("error", b"", "ValueError", "ValueError: bad", "Traceback\nValueError: bad", 1234.5)
 END = Exit(1, 77, 1, False, None, "", "")
@@ -324,7 +324,7 @@ def test_frames_of_the_caller_that_was_forked_are_left_out() -> None:
 
 def test_a_stack_of_ours_alone_says_what_the_worker_does_at_its_end() -> None:
     """All its frames are left out, and one line stands for them."""
-    own = f'  File "{_ending.__file__}", line 7 in '
+    own = f'  File "{_interpreter_end.__file__}", line 7 in '
     user = '  File "/home/me/train.py", line 3 in work'
     head, other = "Thread 0x1 (most recent call first):", "Current thread 0x2 (most recent call first):"
 

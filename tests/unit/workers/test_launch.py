@@ -19,10 +19,10 @@ from elasticlib.processes._programs import HelperLostError
 from elasticlib.processes._wire import Channel, Message, wait_readable
 from elasticlib.workers import _launch
 from elasticlib.workers._launch import SpawnerClient
-from elasticlib.workers._launch_events import Exit, Lost, Stopped, StoreGone
-from elasticlib.workers.child import _progress, _report
-from elasticlib.workers.child._progress import attach, progress
+from elasticlib.workers._launch_events import AllStopped, Exit, RoundStoreEnded, SpawnerLost
+from elasticlib.workers.child import _report, _worker_progress
 from elasticlib.workers.child._start_spec import StartSpec
+from elasticlib.workers.child._worker_progress import attach, progress
 
 
 class Spawner:
@@ -130,7 +130,7 @@ def raised_descriptor() -> Iterator[int]:
 def test_a_spawner_hears_first_what_all_rounds_have_in_common(
     spawner: Spawner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_progress, "_slot", None)
+    monkeypatch.setattr(_worker_progress, "_slot", None)
     monkeypatch.setattr(os, "register_at_fork", lambda **hooks: None)
     received = spawner.channel.receive()
 
@@ -196,7 +196,7 @@ def test_a_spawner_that_is_lost_once_the_first_worker_runs_is_a_loss_of_the_roun
 
     (lost,) = spawner.spawner.drain()
     assert pids == {} and spawner.spawner.started
-    assert isinstance(lost, Lost) and isinstance(lost.cause, HelperLostError)
+    assert isinstance(lost, SpawnerLost) and isinstance(lost.cause, HelperLostError)
 
 
 def test_a_restart_in_which_not_all_workers_can_be_started_has_failed(spawner: Spawner) -> None:
@@ -209,7 +209,7 @@ def test_a_restart_in_which_not_all_workers_can_be_started_has_failed(spawner: S
 
     (lost,) = spawner.spawner.drain()
     assert pids == {}
-    assert isinstance(lost, Lost) and lost.why == "a worker could not be started: no process left"
+    assert isinstance(lost, SpawnerLost) and lost.why == "a worker could not be started: no process left"
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -246,7 +246,7 @@ def test_ends_are_taken_all_at_once_and_only_once(spawner: Spawner) -> None:
 
     first, second = spawner.spawner.drain(), spawner.spawner.drain()
 
-    assert [type(event) for event in first] == [Exit, Exit, Stopped]
+    assert [type(event) for event in first] == [Exit, Exit, AllStopped]
     assert second == []
 
 
@@ -275,9 +275,9 @@ def test_an_end_is_reported_though_no_descriptor_was_free_for_what_was_left(spaw
         (
             "store",
             {"why": "it was ended by SIGKILL", "pid": 77, "exitcode": -9, "needed": False},
-            StoreGone("it was ended by SIGKILL", 77, -9, was_needed=False),
+            RoundStoreEnded("it was ended by SIGKILL", 77, -9, was_needed=False),
         ),
-        ("stopped", {"survivors": [71], "ended": {"72": "sleep"}}, Stopped([71], {72: "sleep"})),
+        ("stopped", {"survivors": [71], "ended": {"72": "sleep"}}, AllStopped([71], {72: "sleep"})),
     ],
 )
 def test_messages_become_events_with_all_their_facts(
@@ -332,7 +332,7 @@ def test_a_spawner_that_is_gone_has_lost_its_workers(spawner: Spawner) -> None:
 
     exited, lost = spawner.spawner.drain()
 
-    assert isinstance(exited, Exit) and isinstance(lost, Lost)
+    assert isinstance(exited, Exit) and isinstance(lost, SpawnerLost)
     assert lost.why == "the spawner process ended unexpectedly (killed from outside, or out of memory)"
     assert spawner.spawner.fileno() == -1
 
@@ -353,7 +353,7 @@ def test_a_spawner_that_broke_in_a_round_is_a_loss_with_its_reason(spawner: Spaw
     (lost,) = spawner.spawner.drain()
 
     assert ready == {spawner.spawner.fileno()}
-    assert isinstance(lost, Lost) and isinstance(lost.cause, StartError)
+    assert isinstance(lost, SpawnerLost) and isinstance(lost.cause, StartError)
     assert lost.why == str(lost.cause) == "the process that starts the workers failed"
 
 

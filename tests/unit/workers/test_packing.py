@@ -26,7 +26,7 @@ from elasticlib.errors import PicklingError
 from elasticlib.workers import _packing
 from elasticlib.workers._packing import Packed, pack_call
 from elasticlib.workers.captures import _call_pickler
-from elasticlib.workers.child._results import pack_result
+from elasticlib.workers.child._result_pickles import pack_result
 
 LIMIT = 60.0
 ROOT = Path(_packing.__file__).parents[2]
@@ -499,7 +499,7 @@ if __name__ == "__main__":
 WORKER = """
 import os, pickle, sys
 from elasticlib.workers.child._start_spec import Handed, StartSpec
-from elasticlib.workers.child import _child, _results
+from elasticlib.workers.child import _child, _result_pickles
 memories = {"function": os.memfd_create("function"), "definitions": os.memfd_create("definitions")}
 for memory, content in zip(memories.values(), pickle.loads(sys.stdin.buffer.read())):
     os.write(memory, content)
@@ -509,7 +509,7 @@ handed = Handed(
     spawner=0, memories=memories,
 )
 result = _child._loaded(StartSpec(), handed)()
-os.write(1, _results.pack_result(result, sys.argv[1:]))
+os.write(1, _result_pickles.pack_result(result, sys.argv[1:]))
 """
 
 

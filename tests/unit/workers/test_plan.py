@@ -20,7 +20,7 @@ from elasticlib.numa._cpus import Topology
 from elasticlib.spec import WorkerSpec
 from elasticlib.workers import _plan
 from elasticlib.workers._fork_servers import ForkServerKey
-from elasticlib.workers._plan import Job
+from elasticlib.workers._plan import LaunchPlan
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def plan(
     environment: Mapping[str, str] | None = None,
     threads: int = 1,
     **spec: Any,
-) -> Job:
+) -> LaunchPlan:
     asked = WorkerSpec("trainer", 2, None, entrypoint=entrypoint, args=args, **spec)
     return _plan.plan(asked, method, environment if environment is not None else {"PATH": os.defpath}, threads)
 

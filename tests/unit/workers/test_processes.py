@@ -22,8 +22,16 @@ from elasticlib.helpers import Helper
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.processes._lease import Lease
 from elasticlib.spec import WorkerSpec
-from elasticlib.workers import MultiprocessContext, Std, _call, _context, _processes
-from elasticlib.workers._launch_events import Event, Exit, LastRuns, Lost, Stopped, StoreGone, Stuck
+from elasticlib.workers import MultiprocessContext, Std, _context, _processes, _start_call
+from elasticlib.workers._launch_events import (
+    AllStopped,
+    Event,
+    Exit,
+    LastWorkerRuns,
+    RoundStoreEnded,
+    SpawnerLost,
+    Stuck,
+)
 from elasticlib.workers._processes import Processes
 from elasticlib.workers.child._report import Report
 
@@ -83,7 +91,7 @@ def ended(rank: int, exitcode: int = 0, *, was_stopped: bool = False) -> Exit:
     return Exit(rank, 100 + rank, exitcode, was_stopped, None, "", "")
 
 
-WELL = (ended(0), ended(1), Stopped())
+WELL = (ended(0), ended(1), AllStopped())
 
 
 @pytest.fixture
@@ -96,7 +104,7 @@ def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, 
     spawners: list[Told] = []
 
     def new(*events: Event) -> tuple[Processes, Told]:
-        job = _call.of_program("true", {0: (), 1: ()}, functools.partial(WorkerSpec, "t", 2, None))
+        job = _start_call.of_program("true", {0: (), 1: ()}, functools.partial(WorkerSpec, "t", 2, None))
         processes, spawner = Processes(job, 2, said.append), Told(*events)
         processes._spawner = spawner  # type: ignore[assignment]
         processes._helpers = NeverLooks()  # type: ignore[assignment]
@@ -117,13 +125,13 @@ def test_all_have_succeeded_only_when_nothing_of_them_is_left(make: Make) -> Non
     processes.poll()
     before = processes.all_succeeded()
 
-    spawner.events = [Stopped()]
+    spawner.events = [AllStopped()]
     processes.poll()
 
     assert (before, processes.all_succeeded()) == (False, True)
 
 
-@pytest.mark.parametrize("last", [Stopped(), Lost("killed from outside")])
+@pytest.mark.parametrize("last", [AllStopped(), SpawnerLost("killed from outside")])
 def test_a_set_is_gone_when_all_ended_or_were_lost(make: Make, last: Event) -> None:
     processes, _ = make(last)
     before = processes.gone()
@@ -134,7 +142,7 @@ def test_a_set_is_gone_when_all_ended_or_were_lost(make: Make, last: Event) -> N
 
 
 def test_survivors_are_said_in_a_record(make: Make, said: list[records.Record]) -> None:
-    processes, _ = make(Stopped([100]))
+    processes, _ = make(AllStopped([100]))
 
     processes.poll()
 
@@ -142,7 +150,7 @@ def test_survivors_are_said_in_a_record(make: Make, said: list[records.Record]) 
 
 
 def test_who_was_stopped_by_us_is_no_failure_but_cut_short(make: Make) -> None:
-    processes, _ = make(ended(0, -signal.SIGTERM, was_stopped=True), ended(1), Stopped())
+    processes, _ = make(ended(0, -signal.SIGTERM, was_stopped=True), ended(1), AllStopped())
     processes.poll()
 
     assert processes.failures() == {}
@@ -152,14 +160,14 @@ def test_who_was_stopped_by_us_is_no_failure_but_cut_short(make: Make) -> None:
 
 
 def test_who_was_not_seen_to_end_is_cut_short(make: Make) -> None:
-    processes, _ = make(ended(1), Stopped([100]))
+    processes, _ = make(ended(1), AllStopped([100]))
     processes.poll()
 
     assert {rank: each.pid for rank, each in processes.cut_short().items()} == {0: 100}
 
 
 def test_a_loss_is_the_failure_of_all_unless_it_is_nobodys(make: Make) -> None:
-    processes, _ = make(Lost("killed from outside"))
+    processes, _ = make(SpawnerLost("killed from outside"))
     processes.poll()
 
     failures = processes.failures(4)
@@ -216,7 +224,7 @@ def test_a_spawner_has_as_long_as_its_workers_and_some_more(make: Make) -> None:
     asked = processes.poll_timeout()
     processes.hasten(signal.SIGKILL, 0.0)
     hastened = processes.poll_timeout()
-    spawner.events = [Stopped()]
+    spawner.events = [AllStopped()]
     processes.poll()
 
     assert asked is not None and hastened is not None
@@ -224,7 +232,7 @@ def test_a_spawner_has_as_long_as_its_workers_and_some_more(make: Make) -> None:
     assert (before, processes.poll_timeout()) == (None, None)
 
 
-STORE = StoreGone("the process that hosts the workers' store (pid 7) was ended by SIGKILL", 7, -signal.SIGKILL)
+STORE = RoundStoreEnded("the process that hosts the workers' store (pid 7) was ended by SIGKILL", 7, -signal.SIGKILL)
 
 
 def raised(rank: int, *, secondary: bool) -> Exit:
@@ -243,7 +251,7 @@ def test_a_store_that_ended_is_a_failure_though_all_workers_run(make: Make) -> N
     assert str(processes.original_exception(0)) == STORE.why
 
 
-@pytest.mark.parametrize("lost", [evolve(STORE, was_needed=False), Lost("killed")], ids=["store", "spawner"])
+@pytest.mark.parametrize("lost", [evolve(STORE, was_needed=False), SpawnerLost("killed")], ids=["store", "spawner"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_store_that_ends_after_the_workers_here_is_lost_by_those_of_other_nodes(
     lost: Event, world_size: int, make: Make
@@ -265,7 +273,7 @@ def test_a_store_that_ends_after_the_workers_here_is_lost_by_those_of_other_node
 
 
 def test_a_store_that_ended_is_the_root_cause_of_connections_that_were_lost(make: Make) -> None:
-    processes, _ = make(raised(0, secondary=True), raised(1, secondary=True), STORE, Stopped())
+    processes, _ = make(raised(0, secondary=True), raised(1, secondary=True), STORE, AllStopped())
     processes.poll()
 
     _, cause = root_cause(processes.failures())
@@ -274,7 +282,7 @@ def test_a_store_that_ended_is_the_root_cause_of_connections_that_were_lost(make
 
 
 def test_a_worker_that_failed_by_itself_is_not_blamed_on_the_store(make: Make) -> None:
-    processes, _ = make(raised(0, secondary=False), STORE, Stopped())
+    processes, _ = make(raised(0, secondary=False), STORE, AllStopped())
     processes.poll()
 
     failures = processes.failures()
@@ -283,7 +291,7 @@ def test_a_worker_that_failed_by_itself_is_not_blamed_on_the_store(make: Make) -
 
 
 def test_what_could_not_be_read_of_a_worker_is_an_error_and_no_none(make: Make) -> None:
-    processes, _ = make(Exit(0, 100, 0, False, None, "", unread=True), ended(1), Stopped())
+    processes, _ = make(Exit(0, 100, 0, False, None, "", unread=True), ended(1), AllStopped())
     processes.poll()
 
     with pytest.raises(PicklingError, match=r"rank 0 .*as many files open as it may.*ulimit -n"):
@@ -300,7 +308,7 @@ def test_a_stop_asks_once_where_something_may_be_left(
 ) -> None:
     processes, spawner = make(*(WELL if ended_well else ()))
 
-    processes.stop(signal.SIGTERM, 30.0, lambda _: spawner.events.append(Stopped()), spare_failed=spare_failed)
+    processes.stop(signal.SIGTERM, 30.0, lambda _: spawner.events.append(AllStopped()), spare_failed=spare_failed)
 
     assert spawner.stops == [(signal.SIGTERM, 30.0)] * is_asked
     assert processes.gone()
@@ -312,7 +320,7 @@ def test_a_stop_is_hastened_and_never_slowed_down(make: Make) -> None:
     def hurry(limit: float | None) -> None:
         for grace in (60.0, 1.0, 5.0, 0.0):
             processes.hasten(signal.SIGKILL, grace)
-        spawner.events.append(Stopped())
+        spawner.events.append(AllStopped())
 
     processes.stop(signal.SIGTERM, 30.0, hurry)
 
@@ -326,7 +334,7 @@ def test_a_stop_that_spares_who_failed_is_hastened_for_them_too(make: Make) -> N
     def hurry(limit: float | None) -> None:
         processes._deadline = 0.0  # the others' time is over
         processes.hasten(signal.SIGKILL, 0.0)
-        spawner.events.append(Stopped())
+        spawner.events.append(AllStopped())
 
     processes.stop(signal.SIGTERM, 1.0, hurry, spare_failed=True)
 
@@ -345,7 +353,7 @@ def test_whoever_waits_for_a_stop_is_told_once_for_whom(
     def listen(limit: float | None) -> None:
         limits.append(limit)
         if len(limits) == 3:
-            spawner.events.append(Stopped())
+            spawner.events.append(AllStopped())
 
     processes.stop(signal.SIGINT, 30.0, listen, somebody_waits=somebody_waits)
 
@@ -362,7 +370,7 @@ def test_a_worker_that_was_killed_in_native_code_is_told_by_its_global_rank(
     processes._rank_base = 4
 
     def find(limit: float | None) -> None:
-        spawner.events += [Stuck(1, 101, 2.25), Stopped()]
+        spawner.events += [Stuck(1, 101, 2.25), AllStopped()]
 
     processes.stop(signal.SIGINT, 30.0, find)
 
@@ -376,7 +384,7 @@ STACKS = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", 
 def test_the_last_worker_is_told_of_by_its_global_rank_and_place(
     make: Make, said: list[records.Record], world_size: int
 ) -> None:
-    processes, _ = make(LastRuns(1, 101, 30.0, None, STACKS))
+    processes, _ = make(LastWorkerRuns(1, 101, 30.0, None, STACKS))
     processes._rank_base, processes._world_size = 4, world_size
 
     processes.poll()
@@ -385,7 +393,7 @@ def test_the_last_worker_is_told_of_by_its_global_rank_and_place(
 
 
 def test_a_loss_lets_go_of_the_spawner(make: Make) -> None:
-    processes, spawner = make(Lost("killed from outside"))
+    processes, spawner = make(SpawnerLost("killed from outside"))
 
     processes.stop(signal.SIGTERM, 30.0)
 
@@ -425,7 +433,7 @@ def test_temporary_logs_stay_where_nobody_heard_of_a_success(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    failed = context_on(make(ended(0), ended(1, 3), Stopped())[1], DefaultLogsSpecs())
+    failed = context_on(make(ended(0), ended(1, 3), AllStopped())[1], DefaultLogsSpecs())
     unheard = context_on(make(*WELL)[1], DefaultLogsSpecs())
 
     failed.wait()
@@ -455,7 +463,7 @@ def test_a_failure_stops_the_others_once_and_is_told_when_they_are_gone(make: Ma
     context = context_on(spawner)
     before = [context.wait(0), context.wait(0)]
 
-    spawner.events = [ended(0, -signal.SIGTERM, was_stopped=True), Stopped()]
+    spawner.events = [ended(0, -signal.SIGTERM, was_stopped=True), AllStopped()]
     result = context.wait()
 
     assert before == [None, None]
@@ -468,7 +476,7 @@ def test_a_failure_stops_the_others_once_and_is_told_when_they_are_gone(make: Ma
 def test_a_wait_may_be_as_long_as_one_likes(make: Make, timeout: float) -> None:
     _, spawner = make()
     context = context_on(spawner)
-    looks = iter([[], [ended(0), ended(1), Stopped()]])
+    looks = iter([[], [ended(0), ended(1), AllStopped()]])
     spawner.drain = lambda: next(looks)  # type: ignore[method-assign]
 
     result = context.wait(timeout)
@@ -531,7 +539,7 @@ def test_a_close_takes_a_plain_number_of_a_signal(make: Make) -> None:
     stop = spawner.stop
 
     def stopping(signum: int, grace: float, _: bool = False) -> bool:
-        spawner.events.append(Stopped())
+        spawner.events.append(AllStopped())
         return stop(signum, grace)
 
     spawner.stop = stopping  # type: ignore[method-assign]

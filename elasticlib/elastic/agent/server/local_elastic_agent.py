@@ -1,7 +1,7 @@
 """Re-export: ``torch.distributed.elastic.agent.server.local_elastic_agent``."""
 
 from elasticlib.agent._local import LocalElasticAgent
-from elasticlib.agent._watch import (
+from elasticlib.agent._worker_watch import (
     ENABLE as TORCHELASTIC_ENABLE_FILE_TIMER,
     FILE as TORCHELASTIC_TIMER_FILE,
     HEALTH_CHECK_PORT as TORCHELASTIC_HEALTH_CHECK_PORT,

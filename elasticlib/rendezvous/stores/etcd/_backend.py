@@ -13,8 +13,8 @@ from typing import Any
 
 from elasticlib._clock import monotonic
 from elasticlib.errors import ConfigError, RendezvousConnectionError
-from elasticlib.rendezvous._job import Job
-from elasticlib.rendezvous._options import ETCD_PREFIX
+from elasticlib.rendezvous._node_job import NodeJob
+from elasticlib.rendezvous._rdzv_options import ETCD_PREFIX
 from elasticlib.rendezvous.net._binding import address_towards
 from elasticlib.rendezvous.net._endpoint import parse_rendezvous_endpoint
 from elasticlib.rendezvous.net._resolver import resolve
@@ -36,7 +36,7 @@ class EtcdBackend(KeysBackend):
     The endpoint may name several servers, with commas: any one will do.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: NodeJob) -> None:
         if job.backend not in NAMES:
             raise ConfigError.of_setting("rdzv_backend", f"{job.backend!r} is none of {', '.join(NAMES)}")
         endpoints = (parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in job.endpoint.split(","))

@@ -47,7 +47,7 @@ class Site:
 
 
 @frozen
-class Answer:
+class HttpAnswer:
     """What the server said."""
 
     url: str
@@ -81,13 +81,13 @@ class Line:
     _waiting: socket.socket | None = None
     _closed: bool = False
 
-    def call(self, method: str, path: str, body: str = "") -> Answer:
+    def call(self, method: str, path: str, body: str = "") -> HttpAnswer:
         """Send a request, return the answer, whatever its status; raises `RendezvousConnectionError`."""
         try:
             connection = self._connection()
             connection.sock.settimeout(self.limit)
             response = _send(connection, method, path, body)
-            answer = Answer(self.site.url, response.status, response.read())
+            answer = HttpAnswer(self.site.url, response.status, response.read())
             if response.will_close:
                 self._drop()
             return answer
@@ -95,7 +95,7 @@ class Line:
             self._drop()
             raise RendezvousConnectionError(_explain(self.site, error, self.limit)) from error
 
-    def listen(self, path: str, body: str, timeout: float, is_news: Callable[[bytes], bool]) -> Answer | None:
+    def listen(self, path: str, body: str, timeout: float, is_news: Callable[[bytes], bool]) -> HttpAnswer | None:
         """
         Post *body*; return the first line of a long answer that *is_news*, or a refusal.
 
@@ -124,7 +124,7 @@ class Line:
                     if not line:
                         return None
                     if response.status != http.client.OK or is_news(line):
-                        return Answer(self.site.url, response.status, line)
+                        return HttpAnswer(self.site.url, response.status, line)
             return None
         except TimeoutError:
             return None

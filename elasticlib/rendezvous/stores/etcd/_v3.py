@@ -21,7 +21,7 @@ from elasticlib._clock import monotonic
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.protocol._exchange import RequestRefusedError, parts
 from elasticlib.rendezvous.stores._election import LeadershipLost
-from elasticlib.rendezvous.stores._keys import KEEP, RAISE, Hold, Item, Keys
+from elasticlib.rendezvous.stores._keys import KEEP, RAISE, KeyFound, Keys, RenewedKey
 from elasticlib.rendezvous.stores.etcd._http import Line, Site
 
 _NOT_FOUND = 5
@@ -64,12 +64,12 @@ class V3Keys(Keys):
         """Another connection, whose keys stay for so long after its last writing, or two thirds of that at least."""
         return V3Keys(self._line.clone(), self._root, Keeper(seconds=seconds))
 
-    def read(self, paths: Sequence[str]) -> tuple[list[Item | None], int]:
+    def read(self, paths: Sequence[str]) -> tuple[list[KeyFound | None], int]:
         # The usual case: a range is cheaper than a transaction.
         if len(paths) == 1:
             reply = self._call("/kv/range", {"key": _b64(paths[0])})
             return [_only_item(reply)], _version(reply)
-        items: list[Item | None] = []
+        items: list[KeyFound | None] = []
         versions = []
         for start in range(0, len(paths), _OPERATIONS):
             ranges = [{"request_range": {"key": _b64(path)}} for path in paths[start : start + _OPERATIONS]]
@@ -79,7 +79,7 @@ class V3Keys(Keys):
         # From the oldest version on no change is missed.
         return items, min(versions, default=0)
 
-    def write(self, values: Mapping[str, bytes], hold: Hold | None = None) -> None:
+    def write(self, values: Mapping[str, bytes], hold: RenewedKey | None = None) -> None:
         lease = self._lease()
         for part in parts(values, _OPERATIONS, _BYTES):
             self._commit([_put(key, data, lease) for key, data in part], hold)
@@ -87,12 +87,12 @@ class V3Keys(Keys):
     def append(self, folder: str, data: bytes) -> None:
         self.write({f"{folder}/{uuid.uuid4().hex}": data, _bell(folder): b""})
 
-    def entries(self, folder: str, after: int) -> tuple[list[Item], int]:
+    def entries(self, folder: str, after: int) -> tuple[list[KeyFound], int]:
         query = {"min_create_revision": str(after + 1), "sort_order": "ASCEND", "sort_target": "CREATE"}
         reply = self._call("/kv/range", _folder(folder) | query | {"limit": str(_ENTRIES)})
         return [_item(kv) for kv in reply.get("kvs", ())], _version(reply)
 
-    def swap(self, path: str, data: bytes, version: int, hold: Hold | None = None) -> int | None:
+    def swap(self, path: str, data: bytes, version: int, hold: RenewedKey | None = None) -> int | None:
         unchanged = {"key": _b64(path), "target": "MOD", "result": "EQUAL", "mod_revision": str(version)}
         put = _put(path, data, self._lease())
         reply = self._call("/kv/txn", {"compare": [unchanged, *_still(hold)], "success": [put]})
@@ -100,7 +100,7 @@ class V3Keys(Keys):
             return None
         return _version(reply)
 
-    def delete(self, paths: Sequence[str], hold: Hold | None = None) -> None:
+    def delete(self, paths: Sequence[str], hold: RenewedKey | None = None) -> None:
         if hold is None and len(paths) == 1:
             self._call("/kv/deleterange", {"key": _b64(paths[0])})
             return
@@ -108,7 +108,7 @@ class V3Keys(Keys):
             part = paths[start : start + _OPERATIONS]
             self._commit([{"request_delete_range": {"key": _b64(path)}} for path in part], hold)
 
-    def clear(self, folder: str, hold: Hold | None = None) -> None:
+    def clear(self, folder: str, hold: RenewedKey | None = None) -> None:
         self._commit([{"request_delete_range": _folder(folder)}], hold)
 
     def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
@@ -119,28 +119,28 @@ class V3Keys(Keys):
         if answer is not None and answer.status != 200:
             self._refuse("/watch", answer.json())
 
-    def seize(self, path: str, name: str, ttl: float) -> Hold | None:
+    def seize(self, path: str, name: str, ttl: float) -> RenewedKey | None:
         granted = self._call("/lease/grant", {"TTL": str(math.ceil(ttl))})
         lease = int(granted["ID"])
         token = f"{name}/{uuid.uuid4().hex[:8]}"
         put = _put(path, token.encode(), lease)
         reply = self._call("/kv/txn", {"compare": [_born(path, 0)], "success": [put]})
-        hold = Hold(path, token, _version(reply), lease, float(granted["TTL"]))
+        hold = RenewedKey(path, token, _version(reply), lease, float(granted["TTL"]))
         if reply.get("succeeded"):
             return hold
         # The lease of an election that was lost is of no use: it would stay for its time to live.
         self.release(hold)
         return None
 
-    def renew(self, hold: Hold) -> bool:
+    def renew(self, hold: RenewedKey) -> bool:
         # A lease lives on when its key was deleted.
         return self._renew(hold.lease) and self.holds(hold)
 
-    def holds(self, hold: Hold) -> bool:
+    def holds(self, hold: RenewedKey) -> bool:
         (item,), _ = self.read([hold.path])
         return item is not None and item.born == hold.born
 
-    def release(self, hold: Hold) -> None:
+    def release(self, hold: RenewedKey) -> None:
         # The one name of this call that servers from 3.3 on share. A lease that is gone is revoked already.
         self._post("/kv/lease/revoke", {"ID": str(hold.lease)})
 
@@ -176,7 +176,7 @@ class V3Keys(Keys):
         result = self._call("/lease/keepalive", {"ID": str(lease)}).get("result", {})
         return int(result.get("TTL", 0)) > 0
 
-    def _commit(self, operations: list[dict[str, Any]], hold: Hold | None) -> None:
+    def _commit(self, operations: list[dict[str, Any]], hold: RenewedKey | None) -> None:
         reply = self._call("/kv/txn", {"compare": _still(hold), "success": operations})
         if not reply.get("succeeded"):
             raise LeadershipLost("another node coordinates now: the write of this one was refused")
@@ -231,7 +231,7 @@ def _folder(folder: str) -> dict[str, str]:
     return {"key": _b64(f"{folder}/"), "range_end": _b64(f"{folder}0")}
 
 
-def _still(hold: Hold | None) -> list[dict[str, str]]:
+def _still(hold: RenewedKey | None) -> list[dict[str, str]]:
     """Return the conditions under which *hold* is ours."""
     if hold is None:
         return []
@@ -250,17 +250,17 @@ def _version(reply: dict[str, Any]) -> int:
     return int(reply["header"]["revision"])
 
 
-def _only_item(reply: dict[str, Any]) -> Item | None:
+def _only_item(reply: dict[str, Any]) -> KeyFound | None:
     found = reply.get("kvs", ())
     if not found:
         return None
     return _item(found[0])
 
 
-def _item(kv: dict[str, Any]) -> Item:
+def _item(kv: dict[str, Any]) -> KeyFound:
     path = base64.b64decode(kv.get("key", ""))
     data = base64.b64decode(kv.get("value", ""))
-    return Item(path.decode("utf-8", "replace"), data, int(kv["mod_revision"]), int(kv["create_revision"]))
+    return KeyFound(path.decode("utf-8", "replace"), data, int(kv["mod_revision"]), int(kv["create_revision"]))
 
 
 def _is_event(line: bytes) -> bool:

@@ -15,37 +15,37 @@ from types import SimpleNamespace
 from typing import Any
 
 from elasticlib.testing.pytest_plugin.rank import _modules
-from elasticlib.testing.ranks._call import Call
+from elasticlib.testing.ranks._rank_call import RankCall
 
 _CAPTURES = {"capsys": "SysCapture", "capsysbinary": "SysCaptureBinary", "capfd": "FDCapture"}
 _CAPTURES["capfdbinary"] = "FDCaptureBinary"
 
 
 @contextlib.contextmanager
-def made(call: Call, item: Any) -> Iterator[dict[str, Any]]:
+def made(call: RankCall, item: Any) -> Iterator[dict[str, Any]]:
     """Pytest's fixtures among `Call.made`. *item* is what these find instead of a test item."""
     with contextlib.ExitStack() as stack:
         yield {name: _make(name, item, stack) for name in call.made if name not in _OF_RANK}
 
 
-def of_rank(call: Call, rank: int) -> dict[str, Any]:
+def of_rank(call: RankCall, rank: int) -> dict[str, Any]:
     """The arguments among `Call.made` that are of this *rank*."""
     return {name: _OF_RANK[name](call, rank) for name in call.made if name in _OF_RANK}
 
 
-def _device(call: Call, rank: int) -> Any:
+def _device(call: RankCall, rank: int) -> Any:
     import torch
 
     return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if call.device == "cuda" else torch.device("cpu")
 
 
-def _group(call: Call, rank: int) -> Any:
+def _group(call: RankCall, rank: int) -> Any:
     import torch.distributed
 
     return torch.distributed.group.WORLD
 
 
-_OF_RANK: dict[str, Callable[[Call, int], Any]] = {
+_OF_RANK: dict[str, Callable[[RankCall, int], Any]] = {
     "rank": lambda call, rank: rank,
     "world_size": lambda call, rank: int(os.environ["WORLD_SIZE"]),
     "device": _device,
@@ -98,7 +98,7 @@ def _capture(kind: str, stack: contextlib.ExitStack) -> Any:
     return fixture
 
 
-class Item:
+class ItemOnRank:
     """As much of a test item as fixtures about logs ask for."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Item:
 
 
 @contextlib.contextmanager
-def logs_of(call: Call, item: Item) -> Iterator[None]:
+def logs_of(call: RankCall, item: ItemOnRank) -> Iterator[None]:
     """Levels of the loggers as in pytest's process, and what is logged in the item's handler."""
     message, date = call.log_format
     if message:

@@ -26,12 +26,12 @@ _WITHOUT = [
     for part in ("-p", f"no:{name}")
 ]
 """Parts of pytest that have nothing to say of assertions, and whose imports would take their time."""
-_files: dict[str, Place] = {}
+_files: dict[str, ModulePlace] = {}
 _config: Any = None
 
 
 @frozen
-class Place:
+class ModulePlace:
     """Where a module is."""
 
     file: str
@@ -78,7 +78,7 @@ def _hook() -> Any:
     return None if state is None else state.hook
 
 
-def prepare(setting: Setting, modules: Mapping[str, Place]) -> None:
+def prepare(setting: Setting, modules: Mapping[str, ModulePlace]) -> None:
     """Know *modules*, and how assertions are to be explained."""
     if _config is None:
         _configure(setting)

@@ -23,9 +23,9 @@ from attrs import evolve
 
 from elasticlib.stacks import CALLERS, users_part
 from elasticlib.testing.process_state import _config_modules, _torch_modes
-from elasticlib.testing.pytest_plugin.rank import _debugger, _made, _modules
+from elasticlib.testing.pytest_plugin.rank import _made, _modules, _pdb
 from elasticlib.testing.ranks import _isolation, _outcomes, _plain
-from elasticlib.testing.ranks._call import Call, Failure, MadeUp, Outcome, Patch, Style
+from elasticlib.testing.ranks._rank_call import Failure, MadeUp, Patch, RankCall, RankOutcome, Style
 from elasticlib.workers.child import (
     can_be_pickled,
     is_secondary,
@@ -36,7 +36,7 @@ from elasticlib.workers.child import (
 )
 
 
-def run(call: Call, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outcome:
+def run(call: RankCall, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RankOutcome:
     if call.device == "cuda":
         import torch
 
@@ -68,14 +68,14 @@ def with_rank(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _surrounded(
-    call: Call,
+    call: RankCall,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-) -> Outcome:
+) -> RankOutcome:
     """As `run`, with the test's surroundings."""
     rank = int(os.environ["RANK"])
-    item = _made.Item()
+    item = _made.ItemOnRank()
     with contextlib.ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.filters[:] = list(call.filters)  # type: ignore[index]
@@ -84,10 +84,10 @@ def _surrounded(
         stack.enter_context(_config_modules.as_there(call.config))
         stack.enter_context(_patched(call.patches))
         stack.enter_context(_made.logs_of(call, item))
-        stack.enter_context(_debugger.offered(call))
+        stack.enter_context(_pdb.offered(call))
         fixtures = stack.enter_context(_made.made(call, item))
         given = {**kwargs, **fixtures, **_made.of_rank(call, rank)}
-        entered = _debugger.entered(function) if call.trace and rank == 0 else function
+        entered = _pdb.entered(function) if call.trace and rank == 0 else function
         with _example(call, function):
             outcome = _called(call, lambda: _returned(entered(*args, **given)))
     warned = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
@@ -107,7 +107,7 @@ def _portable(warned: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def _example(call: Call, function: Callable[..., Any]) -> Iterator[None]:
+def _example(call: RankCall, function: Callable[..., Any]) -> Iterator[None]:
     """Have what an example of Hypothesis may ask its engine for (``note``, ``assume``); all is drawn by now."""
     if call.example is None:
         yield
@@ -129,26 +129,26 @@ def _returned(value: Any) -> Any:
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
-def _called(call: Call, function: Callable[[], Any]) -> Outcome:
+def _called(call: RankCall, function: Callable[[], Any]) -> RankOutcome:
     import pytest
 
     try:
         value = function()
         if value is not None:
-            return Outcome("passed", value=pack_result(value, ()))
-        return Outcome("passed")
+            return RankOutcome("passed", value=pack_result(value, ()))
+        return RankOutcome("passed")
     except (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest) as stop:
         kind = "xfailed" if isinstance(stop, pytest.xfail.Exception) else "skipped"
-        return Outcome(kind, reason=str(stop), place=_outcomes.place(users_part(stop), call))
+        return RankOutcome(kind, reason=str(stop), place=_outcomes.place(users_part(stop), call))
     except SystemExit as stop:
         if stop.code in (None, 0) and not call.is_body:
-            return Outcome("passed")
-        return Outcome("failed", failure=failure_of(call, stop))
+            return RankOutcome("passed")
+        return RankOutcome("failed", failure=failure_of(call, stop))
     except _outcomes.PartsError as several:
         parts = tuple((what, failure_of(call, error)) for what, error in several.parts)
-        return Outcome("failed", failure=parts[0][1], parts=parts)
+        return RankOutcome("failed", failure=parts[0][1], parts=parts)
     except BaseException as error:
-        return Outcome("failed", failure=failure_of(call, error))
+        return RankOutcome("failed", failure=failure_of(call, error))
 
 
 _failed: list[BaseException] = []
@@ -157,10 +157,10 @@ _failed: list[BaseException] = []
 
 def look_at_failure() -> bool | None:
     """In the debugger: whether who did so wants no more tests; None where it is not there."""
-    return _debugger.look_at(_failed[0]) if _failed else None
+    return _pdb.look_at(_failed[0]) if _failed else None
 
 
-def failure_of(call: Call, error: BaseException) -> Failure:
+def failure_of(call: RankCall, error: BaseException) -> Failure:
     error = error.with_traceback(users_part(error))
     if call.debug:
         _failed.append(error)
@@ -170,7 +170,7 @@ def failure_of(call: Call, error: BaseException) -> Failure:
     return _outcomes.failure(call, error, _represented(error, call))
 
 
-def _represented(error: BaseException, call: Call) -> Any:
+def _represented(error: BaseException, call: RankCall) -> Any:
     """Pytest's representation of *error*, as an item of its own would make it."""
     import pytest
     from _pytest._code import ExceptionInfo
@@ -246,7 +246,10 @@ def _value(patch: Patch) -> Any:
 
 
 def prepare(
-    setting: _modules.Setting, modules: Mapping[str, _modules.Place], explains: tuple[str, ...], tests: tuple[str, ...]
+    setting: _modules.Setting,
+    modules: Mapping[str, _modules.ModulePlace],
+    explains: tuple[str, ...],
+    tests: tuple[str, ...],
 ) -> None:
     """Before the first call that needs it: see `_modules.prepare`. The modules of *tests* are imported by now."""
     _modules.prepare(setting, modules)
@@ -258,5 +261,5 @@ def prepare(
     _isolation.settle()
 
 
-for _file in (__file__, _made.__file__, _debugger.__file__, asyncio.runners.__file__, asyncio.base_events.__file__):
+for _file in (__file__, _made.__file__, _pdb.__file__, asyncio.runners.__file__, asyncio.base_events.__file__):
     CALLERS.add(_file)

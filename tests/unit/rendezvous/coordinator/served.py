@@ -13,16 +13,16 @@ from elasticlib.rendezvous.coordinator._server_events import (
     Action,
     Arrived,
     Event,
-    Heard,
+    HeartbeatsFetched,
     Interrupt,
     Load,
     Loaded,
     Purge,
     Save,
-    Stop,
+    ServerStopped,
     Unsaved,
 )
-from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.coordinator._state import JobState, Rules
 from elasticlib.rendezvous.protocol._exchange import Posted, key_place, mailbox_key, mailbox_name, report_place
 from elasticlib.rendezvous.protocol._messages import Descriptor, Envelope, Join, Message, Report, decode, encode
 from elasticlib.rendezvous.protocol._operations import Delete, Discard, Log, Read, Receive, Write
@@ -57,7 +57,7 @@ class Served:
     def elect(self, nonce: str = "nonce", seen: Seen | None = None, **others: Any) -> Any:
         """A new term of office, of another node."""
         facts = {"run_id": "job", "key": self.key} | others
-        state = State(self.rules)
+        state = JobState(self.rules)
         server = Server(facts["run_id"], "host", facts["key"], nonce, state, self.journaled, seen=seen or Seen())
         self.server, actions = server.begin(self.now)
         self._do(actions)
@@ -113,10 +113,10 @@ class Served:
                     for key in keys:
                         self.values.pop(key, None)
                 case Read(keys):
-                    self.tell(Heard(self._found(keys)))
+                    self.tell(HeartbeatsFetched(self._found(keys)))
                 case Receive(timeout):
                     self.wait = timeout
-                case Stop():
+                case ServerStopped():
                     self.stopped = True
                 case Log(_, text):
                     self.logs.append(text)

@@ -12,16 +12,16 @@ from attrs import evolve
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous.coordinator import _places
 from elasticlib.rendezvous.coordinator._coordinator import abandon, given_up, mailboxes, next_loss, read, status, step
-from elasticlib.rendezvous.coordinator._liveness import REMEMBERED
+from elasticlib.rendezvous.coordinator._node_liveness import REMEMBERED
 from elasticlib.rendezvous.coordinator._state import (
     Action,
     ClearStore,
     Event,
     Heartbeats,
-    Received,
+    JobState,
+    MessageReceived,
     Rules,
     Send,
-    State,
     Tick,
     WakeAt,
 )
@@ -51,7 +51,7 @@ class Desk:
     """A coordinator at work: hands in messages and heartbeats, keeps what each mailbox was told."""
 
     def __init__(self, rules: Rules) -> None:
-        self.state = State(rules)
+        self.state = JobState(rules)
         self.now = 0.0
         self.envelopes: Counter[str] = Counter()
         self.mailboxes: dict[str, list[Notice | GivenUp]] = {}
@@ -70,7 +70,7 @@ class Desk:
         for report in reports:
             self.envelopes[report.node] += 1
             mailbox = mailbox_name(report.node, self.envelopes[report.node])
-            self._step(Received(self.envelopes[report.node], report))
+            self._step(MessageReceived(self.envelopes[report.node], report))
         return mailbox
 
     def join(self, *nodes: str) -> list[str]:
@@ -758,7 +758,7 @@ def test_reports_of_other_rounds_and_strangers_change_nothing(report: Report) ->
 def test_a_report_that_comes_again_changes_nothing() -> None:
     desk = running("a", spare_room=1)
     before = desk.state
-    after, actions = step(before, Received(1, Join("a", offer(2))), desk.now)
+    after, actions = step(before, MessageReceived(1, Join("a", offer(2))), desk.now)
 
     assert (before, ()) == (after, actions)
 

@@ -12,7 +12,16 @@ from elasticlib.rendezvous.coordinator import _places
 from elasticlib.rendezvous.coordinator._coordinator import status, step
 from elasticlib.rendezvous.coordinator._handover import decode_state, encode_state
 from elasticlib.rendezvous.coordinator._places import PAUSES, STEADY
-from elasticlib.rendezvous.coordinator._state import Action, Event, Received, Rules, Send, State, Tick, WakeAt
+from elasticlib.rendezvous.coordinator._state import (
+    Action,
+    Event,
+    JobState,
+    MessageReceived,
+    Rules,
+    Send,
+    Tick,
+    WakeAt,
+)
 from elasticlib.rendezvous.protocol._messages import (
     Descriptor,
     Final,
@@ -36,7 +45,7 @@ MOST = len(PAUSES) + 1
 class Job:
     """A coordinator, and nodes that do what they are told at once: those that are well work on."""
 
-    state: State
+    state: JobState
     now: float = 100.0
     envelopes: Counter[str] = Factory(Counter)
     told: list[tuple[str, Notice]] = Factory(list)
@@ -55,7 +64,7 @@ class Job:
     def hear(self, report: Report) -> list[Notice]:
         self.envelopes[report.node] += 1
         before = len(self.told)
-        self._go_on(Received(self.envelopes[report.node], report))
+        self._go_on(MessageReceived(self.envelopes[report.node], report))
         return [notice for node, notice in self.told[before:] if node == report.node]
 
     def wait(self, seconds: float) -> None:
@@ -105,7 +114,7 @@ class Job:
 def job(least: int = 1, most: int = 2, *healthy: str, **facts: object) -> Job:
     """A job at work on its healthy nodes."""
     rules = Rules(least, most, 3, heartbeat=HEARTBEAT, wait_for="min", **facts)  # type: ignore[arg-type]
-    made = Job(State(rules))
+    made = Job(JobState(rules))
     for node in healthy or ("n1/1-a",):
         made.join(node, address="10.0.0.9")
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from elasticlib.rendezvous.coordinator._ranks import assign, natural_key, order
+from elasticlib.rendezvous.coordinator._rank_order import assign, natural_key, order
 from elasticlib.rendezvous.protocol._messages import Descriptor
 
 

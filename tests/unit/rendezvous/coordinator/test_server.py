@@ -12,19 +12,19 @@ from elasticlib.rendezvous.coordinator._server_events import (
     Abandon,
     Action,
     Arrived,
-    Broke,
-    Close,
+    CloseServer,
     Destroyed,
     Event,
-    Heard,
+    HeartbeatsFetched,
     Interrupt,
     Load,
     Loaded,
+    OperationFailed,
     Purge,
     Save,
-    Stop,
+    ServerStopped,
 )
-from elasticlib.rendezvous.coordinator._state import Rules, State
+from elasticlib.rendezvous.coordinator._state import JobState, Rules
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
     COORDINATOR_HEARTBEAT,
@@ -53,11 +53,11 @@ from elasticlib.rendezvous.protocol._timing import INTERVAL
 
 HEARTBEAT = 10.0
 OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)
-ASKS = (Load, Receive, Read, Stop)
+ASKS = (Load, Receive, Read, ServerStopped)
 
 
 def server(*, journaled: bool = False, rules: Rules | None = None, name: str = "a") -> Server:
-    return Server("job", name, None, f"nonce of {name}", State(rules or Rules(heartbeat=HEARTBEAT)), journaled)
+    return Server("job", name, None, f"nonce of {name}", JobState(rules or Rules(heartbeat=HEARTBEAT)), journaled)
 
 
 @define
@@ -94,7 +94,7 @@ class Shell:
             if not (self.answers and actions and isinstance(read := actions[-1], Read)):
                 return self
             self.done = self.done[:-1]
-            self.server, actions = self.server.step(Heard([None for _ in read.keys]), self.now)
+            self.server, actions = self.server.step(HeartbeatsFetched([None for _ in read.keys]), self.now)
 
     def say(self, *reports: Report) -> Shell:
         """Letters come, each the next of its node."""
@@ -178,7 +178,7 @@ def test_heartbeats_are_read_in_time_and_unread_notices_written_again() -> None:
     shell.later(LOOK * HEARTBEAT)
     assert Read((heartbeat_key("b/1"),)) == shell.done[-1]
     shell.now += 3 * INTERVAL * HEARTBEAT
-    shell.hear(Heard([encode(NodeHeartbeat(1, 0, 1))]))
+    shell.hear(HeartbeatsFetched([encode(NodeHeartbeat(1, 0, 1))]))
 
     assert {mailbox_key("b/1", 0), ANNOUNCEMENT, COORDINATOR_HEARTBEAT} == {
         key for each in shell.done if isinstance(each, Write) for key in each.values
@@ -193,12 +193,12 @@ def heartbeat_in(shell: Shell) -> CoordinatorHeartbeat:
 
 def test_after_each_look_the_coordinator_says_which_heartbeats_it_has_read() -> None:
     shell = Shell(answers=False).begin().say(Join("b", OFFER))
-    shell.hear(Heard([None]))
+    shell.hear(HeartbeatsFetched([None]))
     assert HeartbeatsRead(0, "..") == heartbeat_in(shell).read
     told = []
     for count in (1, 2):
         shell.later(LOOK * HEARTBEAT)
-        shell.hear(Heard([encode(NodeHeartbeat(count, 0, 1))]))
+        shell.hear(HeartbeatsFetched([encode(NodeHeartbeat(count, 0, 1))]))
         told.append(heartbeat_in(shell).read)
 
     assert [HeartbeatsRead.of(0, [1]), HeartbeatsRead.of(0, [2])] == told
@@ -222,13 +222,13 @@ def test_a_job_is_abandoned_for_all_but_for_the_node_that_leaves() -> None:
     shell.hear(Abandon("a, which hosts the store, left", "a"))
     assert [Interrupt] == shell.kinds()
     shell.hear(Arrived(()))
-    shell.hear(Close(30.0))
+    shell.hear(CloseServer(30.0))
     assert [Interrupt] == shell.kinds()
     shell.hear(Arrived(()))
-    assert Stop not in shell.kinds()
+    assert ServerStopped not in shell.kinds()
     shell.say(Acknowledgement("b"))
 
-    assert [Stop] == shell.kinds()[-1:]
+    assert [ServerStopped] == shell.kinds()[-1:]
 
 
 def test_a_message_of_the_node_that_leaves_is_no_reason_to_wait_for_it() -> None:
@@ -238,24 +238,24 @@ def test_a_message_of_the_node_that_leaves_is_no_reason_to_wait_for_it() -> None
     shell.hear(Arrived(()))
 
     shell.say(Join("a", OFFER))
-    shell.hear(Close(30.0))
+    shell.hear(CloseServer(30.0))
     shell.hear(Arrived(()))
 
-    assert [Stop] == shell.kinds()[-1:]
+    assert [ServerStopped] == shell.kinds()[-1:]
 
 
 def test_silent_node_that_was_told_the_end_is_not_waited_for() -> None:
     shell = Shell().begin().say(Join("b", OFFER)).say(Succeeded("b", 0))
     assert shell.server.is_over()
-    shell.hear(Close(1000.0))
+    shell.hear(CloseServer(1000.0))
     shell.hear(Arrived(()))
 
     for _ in range(40):
         shell.later(LOOK * HEARTBEAT)
-        if isinstance(shell.done[-1], Stop):
+        if isinstance(shell.done[-1], ServerStopped):
             break
 
-    assert isinstance(shell.done[-1], Stop)
+    assert isinstance(shell.done[-1], ServerStopped)
     assert shell.now - 100.0 <= 2 * HEARTBEAT
 
 
@@ -266,13 +266,13 @@ def test_last_heartbeat_of_a_dead_node_is_no_sign_of_life_after_the_end() -> Non
     for _ in range(60):
         shell.later(LOOK * HEARTBEAT)
         if isinstance(read := shell.done[-1], Read):
-            shell.hear(Heard([encode(NodeHeartbeat(7, 0, 2)) for _ in read.keys]))
+            shell.hear(HeartbeatsFetched([encode(NodeHeartbeat(7, 0, 2)) for _ in read.keys]))
         written.append({key for each in shell.done if isinstance(each, Write) for key in each.values})
 
     assert {ANNOUNCEMENT, COORDINATOR_HEARTBEAT} == set().union(*written[30:])
-    shell.hear(Close(1000.0))
+    shell.hear(CloseServer(1000.0))
     shell.hear(Arrived(()))
-    assert isinstance(shell.done[-1], Stop)
+    assert isinstance(shell.done[-1], ServerStopped)
 
 
 def test_late_node_with_unknown_read_count_still_gets_the_final() -> None:
@@ -285,7 +285,7 @@ def test_late_node_with_unknown_read_count_still_gets_the_final() -> None:
         shell.later(LOOK * HEARTBEAT)
         if isinstance(read := shell.done[-1], Read):
             known = {heartbeat_key(mailbox): encode(node_heartbeat) for mailbox, node_heartbeat in heartbeats}
-            shell.hear(Heard([known.get(key) for key in read.keys]))
+            shell.hear(HeartbeatsFetched([known.get(key) for key in read.keys]))
 
     shell = Shell(server(rules=Rules(1, 2, last_call=0.0, heartbeat=HEARTBEAT)), answers=False).begin()
     look()
@@ -303,7 +303,7 @@ def test_late_node_with_unknown_read_count_still_gets_the_final() -> None:
     shell.values.clear()
 
     say(Envelope(1, Join("b", OFFER)))
-    shell.hear(Close(1000.0))
+    shell.hear(CloseServer(1000.0))
     shell.hear(Arrived(()))
     look(("b/1", NodeHeartbeat(9, 1, 1)))
 
@@ -323,7 +323,7 @@ def test_successor_tells_the_end_to_a_node_with_unknown_read_count() -> None:
     second.hear(Loaded(first.server._document(first.now)))
     while (read := second.done[-1]) and not isinstance(read, Read):
         second.later(LOOK * HEARTBEAT)
-    second.hear(Heard([encode(NodeHeartbeat(9, 1, 2)) for _ in read.keys]))
+    second.hear(HeartbeatsFetched([encode(NodeHeartbeat(9, 1, 2)) for _ in read.keys]))
 
     assert (heartbeat_key("b/1"),) == read.keys
     assert "an operator wants it" in second.notice("b", 1).why
@@ -342,16 +342,16 @@ def test_the_last_to_coordinate_deletes_the_job() -> None:
     shell = Shell(server(journaled=True)).begin().hear(Loaded(None))
     shell.say(Join("b", OFFER)).say(Succeeded("b", 0)).say(Acknowledgement("b"))
 
-    shell.hear(Close(30.0))
+    shell.hear(CloseServer(30.0))
     shell.hear(Arrived(()))
 
-    assert [Purge, Stop] == shell.kinds()[-2:]
+    assert [Purge, ServerStopped] == shell.kinds()[-2:]
 
 
 def test_a_server_that_broke_tells_everybody() -> None:
     shell = Shell().begin().say(Join("b", OFFER))
 
-    shell.hear(Broke("the coordinator failed: ZeroDivisionError()"))
+    shell.hear(OperationFailed("the coordinator failed: ZeroDivisionError()"))
 
     assert [Write, Receive] == shell.kinds()
     assert "ZeroDivisionError" in shell.notice("b", 1).why
@@ -362,7 +362,7 @@ def test_a_server_that_broke_says_again_what_may_not_have_been_written() -> None
     shell = Shell(server(journaled=True)).begin().hear(Loaded(None))
     shell.say(Join("b", OFFER))
 
-    shell.hear(Broke("the coordinator's state in the store was changed by another writer"))
+    shell.hear(OperationFailed("the coordinator's state in the store was changed by another writer"))
 
     (write,) = (action for action in shell.done if isinstance(action, Write))
     assert [mailbox_key("b/1", index) for index in (0, 1)] == list(write.values)
@@ -408,7 +408,9 @@ def test_no_course_of_events_breaks_it(data: st.DataObject, journaled: bool, nod
     asked = shell.done[-1]
     for _ in range(data.draw(st.integers(1, 30))):
         shell.now += data.draw(st.sampled_from([0.0, 0.1, 3.0, 12.0]))
-        aside = data.draw(st.sampled_from([None, None, None, Abandon("told to"), Close(5.0), Broke("?")]))
+        aside = data.draw(
+            st.sampled_from([None, None, None, Abandon("told to"), CloseServer(5.0), OperationFailed("?")])
+        )
         match asked:
             case _ if aside is not None:
                 event: Event = aside
@@ -418,7 +420,7 @@ def test_no_course_of_events_breaks_it(data: st.DataObject, journaled: bool, nod
                 heartbeats = st.sampled_from(
                     [None, b"x", encode(NodeHeartbeat(1, 0, 1)), encode(NodeHeartbeat(9, 9, 9))]
                 )
-                event = Heard([data.draw(heartbeats) for _ in keys])
+                event = HeartbeatsFetched([data.draw(heartbeats) for _ in keys])
             case _:
                 entries = data.draw(_entries)
                 event = Arrived([Posted(number, entry) for number, entry in enumerate(entries, 1)])
@@ -429,10 +431,10 @@ def test_no_course_of_events_breaks_it(data: st.DataObject, journaled: bool, nod
         assert before == facts(given)
         assert first == shell.done
         assert not any(isinstance(action, ASKS) for action in shell.done[:-1])
-        if isinstance(event, (Abandon, Close)):
+        if isinstance(event, (Abandon, CloseServer)):
             assert shell.done in ((), (Interrupt(),))
             continue
         asked = shell.done[-1]
         assert isinstance(asked, ASKS)
-        if isinstance(asked, Stop):
+        if isinstance(asked, ServerStopped):
             break

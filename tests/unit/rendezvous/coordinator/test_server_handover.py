@@ -16,8 +16,8 @@ from elasticlib.rendezvous.coordinator._coordinator import step
 from elasticlib.rendezvous.coordinator._garbage import Garbage
 from elasticlib.rendezvous.coordinator._handover import Handover, read_handover, write_handover
 from elasticlib.rendezvous.coordinator._outbox import Outbox
-from elasticlib.rendezvous.coordinator._server_events import Arrived, Close
-from elasticlib.rendezvous.coordinator._state import Received, Rules, State, Tick, WakeAt
+from elasticlib.rendezvous.coordinator._server_events import Arrived, CloseServer
+from elasticlib.rendezvous.coordinator._state import JobState, MessageReceived, Rules, Tick, WakeAt
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
@@ -257,7 +257,7 @@ def test_unknown_nodes_read_the_end_in_the_coordinators_heartbeat(spoil: Any) ->
     shell.saved = spoil(shell)
 
     shell.elect("another", Seen("nonce", 1, 1))
-    shell.tell(Close(30.0))  # the node that coordinates has read it, too
+    shell.tell(CloseServer(30.0))  # the node that coordinates has read it, too
     shell.later(5.0)
 
     heartbeats = shell.find(COORDINATOR_HEARTBEAT, "nonce")
@@ -323,11 +323,11 @@ def test_a_successor_of_any_takeover_that_a_node_can_have_seen_is_heard(epoch: i
 
 def test_empty_memory_gives_no_ranks_before_nodes_at_work_can_object() -> None:
     """A node says again who it is with its first heartbeat after a takeover, or hears nothing and stops its workers."""
-    empty = Handover("nonce", 0, State(Rules(1, 2, heartbeat=10.0)), Outbox(), Garbage())
+    empty = Handover("nonce", 0, JobState(Rules(1, 2, heartbeat=10.0)), Outbox(), Garbage())
     state = read_handover(write_handover(empty, "job", KEY, 7.0), "job", KEY, 100.0).state
     assert 110.0 == state.opens_at
 
-    state, _ = step(state, Received(1, Join("a", Descriptor(1, "trainer", ("a",), 1))), 101.0)
+    state, _ = step(state, MessageReceived(1, Join("a", Descriptor(1, "trainer", ("a",), 1))), 101.0)
     early, actions = step(state, Tick(), 109.9)
     assert (None, (WakeAt(110.0),)) == (early.round, actions)
     late, _ = step(early, Tick(), 140.0)

@@ -9,10 +9,7 @@ import pytest
 from attrs import define, evolve
 
 from elasticlib.rendezvous.coordinator._causes import ASKED_EARLY
-from elasticlib.rendezvous.coordinator._server_events import (
-    Arrived,
-    Close,
-)
+from elasticlib.rendezvous.coordinator._server_events import Arrived, CloseServer
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.protocol._codec import key_of
@@ -107,7 +104,7 @@ def test_old_heartbeats_do_not_keep_a_node_waited_for_after_the_end() -> None:
     a = store.join("a")
     store.say(Stopped("a", 0, (FAILURE,)))
     store.later(3.0, [living(store, a)])
-    store.tell(Close(300.0))
+    store.tell(CloseServer(300.0))
     old = [store.node_heartbeat(a, NodeHeartbeat(count)) for count in (1, 2)]
 
     store.later(HEARTBEAT + 3.0, [(a, old)])

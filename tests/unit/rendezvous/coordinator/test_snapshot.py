@@ -13,7 +13,15 @@ from hypothesis import given, strategies as st
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous.coordinator._coordinator import mailboxes, step
 from elasticlib.rendezvous.coordinator._handover import decode_state, encode_state
-from elasticlib.rendezvous.coordinator._state import Event, Heartbeats, Received, Rules, State, Tick, Watch
+from elasticlib.rendezvous.coordinator._state import (
+    Event,
+    Heartbeats,
+    JobState,
+    MessageReceived,
+    Rules,
+    Sightings,
+    Tick,
+)
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     Descriptor,
@@ -36,7 +44,7 @@ QUARTERS = st.integers(0, 80).map(lambda quarters: quarters / 4)
 class Course:
     """A job on its way: its state, and what it takes to go on."""
 
-    state: State
+    state: JobState
     now: float = 1000.0
     envelopes: Counter[str] = Factory(Counter)
     heartbeats: Counter[str] = Factory(Counter)
@@ -46,7 +54,7 @@ class Course:
 
     def hear(self, report: Report) -> None:
         self.envelopes[report.node] += 1
-        self.go_on(Received(self.envelopes[report.node], report))
+        self.go_on(MessageReceived(self.envelopes[report.node], report))
 
     def node_heartbeat(self, silent: str) -> None:
         self.heartbeats.update(mailbox for node, mailbox in mailboxes(self.state).items() if node != silent)
@@ -54,7 +62,7 @@ class Course:
 
 
 @st.composite
-def reports(draw: st.DrawFn, state: State) -> Report:
+def reports(draw: st.DrawFn, state: JobState) -> Report:
     node = draw(st.sampled_from(NAMES))
     number = state.round.number if state.round is not None else 0
     notes = draw(st.sampled_from([(), (NOTE,), (NOTE, evolve(NOTE, rank=3, secondary=True))]))
@@ -86,7 +94,7 @@ def courses(draw: st.DrawFn) -> Course:
         heartbeat=draw(st.sampled_from([0.0, 10.0])),
         wait_for=draw(st.sampled_from(["quiet", "min", "max"])),
     )
-    course = Course(State(rules))
+    course = Course(JobState(rules))
     for _ in range(draw(st.integers(0, 25))):
         course.now += draw(QUARTERS)
         match draw(st.sampled_from("rrrrrbt")):
@@ -107,10 +115,10 @@ def test_every_state_that_a_job_can_reach_comes_back(course: Course) -> None:
 @given(courses(), st.integers(-1000, 1000), st.data())
 def test_a_job_goes_on_under_another_clock_as_it_would_have(course: Course, skew: int, data: st.DataObject) -> None:
     copy = decode_state(encode_state(course.state, course.now), course.now + skew)
-    stayed = evolve(course.state, watch=Watch())
+    stayed = evolve(course.state, watch=Sightings())
     course.now += data.draw(QUARTERS)
     report = data.draw(reports(course.state))
-    event = Received(course.envelopes[report.node] + 1, report)
+    event = MessageReceived(course.envelopes[report.node] + 1, report)
 
     there, told_there = step(copy, event, course.now + skew)
     here, told_here = step(stayed, event, course.now)
@@ -121,11 +129,11 @@ def test_a_job_goes_on_under_another_clock_as_it_would_have(course: Course, skew
 
 
 def test_it_comes_back_that_nodes_were_forgotten() -> None:
-    assert decode_state(encode_state(State(Rules(), has_forgotten=True), 7.0), 1.0).has_forgotten
+    assert decode_state(encode_state(JobState(Rules(), has_forgotten=True), 7.0), 1.0).has_forgotten
 
 
 def test_a_new_coordinator_gives_everybody_a_full_heartbeat_time() -> None:
-    course = Course(State(Rules(2, 2, heartbeat=10.0)))
+    course = Course(JobState(Rules(2, 2, heartbeat=10.0)))
     course.node_heartbeat(silent="")
     for node in NAMES[:2]:
         course.hear(Join(node, Descriptor(1, "trainer", (node,), 1)))
@@ -143,7 +151,7 @@ def test_a_new_coordinator_gives_everybody_a_full_heartbeat_time() -> None:
 
 
 def plain(**changes: Any) -> bytes:
-    course = Course(State(Rules(2, 2)))
+    course = Course(JobState(Rules(2, 2)))
     for node in NAMES[:2]:
         course.hear(Join(node, Descriptor(1, "trainer", (node,), 1)))
     return json.dumps(json.loads(encode_state(course.state, course.now)) | changes).encode()
@@ -204,12 +212,12 @@ def test_no_changed_byte_breaks_the_decoder(data: st.DataObject) -> None:
         state = decode_state(bytes(wire), 0.0)
     except RendezvousStateError:
         return
-    assert isinstance(state, State)
+    assert isinstance(state, JobState)
 
 
 def test_a_node_costs_a_hundred_and_thirty_bytes() -> None:
     def size(count: int) -> int:
-        course = Course(State(Rules(count, count)))
+        course = Course(JobState(Rules(count, count)))
         for i in range(count):
             course.hear(Join(f"10.0.{i:03}.1/123456-1a2b3c4d", Descriptor(8, "default", (f"10.0.{i:03}.1",), 45000)))
         return len(encode_state(course.state, course.now))

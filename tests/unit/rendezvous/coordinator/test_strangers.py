@@ -17,8 +17,16 @@ from elasticlib.rendezvous.coordinator._server_events import Arrived
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session
-from elasticlib.rendezvous.node._session_events import Answer, Ask, Connect, Connected, Describe, Event, Seek
-from elasticlib.rendezvous.node._session_liveness import Limits, Tick
+from elasticlib.rendezvous.node._session_events import (
+    Ask,
+    Connected,
+    Describe,
+    Event,
+    OpenConnection,
+    OperationDone,
+    Seek,
+)
+from elasticlib.rendezvous.node._session_liveness import Limits, TimePassed
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
@@ -193,7 +201,7 @@ def test_whatever_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
     waiting: list[Event] = [Connected(1), Seek(1, "trainer")]
     for _ in range(40):
         for action in actions:
-            if isinstance(action, Connect):
+            if isinstance(action, OpenConnection):
                 asked, waiting = [], [*waiting, Connected(action.connection)]
             if isinstance(action, Ask):
                 asked.append(action)
@@ -212,9 +220,9 @@ def test_whatever_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
                     result = data.draw(found(key))
                 case Read(keys) | Update(_, keys):
                     result = [data.draw(found(key)) for key in keys]
-            event = Answer(ask.connection, ask.number, result)
+            event = OperationDone(ask.connection, ask.number, result)
         else:
-            event = Tick()
+            event = TimePassed()
         now += data.draw(st.sampled_from([0.0, 0.05, 1.0]))
         session, actions = session.step(event, now)
         session, words = session.drain()

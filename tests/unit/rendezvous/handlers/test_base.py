@@ -28,14 +28,14 @@ from elasticlib.rendezvous import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Membership, Talk, Word
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers import _round_store
 from elasticlib.rendezvous.handlers._coordinated import CoordinatedHandler
 from elasticlib.rendezvous.handlers._registry import StaticTCPRendezvous, create_handler
 from elasticlib.rendezvous.net._node_info import BoundNodeInfo
 from elasticlib.rendezvous.node._client import NodeClient
-from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
 from elasticlib.rendezvous.node._session_liveness import Limits
 from elasticlib.rendezvous.protocol._messages import Final, Leave, RankAssignment, Stopped, Succeeded
 from tests.waiting import wait_until
@@ -234,7 +234,7 @@ class Meeting:
     """Makes handlers of one job, and threads that wait for rounds."""
 
     def __init__(self, least: int = 1, most: int = 2, backend: str = "c10d", coordinated: bool = True) -> None:
-        self.job = Job(
+        self.job = NodeJob(
             run_id="job",
             node="",
             backend=backend,
@@ -248,7 +248,7 @@ class Meeting:
         )
         self.exchange = MemoryExchange()
         rules = evolve(self.job.rules, fixed_places=False, shared_store=False, heartbeat=0.0)
-        self.host = Host(self.exchange.clone(), rules, run_id="job", name="a")
+        self.host = CoordinatorHost(self.exchange.clone(), rules, run_id="job", name="a")
         if coordinated:
             self.host.start()
         self.handlers: list[CoordinatedHandler] = []
@@ -257,7 +257,7 @@ class Meeting:
         self.handlers.append(CoordinatedHandler(evolve(self.job, node=name), self.connect))
         return self.handlers[-1]
 
-    def connect(self, job: Job, *, stall: float | None = None) -> NodeClient:
+    def connect(self, job: NodeJob, *, stall: float | None = None) -> NodeClient:
         return NodeClient(
             lambda _: self.exchange.clone(),
             job.node,
@@ -445,7 +445,7 @@ def test_shutting_down_wakes_a_thread_that_waits_for_a_round() -> None:
 def test_too_few_nodes_are_a_timeout() -> None:
     meeting = Meeting(2, 2, coordinated=False)
     rules = evolve(meeting.job.rules, join_timeout=0.2, heartbeat=0.0)
-    meeting.host = Host(meeting.exchange.clone(), rules, run_id="job")
+    meeting.host = CoordinatorHost(meeting.exchange.clone(), rules, run_id="job")
     meeting.host.start()
 
     with pytest.raises(RendezvousTimeoutError, match="at least 2"):

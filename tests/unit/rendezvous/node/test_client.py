@@ -61,7 +61,7 @@ from elasticlib.rendezvous.protocol._messages import (
     encode,
 )
 from elasticlib.rendezvous.protocol._operations import Wait
-from elasticlib.rendezvous.stores._memory import MemoryExchange
+from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange
 
 LIMIT = 15.0
 NOTES = (FailureNote(0, 0, 10, 1),)
@@ -237,7 +237,7 @@ def test_a_thread_that_hears_of_its_own_work_wakes_nobody(
     monkeypatch.setattr(member, "_connection", SimpleNamespace(ask=asked.append))
     monkeypatch.setattr(member.turned, "notify_all", lambda: calls.append(None))
 
-    member.tell(events.Answer(connection, 1, None), lane)
+    member.tell(events.OperationDone(connection, 1, None), lane)
 
     assert ([ask], woken) == (asked, len(calls))
 

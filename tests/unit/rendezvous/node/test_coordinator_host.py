@@ -13,7 +13,7 @@ from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.coordinator import _coordinator
 from elasticlib.rendezvous.coordinator._server_events import Action, Event
 from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.rendezvous.node._coordinator_host import Host
+from elasticlib.rendezvous.node._coordinator_host import CoordinatorHost
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
@@ -46,7 +46,7 @@ from elasticlib.rendezvous.protocol._messages import (
 )
 from elasticlib.rendezvous.protocol._operations import Receive
 from elasticlib.rendezvous.stores._election import LeadershipLost
-from elasticlib.rendezvous.stores._memory import MemoryExchange
+from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange
 
 LIMIT = 15.0
 OFFER = Descriptor(1, "trainer", ("127.0.0.1",), 1)
@@ -98,7 +98,9 @@ class Office:
         self.key = key
         self.nonce = ""
         self.seqs: dict[str, int] = {}
-        self.host = Host(self.exchange.clone(), rules, run_id="job", name="host", key=key, state_log=state_log)
+        self.host = CoordinatorHost(
+            self.exchange.clone(), rules, run_id="job", name="host", key=key, state_log=state_log
+        )
         self.host.start()
         announcement = self.find(ANNOUNCEMENT, "")
         assert isinstance(announcement, Announcement)
@@ -412,7 +414,7 @@ def test_an_ordered_end_is_sent_though_the_host_closes_at_once() -> None:
     def say(seq: int, report: Report) -> None:
         memory.post(encode(Envelope(seq, report)))
 
-    host = Host(memory.clone(), Rules(1, 1), run_id="job", name="host")
+    host = CoordinatorHost(memory.clone(), Rules(1, 1), run_id="job", name="host")
     entered, goes_on = threading.Event(), threading.Event()
     do = host._do
 
@@ -471,7 +473,7 @@ class Deaf:
 def test_a_leader_that_breaks_and_cannot_say_so_to_nodes_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would stay the leader, and nobody would coordinate."""
     state_log = Deaf()
-    host = Host(MemoryExchange(), Rules(1, 1), run_id="job", name="host", state_log=state_log)
+    host = CoordinatorHost(MemoryExchange(), Rules(1, 1), run_id="job", name="host", state_log=state_log)
 
     def broken(state: Any, event: Any, now: float) -> Any:
         state_log.broken = True

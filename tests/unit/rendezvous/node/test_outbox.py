@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticlib.rendezvous.node._outbox import Outbox
+from elasticlib.rendezvous.node._outbox import NodeOutbox
 from elasticlib.rendezvous.node._session_events import Describe
 from elasticlib.rendezvous.protocol._messages import Descriptor, Join, Report, Stopped, Succeeded
 from elasticlib.rendezvous.protocol._progress import Seen
@@ -10,12 +10,12 @@ from elasticlib.rendezvous.protocol._progress import Seen
 SEEN = Seen("nonce", 1, 3, 77)
 
 
-def joined(outbox: Outbox) -> Outbox:
+def joined(outbox: NodeOutbox) -> NodeOutbox:
     outbox = outbox.add(Describe(1, "trainer"))
     return said(outbox.described(outbox.join_seq, Join("a", Descriptor(1, "trainer", ("a",), 1), None)))
 
 
-def said(outbox: Outbox, *reports: Report) -> Outbox:
+def said(outbox: NodeOutbox, *reports: Report) -> NodeOutbox:
     for report in reports:
         outbox = outbox.add(report)
     while outbox.next is not None:
@@ -23,12 +23,12 @@ def said(outbox: Outbox, *reports: Report) -> Outbox:
     return outbox
 
 
-def waiting(outbox: Outbox) -> list[tuple[int, type[object]]]:
+def waiting(outbox: NodeOutbox) -> list[tuple[int, type[object]]]:
     return [(each.seq, type(each.what)) for each in outbox.envelopes]
 
 
 def test_where_the_store_may_be_lost_all_is_said_again_from_the_last_request_but_one() -> None:
-    outbox = joined(said(joined(said(joined(Outbox()), Stopped("a", 1, ()))), Stopped("a", 2, ())))
+    outbox = joined(said(joined(said(joined(NodeOutbox()), Stopped("a", 1, ()))), Stopped("a", 2, ())))
 
     again = outbox.again(SEEN, all_late=True)
 
@@ -39,7 +39,7 @@ def test_where_the_store_may_be_lost_all_is_said_again_from_the_last_request_but
 
 
 def test_messages_sent_since_the_last_request_are_sent_again_in_order() -> None:
-    outbox = said(joined(Outbox()), Stopped("a", 1, ())).add(Succeeded("a", 1))
+    outbox = said(joined(NodeOutbox()), Stopped("a", 1, ())).add(Succeeded("a", 1))
 
     assert [(1, Join), (2, Stopped), (3, Succeeded)] == waiting(outbox.again(SEEN, all_late=True))
     assert [(1, Join), (3, Succeeded)] == waiting(outbox.again(SEEN))

@@ -13,7 +13,7 @@ import pytest
 
 from elasticlib.errors import RendezvousClosedError, RendezvousError
 from elasticlib.processes._wire import wait_readable
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers._dynamic import StateBackend
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _client, _coordinator_host, _runtime
@@ -45,7 +45,7 @@ class Desk:
 
 
 def runtime(**facts: Any) -> tuple[NodeRuntime, Any]:
-    made = NodeRuntime(Job(run_id="job", node="n1/1-a", backend="c10d", endpoint="127.0.0.1:29400", **facts))
+    made = NodeRuntime(NodeJob(run_id="job", node="n1/1-a", backend="c10d", endpoint="127.0.0.1:29400", **facts))
     made.member = member = Desk()  # type: ignore[assignment]
     return made, member
 
@@ -169,7 +169,7 @@ def state() -> Iterator[InMemory]:
 
 
 def shared(state: InMemory, **facts: Any) -> NodeRuntime:
-    job = Job(run_id="job", node="n1/1-a", backend="mine", endpoint="state", last_call=0.01, **facts)
+    job = NodeJob(run_id="job", node="n1/1-a", backend="mine", endpoint="state", last_call=0.01, **facts)
     return NodeRuntime(job, backend=StateBackend(state, 5.0))
 
 

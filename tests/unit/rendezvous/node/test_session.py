@@ -14,23 +14,23 @@ from elasticlib.rendezvous.node._belief import Belief
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_events import (
     Action,
-    Answer,
     Ask,
-    Close,
-    Connect,
+    CloseSession,
     Connected,
+    ConnectionLost,
     Denied,
     Describe,
     Disconnect,
     Event,
-    Hold,
     Lane,
-    Lost,
+    OpenConnection,
+    OperationDone,
     Refused,
     Seek,
+    SuspendHeartbeats,
     Tell,
 )
-from elasticlib.rendezvous.node._session_liveness import ATTEMPT, Limits, Tick
+from elasticlib.rendezvous.node._session_liveness import ATTEMPT, Limits, TimePassed
 from elasticlib.rendezvous.node._session_memory import SLICE, search
 from elasticlib.rendezvous.protocol._exchange import (
     ANNOUNCEMENT,
@@ -112,7 +112,7 @@ class Shell:
                 assert action.lane not in self.asked, f"{action} while {self.asked[action.lane]} is under way"
                 assert action.connection == self.connection
                 self.asked[action.lane] = action
-            if isinstance(action, Connect):
+            if isinstance(action, OpenConnection):
                 self.connection, self.asked = action.connection, {}
         self.done += actions
         return list(actions)
@@ -124,7 +124,7 @@ class Shell:
     def answer(self, result: Any = None, lane: Lane = Lane.SPEAK) -> list[Action]:
         """It was done."""
         ask = self.asked.pop(lane)
-        return self.hear(Answer(ask.connection, ask.number, result))
+        return self.hear(OperationDone(ask.connection, ask.number, result))
 
     def deny(self, too_large: bool = True) -> list[Action]:
         """The store will not do it."""
@@ -133,7 +133,7 @@ class Shell:
 
     def later(self, seconds: float) -> list[Action]:
         self.now += seconds
-        return self.hear(Tick())
+        return self.hear(TimePassed())
 
     def greeted(self, greeting: Announcement = GREETING) -> Shell:
         """Contact is there."""
@@ -224,7 +224,7 @@ def test_it_connects_at_once_and_waits_for_the_greeting() -> None:
 
     shell.hear(Connected(1))
 
-    assert (Connect(1, ATTEMPT),) == actions
+    assert (OpenConnection(1, ATTEMPT),) == actions
     assert isinstance(shell.what(), Wait)
     assert ANNOUNCEMENT == shell.what().key
 
@@ -273,7 +273,7 @@ def test_a_greeting_that_stays_a_scribble_ends_this_nodes_part() -> None:
 
 def test_a_job_that_has_begun_anew_is_not_this_nodes_any_more() -> None:
     shell = Shell().greeted()
-    shell.hear(Lost(1, "reset"))
+    shell.hear(ConnectionLost(1, "reset"))
 
     shell.greeted(evolve(GREETING, nonce="other", host="c"))
 
@@ -299,20 +299,20 @@ def test_a_greeting_of_another_token_or_version_is_named(greeting: bytes, token:
 def test_an_attempt_that_fails_is_made_again() -> None:
     shell = Shell()
 
-    shell.hear(Lost(1, "refused", gone=True))
+    shell.hear(ConnectionLost(1, "refused", gone=True))
     actions = shell.later(1.0)
 
-    assert [Connect(2, ATTEMPT)] == actions
+    assert [OpenConnection(2, ATTEMPT)] == actions
 
 
 def test_what_an_abandoned_connection_answers_is_not_heard() -> None:
     shell = Shell().greeted().joined()
     old = shell.asked[Lane.WATCH]
-    shell.hear(Lost(1, "reset"))
+    shell.hear(ConnectionLost(1, "reset"))
 
-    shell.hear(Answer(1, old.number, True))
+    shell.hear(OperationDone(1, old.number, True))
     shell.hear(Connected(1))
-    shell.hear(Lost(1, "again"))
+    shell.hear(ConnectionLost(1, "again"))
     shell.hear(Refused(1, RendezvousStateError("of the old one")))
 
     assert 2 == shell.connection
@@ -353,7 +353,7 @@ def test_a_message_whose_connection_broke_is_said_again_with_its_number() -> Non
     shell.hear(Tell(Leave("b", "bye")))
     first = shell.envelope()
 
-    shell.hear(Lost(1, "reset"))
+    shell.hear(ConnectionLost(1, "reset"))
     shell.greeted()
 
     assert first == shell.envelope()
@@ -460,7 +460,7 @@ def test_a_connection_that_breaks_amid_that_reads_the_end_again() -> None:
     shell = Shell().greeted().joined()
     shell.reads(refers(ENDED))
 
-    shell.hear(Lost(1, "reset"))
+    shell.hear(ConnectionLost(1, "reset"))
     shell.later(1.0)
     shell.greeted()
 
@@ -475,7 +475,7 @@ def test_a_request_that_is_said_again_brings_the_same() -> None:
     shell = Shell().greeted()
     shell.hear(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
-    shell.hear(Lost(1, "reset"))
+    shell.hear(ConnectionLost(1, "reset"))
 
     shell.greeted()
 
@@ -547,11 +547,11 @@ def test_heartbeats_begin_with_the_request_and_come_each_interval() -> None:
 def test_heartbeats_rest_while_they_are_held() -> None:
     shell = Shell().greeted().joined()
 
-    shell.hear(Hold(True))
+    shell.hear(SuspendHeartbeats(True))
     shell.later(INTERVAL * HEARTBEAT)
     asked = shell.what()
     shell.answer([None])
-    shell.hear(Hold(False))
+    shell.hear(SuspendHeartbeats(False))
 
     assert Read((COORDINATOR_HEARTBEAT,)) == asked
     assert [NODE_HEARTBEAT] == list(shell.what().values)
@@ -564,7 +564,7 @@ def test_a_node_whose_heartbeats_rest_hears_which_was_read_last() -> None:
     shell.later(INTERVAL * HEARTBEAT)
     sent = shell.now
     shell.beaten()
-    shell.hear(Hold(True))
+    shell.hear(SuspendHeartbeats(True))
 
     shell.hears(tells("c", count=9))
 
@@ -577,7 +577,7 @@ def test_a_node_without_acknowledged_heartbeats_is_fenced_and_connects_anew() ->
     shell.later(INTERVAL * HEARTBEAT)
     actions = shell.later((FENCE - INTERVAL) * HEARTBEAT + 0.1)
 
-    assert [Connect] == [type(action) for action in actions if not isinstance(action, Log)]
+    assert [OpenConnection] == [type(action) for action in actions if not isinstance(action, Log)]
     assert why_lost(shell)
     assert 100.0 + KILL * HEARTBEAT == shell.session.kill_at()
 
@@ -952,7 +952,7 @@ def test_after_standing_still_a_node_judges_by_the_time_that_it_is() -> None:
     ask = shell.asked[Lane.WATCH]
 
     shell.now += 2 * HEARTBEAT
-    shell.hear(Answer(ask.connection, ask.number, put(SEAT)))
+    shell.hear(OperationDone(ask.connection, ask.number, put(SEAT)))
 
     assert why_lost(shell)
 
@@ -987,7 +987,7 @@ def test_closing_says_what_is_to_be_said_and_parts() -> None:
     waits = shell.what(Lane.WATCH)
     shell.hear(Tell(Leave("b", "bye")))
 
-    shell.hear(Close())
+    shell.hear(CloseSession())
     assert Leave("b", "bye") == shell.envelope().report
     assert {} == shell.what().values
     shell.answer()
@@ -1001,7 +1001,7 @@ def test_closing_says_what_is_to_be_said_and_parts() -> None:
 def test_closing_while_it_connects_still_says_what_is_to_be_said() -> None:
     shell = Shell()
     shell.hear(Tell(Leave("b", "bye")))
-    shell.hear(Close())
+    shell.hear(CloseSession())
 
     shell.greeted()
     assert Leave("b", "bye") == shell.envelope().report
@@ -1010,25 +1010,25 @@ def test_closing_while_it_connects_still_says_what_is_to_be_said() -> None:
 
 
 def test_closing_while_it_connects_with_nothing_to_say_parts_at_once() -> None:
-    assert [Disconnect(1)] == Shell().hear(Close())
+    assert [Disconnect(1)] == Shell().hear(CloseSession())
 
 
 def test_closing_without_contact_is_no_reason_to_seek_it_again() -> None:
     shell = Shell()
     shell.hear(Tell(Leave("b", "bye")))
-    shell.hear(Close())
+    shell.hear(CloseSession())
 
-    assert [Disconnect(1)] == shell.hear(Lost(1, "refused"))
+    assert [Disconnect(1)] == shell.hear(ConnectionLost(1, "refused"))
 
 
 def test_who_gave_the_search_up_and_then_lost_its_last_attempt_parts_when_it_is_closed() -> None:
     shell = Shell()
     shell.now += 600.0
-    shell.hear(Lost(1, "timed out"))
+    shell.hear(ConnectionLost(1, "timed out"))
     assert shell.session.error is not None
     shell.hear(Tell(Leave("b", "bye")))
 
-    assert [Disconnect(1)] == shell.hear(Close())
+    assert [Disconnect(1)] == shell.hear(CloseSession())
 
 
 def test_a_closed_node_with_a_message_reads_a_damaged_greeting_again() -> None:
@@ -1036,7 +1036,7 @@ def test_a_closed_node_with_a_message_reads_a_damaged_greeting_again() -> None:
     shell.hear(Tell(Leave("b", "bye")))
     shell.hear(Connected(1))
     shell.answer(True)
-    shell.hear(Close())
+    shell.hear(CloseSession())
 
     shell.answer([b"scribble", None])
 
@@ -1056,7 +1056,7 @@ def ended(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("shell", "happens"),
     [
-        (Shell().greeted().joined(), lambda shell: shell.hear(Close())),
+        (Shell().greeted().joined(), lambda shell: shell.hear(CloseSession())),
         (Shell().greeted().joined(), lambda shell: shell.hear(Refused(None, RendezvousStateError("never")))),
         (Shell().greeted().joined(), ended),
         (Shell(), lambda shell: (shell.hear(Seek(2, "trainer")), shell.later(600.0))),
@@ -1094,7 +1094,7 @@ def test_a_search_that_finds_nothing_ends() -> None:
 
 def silent(shell: Shell) -> Shell:
     """The store does not answer for as long as contact is sought."""
-    shell.hear(Lost(shell.connection, "timed out", gone=False))
+    shell.hear(ConnectionLost(shell.connection, "timed out", gone=False))
     shell.later(Limits().reconnect_timeout + 1.0)
     return shell
 
@@ -1102,7 +1102,7 @@ def silent(shell: Shell) -> Shell:
 def refused(shell: Shell) -> Shell:
     """Nobody listens any more where the store was."""
     for _ in range(4):
-        shell.hear(Lost(shell.connection, "refused", gone=True))
+        shell.hear(ConnectionLost(shell.connection, "refused", gone=True))
         shell.later(1.0)
     return shell
 
@@ -1135,11 +1135,11 @@ def test_where_another_node_may_coordinate_no_store_is_gone() -> None:
 # whatever happens
 
 _events = st.one_of(
-    st.just(Tick()),
-    st.builds(Hold, st.booleans()),
+    st.just(TimePassed()),
+    st.builds(SuspendHeartbeats, st.booleans()),
     st.just(Seek(2, "trainer")),
     st.builds(Tell, st.sampled_from([Succeeded("b", 0), Failed("b", 0, ()), Stopped("b", 1, ())])),
-    st.builds(Lost, st.integers(0, 3), st.text(max_size=3), st.booleans()),
+    st.builds(ConnectionLost, st.integers(0, 3), st.text(max_size=3), st.booleans()),
     st.builds(Connected, st.integers(0, 3)),
 )
 _values = st.one_of(
@@ -1199,7 +1199,7 @@ def test_no_course_of_events_breaks_it(data: st.DataObject) -> None:
             event = data.draw(_events)
         else:
             ask = shell.asked.pop(lane)
-            event = Answer(ask.connection, ask.number, chance.to(ask.operation))
+            event = OperationDone(ask.connection, ask.number, chance.to(ask.operation))
         first = session.step(event, shell.now)[1]
         again = shell.hear(event)
 
@@ -1252,7 +1252,7 @@ def test_a_newcomer_says_which_heartbeat_lay_beside_the_greeting(beside: bytes |
 def test_a_new_coordinator_that_is_greeted_is_told_the_request_again_as_any_other() -> None:
     """Its term is noticed by a heartbeat that follows a heartbeat, wherever its first one was read."""
     shell = Shell().greeted().joined()
-    shell.hear(Lost(1, "reset"))
+    shell.hear(ConnectionLost(1, "reset"))
     shell.hear(Connected(shell.connection))
     shell.answer(True)
     shell.answer([put(GREETING), put(CoordinatorHeartbeat("nonce", (1 << EPOCH_BITS) + 1))])
@@ -1330,7 +1330,7 @@ def test_what_could_not_be_deleted_is_deleted_by_the_next_connection() -> None:
     shell.rejoined()
     shell.reads(b"")
     shell.reads(evolve(SEAT, round=1))
-    shell.hear(Lost(shell.connection, "reset"))
+    shell.hear(ConnectionLost(shell.connection, "reset"))
     shell.greeted()
 
     assert (key(1), key(0, "b/2"), NODE_HEARTBEAT) == shell.deleted()

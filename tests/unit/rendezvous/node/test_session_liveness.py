@@ -15,15 +15,15 @@ from elasticlib.rendezvous.node._session_liveness import (
     Action,
     Assigned,
     Broken,
-    Connect,
     Event,
     Fence,
     GiveUp,
     Greeted,
-    Heard,
+    HeartbeatRead,
     Limits,
+    ReplaceConnection,
     SessionLiveness,
-    Tick,
+    TimePassed,
     begin,
     is_stale,
     kill_at,
@@ -58,7 +58,7 @@ def play(contact: SessionLiveness, *events: tuple[float, Event]) -> tuple[Sessio
 def test_a_node_connects_at_once() -> None:
     _, actions = begin(LIMITS, 5.0)
 
-    assert (Connect(),) == actions
+    assert (ReplaceConnection(),) == actions
 
 
 def test_an_attempt_that_failed_is_followed_by_another_after_a_growing_pause() -> None:
@@ -71,8 +71,8 @@ def test_an_attempt_that_failed_is_followed_by_another_after_a_growing_pause() -
         assert wake is not None
         pauses.append(round(wake - now, 3))
         now = wake
-        contact, actions = step(contact, Tick(), now)
-        assert (Connect(),) == actions
+        contact, actions = step(contact, TimePassed(), now)
+        assert (ReplaceConnection(),) == actions
 
     assert [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0] == pauses
 
@@ -82,7 +82,7 @@ def test_before_the_first_contact_refusals_are_borne_until_the_join_time_is_over
     contact, done = play(contact, *((float(second), Broken("refused", gone=True)) for second in range(100)))
     assert not [action for action in done if isinstance(action, GiveUp)]
 
-    _, actions = step(contact, Tick(), 100.0)
+    _, actions = step(contact, TimePassed(), 100.0)
 
     assert [GiveUp("the job was not found, and 100 s of trying did not help: refused", closed=False)] == list(actions)
 
@@ -92,7 +92,10 @@ def test_heartbeats_that_are_acknowledged_keep_a_node_in() -> None:
 
     contact, done = play(
         contact,
-        *((3.0 * node_heartbeat, Heard(3.0 * node_heartbeat, node_heartbeat)) for node_heartbeat in range(1, 50)),
+        *(
+            (3.0 * node_heartbeat, HeartbeatRead(3.0 * node_heartbeat, node_heartbeat))
+            for node_heartbeat in range(1, 50)
+        ),
     )
 
     assert [] == done
@@ -100,59 +103,59 @@ def test_heartbeats_that_are_acknowledged_keep_a_node_in() -> None:
 
 
 def test_a_node_fences_itself_before_others_may_take_its_place() -> None:
-    contact, _ = play(live(), (3.0, Heard(3.0, 1)))
+    contact, _ = play(live(), (3.0, HeartbeatRead(3.0, 1)))
     wake = wake_at(contact)
 
     assert 10.5 == wake
-    contact, actions = step(contact, Tick(), wake)
+    contact, actions = step(contact, TimePassed(), wake)
 
     fence, connect = actions
     assert isinstance(fence, Fence)
-    assert Connect() == connect
+    assert ReplaceConnection() == connect
     assert wake + fence.grace < kill_at(contact) < 13.0  # type: ignore[operator]
 
 
 def test_the_fence_counts_from_the_sending_of_the_heartbeat_and_not_from_its_answer() -> None:
-    contact, _ = play(live(), (8.0, Heard(3.0, 1)))
+    contact, _ = play(live(), (8.0, HeartbeatRead(3.0, 1)))
 
     assert 10.5 == wake_at(contact)
 
 
 def test_a_late_answer_on_the_old_connection_counts_no_less() -> None:
-    contact, done = play(live(), (1.0, Broken("reset")), (1.5, Heard(0.9, 1)))
+    contact, done = play(live(), (1.0, Broken("reset")), (1.5, HeartbeatRead(0.9, 1)))
 
-    assert [Connect()] == done
+    assert [ReplaceConnection()] == done
     assert 0.9 == contact.acknowledged
 
 
 def test_a_fenced_node_is_told_once() -> None:
-    _, done = play(live(), *((second, Tick()) for second in (7.5, 8.0, 8.5, 10.0)))
+    _, done = play(live(), *((second, TimePassed()) for second in (7.5, 8.0, 8.5, 10.0)))
 
     assert 1 == len([action for action in done if isinstance(action, Fence)])
 
 
 def test_contact_that_came_back_is_watched_anew() -> None:
-    contact, _ = play(live(), (7.5, Tick()), (8.0, Greeted(10.0)), (8.1, Heard(8.05, 3)))
+    contact, _ = play(live(), (7.5, TimePassed()), (8.0, Greeted(10.0)), (8.1, HeartbeatRead(8.05, 3)))
 
     assert not contact.fenced
-    _, actions = step(contact, Tick(), 15.6)
-    assert [Fence] == [type(action) for action in actions if not isinstance(action, Connect)]
+    _, actions = step(contact, TimePassed(), 15.6)
+    assert [Fence] == [type(action) for action in actions if not isinstance(action, ReplaceConnection)]
 
 
 def test_contact_that_came_back_and_stays_silent_is_sought_anew() -> None:
-    contact, _ = play(live(), (7.5, Tick()), (8.0, Greeted(10.0)))
+    contact, _ = play(live(), (7.5, TimePassed()), (8.0, Greeted(10.0)))
     wake = wake_at(contact)
 
     assert wake == 15.5
-    contact, actions = step(contact, Tick(), wake)
-    assert (Connect(),) == actions
+    contact, actions = step(contact, TimePassed(), wake)
+    assert (ReplaceConnection(),) == actions
     assert not contact.live
 
 
 def test_a_broken_connection_is_renewed_at_once_and_fences_nobody() -> None:
-    contact, done = play(live(), (2.0, Broken("reset", gone=True)), (2.1, Greeted(10.0)), (2.2, Heard(2.1, 1)))
+    contact, done = play(live(), (2.0, Broken("reset", gone=True)), (2.1, Greeted(10.0)), (2.2, HeartbeatRead(2.1, 1)))
 
-    assert [Connect()] == done
+    assert [ReplaceConnection()] == done
     assert contact.live
 
 
@@ -164,7 +167,7 @@ def test_a_host_that_refuses_again_and_again_after_contact_is_gone() -> None:
         contact, actions = step(contact, Broken("node1:29400 refused", gone=True), now)
         done += actions
         now += 1.0
-        contact, actions = step(contact, Tick(), now)
+        contact, actions = step(contact, TimePassed(), now)
         done += actions
 
     (end,) = (action for action in done if isinstance(action, GiveUp))
@@ -181,11 +184,11 @@ def test_where_the_coordination_moves_a_refusal_is_no_end() -> None:
 
 
 def test_a_silent_store_is_sought_for_the_reconnect_time() -> None:
-    contact, _ = play(live(), (7.5, Tick()), (8.0, Broken("timed out")))
-    early, _ = play(contact, (67.4, Tick()))
+    contact, _ = play(live(), (7.5, TimePassed()), (8.0, Broken("timed out")))
+    early, _ = play(contact, (67.4, TimePassed()))
     assert not early.over
 
-    contact, actions = step(contact, Tick(), 67.5)
+    contact, actions = step(contact, TimePassed(), 67.5)
 
     assert contact.over
     assert GiveUp("contact with the job was lost, and 60 s of trying did not help: timed out", True) in actions
@@ -194,7 +197,7 @@ def test_a_silent_store_is_sought_for_the_reconnect_time() -> None:
 def heartbeats(until: float, **told: Any) -> Iterator[tuple[float, Event]]:
     """All that a node sends is in the store; what the coordinator says of it is *told* each time."""
     for number in range(1, int(until / 3.0) + 1):
-        yield 3.0 * number, Heard(3.0 * number, told.get("count", 6 * number), read=told.get("read"))
+        yield 3.0 * number, HeartbeatRead(3.0 * number, told.get("count", 6 * number), read=told.get("read"))
 
 
 def fences(done: list[Action]) -> list[str]:
@@ -203,11 +206,11 @@ def fences(done: list[Action]) -> list[str]:
 
 def test_what_is_in_the_store_and_was_not_read_keeps_nobody_who_has_ranks() -> None:
     """Somebody may have removed it."""
-    contact, done = play(assigned(), *heartbeats(6.0), (7.49, Tick()))
+    contact, done = play(assigned(), *heartbeats(6.0), (7.49, TimePassed()))
     assert [] == done
     assert contact.read is not None and (9.5, 7.5) == (kill_at(contact), wake_at(contact))
 
-    _, done = play(contact, (7.5, Tick()))
+    _, done = play(contact, (7.5, TimePassed()))
 
     why = "contact with the job is lost: the store has heartbeats of this node, and the job's coordinator has read none"
     assert [f"{why} for 7.5 s"] == fences(done)
@@ -216,9 +219,9 @@ def test_what_is_in_the_store_and_was_not_read_keeps_nobody_who_has_ranks() -> N
 @pytest.mark.parametrize(
     ("looks", "fenced_at"),
     [
-        (((3.1, Heard(3.0, 6, read=0.0)), (4.5, Heard(3.0, 9, read=3.0))), 10.5),
-        (((3.1, Heard(3.0, 6, read=0.0)), (4.5, Heard(3.0, 5, read=3.0))), 7.5),
-        (((4.5, Heard(3.0, 9, read=3.0)), (6.1, Heard(6.0, 12, read=0.0))), 10.5),
+        (((3.1, HeartbeatRead(3.0, 6, read=0.0)), (4.5, HeartbeatRead(3.0, 9, read=3.0))), 10.5),
+        (((3.1, HeartbeatRead(3.0, 6, read=0.0)), (4.5, HeartbeatRead(3.0, 5, read=3.0))), 7.5),
+        (((4.5, HeartbeatRead(3.0, 9, read=3.0)), (6.1, HeartbeatRead(6.0, 12, read=0.0))), 10.5),
     ],
     ids=["it was read", "an old heartbeat of the coordinator says so", "an earlier one is named later"],
 )
@@ -239,17 +242,17 @@ def test_a_silent_coordinator_fences_where_no_other_takes_over(elected: bool) ->
 
 
 def test_a_living_elected_coordinator_that_read_nothing_is_heeded() -> None:
-    contact, done = play(assigned(elected=True), *heartbeats(6.0, count=1), (6.1, Heard(6.0, 1)))
+    contact, done = play(assigned(elected=True), *heartbeats(6.0, count=1), (6.1, HeartbeatRead(6.0, 1)))
     assert 15.5 == kill_at(contact)
 
-    contact, done = play(contact, (6.5, Heard(6.0, 13)))
+    contact, done = play(contact, (6.5, HeartbeatRead(6.0, 13)))
 
     assert [] == done
     assert (7.5, 9.5) == (wake_at(contact), kill_at(contact))
 
 
 def test_ranks_are_given_back_with_what_was_known_of_contact() -> None:
-    contact = rejoin(play(assigned(), (3.1, Heard(-math.inf, 6, read=3.0)))[0])
+    contact = rejoin(play(assigned(), (3.1, HeartbeatRead(-math.inf, 6, read=3.0)))[0])
 
     assert (None, 3.0) == (contact.read, contact.acknowledged)
 
@@ -267,7 +270,7 @@ def test_a_coordinator_that_is_dead_though_its_store_answers_is_given_up(elected
     contact, now = live(elected=elected), 3.0
     done: list[Action] = []
     while not contact.over and now < 200.0:
-        for event in (Greeted(10.0), Heard(now, 1), Tick()):
+        for event in (Greeted(10.0), HeartbeatRead(now, 1), TimePassed()):
             contact, actions = step(contact, event, now)
             done += actions
         now += 3.0
@@ -282,11 +285,11 @@ def test_a_coordinator_is_judged_by_its_heartbeat_alone() -> None:
     """A node that rested saw nothing, and a message's answer does not tell of the coordinator's heartbeat."""
     contact, _ = play(
         live(elected=True),
-        (3.0, Heard(3.0, 1)),
-        (6.0, Heard(6.0, 2)),
-        (200.0, Tick()),
+        (3.0, HeartbeatRead(3.0, 1)),
+        (6.0, HeartbeatRead(6.0, 2)),
+        (200.0, TimePassed()),
         (201.0, Acknowledged(201.0)),
-        (202.0, Heard(202.0, 3)),
+        (202.0, HeartbeatRead(202.0, 3)),
     )
 
     assert not contact.over
@@ -294,9 +297,9 @@ def test_a_coordinator_is_judged_by_its_heartbeat_alone() -> None:
 
 @pytest.mark.parametrize("skew", [-1e6, 0.0, 1e6])
 def test_only_differences_of_time_count(skew: float) -> None:
-    contact, done = play(live(now=skew), (skew + 3.0, Heard(skew + 3.0, 1)), (skew + 10.5, Tick()))
+    contact, done = play(live(now=skew), (skew + 3.0, HeartbeatRead(skew + 3.0, 1)), (skew + 10.5, TimePassed()))
 
-    assert [Fence, Connect] == [type(action) for action in done]
+    assert [Fence, ReplaceConnection] == [type(action) for action in done]
     assert skew + 12.5 == kill_at(contact)
 
 
@@ -306,7 +309,7 @@ def test_without_a_heartbeat_nothing_is_awaited() -> None:
 
 def test_after_the_end_nothing_changes() -> None:
     contact, _ = begin(LIMITS, 0.0)
-    contact, _ = step(contact, Tick(), 100.0)
+    contact, _ = step(contact, TimePassed(), 100.0)
 
     assert (contact, ()) == step(contact, Greeted(10.0), 101.0)
     assert wake_at(contact) is None
@@ -322,7 +325,7 @@ def test_a_search_has_an_end_and_contact_has_none() -> None:
 @pytest.mark.parametrize("heard", [NOTHING_HEARD, (1 << 32) + 19])
 def test_a_removed_or_older_coordinators_heartbeat_is_no_sign_of_sleep(heard: int) -> None:
     """Somebody put it there: time goes on by heartbeats that grow."""
-    looks = ((3.0, Heard(3.0, (2 << 32) + 5)), (6.0, Heard(6.0, heard)))
+    looks = ((3.0, HeartbeatRead(3.0, (2 << 32) + 5)), (6.0, HeartbeatRead(6.0, heard)))
     _, done = play(live(elected=True), *looks)
 
     assert [] == done
@@ -332,17 +335,17 @@ def test_a_removed_or_older_coordinators_heartbeat_is_no_sign_of_sleep(heard: in
 @pytest.mark.parametrize("elected", [False, True])
 def test_a_heartbeat_beside_an_older_one_of_the_coordinator_does_not_count(heard: int, elected: bool) -> None:
     """Whoever hides the one may destroy the other: such a node must not run on beside its successors."""
-    contact, _ = play(live(elected=elected), (3.0, Heard(3.0, 5)))
+    contact, _ = play(live(elected=elected), (3.0, HeartbeatRead(3.0, 5)))
 
-    looks = tuple((at, Heard(at, heard)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 10.5))
+    looks = tuple((at, HeartbeatRead(at, heard)) for at in (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 10.5))
     _, done = play(contact, *looks)
 
-    assert [Fence] == [type(action) for action in done if not isinstance(action, Connect)]
+    assert [Fence] == [type(action) for action in done if not isinstance(action, ReplaceConnection)]
 
 
 @pytest.mark.parametrize(("late", "grace"), [(0.0, 1.5), (0.4, 1.1), (1.6, 0.0)])
 def test_workers_are_told_to_stop_in_the_time_that_they_have_before_they_are_killed(late: float, grace: float) -> None:
-    contact, done = play(assigned(), (7.5 + late, Tick()))
+    contact, done = play(assigned(), (7.5 + late, TimePassed()))
 
     [fence] = [action for action in done if isinstance(action, Fence)]
     assert pytest.approx(grace) == fence.grace

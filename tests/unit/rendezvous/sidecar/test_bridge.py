@@ -34,7 +34,7 @@ from elasticlib.rendezvous.protocol._messages import (
     to_plain,
 )
 from elasticlib.rendezvous.sidecar._bridge import Bridge, LogLines, error_message
-from elasticlib.rendezvous.sidecar._watch import SILENCE
+from elasticlib.rendezvous.sidecar._launcher_watch import SILENCE
 
 LIMIT = 30.0
 HEARTBEAT = 10.0

@@ -22,8 +22,8 @@ from elasticlib.errors import (
 from elasticlib.processes._programs import ChildProcess
 from elasticlib.processes._wire import Channel, Message, wait_readable
 from elasticlib.rendezvous import ContactLost, FailureNote, Final, RankAssignment, RoundEnd
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Word
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._messages import (
     Close,
     Failed,
@@ -35,8 +35,8 @@ from elasticlib.rendezvous.protocol._messages import (
     from_plain,
     to_plain,
 )
-from elasticlib.rendezvous.sidecar import _client
-from elasticlib.rendezvous.sidecar._client import SidecarClient
+from elasticlib.rendezvous.sidecar import _sidecar_client
+from elasticlib.rendezvous.sidecar._sidecar_client import SidecarClient
 
 LIMIT = 30.0
 HEARTBEAT = 1000.0
@@ -90,7 +90,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     process = Process()
-    monkeypatch.setattr(_client, "spawn", process.spawn)
+    monkeypatch.setattr(_sidecar_client, "spawn", process.spawn)
     yield process
     process.channel.close()
 
@@ -100,8 +100,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def job(heartbeat: float = HEARTBEAT, token: str | None = None, join_timeout: float = 50.0) -> Job:
-    return Job(
+def job(heartbeat: float = HEARTBEAT, token: str | None = None, join_timeout: float = 50.0) -> NodeJob:
+    return NodeJob(
         run_id="job",
         node="n1/1-a",
         backend="c10d",
@@ -143,7 +143,7 @@ def test_the_process_learns_its_job_first_and_no_secret_by_its_command(process: 
 
     first = process.heard()
 
-    assert Job(**first["job"]) == job(token="h4sh-h4sh")
+    assert NodeJob(**first["job"]) == job(token="h4sh-h4sh")
     assert "h4sh" not in "".join(process.environment.values())
     process.end()
     member.close()
@@ -517,8 +517,8 @@ def test_closing_parts_from_the_process_and_waits_for_its_end(member: SidecarCli
 
 
 def test_a_process_that_does_not_part_is_killed(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_client, "_ENDING", 0.0)
-    member = SidecarClient(Job(run_id="job", node="n", backend="c10d", endpoint="n", close_timeout=0.0))
+    monkeypatch.setattr(_sidecar_client, "_ENDING", 0.0)
+    member = SidecarClient(NodeJob(run_id="job", node="n", backend="c10d", endpoint="n", close_timeout=0.0))
 
     member.close()
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from elasticlib.rendezvous.sidecar._watch import SILENCE, SidecarWatch
+from elasticlib.rendezvous.sidecar._launcher_watch import SILENCE, SidecarWatch
 
 HEARTBEAT = 10.0
 VIGIL = SidecarWatch(HEARTBEAT, 100.0, 100.0)

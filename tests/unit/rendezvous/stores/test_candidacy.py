@@ -16,28 +16,28 @@ from elasticlib.rendezvous.stores._candidacy import (
     Acquired,
     Action,
     Await,
-    Broke,
     Candidacy,
-    Connect,
+    ConnectionBroke,
+    ConnectToStore,
     Declined,
     Done,
     Elected,
     Event,
+    FindLeader,
     Found,
     Keep,
     Lead,
-    Look,
     Over,
-    Release,
+    ReleaseLeadership,
     Renew,
     Renewed,
     Rest,
     StepDown,
 )
-from elasticlib.rendezvous.stores._keys import Hold
+from elasticlib.rendezvous.stores._keys import RenewedKey
 
 TTL = 6.0
-HOLD = Hold("leader", "a/1", 7, 1, TTL)
+HOLD = RenewedKey("leader", "a/1", 7, 1, TTL)
 
 
 @define
@@ -67,19 +67,19 @@ class Shell:
 
 
 def test_it_connects_first() -> None:
-    assert (Connect(TTL),) == Candidacy(TTL).step(Done(), 0.0)[1]
+    assert (ConnectToStore(TTL),) == Candidacy(TTL).step(Done(), 0.0)[1]
 
 
 def test_whoever_finds_the_office_taken_waits_for_a_change_and_looks_again() -> None:
     shell = Shell()
 
-    assert [Look()] == shell.hear(Done())
+    assert [FindLeader()] == shell.hear(Done())
     assert [Await(3, SLICE)] == shell.hear(Found(3, True))
-    assert [Look()] == shell.hear(Done())
+    assert [FindLeader()] == shell.hear(Done())
 
 
 def test_who_was_forestalled_looks_again() -> None:
-    assert [Look()] == Shell().hear(Done(), Found(1, False), Acquired(None))
+    assert [FindLeader()] == Shell().hear(Done(), Found(1, False), Acquired(None))
 
 
 def test_a_holder_renews_three_times_in_its_time_to_live() -> None:
@@ -103,7 +103,7 @@ def test_a_seizure_that_took_longer_than_the_term_is_none() -> None:
     shell = Shell()
     shell.hear(Done(), Found(1, False))
 
-    assert [Release(HOLD), Look()] == shell.hear(Acquired(HOLD), after=TTL)
+    assert [ReleaseLeadership(HOLD), FindLeader()] == shell.hear(Acquired(HOLD), after=TTL)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_a_term_that_ends_lets_its_holder_stand_again(renews: bool, end: Event, 
     if renews:
         shell.hear(Done(), after=TTL / 3)
 
-    assert [StepDown(why, True), Release(HOLD), Look()] == shell.hear(end, after=after)
+    assert [StepDown(why, True), ReleaseLeadership(HOLD), FindLeader()] == shell.hear(end, after=after)
     assert [Acquire(TTL)] == shell.hear(Found(9, False))
 
 
 def test_nobody_stands_again_when_the_job_is_over() -> None:
     shell = Shell().leading()
 
-    assert [StepDown("purged", False), Release(HOLD)] == shell.hear(Over("purged", last=True))
+    assert [StepDown("purged", False), ReleaseLeadership(HOLD)] == shell.hear(Over("purged", last=True))
     assert shell.candidacy.stopped
     assert [] == shell.hear(Done())
 
@@ -136,16 +136,16 @@ def test_who_cannot_coordinate_leaves_the_office_to_others_and_rests() -> None:
     shell = Shell()
     shell.hear(Done(), Found(1, False), Acquired(HOLD))
 
-    assert [Release(HOLD), Rest(PAUSE)] == shell.hear(Declined("it broke"))
-    assert [Look()] == shell.hear(Done())
+    assert [ReleaseLeadership(HOLD), Rest(PAUSE)] == shell.hear(Declined("it broke"))
+    assert [FindLeader()] == shell.hear(Done())
 
 
 def test_a_broken_connection_is_made_anew_within_what_is_left_of_the_term() -> None:
     shell = Shell().leading()
     shell.hear(Done(), after=2.0)
 
-    assert [Rest(PAUSE)] == shell.hear(Broke("reset"))
-    assert [Connect(TTL - 2.5)] == shell.hear(Done(), after=0.5)
+    assert [Rest(PAUSE)] == shell.hear(ConnectionBroke("reset"))
+    assert [ConnectToStore(TTL - 2.5)] == shell.hear(Done(), after=0.5)
     assert [Renew(HOLD)] == shell.hear(Done())
     assert [Keep(), Rest(TTL / 3)] == shell.hear(Renewed(True))
 
@@ -153,10 +153,10 @@ def test_a_broken_connection_is_made_anew_within_what_is_left_of_the_term() -> N
 def test_without_a_connection_nothing_is_released_when_the_term_ends() -> None:
     shell = Shell().leading()
     shell.hear(Done(), after=2.0)
-    shell.hear(Broke("reset"))
+    shell.hear(ConnectionBroke("reset"))
 
     told = StepDown("the lease was not renewed for 6 s", True)
-    assert [told, Connect(TTL)] == shell.hear(Done(), after=TTL)
+    assert [told, ConnectToStore(TTL)] == shell.hear(Done(), after=TTL)
 
 
 @pytest.mark.parametrize("last", [Done(), Over("it resigned")])
@@ -167,13 +167,13 @@ def test_node_that_closes_while_it_leads_resigns(last: Event) -> None:
     end = shell.hear(last)
 
     assert [False] == [action.is_news for action in end if isinstance(action, StepDown)]
-    assert [Release(HOLD)] == end[1:]
+    assert [ReleaseLeadership(HOLD)] == end[1:]
     assert shell.candidacy.stopped
 
 
 @pytest.mark.parametrize(
     ("taken", "event", "done"),
-    [(False, Acquired(HOLD), [Release(HOLD)]), (True, Done(), [])],
+    [(False, Acquired(HOLD), [ReleaseLeadership(HOLD)]), (True, Done(), [])],
     ids=["acquires", "waits"],
 )
 def test_a_node_that_closes_while_it(taken: bool, event: Event, done: list[Action]) -> None:
@@ -190,7 +190,7 @@ def test_a_node_that_closes_while_it(taken: bool, event: Event, done: list[Actio
 def test_no_course_of_events_leads_past_the_term_or_to_idleness(data: Any) -> None:
     """Whatever the store answers and whenever: one thing is under way, and a term is that of a hold in its time."""
     shell = Shell()
-    asked: Action = Connect(TTL)
+    asked: Action = ConnectToStore(TTL)
     elected = False
     for _ in range(data.draw(st.integers(1, 40))):
         if data.draw(st.integers(0, 30)) == 0:
@@ -216,11 +216,11 @@ def test_no_course_of_events_leads_past_the_term_or_to_idleness(data: Any) -> No
 
 
 ANSWERS: dict[type, tuple[Event, ...]] = {
-    Connect: (Done(), Broke("refused")),
-    Look: (Found(1, True), Found(2, False), Broke("reset")),
-    Await: (Done(), Broke("reset")),
-    Acquire: (Acquired(HOLD), Acquired(None), Broke("reset")),
+    ConnectToStore: (Done(), ConnectionBroke("refused")),
+    FindLeader: (Found(1, True), Found(2, False), ConnectionBroke("reset")),
+    Await: (Done(), ConnectionBroke("reset")),
+    Acquire: (Acquired(HOLD), Acquired(None), ConnectionBroke("reset")),
     Lead: (Elected(), Declined("no")),
-    Renew: (Renewed(True), Renewed(False), Broke("reset")),
+    Renew: (Renewed(True), Renewed(False), ConnectionBroke("reset")),
     Rest: (Done(), Over("turned down"), Over("purged", last=True)),
 }

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import ConfigError
-from elasticlib.rendezvous._job import Job
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._exchange import parts
 from elasticlib.rendezvous.stores._keys import component
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
@@ -18,7 +18,7 @@ from elasticlib.rendezvous.stores.etcd._v3 import _BYTES, _OPERATIONS
 
 
 def backend(endpoint: str = "h:1", run_id: str = "run", heartbeat: float = 10.0, **options: Any) -> EtcdBackend:
-    job = Job(run_id=run_id, node="n", backend="etcd", endpoint=endpoint, heartbeat=heartbeat, options=options)
+    job = NodeJob(run_id=run_id, node="n", backend="etcd", endpoint=endpoint, heartbeat=heartbeat, options=options)
     return EtcdBackend(job)
 
 
@@ -47,7 +47,7 @@ def test_a_bad_endpoint_is_refused_before_anything_waits(endpoint: str, why: str
 
 def test_another_back_end_s_job_is_refused() -> None:
     with pytest.raises(ConfigError, match="rdzv_backend='c10d' is none of etcd, etcd-v2, etcd-v3"):
-        EtcdBackend(Job(run_id="run", node="n", backend="c10d", endpoint="h:1"))
+        EtcdBackend(NodeJob(run_id="run", node="n", backend="c10d", endpoint="h:1"))
 
 
 @pytest.mark.parametrize("name", ["ssl_cert", "ssl_cert_key", "ca_cert"])

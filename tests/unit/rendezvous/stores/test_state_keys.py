@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous.stores._election import LeadershipLost
-from elasticlib.rendezvous.stores._keys import Hold
+from elasticlib.rendezvous.stores._keys import RenewedKey
 from elasticlib.rendezvous.stores._state_document import Document, decode_document
 from elasticlib.rendezvous.stores._state_keys import LONGEST, SHORTEST, RendezvousBackend, SharedState, StateKeys
 from tests.unit.untrusted import spoiled, strange
@@ -66,7 +66,7 @@ def node(backend: Backend, clock: Clock) -> StateKeys:
     return StateKeys(SharedState(backend, clock))
 
 
-def seized(keys: StateKeys) -> Hold:
+def seized(keys: StateKeys) -> RenewedKey:
     hold = keys.seize("/leader", "a", TTL)
     assert hold is not None
     return hold

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from elasticlib.workers.child import _announcing
-from elasticlib.workers.child._announcing import Notices, Outcome, announce, await_release
+from elasticlib.workers.child._announcing import Notices, ProgramOutcome, announce, await_release
 from elasticlib.workers.child._start_spec import Handed
 
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_announcement_are_left_out(data: bytes) -> None:
     for pid, outcome, status in Notices().take(data):
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, ProgramOutcome)
         assert struct.pack("!iBi", pid, outcome, status) in data
 
 
@@ -52,10 +52,10 @@ def test_only_the_worker_itself_announces() -> None:
     facts = os.fstat(writing)
     here = (facts.st_dev, facts.st_ino)
     handed = handed_with(notices=writing, notices_identity=here)
-    announce(replace(handed, pid=os.getpid() + 1), Outcome.RAISED, 1)
-    announce(replace(handed, pid=os.getpid()), Outcome.RETURNED, 0)
+    announce(replace(handed, pid=os.getpid() + 1), ProgramOutcome.RAISED, 1)
+    announce(replace(handed, pid=os.getpid()), ProgramOutcome.RETURNED, 0)
 
-    assert [(os.getpid(), Outcome.RETURNED, 0)] == list(Notices().take(os.read(reading, 100)))
+    assert [(os.getpid(), ProgramOutcome.RETURNED, 0)] == list(Notices().take(os.read(reading, 100)))
     os.close(reading)
     os.close(writing)
 
@@ -72,8 +72,8 @@ def test_report_through_the_pipe_is_whole_however_it_is_read(sizes: list[int], r
         for begin in range(0, size, _announcing._PIECE):
             count = min(_announcing._PIECE, size - begin)
             data += _announcing._NOTICE.pack(pid, _announcing._POURED, count) + bytes([pid]) * count
-            data += _announcing._NOTICE.pack(99, Outcome.ENDED, 0)
-        data += _announcing._NOTICE.pack(pid, Outcome.RETURNED, 0)
+            data += _announcing._NOTICE.pack(99, ProgramOutcome.ENDED, 0)
+        data += _announcing._NOTICE.pack(pid, ProgramOutcome.RETURNED, 0)
     notices, place, turn = _announcing.Notices(), 0, 0
     while place < len(data):
         piece, turn = data[place : place + reads[turn % len(reads)]], turn + 1
@@ -88,4 +88,4 @@ def test_what_others_write_into_the_pipe_is_left_out() -> None:
     notices = _announcing.Notices()
 
     assert [] == list(notices.take(b"a line of the user's program\n"))
-    assert [(7, Outcome.ENDED, 3)] == list(notices.take(_announcing._NOTICE.pack(7, Outcome.ENDED, 3)))
+    assert [(7, ProgramOutcome.ENDED, 3)] == list(notices.take(_announcing._NOTICE.pack(7, ProgramOutcome.ENDED, 3)))

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import ConfigError
-from elasticlib.workers.child import _progress
-from elasticlib.workers.child._progress import Board, attach, progress
+from elasticlib.workers.child import _worker_progress
+from elasticlib.workers.child._worker_progress import Board, attach, progress
 
 
 @pytest.fixture
 def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
     """That of two workers; this process is the second."""
     found = Board(2)
-    monkeypatch.setattr(_progress, "_slot", None)
+    monkeypatch.setattr(_worker_progress, "_slot", None)
     monkeypatch.setattr(os, "register_at_fork", lambda **hooks: None)
     attach(os.dup(found.fileno()), 1)
     yield found
@@ -92,7 +92,7 @@ def test_a_new_round_begins_with_nothing_told(board: Board) -> None:
 
 
 def test_outside_a_job_it_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_progress, "_slot", None)
+    monkeypatch.setattr(_worker_progress, "_slot", None)
 
     progress(1, total=2, loss="not even a number")  # type: ignore[arg-type]
 
@@ -110,7 +110,7 @@ def test_a_worker_may_write_anything_there(junk: bytes, place: int) -> None:
 
 @pytest.mark.parametrize("when", [math.nan, math.inf, -1.0])
 def test_a_time_that_is_none_was_never_told(board: Board, when: float) -> None:
-    _progress._HEAD.pack_into(board._memory, 0, 1, 2, when, 0, 0)
+    _worker_progress._HEAD.pack_into(board._memory, 0, 1, 2, when, 0, 0)
 
     assert board.read(0) is None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.workers.child._results import pack_exception, pack_result, unpack_exception
+from elasticlib.workers.child._result_pickles import pack_exception, pack_result, unpack_exception
 
 
 @pytest.fixture

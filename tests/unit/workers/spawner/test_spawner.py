@@ -17,8 +17,8 @@ from elasticlib import processes
 from elasticlib.processes import _reaper
 from elasticlib.processes._wire import Channel, Message, wait_readable
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._announcing import Outcome
-from elasticlib.workers.child._exiting import Course, Stage
+from elasticlib.workers.child._announcing import ProgramOutcome
+from elasticlib.workers.child._exiting import ExitCourse, Stage
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts
 from elasticlib.workers.spawner._detached import Detached
@@ -83,7 +83,7 @@ class Yard:
 
     def worker(self, rank: int) -> WorkerProcess:
         pid = self.process()
-        live = WorkerProcess(self.spawner._round, rank, pid, processes.handle_of(pid), Left(), Course())
+        live = WorkerProcess(self.spawner._round, rank, pid, processes.handle_of(pid), Left(), ExitCourse())
         self.spawner._live[rank] = live
         self.spawner._selector.register(live.handle, selectors.EVENT_READ, lambda: self.spawner._ended(live))
         return live
@@ -449,7 +449,7 @@ def test_a_lease_that_may_be_shortened_is_looked_at_before_it_is_over(
     assert waits[1] is not None and 0.0 <= waits[1] < 0.01
 
 
-def announced(yard: Yard, live: WorkerProcess, outcome: Outcome, status: int) -> None:
+def announced(yard: Yard, live: WorkerProcess, outcome: ProgramOutcome, status: int) -> None:
     """Have *live* announce the outcome of its program, as its process would."""
     writing = yard.spawner._notices[1]
     os.write(writing, struct.pack("!iBi", live.pid, outcome, status))
@@ -459,7 +459,7 @@ def announced(yard: Yard, live: WorkerProcess, outcome: Outcome, status: int) ->
 def test_a_failure_is_told_when_it_is_announced_with_its_report(yard: Yard) -> None:
     live = yard.worker(1)
 
-    announced(yard, live, Outcome.RAISED, 1)
+    announced(yard, live, ProgramOutcome.RAISED, 1)
 
     assert yard.said() == [{"op": "failed", "round": -1, "local_rank": 1, "pid": live.pid, "exitcode": 1}]
 
@@ -467,18 +467,18 @@ def test_a_failure_is_told_when_it_is_announced_with_its_report(yard: Yard) -> N
 def test_a_store_that_ends_is_needed_unless_all_programs_have_ended_well(yard: Yard) -> None:
     """Their status is final, whatever is left to do for their processes; those of other nodes may need it."""
     done, works = yard.worker(0), yard.worker(1)
-    announced(yard, done, Outcome.ENDED, 0)
+    announced(yard, done, ProgramOutcome.ENDED, 0)
     yard.spawner._store_ended("killed", 7, -9)
     assert [("store", True)] == [(message["op"], message["needed"]) for message in yard.said()]
 
-    os.write(yard.spawner._notices[1], struct.pack("!iBi", works.pid, Outcome.RETURNED, 0))
+    os.write(yard.spawner._notices[1], struct.pack("!iBi", works.pid, ProgramOutcome.RETURNED, 0))
     yard.spawner._store_ended("killed", 7, -9)
 
     assert [("store", False)] == [(message["op"], message["needed"]) for message in yard.said()]
 
 
-@pytest.mark.parametrize(("outcome", "told"), [(Outcome.ENDED, True), (Outcome.FINAL, False)])
-def test_a_stop_does_not_end_whose_status_is_final(yard: Yard, outcome: Outcome, told: bool) -> None:
+@pytest.mark.parametrize(("outcome", "told"), [(ProgramOutcome.ENDED, True), (ProgramOutcome.FINAL, False)])
+def test_a_stop_does_not_end_whose_status_is_final(yard: Yard, outcome: ProgramOutcome, told: bool) -> None:
     live = yard.worker(0)
     announced(yard, live, outcome, 0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
@@ -490,7 +490,7 @@ def test_a_stop_does_not_end_whose_status_is_final(yard: Yard, outcome: Outcome,
 
 def test_a_stop_after_a_failure_spares_who_has_failed(yard: Yard) -> None:
     failed, other = yard.worker(0), yard.worker(1)
-    announced(yard, failed, Outcome.RAISED, 1)
+    announced(yard, failed, ProgramOutcome.RAISED, 1)
 
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0, spare=True)
 
@@ -500,7 +500,7 @@ def test_a_stop_after_a_failure_spares_who_has_failed(yard: Yard) -> None:
 def test_who_lives_on_is_told_of_and_ends_with_the_status_of_its_program(yard: Yard) -> None:
     """Its threads' stacks are asked for, then it is stopped."""
     live = yard.worker(0)
-    announced(yard, live, Outcome.CLOSING, 0)
+    announced(yard, live, ProgramOutcome.CLOSING, 0)
     os.write(live.left.faults, b"stacks")
 
     while not yard.sent:
@@ -517,7 +517,7 @@ def test_last_running_worker_is_reported_once_all_others_ended_well(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, last, other = yard.worker(0), yard.worker(1), yard.worker(2)
-    monkeypatch.setattr(Course, "exitcode", lambda *_: 0)
+    monkeypatch.setattr(ExitCourse, "exitcode", lambda *_: 0)
     yard.end(first)
     yard.out_of_time()
     assert last.course.stage is other.course.stage is Stage.RUNS
@@ -538,7 +538,7 @@ def test_functions_that_have_returned_are_released_when_all_have(yard: Yard) -> 
     first, last, other = yard.worker(0), yard.worker(1), yard.worker(2)
 
     for each in first, last:
-        announced(yard, each, Outcome.RETURNED, 0)
+        announced(yard, each, ProgramOutcome.RETURNED, 0)
     assert [first.course.waits(), last.course.waits(), wait_readable([released], 0)] == [True, True, set()]
     assert other.course.stage is Stage.LAST_RUNS
     yard.end(other)  # without a word
@@ -555,7 +555,7 @@ def test_stop_releases_returned_functions_and_signals_only_handlers(
     yard.spawner._release.begin_round()
     released, _ = yard.spawner._release.for_workers()
     returned, runs = yard.worker(0), yard.worker(1)
-    announced(yard, returned, Outcome.RETURNED, 0)
+    announced(yard, returned, ProgramOutcome.RETURNED, 0)
 
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
@@ -588,7 +588,7 @@ def test_who_runs_on_after_a_failure_is_not_told_of(yard: Yard) -> None:
 
 def test_announcements_of_strangers_are_left_out(yard: Yard) -> None:
     yard.worker(0)
-    os.write(yard.spawner._notices[1], struct.pack("!iBi", 1, Outcome.RAISED, 1) + b"and more")
+    os.write(yard.spawner._notices[1], struct.pack("!iBi", 1, ProgramOutcome.RAISED, 1) + b"and more")
 
     yard.spawner._hear()
 

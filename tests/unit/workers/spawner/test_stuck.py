@@ -13,19 +13,19 @@ import pytest
 
 from elasticlib.processes import _reaper
 from elasticlib.workers.spawner import _stuck
-from elasticlib.workers.spawner._stuck import INTERVAL, STUCK, STUCK_WITH_HANDLERS, Look, Stop
+from elasticlib.workers.spawner._stuck import INTERVAL, STUCK, STUCK_WITH_HANDLERS, RoundStop, UnhandledSignal
 from tests.waiting import wait_until
 
 LIMIT = 30.0
-WAITS = Look(cpu=1.0, sleeps=True, own_handler=False)
-HANDLES = Look(cpu=1.0, sleeps=True, own_handler=True)
+WAITS = UnhandledSignal(cpu=1.0, sleeps=True, own_handler=False)
+HANDLES = UnhandledSignal(cpu=1.0, sleeps=True, own_handler=True)
 
 
 def killed(
-    looks: Callable[[float], dict[int, Look | None]], until: float, *, restart_waits: bool = False
+    looks: Callable[[float], dict[int, UnhandledSignal | None]], until: float, *, restart_waits: bool = False
 ) -> list[tuple[float, int]]:
     """When which rank is to be killed, where each look finds what *looks* says; a killed one is gone."""
-    stop, now, found = Stop(signal.SIGINT, 0.0, restart_waits), 0.0, list[tuple[float, int]]()
+    stop, now, found = RoundStop(signal.SIGINT, 0.0, restart_waits), 0.0, list[tuple[float, int]]()
     while now < until:
         now = stop.next_look
         gone = {rank for _, rank in found}
@@ -62,13 +62,13 @@ def test_a_program_with_a_handler_of_its_own_has_more_time() -> None:
 @pytest.mark.parametrize(
     "at_work",
     [
-        lambda now: Look(now, sleeps=True, own_handler=False),
-        lambda now: Look(1.0, sleeps=False, own_handler=False),
-        lambda now: Look(1.0, sleeps=int(now) % 2 == 0, own_handler=False),
+        lambda now: UnhandledSignal(now, sleeps=True, own_handler=False),
+        lambda now: UnhandledSignal(1.0, sleeps=False, own_handler=False),
+        lambda now: UnhandledSignal(1.0, sleeps=int(now) % 2 == 0, own_handler=False),
     ],
     ids=["uses the processor", "waits for a disk", "waits for a disk now and then"],
 )
-def test_native_code_that_is_at_work_is_left_alone(at_work: Callable[[float], Look]) -> None:
+def test_native_code_that_is_at_work_is_left_alone(at_work: Callable[[float], UnhandledSignal]) -> None:
     assert [] == killed(lambda now: {0: WAITS, 1: at_work(now)}, until=20.0)
 
 
@@ -89,7 +89,7 @@ def test_a_wait_that_looks_about_now_and_then_is_a_wait() -> None:
     ],
     ids=["its bytes grow", "has a file open"],
 )
-def test_one_that_writes_keeps_its_whole_time(writes: Callable[[float], Look], restart_waits: bool) -> None:
+def test_one_that_writes_keeps_its_whole_time(writes: Callable[[float], UnhandledSignal], restart_waits: bool) -> None:
     assert [] == killed(lambda now: {0: writes(now)}, until=60.0, restart_waits=restart_waits)
 
 
@@ -104,7 +104,7 @@ def test_last_waiting_worker_is_not_killed_beside_one_that_writes() -> None:
 def test_bytes_that_grow_keep_the_time_of_all_but_where_a_restart_waits() -> None:
     """They may be a checkpoint for which the others wait; the next round does not wait for those."""
 
-    def looks(now: float) -> dict[int, Look | None]:
+    def looks(now: float) -> dict[int, UnhandledSignal | None]:
         return {0: dataclasses.replace(WAITS, written=int(now * 100)), 1: WAITS, 2: WAITS}
 
     assert [] == killed(looks, until=60.0)

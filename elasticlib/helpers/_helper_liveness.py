@@ -32,7 +32,7 @@ STOPPED, TRACED, SLEEPS = "T", "t", "S"
 """State letters of the kernel's (``/proc/PID/stat``)."""
 
 
-class Act(enum.Enum):
+class HelperAction(enum.Enum):
     """What must be done about a helper."""
 
     WAKE = "continue it"
@@ -57,7 +57,7 @@ class AwakeTime:
 
 
 @frozen
-class Look:
+class HelperLook:
     """What is seen of a helper at one moment."""
 
     state: str
@@ -68,7 +68,7 @@ class Look:
     """Whether it has not answered what it was asked."""
 
 
-Step: TypeAlias = "tuple[Liveness, Act | None]"
+Step: TypeAlias = "tuple[Liveness, HelperAction | None]"
 
 
 @frozen
@@ -82,10 +82,10 @@ class Liveness:
     silent: float = 0.0
     """Seconds for which it slept and did not answer."""
     turns: int = -1
-    acted: Act | None = None
+    acted: HelperAction | None = None
     """What was done about it last, since it was well."""
 
-    def step(self, look: Look, passed: float | None, alone: bool) -> Step:
+    def step(self, look: HelperLook, passed: float | None, alone: bool) -> Step:
         """
         Return what is known after a *look*, and what must be done.
 
@@ -116,17 +116,17 @@ class Liveness:
             return self, None
         return evolve(self, acted=act), act
 
-    def _slept(self, look: Look) -> bool:
+    def _slept(self, look: HelperLook) -> bool:
         """Return whether it waits for something else than a CPU or a disk, and has got no CPU since the last look."""
         return look.state == SLEEPS and look.turns == self.turns
 
-    def _due(self) -> Act | None:
+    def _due(self) -> HelperAction | None:
         if max(self.stopped, self.silent) >= REPLACE_AFTER:
-            return Act.REPLACE
+            return HelperAction.REPLACE
         if self.stopped >= WAKE_AFTER:
-            return Act.WAKE
+            return HelperAction.WAKE
         if self.traced >= WAKE_AFTER:
-            return Act.REPORT_DEBUGGER
+            return HelperAction.REPORT_DEBUGGER
         return self.acted
 
 

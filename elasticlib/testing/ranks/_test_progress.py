@@ -14,7 +14,7 @@ from elasticlib.errors import ChildFailedError
 from elasticlib.processes import Message
 from elasticlib.stacks import ranks_text
 from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder, _told
-from elasticlib.testing.ranks._call import Outcome
+from elasticlib.testing.ranks._rank_call import RankOutcome
 
 _AFTER_FIRST = 1.0
 """Seconds that ranks have, once another one has failed or skipped, to end by themselves."""
@@ -23,15 +23,15 @@ _AFTER_LOST = 10.0
 
 
 @define
-class Progress:
+class TestProgress:
     """One test under way."""
 
     size: int
     """How many ranks it has."""
     until: float
     """When it has to be over."""
-    outcomes: dict[int, Outcome] = field(factory=dict)
-    reports: dict[int, _failed.Told] = field(factory=dict)
+    outcomes: dict[int, RankOutcome] = field(factory=dict)
+    reports: dict[int, _failed.RankFailure] = field(factory=dict)
     notes: list[str] = field(factory=list)
     collectives: dict[int, dict[str, _collectives.At]] = field(factory=dict)
     """By rank and process group, at which collectives ranks were just before the limit."""
@@ -49,7 +49,7 @@ class Progress:
         self.collectives.clear()
         self.until += seconds
 
-    def add(self, rank: int, outcome: Outcome, now: float) -> None:
+    def add(self, rank: int, outcome: RankOutcome, now: float) -> None:
         """Take the outcome of *rank*, which ended by itself; after a failure the others have little time."""
         self.outcomes[rank] = outcome
         failure = outcome.failure
@@ -87,7 +87,7 @@ class Progress:
         own = _blocked.blocked(late[min(late)]).own()
         file, line = ("", 0) if own is None else (own.file, own.line)
         for rank in late:
-            self.reports[rank] = _failed.Told(message, file, line, "\n".join(lines), TimeoutError(message))
+            self.reports[rank] = _failed.RankFailure(message, file, line, "\n".join(lines), TimeoutError(message))
 
     # What has come of it.
 

@@ -20,7 +20,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @frozen
-class Share:
+class GpuShare:
     """The part of the machine's GPUs that a job has."""
 
     owner: str
@@ -67,7 +67,7 @@ def choose(
     requested: Sequence[int | str] | None,
     workers: int | str,
     seen: tuple[str, ...] | None,
-    others: Iterable[Share],
+    others: Iterable[GpuShare],
     *,
     may_share: bool,
     names: Mapping[str, str] = _NONE,
@@ -87,7 +87,7 @@ def choose(
     return _choose_free(workers, seen, owners, names)
 
 
-def _owners(others: Iterable[Share], names: Mapping[str, str], *, may_share: bool) -> dict[str, str]:
+def _owners(others: Iterable[GpuShare], names: Mapping[str, str], *, may_share: bool) -> dict[str, str]:
     """Return who has each GPU, by its one name, without those that may be shared."""
     owners: dict[str, str] = {}
     for share in others:

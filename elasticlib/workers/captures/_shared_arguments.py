@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from elasticlib.workers.child._buffers import Memory
-from elasticlib.workers.child.program import _sharing
+from elasticlib.workers.child.program import _shared_handles
 
 _PLAIN = (types.MethodType, functools.partial, type(list.append), type(int.__add__))
 """Kinds for which multiprocessing has reducers, and which any pickler sends."""
@@ -30,7 +30,7 @@ _COPIED = (io.IOBase, tempfile.SpooledTemporaryFile)
 class _Spawning:
     """What multiprocessing's objects find while they are pickled: the process that they are sent to, as they think."""
 
-    DupFd = _sharing.Descriptor
+    DupFd = _shared_handles.SharedDescriptor
 
     def __init__(self, shared: list[Memory]) -> None:
         self._shared = shared
@@ -67,10 +67,10 @@ def reduced(obj: Any) -> Any:
     if reducer is not None and kind not in _PLAIN and reducer.__module__.startswith("multiprocessing."):
         make, *parts = reducer(obj)
         # multiprocessing's own way leaves the descriptor open for as long as the worker lives.
-        return (_sharing.arena if make.__name__ == "rebuild_arena" else make, *parts)
+        return (_shared_handles.arena if make.__name__ == "rebuild_arena" else make, *parts)
     name_in_torch = _NAMES_IN_TORCH.get((kind.__module__, kind.__name__))
     if name_in_torch is not None:
-        return _sharing.of_torch, (name_in_torch(obj),)
+        return _shared_handles.of_torch, (name_in_torch(obj),)
     if _takes_numbers_along(obj):
         raise TypeError(
             "it holds descriptors of this process, whose numbers are others' in a worker: send a connection, a socket, "
@@ -116,7 +116,7 @@ def _says_how_it_travels(kind: type) -> bool:
     return any(getattr(kind, name, None) is not getattr(object, name, None) for name in names)
 
 
-def family(shared: list[Memory]) -> _sharing.Family:
+def family(shared: list[Memory]) -> _shared_handles.Family:
     """What workers have from this process as those of multiprocessing do; *shared* gets the tracker's descriptor."""
     module: Any = sys.modules.get("multiprocessing.resource_tracker")
     descriptor = None if module is None else module._resource_tracker._fd
@@ -124,8 +124,8 @@ def family(shared: list[Memory]) -> _sharing.Family:
     if descriptor is not None:
         # The program has closed it.
         with contextlib.suppress(OSError):
-            tracker = _sharing.Descriptor(_Spawning(shared).duplicate_for_child(descriptor))
-    return _sharing.Family(bytes(multiprocessing.process.current_process().authkey), tracker)
+            tracker = _shared_handles.SharedDescriptor(_Spawning(shared).duplicate_for_child(descriptor))
+    return _shared_handles.Family(bytes(multiprocessing.process.current_process().authkey), tracker)
 
 
 # torch's operators and classes.

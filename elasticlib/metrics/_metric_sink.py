@@ -8,7 +8,7 @@ nobody listens to the group, nothing is made.
 from __future__ import annotations
 
 from elasticlib import records
-from elasticlib.metrics._streams import AGENTS, MetricHandler, MetricStream, NullMetricHandler, getStream
+from elasticlib.metrics._metric_streams import AGENTS, MetricHandler, MetricStream, NullMetricHandler, getStream
 
 _AGENT = "SimpleElasticAgent"
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from elasticlib.testing.ranks import _asked
-from elasticlib.testing.ranks._asked import Asked, MarkError
+from elasticlib.testing.ranks._asked import MarkError, RankOptions
 
 _SIZE = "world_size"
-_DEFAULTS = pytest.StashKey[Asked]()
+_DEFAULTS = pytest.StashKey[RankOptions]()
 
 
-def defaults(config: pytest.Config) -> Asked:
+def defaults(config: pytest.Config) -> RankOptions:
     """The settings. Raises ``pytest.UsageError``."""
     if _DEFAULTS not in config.stash:
         try:
@@ -32,7 +32,9 @@ def defaults(config: pytest.Config) -> Asked:
                     raise MarkError(f"elastic_{name} = {text}: it must be a number") from None
             group = config.getini("elastic_group")
             found["group"] = None if str(group).lower() == "none" else group
-            config.stash[_DEFAULTS] = _asked.checked_options("settings elastic_* of pytest", Asked(), found, known())
+            config.stash[_DEFAULTS] = _asked.checked_options(
+                "settings elastic_* of pytest", RankOptions(), found, known()
+            )
         except MarkError as error:
             raise pytest.UsageError(str(error)) from None
     return config.stash[_DEFAULTS]
@@ -69,7 +71,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(_SIZE, sizes, indirect=True, ids=[f"nproc={size}" for size in sizes])
 
 
-def wanted_by(item: Any) -> Asked:
+def wanted_by(item: Any) -> RankOptions:
     options = _options(item)
     size = getattr(getattr(item, "callspec", None), "params", {}).get(_SIZE)
     sizes = _asked.sizes(item.nodeid, options.get("nproc", defaults(item.config).nproc))

@@ -18,11 +18,11 @@ from attrs import evolve
 from elasticlib.errors import ConfigError
 from elasticlib.rendezvous import _choice
 from elasticlib.rendezvous._choice import Choice, PlugIn, Private
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import Requests
 from elasticlib.rendezvous._names import host_name, node_name
-from elasticlib.rendezvous._options import ETCD_BACKENDS
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous._own_token import token_of
+from elasticlib.rendezvous._rdzv_options import ETCD_BACKENDS
 from elasticlib.spec import TOKEN_VARIABLE, LaunchConfig
 
 _log = logging.getLogger("elasticlib")
@@ -37,7 +37,7 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
         token=config.token or os.environ.get(TOKEN_VARIABLE) or None,
         index=_choice.scheduler_index(os.environ),
     )
-    if not isinstance(choice, Job):
+    if not isinstance(choice, NodeJob):
         _log_all(warnings)
         return choice
     # Before the warnings, one of which would say that the local server is meant.
@@ -53,7 +53,7 @@ def _log_all(warnings: Iterable[str]) -> None:
         _log.warning(warning)
 
 
-def _find_local_etcd(job: Job) -> None:
+def _find_local_etcd(job: NodeJob) -> None:
     """Raise `ConfigError` unless somebody listens at the endpoint that none means: nobody would wait for that one."""
     # Only here: most launches need none.
     import socket
@@ -80,7 +80,7 @@ def opened_rendezvous(choice: Choice, config: LaunchConfig, requests: Requests) 
             rules = Rules(1, 1, config.max_restarts)
             with open_local(run_id, rules, backend=backend, node=host_name(config.local_addr), port=port) as rendezvous:
                 yield rendezvous
-        case Job():
+        case NodeJob():
             with open_remote(choice, requests) as rendezvous:
                 yield rendezvous
         case PlugIn(run_id, backend):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from elasticlib.testing.ranks._call import Call
+from elasticlib.testing.ranks._rank_call import RankCall
 from elasticlib.workers.child import ask_caller
 
 
@@ -62,7 +62,7 @@ _terminal = _Terminal()
 
 
 @contextlib.contextmanager
-def offered(call: Call) -> Iterator[None]:
+def offered(call: RankCall) -> Iterator[None]:
     """Within the block ``breakpoint()`` stops at pytest's terminal."""
     former = sys.breakpointhook
     # Who chose another debugger, by the variable or as one that follows pytest's children, has that.

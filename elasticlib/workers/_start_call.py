@@ -150,7 +150,7 @@ MakesSpec: TypeAlias = Callable[..., WorkerSpec]
 
 def of_function(
     function: Callable[..., Any], args: Mapping[int, tuple[Any, ...]], spec: MakesSpec, start_method: str
-) -> _plan.Job:
+) -> _plan.LaunchPlan:
     """Return the job whose workers call *function*, each with its own *args*."""
     _rules.check_choice("start_method", start_method, START_METHODS)
     # A class of paths may be callable too.
@@ -178,7 +178,7 @@ def _raise_for_rank(function: Callable[..., Any], args: Mapping[int, tuple[Any, 
             raise PicklingError(f"local rank {rank}: {error}") from error
 
 
-def of_program(program: str, args: Mapping[int, tuple[Any, ...]], spec: MakesSpec) -> _plan.Job:
+def of_program(program: str, args: Mapping[int, tuple[Any, ...]], spec: MakesSpec) -> _plan.LaunchPlan:
     """Return the job whose workers are *program*; each adds its own arguments to the command line."""
     every = tuple(str(argument) for own in args.values() for argument in own)
     try:
@@ -187,7 +187,7 @@ def of_program(program: str, args: Mapping[int, tuple[Any, ...]], spec: MakesSpe
         raise ProgramError(str(error)) from None
 
 
-def _planned(spec: WorkerSpec, start_method: str) -> _plan.Job:
+def _planned(spec: WorkerSpec, start_method: str) -> _plan.LaunchPlan:
     environment = _environment.without_secrets(os.environ)
     return _plan.plan(spec, start_method, environment, _thread_count(environment))
 

@@ -46,8 +46,8 @@ from elasticlib.processes import (
     spawn,
     wait_readable,
 )
-from elasticlib.rendezvous._job import Job
 from elasticlib.rendezvous._membership import STAYS, Requests, Word
+from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.net._resolver import QUIET_LOOKUPS
 from elasticlib.rendezvous.protocol._messages import (
     Close,
@@ -99,7 +99,7 @@ class SidecarClient:
     """Whether the owner is a handler, whose caller decides what a loss means."""
 
     def __init__(
-        self, job: Job, *, stall: float | None = None, program: str = _PROGRAM, clock: Clock = monotonic
+        self, job: NodeJob, *, stall: float | None = None, program: str = _PROGRAM, clock: Clock = monotonic
     ) -> None:
         self.node = job.node
         self._job = job
@@ -495,7 +495,7 @@ class _End:
         return True
 
 
-def _limits_of(job: Job, stall: float) -> ContactLimits:
+def _limits_of(job: NodeJob, stall: float) -> ContactLimits:
     """Return the limits of a sidecar for *job*, of a program that may stand still for *stall* of the heartbeat time."""
     answer = (DEAF + stall) * job.heartbeat if job.heartbeat else None
     return ContactLimits(job.join_timeout or _BIRTH, answer, job.reconnect_timeout)

@@ -14,7 +14,7 @@ from attrs import frozen
 
 
 @frozen
-class Share:
+class ProcessShare:
     """What one of several processes has."""
 
     gpus: tuple[int, ...]
@@ -23,12 +23,12 @@ class Share:
     """Whether others have the same ones, so that each test waits for its turn."""
 
 
-def share(gpus: int, nproc: int, process: int = 0, processes: int = 1) -> Share:
+def share(gpus: int, nproc: int, process: int = 0, processes: int = 1) -> ProcessShare:
     """The share of this *process* of *processes* in so many *gpus*, for a test of *nproc* ranks with one GPU each."""
     each = gpus // processes
     if processes == 1 or each < nproc:
-        return Share(tuple(range(gpus)), processes > 1)
-    return Share(tuple(range(process * each, (process + 1) * each)), False)
+        return ProcessShare(tuple(range(gpus)), processes > 1)
+    return ProcessShare(tuple(range(process * each, (process + 1) * each)), False)
 
 
 def place(environment: Mapping[str, str]) -> tuple[int, int]:

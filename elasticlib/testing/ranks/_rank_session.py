@@ -25,13 +25,13 @@ from elasticlib.pools import Pool, PoolWorkers
 from elasticlib.processes import Message, debugger_follows
 from elasticlib.spec import LaunchConfig
 from elasticlib.stacks import ranks_text
-from elasticlib.testing.ranks import _blocked, _recorder, _sharing, _told
-from elasticlib.testing.ranks._asked import Asked
-from elasticlib.testing.ranks._call import Call, Outcome
-from elasticlib.testing.ranks._gpus import gpus
+from elasticlib.testing.ranks import _blocked, _process_shares, _recorder, _told
+from elasticlib.testing.ranks._asked import RankOptions
+from elasticlib.testing.ranks._gpu_count import gpus
 from elasticlib.testing.ranks._meeting import MEETING, Meeting
-from elasticlib.testing.ranks._progress import Progress
+from elasticlib.testing.ranks._rank_call import RankCall, RankOutcome
 from elasticlib.testing.ranks._refusal import refusal
+from elasticlib.testing.ranks._test_progress import TestProgress
 
 _AT_BREAKPOINTS = 86400.0
 """Seconds that a test may take where a debugger follows its ranks."""
@@ -42,11 +42,11 @@ _PREPARE_LIMIT = 120.0
 """Seconds that ranks may take to import the modules of tests."""
 
 
-class Work(Protocol):
+class SessionWork(Protocol):
     """What workers do for the tests of a session."""
 
     @property
-    def run(self) -> Callable[..., Outcome]:
+    def run(self) -> Callable[..., RankOutcome]:
         """Called on each rank with the `Call`, the test's function, its arguments and its named arguments."""
 
     @property
@@ -60,7 +60,7 @@ class Work(Protocol):
 class Ranks:
     """All ranks of a session."""
 
-    def __init__(self, work: Work, terminal: Callable[[bool], Sequence[int]]) -> None:
+    def __init__(self, work: SessionWork, terminal: Callable[[bool], Sequence[int]]) -> None:
         self._work = work
         self._pools: dict[tuple[int, str], Pool] = {}
         self._prepared: dict[PoolWorkers, object] = {}
@@ -75,7 +75,7 @@ class Ranks:
 
     # Who there is.
 
-    def pool(self, wanted: Asked) -> Pool:
+    def pool(self, wanted: RankOptions) -> Pool:
         """Return the pool of *wanted*, started where there is none."""
         key = wanted.nproc, wanted.device
         # A test may have closed the pool that was there.
@@ -87,11 +87,11 @@ class Ranks:
             )
         return self._pools[key]
 
-    def _share(self, wanted: Asked) -> _sharing.Share:
-        return _sharing.share(gpus(), wanted.nproc, *_sharing.place(os.environ))
+    def _share(self, wanted: RankOptions) -> _process_shares.ProcessShare:
+        return _process_shares.share(gpus(), wanted.nproc, *_process_shares.place(os.environ))
 
     @contextlib.contextmanager
-    def _turn(self, wanted: Asked) -> Iterator[None]:
+    def _turn(self, wanted: RankOptions) -> Iterator[None]:
         """Within it no other process of this session uses the GPUs."""
         if wanted.device == "cpu":
             yield
@@ -103,7 +103,7 @@ class Ranks:
             fcntl.flock(file, fcntl.LOCK_EX if self._share(wanted).takes_turns else fcntl.LOCK_SH)
             yield
 
-    def warm(self, wanted: Asked, always: Sequence[ModuleType]) -> None:
+    def warm(self, wanted: RankOptions, always: Sequence[ModuleType]) -> None:
         """Have the ranks of *wanted* ready for a call."""
         # The next test begins, so nobody looks at these failures any more.
         while self._to_replace:
@@ -162,20 +162,20 @@ class Ranks:
 
     def run(
         self,
-        wanted: Asked,
-        call: Call,
+        wanted: RankOptions,
+        call: RankCall,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         always: Sequence[ModuleType],
-    ) -> _told.Told:
+    ) -> _told.TestReport:
         """Run *function* on each rank. Raises `CannotTravelError`."""
 
-        def run_on(workers: PoolWorkers) -> tuple[PoolWorkers, Progress, dict[int, str]]:
+        def run_on(workers: PoolWorkers) -> tuple[PoolWorkers, TestProgress, dict[int, str]]:
             self._prepare(workers, always)
             sizes = {rank: _size(file) for rank, file in _files(workers).items()}
             limit = _AT_BREAKPOINTS if debugger_follows() else wanted.timeout
-            progress = Progress(len(workers), monotonic() + limit)
+            progress = TestProgress(len(workers), monotonic() + limit)
             self._ask(workers, progress, wanted, call, function, args, kwargs)
             try:
                 with self._keeping_stacks_of_interrupted(workers):
@@ -190,14 +190,14 @@ class Ranks:
         with self._turn(wanted):
             workers, progress, output = self.pool(wanted).in_turn(run_on)
         failed = progress.failed(functools.partial(self._look, workers))
-        return _told.Told(progress.outcomes, failed, output, progress.leaks(), call.seed)
+        return _told.TestReport(progress.outcomes, failed, output, progress.leaks(), call.seed)
 
     def _ask(
         self,
         workers: PoolWorkers,
-        progress: Progress,
-        wanted: Asked,
-        call: Call,
+        progress: TestProgress,
+        wanted: RankOptions,
+        call: RankCall,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -210,7 +210,9 @@ class Ranks:
         except PicklingError as error:
             raise refusal(call, function, args, kwargs, error) from error
 
-    def _replace_if_needed(self, workers: PoolWorkers, progress: Progress, wanted: Asked, *, may_look: bool) -> None:
+    def _replace_if_needed(
+        self, workers: PoolWorkers, progress: TestProgress, wanted: RankOptions, *, may_look: bool
+    ) -> None:
         reason = "a test left something behind" if progress.leaks() else ""
         has_failed = bool(progress.reports)
         if has_failed and wanted.group == "shared":
@@ -221,7 +223,7 @@ class Ranks:
         else:
             workers.must_be_replaced(reason)
 
-    def _wait(self, workers: PoolWorkers, progress: Progress, wanted: Asked) -> None:
+    def _wait(self, workers: PoolWorkers, progress: TestProgress, wanted: RankOptions) -> None:
         """Wait until all ranks have ended, or have died, or are given up."""
         while not progress.is_complete():
             began = monotonic()
@@ -241,17 +243,17 @@ class Ranks:
                 self._give_up(workers, progress, wanted)
                 return
 
-    def _is_over(self, progress: Progress) -> bool:
+    def _is_over(self, progress: TestProgress) -> bool:
         return self._debugging is None and monotonic() >= progress.until
 
-    def _take(self, answers: Sequence[Any], workers: PoolWorkers, progress: Progress) -> None:
+    def _take(self, answers: Sequence[Any], workers: PoolWorkers, progress: TestProgress) -> None:
         for answer in answers:
             if answer.failed():
                 raise workers.error(_TITLE, [answer])
             progress.add(answer.rank, answer.value(), monotonic())
         self._meeting.look(len(workers), progress.outcomes, is_over=progress.has_stopped())
 
-    def _give_up(self, workers: PoolWorkers, progress: Progress, wanted: Asked) -> None:
+    def _give_up(self, workers: PoolWorkers, progress: TestProgress, wanted: RankOptions) -> None:
         """Report where the ranks are that have not ended in time, and end them."""
         stacks = self._stacks(workers)
         late = {rank: stacks.get(rank, "(it has just ended)") for rank in progress.missing()}
@@ -335,5 +337,5 @@ def _since(file: str, offset: int) -> str:
         return ""
 
 
-def value_of(outcome: Outcome) -> Any:
+def value_of(outcome: RankOutcome) -> Any:
     return pickle.loads(outcome.value) if outcome.value else None

@@ -1,7 +1,7 @@
 """
 How one node takes part in a job's rendezvous: plain data, checked, ready to be sent to another process.
 
-Rules of this file: data only; `_options` made the numbers, a back end reads them.
+Rules of this file: data only; `_rdzv_options` made the numbers, a back end reads them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 from attrs import Factory, asdict, field, fields_dict, frozen
 
-from elasticlib.rendezvous._options import JobOptions, Options
+from elasticlib.rendezvous._rdzv_options import JobOptions, Options
 from elasticlib.rendezvous.coordinator._state import Rules
 from elasticlib.rendezvous.protocol._messages import Terms
 
 
 @frozen(kw_only=True)
-class Job(JobOptions):
+class NodeJob(JobOptions):
     """One node's part in one job."""
 
     run_id: str
@@ -73,7 +73,7 @@ class Job(JobOptions):
         return asdict(self)
 
     @classmethod
-    def of(cls, options: Options, *, backend: str, endpoint: str, node_rank: int | None, **given: Any) -> Job:
+    def of(cls, options: Options, *, backend: str, endpoint: str, node_rank: int | None, **given: Any) -> NodeJob:
         """The part in a job of *backend* that *options* and the fields that are *given* besides say."""
         said = {name: getattr(options, name) for name in fields_dict(JobOptions)}
         if backend == "static":

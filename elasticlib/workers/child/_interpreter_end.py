@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 
 from elasticlib._clock import monotonic
 from elasticlib.workers.child import _loaded
-from elasticlib.workers.child._announcing import Outcome
+from elasticlib.workers.child._announcing import ProgramOutcome
 
 _LOCK_LIMIT = 1.0
 """Seconds that a file's lock is waited for, as in the interpreter."""
@@ -83,7 +83,7 @@ def begin_from_caller() -> None:
     gc.freeze()
 
 
-def finish(status: int, announce: Callable[[Outcome, int], object]) -> NoReturn:
+def finish(status: int, announce: Callable[[ProgramOutcome, int], object]) -> NoReturn:
     """
     End a worker as an interpreter ends, with *status*: a number from 0 on, or ``-n`` for signal ``n``.
 
@@ -93,7 +93,7 @@ def finish(status: int, announce: Callable[[Outcome, int], object]) -> NoReturn:
     # As in the interpreter, threads end before exit handlers run.
     _join_threads()
     _guarded(atexit._run_exitfuncs, atexit)
-    announce(Outcome.CLOSING, status)
+    announce(ProgramOutcome.CLOSING, status)
     status = _flush_streams(status)
     _guarded(_let_go_of_signals)
     _guarded(_let_readers_finish)
@@ -103,7 +103,7 @@ def finish(status: int, announce: Callable[[Outcome, int], object]) -> NoReturn:
         gc.unfreeze()
     # Before finalizers run: one may hang, or crash the process.
     _guarded(_close_files if _from_caller else _flush_files)
-    announce(Outcome.FINAL, status)
+    announce(ProgramOutcome.FINAL, status)
     if not _from_caller:
         _guarded(_clear_modules)
     _flush_streams(status)

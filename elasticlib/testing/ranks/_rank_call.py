@@ -54,7 +54,7 @@ class Style:
 
 
 @frozen
-class Call:
+class RankCall:
     """One test, or one call of the fixture ``elastic``, for all ranks."""
 
     test: str
@@ -122,7 +122,7 @@ class Failure:
 
 
 @frozen
-class Outcome:
+class RankOutcome:
     """What came of a call on one rank."""
 
     kind: str

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from attrs import evolve
 
 from elasticlib.rendezvous.coordinator._commands import final_for
-from elasticlib.rendezvous.coordinator._state import MOST_NAMES, Outcome, Round, Send, State, host_of
+from elasticlib.rendezvous.coordinator._state import MOST_NAMES, JobState, Outcome, Round, Send, host_of
 from elasticlib.rendezvous.protocol._messages import Final, RoundEnd
 from elasticlib.rendezvous.protocol._shortening import line
 
@@ -23,7 +23,7 @@ REMEMBERED = 1024
 """Hosts whose losses are counted: the latest."""
 
 
-def count_success(state: State, node: str, number: int) -> State:
+def count_success(state: JobState, node: str, number: int) -> JobState:
     """Note that the workers of *node* succeeded in round *number*, if that is the present one."""
     current = state.round
     if current is None or current.number != number:
@@ -35,12 +35,12 @@ def count_success(state: State, node: str, number: int) -> State:
     return evolve(state, round=evolve(current, succeeded=succeeded, stopped=stopped))
 
 
-def end_round(state: State, current: Round, why: str, *, restart: bool) -> Outcome:
+def end_round(state: JobState, current: Round, why: str, *, restart: bool) -> Outcome:
     """Have every node of the running round stop its workers."""
     return stop_workers(state, current, RoundEnd(current.number, line(why), restart))
 
 
-def stop_workers(state: State, current: Round, end: RoundEnd) -> Outcome:
+def stop_workers(state: JobState, current: Round, end: RoundEnd) -> Outcome:
     """End the round with *end*: have each node that may still have workers stop them."""
     # A node that waits for ranks has stopped its workers already.
     audience = [entry for entry in current.members() if entry.node not in state.waiting]
@@ -48,7 +48,7 @@ def stop_workers(state: State, current: Round, end: RoundEnd) -> Outcome:
     return evolve(state, round=evolve(current, end=end)), actions
 
 
-def spend(state: State, current: Round, why: str, *, fatal: bool = False) -> tuple[State, RoundEnd]:
+def spend(state: JobState, current: Round, why: str, *, fatal: bool = False) -> tuple[JobState, RoundEnd]:
     """Return the end of the round by a failure: it costs a restart, or ends the job if none is left."""
     restart = may_restart(state, fatal=fatal)
     if restart:
@@ -59,12 +59,12 @@ def spend(state: State, current: Round, why: str, *, fatal: bool = False) -> tup
     return state, RoundEnd(current.number, line(f"{why}; {cost}"), restart)
 
 
-def may_restart(state: State, *, fatal: bool) -> bool:
+def may_restart(state: JobState, *, fatal: bool) -> bool:
     """Return whether the job restarts after a failure, which is *fatal* or not."""
     return not fatal and state.restarts < state.rules.max_restarts
 
 
-def _why_no_restart(state: State, *, fatal: bool) -> str:
+def _why_no_restart(state: JobState, *, fatal: bool) -> str:
     if fatal:
         return "a restart would fail again"
     allowed = state.rules.max_restarts
@@ -73,7 +73,7 @@ def _why_no_restart(state: State, *, fatal: bool) -> str:
     return f"all {allowed} restarts are used"
 
 
-def finish(state: State, final: Final) -> Outcome:
+def finish(state: JobState, final: Final) -> Outcome:
     """End the job: send *final* to every node that is still there."""
     final = evolve(final, why=line(final.why))
     audience = dict(state.waiting)
@@ -85,7 +85,7 @@ def finish(state: State, final: Final) -> Outcome:
     return evolve(state, final=final), actions
 
 
-def lose(state: State, current: Round, lost: Mapping[str, str]) -> tuple[State, RoundEnd]:
+def lose(state: JobState, current: Round, lost: Mapping[str, str]) -> tuple[JobState, RoundEnd]:
     """Return the end of the round because it lost nodes, given with the reasons."""
     what = _name_losses(lost)
     # Where a worker has succeeded, the job gets on: such a loss begins no row.
@@ -127,7 +127,7 @@ def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]
     return dict(latest)
 
 
-def tell_end(state: State, node: str, mailbox: str) -> tuple[Send, ...]:
+def tell_end(state: JobState, node: str, mailbox: str) -> tuple[Send, ...]:
     """Send the end of the job, if it has ended, to a *node* that waits at *mailbox*."""
     final = state.final
     if final is None:
@@ -137,7 +137,7 @@ def tell_end(state: State, node: str, mailbox: str) -> tuple[Send, ...]:
     return (Send(mailbox, node, final),)
 
 
-def _took_part(state: State, node: str) -> bool:
+def _took_part(state: JobState, node: str) -> bool:
     """Return whether the end of the job is the outcome of *node*, which did not arrive too late."""
     current = state.round
     if node in state.waiting:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from elasticlib.rendezvous.coordinator._state import Entry, Sighting, State
+from elasticlib.rendezvous.coordinator._state import Entry, JobState, Sighting
 from elasticlib.rendezvous.protocol._heartbeats_read import HeartbeatsRead
 
 MISSED = 0.45
@@ -26,7 +26,7 @@ REMEMBERED = 64
 """Nodes that were given up and are still listened to."""
 
 
-def mailboxes(state: State) -> Mapping[str, str]:
+def mailboxes(state: JobState) -> Mapping[str, str]:
     """
     The mailbox of each node whose heartbeats count.
 
@@ -36,7 +36,7 @@ def mailboxes(state: State) -> Mapping[str, str]:
     return {node: entry.mailbox for node, entry in _watched(state).items()}
 
 
-def _watched(state: State) -> Mapping[str, Entry]:
+def _watched(state: JobState) -> Mapping[str, Entry]:
     found = dict(state.waiting)
     current = state.round
     if current is None:
@@ -49,12 +49,12 @@ def _watched(state: State) -> Mapping[str, Entry]:
     return found
 
 
-def given_up(state: State) -> Mapping[str, str]:
+def given_up(state: JobState) -> Mapping[str, str]:
     """Return the mailbox of each node that was lost, and is told so if it is heard again."""
     return {node: sighting.mailbox for node, sighting in state.watch.given_up.items()}
 
 
-def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tuple[str, ...]]:
+def look(state: JobState, counts: Mapping[str, int], now: float) -> tuple[JobState, tuple[str, ...]]:
     """Note the heartbeats, and return the nodes that were silent for longer than they may be."""
     timeout = state.rules.heartbeat
     looks_late = was_away(state, now)
@@ -77,7 +77,7 @@ def look(state: State, counts: Mapping[str, int], now: float) -> tuple[State, tu
     return evolve(state, watch=evolve(state.watch, sightings=sightings, at=now)), tuple(silent)
 
 
-def _last_sighting(state: State, entry: Entry) -> Sighting | None:
+def _last_sighting(state: JobState, entry: Entry) -> Sighting | None:
     """Return the last heartbeat of the node in its present mailbox; None if none is known there."""
     sighting = state.watch.sightings.get(entry.node)
     if sighting is None or sighting.mailbox != entry.mailbox:
@@ -85,32 +85,32 @@ def _last_sighting(state: State, entry: Entry) -> Sighting | None:
     return sighting
 
 
-def was_away(state: State, now: float) -> bool:
+def was_away(state: JobState, now: float) -> bool:
     """Return whether the coordinator has not looked at heartbeats for a while."""
     last = state.watch.at
     # Looks are a tenth of the heartbeat time apart: half of it means that this process stood still.
     return last is None or now - last > state.rules.heartbeat / 2
 
 
-def give_up(state: State, silent: Iterable[str]) -> State:
+def give_up(state: JobState, silent: Iterable[str]) -> JobState:
     """These nodes are lost; they are listened to, in case they are heard again."""
     return _listen(state, {node: state.watch.sightings[node] for node in silent})
 
 
-def listen_again(state: State, node: str, mailbox: str, now: float) -> State:
+def listen_again(state: JobState, node: str, mailbox: str, now: float) -> JobState:
     """Listen to a *node* that has no part in the job any more, to tell it so."""
     if node in state.watch.given_up or node in _watched(state):
         return state
     return _listen(state, {node: Sighting(mailbox, None, now)})
 
 
-def _listen(state: State, lost: Mapping[str, Sighting]) -> State:
+def _listen(state: JobState, lost: Mapping[str, Sighting]) -> JobState:
     # Bounded: under a stranger's load, or in years, thousands may be given up.
     every = {**state.watch.given_up, **lost}
     return evolve(state, watch=evolve(state.watch, given_up=dict(list(every.items())[-REMEMBERED:])))
 
 
-def heard_again(state: State, counts: Mapping[str, int]) -> tuple[State, tuple[tuple[str, str], ...]]:
+def heard_again(state: JobState, counts: Mapping[str, int]) -> tuple[JobState, tuple[tuple[str, str], ...]]:
     """Forget the nodes that were given up and still send heartbeats; return each with its mailbox."""
     silent: dict[str, Sighting] = {}
     back = []
@@ -124,7 +124,7 @@ def heard_again(state: State, counts: Mapping[str, int]) -> tuple[State, tuple[t
     return evolve(state, watch=evolve(state.watch, given_up=silent)), tuple(back)
 
 
-def asks_anew(state: State, node: str) -> State:
+def asks_anew(state: JobState, node: str) -> JobState:
     """Take a node that asks for ranks out of those that were given up."""
     if node not in state.watch.given_up:
         return state
@@ -133,7 +133,7 @@ def asks_anew(state: State, node: str) -> State:
     return evolve(state, watch=evolve(state.watch, given_up=rest))
 
 
-def read(state: State) -> HeartbeatsRead | None:
+def read(state: JobState) -> HeartbeatsRead | None:
     """Return the last heartbeat that was read of each node of the round; None if there was no round."""
     current = state.round
     if current is None:
@@ -142,7 +142,7 @@ def read(state: State) -> HeartbeatsRead | None:
     return HeartbeatsRead.of(current.number, counts)
 
 
-def last_count(state: State, entry: Entry) -> int:
+def last_count(state: JobState, entry: Entry) -> int:
     """Return the count of the last heartbeat read in that mailbox; 0 if none was."""
     sighting = _last_sighting(state, entry)
     if sighting is None or sighting.count is None:
@@ -150,7 +150,7 @@ def last_count(state: State, entry: Entry) -> int:
     return sighting.count
 
 
-def is_missed(state: State, entry: Entry) -> bool:
+def is_missed(state: JobState, entry: Entry) -> bool:
     """Return whether the node's heartbeats were missing at the last look: it is soon heard or lost."""
     looked_at = state.watch.at
     sighting = _last_sighting(state, entry)
@@ -159,7 +159,7 @@ def is_missed(state: State, entry: Entry) -> bool:
     return sighting.at <= looked_at - MISSED * state.rules.heartbeat
 
 
-def next_loss(state: State) -> float | None:
+def next_loss(state: JobState) -> float | None:
     """Return when the next node is lost if it stays silent; None if no node can be lost."""
     timeout = state.rules.heartbeat
     looked_at = state.watch.at

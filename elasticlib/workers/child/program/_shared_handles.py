@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from elasticlib.workers.child import _buffers
 
 
-class Descriptor:
+class SharedDescriptor:
     """A descriptor of the caller's among the memories of a call; multiprocessing's objects ask it for a copy."""
 
     def __init__(self, index: int) -> None:
@@ -33,7 +33,7 @@ class Family(NamedTuple):
 
     authkey: bytes
     """By which managers and listeners know each other."""
-    tracker: Descriptor | None
+    tracker: SharedDescriptor | None
     """Of the process that removes named memory and semaphores once the program has ended; None where none runs."""
 
 
@@ -50,7 +50,7 @@ def join(family: Family) -> None:
         tracker._fd = family.tracker.detach()
 
 
-def arena(size: int, descriptor: Descriptor) -> Any:
+def arena(size: int, descriptor: SharedDescriptor) -> Any:
     """The caller's memory of *size* bytes for values and arrays; its descriptor is open for as long as it is used."""
     from multiprocessing.heap import Arena
 
