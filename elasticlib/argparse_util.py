@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import logging
 import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from elasticlib.errors import ConfigError
@@ -30,12 +31,8 @@ class env(argparse.Action):  # noqa: N801 - torch's name
     def __init__(self, dest: str, default: Any = None, required: bool = False, **kwargs: Any) -> None:
         name = _variable(dest)
         text = os.environ.get(name)
-        choices = kwargs.get("choices")
-        if text is not None and choices is not None:
-            # The parser reports a default that its type does not take.
-            with contextlib.suppress(TypeError, ValueError, argparse.ArgumentTypeError):
-                if (kwargs.get("type") or str)(text) not in choices:
-                    _log.warning("%s=%r is none of %s: taken all the same", name, text, ", ".join(map(str, choices)))
+        if text is not None:
+            _warn_of_other_choice(name, text, kwargs.get("type") or str, kwargs.get("choices"))
         value = default if text is None else text
         super().__init__(dest=dest, default=value, required=required and not value, **kwargs)
 
@@ -72,6 +69,13 @@ class check_env(argparse.Action):  # noqa: N801 - torch's name
         """Turn it on."""
         del parser, values, option_string
         setattr(namespace, self.dest, self.const)
+
+
+def _warn_of_other_choice(name: str, text: str, to_value: Callable[[str], Any], choices: Iterable[Any] | None) -> None:
+    # The parser itself reports a text that the type refuses.
+    with contextlib.suppress(TypeError, ValueError, argparse.ArgumentTypeError):
+        if choices is not None and to_value(text) not in choices:
+            _log.warning("%s=%r is none of %s: taken all the same", name, text, ", ".join(map(str, choices)))
 
 
 def _variable(dest: str) -> str:

@@ -323,8 +323,8 @@ def test_the_pure_core_opens_and_prints_nothing(file: str) -> None:
 
 
 BRANCHES = (*(ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.comprehension, ast.Assert, ast.match_case),)
-MOST_DENSE_FUNCTIONS, MOST_DENSE_FILES = 45, 18
-"""How many there are by now of those that read as if they were compressed: these numbers go down, never up."""
+MOST_DENSE_FUNCTIONS, MOST_DENSE_FILES = 0, 1
+"""How many functions and modules still read as if they were compressed: these numbers go down, never up."""
 
 
 def branches(node: ast.AST) -> int:

@@ -288,17 +288,21 @@ class Job:
         return self._outcome()
 
     def _wait(self, timeout: float | None) -> list[signal.Signals]:
-        """The signals that came meanwhile."""
+        """Return the signals that came while it waited."""
         self._refuse_in_child()
-        is_own = threading.current_thread() is self._thread
-        if is_own and not self._over:
+        is_own_thread = threading.current_thread() is self._thread
+        if is_own_thread and not self._over:
             raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as by a sink of records")
         with HandledSignals(self._signums, self._inbox, takes_notices=True) as handled, self._changed:
             self._changed.wait_for(self.done, timeout)
-        if self._over and self._thread is not None and not is_own:
-            # The thread has nothing left to do.
-            self._thread.join()
+        if self._over and not is_own_thread:
+            self._join_thread()
         return handled.came
+
+    def _join_thread(self) -> None:
+        """Wait for the thread of a job that is over: it has nothing left to do."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _outcome(self) -> Results:
         late = [item for item in self._inbox.drain() if isinstance(item, int)]

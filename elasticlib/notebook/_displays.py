@@ -150,16 +150,16 @@ class Bars:
 
     def _place(self, label: str) -> _BarGroup | None:
         """Return the display for another bar of the rank that *label* stands for; None for a new one."""
-        for (running, _), group in self._running.items():
-            # A nested bar.
-            if running == label:
-                return group
+        # A nested bar belongs to the bar that its rank has running.
+        of_rank = [group for (running, _), group in self._running.items() if running == label]
+        if of_rank:
+            return of_rank[0]
         last = self._last
         if last is None or self._count >= _MOST_DISPLAYS:
             return last
-        labels = {key[0] for key in last.rows}
-        # Beside the bars of other ranks that run at the same time.
-        return last if last.running and label not in labels else None
+        # Bars of other ranks that run at the same time share a display.
+        has_room = label not in {key[0] for key in last.rows}
+        return last if last.running and has_room else None
 
     def _as_line(self, key: _Key, state: str, is_last: bool, now: float) -> Iterator[str]:
         line = self._lines.setdefault(key, _Line(now + LINE_PERIOD))
