@@ -21,9 +21,11 @@ import os
 import re
 import resource
 import selectors
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from json import dumps, loads
 from typing import Any, NoReturn
 
@@ -49,8 +51,9 @@ from elasticlib.processes import (
 from elasticlib.workers.child import _child, _interpreter_end, _own_modules, _randomness
 from elasticlib.workers.spawner import _begin, _fork_worker as fork_worker, _kernel_facts, _leftovers
 
-STACK_AFTER = 9.5
-"""Seconds after which an import writes down where it is, for the launcher to tell."""
+STACK_AFTER, NATIVE_AFTER = 9.0, 9.8
+"""Seconds after which an import writes where it is: itself, or, where no Python runs, by the fault handler."""
+_NEVER = 1e6
 _SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 _LOOKUP = re.compile(
     r"""(?:\bos\.environb?(?:\.(?:get|pop|setdefault)\s*\(|\s*\[)|\bos\.getenvb?\s*\()\s*b?(["'])(?P<name>\w+)\1"""
@@ -178,18 +181,51 @@ def _take_back(environment: Mapping[str, str]) -> None:
 def _import(module: str, control: Channel) -> None:
     stack = processes.anonymous_file("stack of an import")
     control.send({"op": "importing", "module": module}, (stack,))
-    faulthandler.dump_traceback_later(STACK_AFTER, file=stack)
     try:
-        why = _leftovers.why_refused(module)
+        with _writing_its_place(stack):
+            why = _leftovers.why_refused(module)
     except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"its import fails with {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
     finally:
-        faulthandler.cancel_dump_traceback_later()
         os.close(stack)
     if why is not None:
         control.send({"op": "refused", "module": module, "why": why})
         os._exit(1)
+
+
+@contextlib.contextmanager
+def _writing_its_place(stack: int) -> Iterator[None]:
+    """
+    Write the stack of an import that takes longer than `STACK_AFTER` to *stack*, as the fault handler does.
+
+    The import writes it itself, at a timer's signal. The fault handler's own timer reads the frames from another
+    thread, without the interpreter's lock: where Python runs meanwhile, that ends the process with SIGSEGV. So it only
+    stands by for native code, such as a library that is being loaded, in which the frames do not change.
+    """
+
+    def write(_: int, frame: types.FrameType | None) -> None:
+        # Its thread goes on, as one of those that were there before the import.
+        faulthandler.dump_traceback_later(_NEVER, file=stack)
+        lines = ["Current thread (most recent call first):"]
+        while frame is not None:
+            lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+            frame = frame.f_back
+        os.write(stack, "\n".join([*lines, ""]).encode(errors="backslashreplace"))
+
+    handler = signal.signal(signal.SIGALRM, write)
+    # A system call of the import goes on after the signal.
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, STACK_AFTER)
+    faulthandler.dump_traceback_later(NATIVE_AFTER, file=stack)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        # A handler that the import has set is the worker's.
+        if signal.getsignal(signal.SIGALRM) is write:
+            signal.signal(signal.SIGALRM, handler)
 
 
 # What a later launch must have in common with this process.
