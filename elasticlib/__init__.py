@@ -5,10 +5,11 @@ elasticlib starts, watches, restarts and resizes the workers of a distributed Py
 
     results = elastic_launch(LaunchConfig(nproc_per_node=4, max_restarts=3), train)(1e-3)
 
-Importing it loads neither torch nor numpy, and each name only when it is used: the processes that become
-workers import this package too and start the sooner for it.
+The import loads neither torch nor numpy, and each name is loaded at its first use. Worker processes
+import this package too, and so they start faster.
 
-PYTEST_DONT_REWRITE: a rank that runs pytest has this package before pytest, which would warn that it cannot rewrite it.
+PYTEST_DONT_REWRITE: a rank that runs pytest imports this package before pytest, which would warn
+that it cannot rewrite it.
 """
 
 import typing

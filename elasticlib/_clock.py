@@ -1,9 +1,10 @@
 """
-The one place where shells read the time; the pure core gets it as an argument.
+The clock of elasticlib: the only place that reads the time; pure modules get it as an argument.
 
-A test may freeze the clock around a launch (freezegun, ``mock.patch("time.sleep")``), and deadlines would never come.
-Rules of this file: each name is an object of its own, made at import, for such tools replace what *is* a function of
-`time` in every module that is loaded.
+A test may freeze the clock around a launch (freezegun, ``mock.patch("time.sleep")``). Deadlines
+would then never pass. Such tools replace the functions of `time` in every loaded module.
+
+Rules of this file: each name is a separate object, made at import, which such tools do not replace.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Clock: TypeAlias = Callable[[], float]
-"""Returns monotonic seconds; only differences mean something, and only on this host."""
+"""Returns monotonic seconds. Only differences have a meaning, and only on this host."""
 
 monotonic: Clock = functools.partial(time.monotonic)
 wall_time: Callable[[], float] = functools.partial(time.time)

@@ -1,8 +1,9 @@
 """
-What a module offers of others' names: imported at once, or where they are first used (PEP 562).
+Names that a module takes from others: imported at once, or at their first use (PEP 562).
 
-Rules of this file: a name that was used once is the module's own from then on. Type checkers read the imports, each as
-itself (under ``TYPE_CHECKING`` where they are lazy): that is how a typed package says what it offers.
+Rules of this file: after its first use a name is an attribute of the module. Type checkers read
+the imports, each ``as`` itself, under ``TYPE_CHECKING`` where they are lazy. A typed package
+declares its interface in this way.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ def names(
     module: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """
-    ``__getattr__``, ``__dir__`` and ``__all__`` of *module*, whose names come from *modules*.
+    Return ``__getattr__``, ``__dir__`` and ``__all__`` for *module*, which takes names from others.
 
-    That is {module that has them: names, with spaces between}.
+    *modules* is {module that defines the names: the names, separated by spaces}.
     """
     where = {name: each for each, found in modules.items() for name in found.split()}
     own = vars(sys.modules[module])
@@ -39,9 +40,10 @@ def names(
 
 def offer(module: str) -> None:
     """
-    Make ``__all__`` of *module* of the names that it has by now.
+    Set ``__all__`` of *module* to the public names that it has now, without modules.
 
-    From here, for an ``__all__`` that type checkers see but cannot read hides all names from ``import *``.
+    This is done here because type checkers cannot read such an ``__all__``. If they saw it in the
+    module, they would hide all names from ``import *``.
     """
     own = vars(sys.modules[module])
     names = (name for name, each in own.items() if not isinstance(each, types.ModuleType))

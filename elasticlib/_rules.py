@@ -43,7 +43,7 @@ def _check(
     demand: str,
     error: type[ConfigError] = ConfigError,
 ) -> None:
-    """Raise *error*, with the value of the setting *name* and the *demand*, for what is not valid."""
+    """Raise *error* where *value* is not valid; the message names the setting, the value and the *demand*."""
     if not is_valid(value):
         raise error.of_setting(name, f"{value!r} {demand}")
 
@@ -53,7 +53,7 @@ _MUST_MAKE_LOGS = "must be a LogsSpecs, such as DefaultLogsSpecs(redirects=Std.A
 
 
 def _is_time(value: object) -> bool:
-    """Return True for finite seconds from 0 on."""
+    """Return True for a finite number of seconds from 0 on."""
     return _is_number(value) and 0 <= value < math.inf
 
 
@@ -79,7 +79,7 @@ def _makes_logs(value: object) -> bool:
 
 
 def _rule(is_valid: Callable[[Any], bool], demand: str, error: type[ConfigError] = ConfigError) -> Validator:
-    """Return the check of a field that `_check` makes."""
+    """Return a validator of attrs that calls `_check`."""
     return lambda _, attribute, value: _check(attribute.name, value, is_valid, demand, error)
 
 
@@ -88,7 +88,7 @@ def one_of(known: Sequence[str]) -> Validator:
 
 
 def whole(least: float) -> Validator:
-    """Return the check for a whole number of at least *least*, as `number` makes it of its like."""
+    """Return the validator for an int of at least *least*; `number` converts other kinds before."""
     return _rule(
         lambda value: isinstance(value, int) and value >= least,
         f"must be a whole number of at least {least}",
@@ -97,7 +97,7 @@ def whole(least: float) -> Validator:
 
 
 def is_unicode(value: str, errors: str = "strict") -> bool:
-    """Return True where UTF-8 can hold *value*: an argument may be any bytes."""
+    """Return True if UTF-8 can hold *value*. An argument of a process can be any bytes."""
     try:
         value.encode(errors=errors)
     except UnicodeEncodeError:
@@ -108,7 +108,7 @@ def is_unicode(value: str, errors: str = "strict") -> bool:
 positive = _rule(_is_positive, "must be a finite number of seconds above 0", SpecError)
 text = _rule(_is_text, "must be text without NUL characters")
 identity = and_(text, _rule(is_unicode, "must be text that can be written in UTF-8"))
-"""Text that is a part of keys and signatures."""
+"""Validator of text that becomes part of keys and signatures."""
 yes_or_no = _rule(lambda value: isinstance(value, bool), "must be True or False")
 shutdown_timeout = _rule(_is_time, _MUST_BE_SHUTDOWN_TIMEOUT)
 exit_timeout = _rule(_is_time, "must be a number of seconds, 0 (stop at once) or more, or None")
@@ -116,7 +116,7 @@ logs_specs = _rule(_makes_logs, _MUST_MAKE_LOGS)
 
 
 def secret(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    # Unlike in the others the value is not shown: it must not end up in a log.
+    # Unlike other messages, this one leaves the value out: it must not end up in a log.
     if not _is_text(value) or not value:
         raise ConfigError(f"{attribute.name} must be text of at least one character, without NUL; None for no token")
 
@@ -129,7 +129,7 @@ def texts(_: Any, attribute: Attribute[Any], value: Any) -> None:
             "hold; None or [] for none",
         )
     for each in value:
-        # Lines are compared as bytes, and those that are no UTF-8 are lone surrogates in Python's text.
+        # Lines are compared as bytes. Bytes that are not UTF-8 are lone surrogates in Python's text.
         if not is_unicode(each, "surrogateescape"):
             raise ConfigError(f"{attribute.name}: {each!r} cannot be written in UTF-8: leave it out")
 
@@ -142,8 +142,8 @@ def _are_texts(values: Iterable[Any]) -> bool:
 
 
 def number(value: Any) -> Any:
-    """Return a whole number of any kind, such as numpy's, as an int; anything else as it is."""
-    # numpy's integers are no int, and JSON does not take them.
+    """Return a whole number of any kind, such as numpy's, as an int; anything else unchanged."""
+    # numpy's integers do not derive from int, and JSON does not take them.
     try:
         return int(operator.index(value))
     except TypeError:
@@ -151,34 +151,38 @@ def number(value: Any) -> Any:
 
 
 def truth(value: Any) -> Any:
-    """Return True or False for *value*; text as it is."""
-    # Text might say either, such as "no": the validator refuses it.
+    """Return True or False for *value*; text unchanged."""
+    # Text could mean either, such as "no": the validator refuses it.
     if isinstance(value, str):
         return value
     return bool(value)
 
 
 def real(value: Any) -> Any:
-    """Return a number of any kind, such as numpy's, as Python's own; anything else as it is."""
+    """Return a number of any kind, such as numpy's, as Python's own; anything else unchanged."""
     if isinstance(value, (int, float)):
         return value
-    # numpy's float32 is no float, and JSON does not take it.
+    # numpy's float32 does not derive from float, and JSON does not take it.
     if isinstance(value, numbers.Real):
         return float(value)
     return value
 
 
 class Default(str):
-    """The text of a field that was not given, where that is to be told from the same text given."""
+    """Default text of a field, distinguishable by its type from the same text given by the caller."""
 
 
 def text_of(value: Any) -> Any:
-    """Return None as no text; anything else as it is."""
+    """Return "" for None; anything else unchanged."""
     return "" if value is None else value
 
 
 def arguments(name: str, value: Any) -> tuple[Any, ...]:
-    """Return any iterable as arguments; of text each character is one, which is warned of."""
+    """
+    Return any iterable as a tuple of arguments. Raises `ConfigError` for other values.
+
+    Text is an iterable too: each character becomes one argument, with a warning.
+    """
     if isinstance(value, (str, bytes)):
         _log.warning(
             "%s=%r is taken as %d arguments, one a character; a single one is written (value,)", name, value, len(value)
@@ -192,14 +196,18 @@ def arguments(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def own_list(value: Any) -> Any:
-    """Return a list of our own of any iterable; text as it is."""
-    # Text would become letters: the validator refuses it.
+    """Return a new list of the items of any iterable; text and other values unchanged."""
+    # A list of text would hold single letters: the validator refuses text.
     is_text = isinstance(value, (str, bytes))
     return list(value) if isinstance(value, Iterable) and not is_text else value
 
 
 def words(value: Sequence[str] | str) -> tuple[str, ...]:
-    """Return the names of modules in a list, or in text with commas."""
+    """
+    Return the names of modules from a list, or from comma-separated text, without blank names.
+
+    Raises `ConfigError` for other values, and for ``learn`` or ``auto`` where they cannot stand.
+    """
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not _are_texts(parts):
         raise ConfigError.of_setting(
@@ -218,7 +226,7 @@ def words(value: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def devices(value: Any) -> tuple[int | str, ...]:
-    """Return GPUs by index or name, from a sequence, text with commas, or an index."""
+    """Return GPUs by index or name, from a sequence, comma-separated text, or an index."""
     found = _split_devices(value)
     if not all(map(_is_device, found)):
         raise ConfigError(
@@ -229,7 +237,7 @@ def devices(value: Any) -> tuple[int | str, ...]:
 
 def _split_devices(value: Any) -> list[Any]:
     if isinstance(value, str):
-        # Blank text is no name: it stands for none at all.
+        # Blank text means no GPU at all.
         parts = value.split(",") if value.strip() else ()
         return list(map(_device, parts))
     if is_index(value):
@@ -242,25 +250,25 @@ def _split_devices(value: Any) -> list[Any]:
 def _is_device(value: Any) -> bool:
     """Return True for an index, or for a name that the workers' environment can hold."""
     if isinstance(value, str):
-        # It becomes a part of CUDA_VISIBLE_DEVICES.
+        # The name becomes part of CUDA_VISIBLE_DEVICES.
         return value != "" and is_unicode(value)
     return is_index(value)
 
 
 def ranks(value: Any) -> Any:
-    """Return ``all`` as it is; ranks from 0 on, or a single one, as a tuple."""
+    """Return ``all`` unchanged; ranks from 0 on, or a single one, as a tuple. Raises `ConfigError`."""
     if value == "all":
         return value
     several = value if isinstance(value, Iterable) else (value,)
     found = tuple(map(number, several))
-    # The items of text are no ranks, but those of bytes are numbers.
+    # The items of bytes are numbers, but bytes are not a list of ranks.
     if isinstance(value, bytes) or not all(map(is_index, found)):
         raise ConfigError(f"show={value!r} must be 'all', or ranks from 0 on, such as [0, 1]; () for none")
     return found
 
 
 def _device(value: Any) -> Any:
-    """Return an index as an int, also where text writes it; a name as it is."""
+    """Return an index as an int, also from text of digits; a name unchanged."""
     if not isinstance(value, str):
         return number(value)
     text = value.strip()
@@ -268,12 +276,12 @@ def _device(value: Any) -> Any:
 
 
 def is_index(value: object) -> bool:
-    """Return True for a whole number from 0 on; True and False are none."""
+    """Return True for an int from 0 on, but not for True and False."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def dictionary(value: Any) -> dict[str, Any]:
-    """Return a dictionary of our own with the caller's items."""
+    """Return a new dictionary with the items of the caller's mapping. Raises `ConfigError`."""
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"{value!r} for rdzv_configs, metrics_cfg or kwargs must be a dictionary; leave it out for none"

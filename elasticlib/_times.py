@@ -1,4 +1,4 @@
-"""Times that may not be there, or not for good. Pure."""
+"""Times that may be absent, or that may be extended. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Protocol
 
 
 class Term(Protocol):
-    """A time that goes on for as long as somebody renews it; processes may share it, by its descriptor."""
+    """A deadline that lasts while another process renews it. Processes share it by its descriptor."""
 
     def ends_at(self) -> float:
-        """Monotonic seconds; infinite while nothing ends it."""
+        """Return its end in monotonic seconds; infinite while nothing ends it."""
 
     def fileno(self) -> int:
-        """What another process gets."""
+        """Return the descriptor for another process."""
 
 
 def soonest(*times: float | None) -> float | None:
-    """The first of several times, or the shortest of several waits; None where there is none."""
+    """Return the earliest of several times, or the shortest of several waits; None if all are None."""
     return min((each for each in times if each is not None), default=None)

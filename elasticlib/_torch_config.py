@@ -1,8 +1,8 @@
 """
-Torch's own configuration of a launch, taken for ours.
+Conversion of torch's ``LaunchConfig`` into elasticlib's.
 
-Rules of this file: it is known by its name and its fields, and torch is not imported for it: what it holds is taken as
-it is, and what nothing here reads is warned of.
+Rules of this file: torch's class is recognized by its name and its fields, without an import of
+torch. Values are taken unchanged. A field that elasticlib does not have causes a warning.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _OF_TORCH = frozenset(each.name for each in fields(LaunchConfig) if not each.kw_
 
 def as_launch_config(value: object) -> LaunchConfig:
     """
-    *value* where it is a `LaunchConfig`, or a new one with the fields of torch's ``LaunchConfig``.
+    Return *value* if it is a `LaunchConfig`, or a new one with the fields of torch's ``LaunchConfig``.
 
-    Raises `ConfigError` for anything else, and for a value that breaks a rule. A field that is unknown here and says
-    something is named in a warning. *value* is not changed.
+    Raises `ConfigError` for anything else, and for a value that breaks a rule. A warning names each
+    unknown field whose value is not its default. *value* is not changed.
     """
     if isinstance(value, LaunchConfig):
         return value
@@ -41,8 +41,8 @@ def as_launch_config(value: object) -> LaunchConfig:
 
 
 def _torchs_kind(value: object) -> Any:
-    """Return the dataclass of the name ``LaunchConfig`` that *value* is of. Raises `ConfigError`."""
-    # A program may have derived a class of another name from torch's.
+    """Return the dataclass named ``LaunchConfig`` among the classes of *value*. Raises `ConfigError`."""
+    # A program may have derived a class with another name from torch's.
     kinds = [each for each in type(value).__mro__ if each.__name__ == "LaunchConfig"]
     kind = next(filter(dataclasses.is_dataclass, kinds), None)
     if kind is None:
@@ -60,7 +60,7 @@ def _is_default(field: dataclasses.Field[Any], value: object) -> bool:
 
 
 def _shown(value: object, *, like_it: bool) -> str:
-    # Anything but a plain value may hold a token, which must not end up in a log.
+    # An object other than a plain value may hold a token, which must not end up in a log.
     if isinstance(value, (str, int, float, type, type(None))):
         return f"={value!r}"
     return f", a {type(value).__qualname__}{' that is no dataclass' if like_it else ''},"

@@ -1,9 +1,9 @@
 """
-Reading what somebody else wrote: a peer, a stranger, a worker. Pure.
+Readers of untrusted data: from a peer, a stranger or a worker. Pure.
 
-Rules of this file: whatever comes in, what goes out is plain data within bounds or a ``ValueError`` that says what is
-wrong; a text that goes out can be printed, logged and written in UTF-8, and does nothing to a terminal. Reading what
-was read before changes nothing.
+Rules of this file: for any input a reader returns plain data within bounds, or raises a
+``ValueError`` that says what is wrong. Returned text can be printed, logged and written in UTF-8,
+and cannot control a terminal. Reading data a second time changes nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 TOKEN_VARIABLE = "ELASTICLIB_TOKEN"
-"""Environment variable that gives the token of a job, by which its nodes know each other from strangers."""
+"""Environment variable with the token of a job, which lets its nodes recognize each other."""
 LARGEST = 2**63 - 1
-"""Of whole numbers, and of the other sign: more than anybody counts, and it fits everywhere."""
+"""Largest absolute value of a whole number: more than any count, and it fits into 64 bits."""
 LONGEST_TIME = 4e9
-"""Seconds, a good century: what waits can count them."""
+"""Seconds, more than a century, which every function that waits accepts."""
 LONGEST_NAME = 300
 _DEEPEST = 50
 
-# Besides what moves a terminal's cursor or colours it: what breaks lines elsewhere, turns the order of letters around,
-# is not seen at all, or is half a character, which no encoding takes.
+# Control characters of terminals, line breaks other than "\n", marks that reverse the order of
+# letters, invisible characters, and lone surrogates, which no encoding takes.
 _HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f"
@@ -37,7 +37,11 @@ _IN_LINE = re.compile(f"[\t\n{_HIDDEN}]")
 
 
 def parse(data: bytes | str, *, constants: bool = False) -> Any:
-    """The JSON value that *data* holds; with *constants*, also what Python writes for numbers that are not finite."""
+    """
+    Return the JSON value of *data*. Raises ValueError.
+
+    *constants*: also accept NaN and Infinity, as Python writes them.
+    """
     try:
         return loads(data, parse_constant=float if constants else _no_constant)
     except RecursionError:
@@ -49,7 +53,11 @@ def _no_constant(constant: str) -> NoReturn:
 
 
 def parse_shallow(text: str) -> Any:
-    """The JSON value that *text* holds, with Python's constants; so flat that whatever walks through it gets there."""
+    """
+    Return the JSON value of *text*, with NaN and Infinity allowed. Raises ValueError.
+
+    The value is nested at most `_DEEPEST` levels deep, so that recursive code can walk through it.
+    """
     value = parse(text, constants=True)
     level = [value]
     for _ in range(_DEEPEST):
@@ -64,14 +72,14 @@ def _within(value: Any) -> list[Any]:
 
 
 def exactly(value: Any, kind: type) -> Any:
-    """*value*, if it is of just this type: a bool is an int elsewhere."""
+    """Return *value* if its type is exactly *kind*: a bool does not pass as an int. Raises ValueError."""
     if type(value) is not kind:
         raise ValueError(f"{shown(value)} should be a {kind.__name__}")
     return value
 
 
 def whole(value: Any, least: int = -LARGEST, most: int = LARGEST) -> int:
-    """A whole number in these bounds."""
+    """Return *value* if it is an int within these bounds. Raises ValueError."""
     number: int = exactly(value, int)
     if not least <= number <= most:
         raise ValueError(f"{shown(value)} should be a whole number from {least} to {most}")
@@ -79,27 +87,27 @@ def whole(value: Any, least: int = -LARGEST, most: int = LARGEST) -> int:
 
 
 def seconds(value: Any, least: float = -LONGEST_TIME, most: float = LONGEST_TIME) -> float:
-    """A time that somebody waits, or has waited."""
+    """Return *value* as a float if it is a finite number of seconds within bounds. Raises ValueError."""
     if type(value) not in (int, float):
         raise ValueError(f"{shown(value)} should be a number")
-    # A number that is not finite lies between no bounds.
+    # NaN and infinities fail this comparison as well.
     if not least <= value <= most:
         raise ValueError(f"{shown(value)} should be a finite number of seconds from {least:g} to {most:g}")
     return float(value)
 
 
 def line(value: Any) -> str:
-    """A text as one line for people: what is more than that is escaped."""
+    """Return a text as one printable line: line ends, tabs and hidden characters are escaped."""
     return _escaped(exactly(value, str), _IN_LINE)
 
 
 def lines(value: Any) -> str:
-    """A text of any number of lines for people: line ends and tabs stay, all else of that kind is escaped."""
+    """Return a text of any number of printable lines: hidden characters but ``\\n`` and tabs are escaped."""
     return _escaped(exactly(value, str), _IN_LINES)
 
 
 def name(value: Any, most: int = LONGEST_NAME) -> str:
-    """What somebody is called, everywhere and in keys: nothing in it needs to be escaped."""
+    """Return *value* if it is a name: 1 to *most* characters, none hidden. Raises ValueError."""
     text: str = exactly(value, str)
     if not 0 < len(text) <= most or _IN_LINE.search(text):
         raise ValueError(f"{shown(value)} is not a name: a name has 1 to {most} printable characters")
@@ -107,12 +115,12 @@ def name(value: Any, most: int = LONGEST_NAME) -> str:
 
 
 def as_name(text: str) -> str:
-    """The *text* of one's own as a name for others."""
+    """Return this program's own *text* as a name that `name` accepts: escaped and shortened."""
     return line(text)[: LONGEST_NAME // 2] or "?"
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value, for people."""
+    """Return the first 40 characters of the repr of a value; its type where repr fails."""
     try:
         return f"{value!r:.40}"
     except (ValueError, RecursionError):
@@ -137,19 +145,24 @@ class _Span:
 @dataclass(frozen=True)
 class Refusals:
     """
-    How often it was said lately that something was refused, by kind: whoever writes much must not fill the log.
+    Rate limit of log lines about refused data, by kind, so that a busy sender cannot fill the log.
 
-    The first few of each kind are said, then those of the next span of time, with how many there were between.
+    The first `most` of each kind in a `span` are logged. The first of a later span also gives the
+    number that were left out.
     """
 
     most: int = 5
-    """Of one kind in one span."""
+    """Log lines of one kind in one span."""
     span: float = 60.0
     """Seconds"""
     _spans: Mapping[str, _Span] = field(default_factory=dict)
 
     def refuse(self, kind: str, why: str, now: float) -> tuple[Self, str | None]:
-        """One more of this *kind*, of which there are few; what is to be said of it, if anything."""
+        """
+        Count one refusal of this *kind*. Return the new state and the text to log, or None.
+
+        Use few kinds, since each is remembered. *now* is in seconds.
+        """
         last = self._spans.get(kind)
         if last is not None and now < last.since + self.span and last.said >= self.most:
             return self._with(kind, replace(last, unsaid=last.unsaid + 1)), None

@@ -23,7 +23,7 @@ class env(argparse.Action):  # noqa: N801 - torch's name
     An option that takes its value from the command line, else from ``PET_<DEST>``, else from *default*.
 
     ``DEST`` is the name of the option's value in upper case. A value from the environment goes through the
-    option's *type* and fulfils *required*. One that is none of the *choices* is taken too, with a warning.
+    option's *type* and fulfils *required*. A value outside *choices* is accepted, with a warning.
 
         parser.add_argument("-f", "--foo", action=env, default="bar")
     """
@@ -46,10 +46,10 @@ class env(argparse.Action):  # noqa: N801 - torch's name
 
 class check_env(argparse.Action):  # noqa: N801 - torch's name
     """
-    A flag that is on when it stands on the command line, or when ``PET_<DEST>`` is a number other than 0.
+    A flag that is on if the command line has it, or if ``PET_<DEST>`` is a number other than 0.
 
-    Without either it is *default*. Raises `ConfigError` (a ``ValueError``), as the flag is added, when the
-    variable holds something else.
+    Without either it is *default*. Adding the flag raises `ConfigError` (a ``ValueError``) if the
+    variable is not a number.
 
         parser.add_argument("--verbose", action=check_env)
     """
@@ -66,7 +66,7 @@ class check_env(argparse.Action):  # noqa: N801 - torch's name
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
-        """Turn it on."""
+        """Turn the flag on."""
         del parser, values, option_string
         setattr(namespace, self.dest, self.const)
 

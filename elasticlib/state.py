@@ -1,8 +1,8 @@
 """
-What is: the state of a group of workers while it runs.
+State of a worker group while it runs.
 
-Rules of this file: these classes hold, they do not act; `WorkerGroup` is a view for hooks and readers
-that only the agent's shell writes, by steps that are in the table `NEXT`.
+Rules of this file: these classes hold data and do not act. `WorkerGroup` is a view for hooks and
+readers. Only the agent's shell writes it, by the steps in the table `NEXT`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from elasticlib.utils import DataclassView
 
 
 class WorkerState(str, enum.Enum):
-    """Where a group of workers is in its life; `NEXT` lists the steps."""
+    """State of a worker group in its life cycle; `NEXT` lists the possible steps."""
 
     UNKNOWN = "UNKNOWN"
-    """The agent lost sight of the group."""
+    """The agent does not know the state of the group."""
     INIT = "INIT"
     """Not started yet."""
     HEALTHY = "HEALTHY"
     """Running."""
     UNHEALTHY = "UNHEALTHY"
-    """Running, but not well: counts as failed."""
+    """Running with an error: counts as failed."""
     STOPPED = "STOPPED"
     """Stopped by the agent, to be started again."""
     SUCCEEDED = "SUCCEEDED"
-    """All workers ended well."""
+    """All workers ended with exit status 0."""
     FAILED = "FAILED"
-    """A worker failed; at the end of a run: and no restart was left."""
+    """A worker failed. At the end of a run: and no restart was left."""
 
     @staticmethod
     def is_running(state: WorkerState) -> bool:
-        """Whether the processes of a group in *state* are alive."""
+        """Return True if the processes of a group in *state* are alive."""
         return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
 
 
@@ -54,13 +54,13 @@ NEXT: dict[WorkerState, frozenset[WorkerState]] = {
 }
 """The life cycle as a table: state -> states that may follow. `WorkerGroup.step` holds the agent to it."""
 _STORY = 20
-"""Steps of a group that are remembered."""
+"""Number of latest steps that a group remembers."""
 
 
 @define(eq=False, repr=False)
 class Worker:
     """
-    One worker: its ranks, and in `id` its process id once it was started.
+    A worker with its ranks; `id` is its process id once it was started.
 
     (torch: ``torch.distributed.elastic.agent.server.Worker``)
     """
@@ -98,12 +98,12 @@ class WorkerGroup:
     _steps: deque[tuple[WorkerState, str]] = field(
         factory=lambda: deque([(WorkerState.INIT, "made")], _STORY), init=False, repr=False
     )
-    """Where the agent took the group, and why: what a hook writes to `state` changes nothing here."""
+    """States that the agent has set, each with its reason. A hook that writes `state` does not change them."""
 
     def step(self, state: WorkerState, why: str) -> None:
-        """The group is in *state* now. Raises `InvalidTransitionError` where `NEXT` lacks that step."""
+        """Set the state of the group, with the reason. Raises `InvalidTransitionError` if `NEXT` lacks the step."""
         last, _ = self._steps[-1]
-        # The same state again, such as HEALTHY at each look, is no step.
+        # The same state again, such as HEALTHY at each check, does not count as a step.
         if state is not last:
             if state not in NEXT[last]:
                 story = tuple(f"{each.value}: {reason}" for each, reason in self._steps)
@@ -115,7 +115,7 @@ class WorkerGroup:
 @define
 class RunResult(DataclassView):
     """
-    How a group of workers ended.
+    Outcome of a worker group.
 
     `return_values` and `failures` are keyed by global rank and have no key in common. (torch:
     ``torch.distributed.elastic.agent.server.RunResult``)
@@ -126,5 +126,5 @@ class RunResult(DataclassView):
     failures: dict[int, ProcessFailure] = Factory(dict)
 
     def is_failed(self) -> bool:
-        """Whether workers failed; a group left UNHEALTHY counts as failed."""
+        """Return True if workers failed; a group that stayed UNHEALTHY counts as failed."""
         return self.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
