@@ -1,10 +1,10 @@
 """
-Every exception that elasticlib raises, sorted by whose fault it is.
+Exceptions that elasticlib raises, grouped by cause.
 
-Rules of this file: a bad call is a `ConfigError`; a machine that refuses is a `StartError`; the
-cluster's trouble is a `RendezvousError`; the user's own code is a `ChildFailedError`; an operator's
-signal is a `SignalException`. Each also derives from the built-in type that people catch, keeps its
-facts in fields and survives pickling, since exceptions cross processes.
+Rules of this file: a bad call raises `ConfigError`. If the machine cannot start processes, that is
+a `StartError`. Failures between nodes are `RendezvousError`, failures of the user's code
+`ChildFailedError`, and signals `SignalException`. Each class also derives from the built-in type
+that people catch. It keeps its facts in fields and can be pickled, since exceptions cross processes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 class ElasticError(Exception):
-    """The root: catch it to catch whatever elasticlib raises on purpose."""
+    """Base class of all exceptions that elasticlib raises on purpose."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of its own traceback: the user's lines alone."""
+        """Return the lines that IPython shows instead of its own traceback: only the user's frames."""
         return render_error(self)
 
 
 class ConfigError(ElasticError, ValueError):
     """
-    You get it before anything was started: the call names a value that breaks a rule.
+    Raised before anything is started, for a value that breaks a rule.
 
-    `setting` names the field or argument whose value that is, and is empty where no single one is at fault.
+    `setting` names the field or argument with that value; it is empty if no single one is at fault.
     """
 
     setting = ""
@@ -47,26 +47,26 @@ class ConfigError(ElasticError, ValueError):
 
     @classmethod
     def of_setting(cls, setting: str, complaint: str) -> Self:
-        """Return the error of one *setting*; *complaint* begins with its value."""
+        """Return the error for one *setting*; *complaint* begins with its value."""
         error = cls(f"{setting}={complaint}")
         error.setting, error.complaint = setting, complaint
         return error
 
     def with_name(self, name: str) -> ConfigError:
-        """Return this error with *name*, such as an option of a command, in place of the setting's."""
+        """Return this error with *name*, such as a command's option, instead of the setting's name."""
         return self.of_setting(name, self.complaint)
 
 
 class SpecError(ConfigError, AssertionError):
-    """You get it for a number that breaks its rule, where torch raises an AssertionError."""
+    """Raised for a number that breaks its rule, where torch raises an AssertionError."""
 
 
 class NodesError(ConfigError, RuntimeError):
-    """You get it for a range of nodes that is not MIN:MAX, where torch raises a RuntimeError."""
+    """Raised for a range of nodes that is not MIN:MAX, where torch raises a RuntimeError."""
 
 
 class UnknownNameError(ConfigError, KeyError):
-    """You get it for a name that is not known, where torch raises a KeyError."""
+    """Raised for an unknown name, where torch raises a KeyError."""
 
     def __str__(self) -> str:
         # A KeyError would put its text in quotes.
@@ -74,27 +74,27 @@ class UnknownNameError(ConfigError, KeyError):
 
 
 class LogDirError(ConfigError, NotADirectoryError):
-    """You get it when the log folder is a file, or cannot be written."""
+    """Raised when the log folder is a file, or cannot be written."""
 
 
 class EntrypointError(ConfigError):
-    """You get it when the script, module or program to run is not there or may not be run."""
+    """Raised when the script, module or program does not exist or may not be run."""
 
 
 class JobRunsError(ConfigError, RuntimeError):
-    """You get it when a notebook's cell starts its job anew while that of its last run still runs."""
+    """Raised when a notebook's cell starts a job again while the job of its last run still runs."""
 
 
 class PoolError(ElasticError, RuntimeError):
-    """You get it when a pool is used after its end, by two threads at once, or in a forked child of its program."""
+    """Raised when a pool is used after its end, by two threads at once, or in a forked child."""
 
 
 class PicklingError(ConfigError, TypeError):
-    """You get it when the function or one of its arguments cannot be sent to a worker."""
+    """Raised when the function or one of its arguments cannot be sent to a worker."""
 
 
 class PreloadError(ConfigError):
-    """You get it when a module cannot be imported ahead of the workers without changing them."""
+    """Raised when a module cannot be imported ahead of the workers without changing them."""
 
     def __init__(self, module: str, why: str) -> None:
         super().__init__(module, why)
@@ -113,54 +113,56 @@ class PreloadError(ConfigError):
         return str(self._refusal())
 
     def with_name(self, name: str) -> ConfigError:
-        """Return a `ConfigError`, since an error of this class speaks of *preload*."""
+        """Return a `ConfigError` with *name*; an error of this class always names *preload*."""
         return self._refusal().with_name(name)
 
 
 class TimerError(ConfigError, RuntimeError):
-    """You get it when a countdown timer cannot be set as asked: no client is configured, its scope is too long."""
+    """Raised when a countdown timer cannot be set: no client is configured, or its scope is too long."""
 
 
 class TimerServerError(ElasticError, BrokenPipeError):
-    """You get it when nobody listens where a countdown timer should be announced."""
+    """Raised when no server listens for the announcement of a countdown timer."""
 
 
 class StartError(ElasticError, RuntimeError):
-    """You get it when this machine could not start the processes that a launch needs."""
+    """Raised when this machine could not start the processes that a launch needs."""
 
 
 class RendezvousError(ElasticError):
-    """The root of what can go wrong between the nodes of a job."""
+    """Base class of failures between the nodes of a job."""
 
 
 class RendezvousClosedError(RendezvousError):
-    """You get it when you join a job that has already ended."""
+    """Raised when a node joins a job that has already ended."""
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
-    """You get it when too few nodes came within the join time."""
+    """Raised when too few nodes joined within the join time."""
 
 
 class RendezvousConnectionError(RendezvousError, ConnectionError):
-    """You get it when the store that the nodes share cannot be reached."""
+    """Raised when the store that the nodes share cannot be reached."""
 
 
 class RendezvousNotFoundError(RendezvousConnectionError, RendezvousTimeoutError):
-    """You get it when there was nothing within the join time where the job's store should be."""
+    """Raised when no store answered at the job's endpoint within the join time."""
 
 
 class RendezvousStateError(RendezvousError):
-    """You get it when what the store holds was not written by this job."""
+    """Raised when the store holds data that this job did not write."""
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """You get it when the job ended well without this node: as a spare, or replaced when its own part was done."""
+    """Raised when the job succeeded without this node: a spare, or replaced after its workers were done."""
 
 
 class InvalidTransitionError(ElasticError, RuntimeError):
     """
-    You get it when *what* takes a step that the table of its life cycle does not have: a hook of your own agent
-    answered what cannot follow, or elasticlib has a fault. `story` holds the last steps before, each with its reason.
+    Raised when *what* takes a step that the table of its life cycle does not have.
+
+    A hook of your own agent returned a state that cannot follow, or elasticlib has a bug. `story`
+    holds the last steps before, each with its reason.
     """
 
     def __init__(self, what: str, start: str, finish: str, story: tuple[str, ...] = ()) -> None:
@@ -176,7 +178,7 @@ class InvalidTransitionError(ElasticError, RuntimeError):
 
 
 class SignalException(ElasticError):  # noqa: N818 - torch's name
-    """You get it when a handled signal stopped the launch; `sigval` is the signal."""
+    """Raised when a handled signal stopped the launch; `sigval` is the signal."""
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg, sigval)
@@ -187,71 +189,74 @@ class SignalException(ElasticError):  # noqa: N818 - torch's name
 
 
 class LaunchInterrupted(SignalException, KeyboardInterrupt):
-    """You get it for SIGINT: a `SignalException` that is a `KeyboardInterrupt` too."""
+    """Raised for SIGINT: a `SignalException` that is a `KeyboardInterrupt` too."""
 
 
 NOT_AVAILABLE = "<N/A>"
 _LONGEST_LINE = 300
 about_signal: Callable[[str, str], str] | None = None
 """
-Adds what is known to the message of a worker that a signal ended, beside its error file; must not raise.
+Return the text about a worker that a signal ended, for its text and its error file. Must not raise.
 
-Set by the module of `ErrorHandler`, where subclasses of it can be.
+None, or set by the module of `ErrorHandler`, so that subclasses can add facts.
 """
 _LATEST = 1e11
-"""Unix seconds after which a timestamp is no time of a failure."""
+"""Unix seconds; a later timestamp is not the time of a failure."""
 _LONGEST_FILE = 2**24
 
 
 @dataclass
 class ProcessFailure:
     """
-    One worker that failed, with all that is known about it.
+    A failed worker, with all that is known about it.
 
     The first four fields, and what is read from *error_file* when `error_file_data` is not given, are
     those of ``torch.distributed.elastic.multiprocessing.errors.ProcessFailure``. A missing, truncated
-    or foreign error file is no error here: the failure is reported with what is known.
+    or foreign error file is ignored: the other fields report the failure.
     """
 
     local_rank: int
     pid: int
     exitcode: int
-    """Exit status; ``-n`` when signal ``n`` ended the worker."""
+    """Exit status; ``-n`` if signal ``n`` ended the worker."""
     error_file: str
     error_file_data: dict[str, Any] = field(default_factory=dict)
     message: str = ""
     timestamp: float = 0.0
-    """Unix seconds of the failure: whole ones, as in the error file; `moment` has the fraction."""
+    """Time of the failure in whole Unix seconds, as in the error file; `moment` has the fraction."""
     rank: int = -1
     exception_type: str = ""
-    """Qualified name of the exception's class; empty when the worker did not raise."""
+    """Qualified name of the exception's class; empty if the worker did not raise."""
     traceback: str = ""
     """Python traceback, or the fault handler's stacks after a crash."""
     log_tail: tuple[str, ...] = ()
-    """Last lines of the worker's stderr: of its log file, else what Python wrote."""
+    """Last lines of the worker's stderr, from its log file, else from what Python wrote."""
     hint: str = ""
-    """What a signal or an exit status most likely means on this machine."""
+    """Most likely meaning of the signal or the exit status on this machine."""
     secondary: bool = False
-    """True when the failure is a lost connection to a peer, hence most likely a consequence."""
+    """True if the failure is a lost connection to a peer, and so most likely a consequence."""
     host: str = ""
-    """Where it happened; this machine when left empty."""
+    """Host of the worker; this machine if left empty."""
     root: bool = False
-    """True when the job found it to be the first failure of all its nodes, whatever their clocks say."""
+    """True if the job found it to be the first failure on all nodes, independent of their clocks."""
     fatal: bool = False
-    """True where a restart would only meet it again, so that none is made."""
+    """True if a restart would fail in the same way, so that the job makes none."""
     process: str = ""
-    """Which process of elasticlib's own ended, such as ``worker store``; empty: a worker. `rank` stands for it then."""
+    """Name of elasticlib's own process that ended, such as ``worker store``; empty for a worker.
+
+    `rank` is then the rank that stands for this process.
+    """
     frames: tuple[Frame, ...] = field(default=(), repr=False, compare=False)
-    """The stack of a worker of this node that raised, the innermost frame last; `traceback` is its text."""
+    """Stack of a worker of this node that raised, innermost frame last; `traceback` is its text."""
     moment: float = 0.0
-    """`timestamp` with its fraction, where the worker or its launcher knows it."""
+    """`timestamp` with its fraction, if the worker or its launcher knows it."""
     external: bool = False
-    """True when a peer, a device or the system caused the exception, so that another attempt may go well."""
+    """True if a peer, a device or the system caused the exception, so that a retry may succeed."""
 
     log_files: tuple[str, ...] = ()
-    """The files with the worker's stdout and stderr, where it has any."""
+    """Files with the worker's stdout and stderr; empty if it has none."""
     is_on_console: bool = field(default=False, repr=False, compare=False)
-    """True when the worker has written its traceback to this program's own stderr."""
+    """True if the worker has written its traceback to this program's own stderr."""
 
     def __post_init__(self) -> None:
         if not self.error_file_data:
@@ -263,7 +268,7 @@ class ProcessFailure:
             self.host = os.uname().nodename
 
     def _read_error_file(self) -> None:
-        """Take the facts of the error file that are not known otherwise."""
+        """Fill the fields that are still empty from the error file."""
         data = self._error_file_content()
         if data is None:
             self.error_file_data = {"message": "<NONE>"}
@@ -282,7 +287,7 @@ class ProcessFailure:
         self.timestamp = self.timestamp or _seconds_of(stamp)
 
     def _error_file_content(self) -> dict[str, Any] | None:
-        """Return the data of the error file; None where it has no message, or there is no file."""
+        """Return the data of the error file; None if it has no message, or if the file is missing."""
         if not self.error_file or not os.path.isfile(self.error_file):
             self.error_file = NOT_AVAILABLE
             return None
@@ -303,15 +308,15 @@ class ProcessFailure:
         self.timestamp, self.moment = int(when), float(when)
 
     def when(self) -> float:
-        """`moment`, but for a `timestamp` that was set since."""
+        """Return the time in Unix seconds: `moment`, or `timestamp` if that was set later."""
         return self.moment if int(self.moment) == int(self.timestamp) else self.timestamp
 
     def signal_name(self) -> str:
-        """Name of the signal that ended the worker, or ``<N/A>``."""
+        """Return the name of the signal that ended the worker, or ``<N/A>``."""
         return NOT_AVAILABLE if self.exitcode >= 0 else name_of_signal(-self.exitcode, "SIG")
 
     def summary(self, *, with_place: bool = True) -> str:
-        """Return in one line what happened, and where in the user's code."""
+        """Return one line of at most 300 characters: the event, the reason, the place in the user's code."""
         place = place_of(self.traceback)
         event, reason = self._event_and_reason(has_place=bool(place))
         text = f"{event}: {reason}" if reason else event
@@ -321,8 +326,8 @@ class ProcessFailure:
         return f"{line} ({place})" if place and with_place else line
 
     def _event_and_reason(self, *, has_place: bool) -> tuple[str, str]:
-        """Return how the worker failed, and why, as far as the first does not say it."""
-        # The message is the worker's own, not one made from the exit status.
+        """Return how the worker failed, and the reason; "" if the first part gives the reason already."""
+        # The message is the worker's own, not made from the exit status.
         if self.message != self._describe():
             lines = (line for line in self.message.splitlines() if line.strip())
             return next(lines, "no message"), ""
@@ -332,23 +337,23 @@ class ProcessFailure:
         return f"exit status {self.exitcode}", last_line
 
     def timestamp_isoformat(self) -> str:
-        """Local time of the failure, ``_`` between date and time."""
+        """Return the local time of the failure, with ``_`` between date and time."""
         return datetime.datetime.fromtimestamp(self.when()).isoformat(sep="_", timespec="milliseconds")
 
 
 def _seconds_of(stamp: Any) -> float:
-    """Return the timestamp of an error file; 0 where it is no time of a failure."""
+    """Return the timestamp of an error file in Unix seconds; 0 if it cannot be the time of a failure."""
     try:
         seconds = float(stamp)
     except (TypeError, ValueError, OverflowError):
         return 0.0
-    # NaN fails both comparisons, and no calendar holds a later time.
+    # NaN fails both comparisons, and datetime cannot hold a much later time.
     is_time = 0 < seconds < _LATEST
     return seconds if is_time else 0.0
 
 
 def name_of_signal(number: int, unnamed: str = "signal ") -> str:
-    """The name of a signal; *unnamed* and the *number* where it has none, such as most real-time signals."""
+    """Return the name of a signal; *unnamed* and the *number* for one without, such as most real-time signals."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -356,7 +361,11 @@ def name_of_signal(number: int, unnamed: str = "signal ") -> str:
 
 
 def read_error_file(path: str) -> Any:
-    """The JSON value in a worker's error file. Raises OSError where it cannot be read, ValueError for anything else."""
+    """
+    Return the JSON value in a worker's error file.
+
+    Raises OSError if the file cannot be read, ValueError if its content is not valid.
+    """
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read(_LONGEST_FILE + 1)
     if len(text) > _LONGEST_FILE:
@@ -366,26 +375,28 @@ def read_error_file(path: str) -> Any:
 
 def root_cause(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
     """
-    The (rank, failure) that came first: what the job's nodes agreed upon, where they did.
+    Return the (rank, failure) that the job's nodes agreed on, else the earliest.
 
-    By itself, a lost connection never beats another kind of failure.
+    A lost connection is the root cause only if the nodes agreed on it, or if no other kind of
+    failure exists.
     """
     return min(failures.items(), key=lambda item: (not item[1].root, item[1].secondary, item[1].when(), item[0]))
 
 
 class ChildFailedError(ElasticError):
     """
-    You get it when workers failed and no restart was left.
+    Raised when workers failed and no restart was left.
 
-    `failures` maps global rank to `ProcessFailure`; the text's first line is the root cause, a table of every failure
-    follows, which is what `format_msg` gives. Raised *from* the worker's own exception, as far as that could be
-    rebuilt. (torch: ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``)
+    `failures` maps global rank to `ProcessFailure`. The first line of the text is the root cause. A
+    table of all failures follows, which `format_msg` returns. The error is raised *from* the worker's
+    own exception, if that could be rebuilt.
+    (torch: ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError``)
     """
 
     _elastic_title = ""
-    """What the text calls the work where `name` is that of the worker's exception."""
+    """Title of the work in the text, if `name` is an attribute of the worker's own exception."""
     _elastic_ranks = 0
-    """Of how many ranks the work was, as far as that is known."""
+    """Number of ranks of the job; 0 if unknown."""
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
         if not failures:
@@ -398,22 +409,22 @@ class ChildFailedError(ElasticError):
         return self.summary() + self.format_msg()
 
     def summary(self) -> str:
-        """The root cause in one line, such as ``rank 1: ValueError: bad batch (train.py:54)``."""
+        """Return the root cause in one line, such as ``rank 1: ValueError: bad batch (train.py:54)``."""
         rank, failure = self.get_first_failure()
         return failure.summary() if failure.process else f"rank {rank}: {failure.summary()}"
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """The root cause: its global rank and its failure."""
+        """Return the global rank and the failure of the root cause."""
         return root_cause(self.failures)
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
-        """The summary of all failures as text (the keyword is spelled as in torch)."""
+        """Return the table of all failures as text (the keyword is spelled as in torch)."""
         return self._format(
             {rank: _trace_of(failure) for rank, failure in self.failures.items()}, boarder_delim, section_delim
         )
 
     def console_text(self) -> str:
-        """The text for the console of this program, where each traceback stands once."""
+        """Return the text for the console of this program, without tracebacks that it already shows."""
         traces = {
             rank: f"{failure.summary()}: see above" if failure.is_on_console else _trace_of(failure)
             for rank, failure in self.failures.items()
@@ -441,14 +452,14 @@ class ChildFailedError(ElasticError):
 
 
 def _who(rank: int, failure: ProcessFailure) -> dict[str, str]:
-    """Whose failure it is: a rank's, or that of a process of elasticlib."""
+    """Return the line of the table that names the failed rank, or the failed process of elasticlib."""
     if failure.process:
         return {"process": f"{failure.process} of elasticlib"}
     return {"rank": f"{rank} (local_rank: {failure.local_rank})"}
 
 
 def _trace_of(failure: ProcessFailure) -> str:
-    """What is known of how it came to the *failure*: a traceback, stacks, or a message."""
+    """Return the traceback, the stacks or the message of the *failure*."""
     trace = failure.traceback or failure.message or NOT_AVAILABLE
     if failure.traceback and failure.exitcode < 0 and not failure.exception_type:
         trace = f"{failure.message}\n{failure.traceback}"

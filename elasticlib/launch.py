@@ -1,8 +1,8 @@
 """
-`elastic_launch` and `launch_agent`: the only place that wires a launch together.
+`elastic_launch` and `launch_agent`: the only module that wires the parts of a launch together.
 
-Rules of this file: everything is checked before anything is started; what the process had before the
-launch (environment, signal handlers, folder) it has after it.
+Rules of this file: everything is checked before anything is started. After a launch the process
+has the same environment, signal handlers and working directory as before.
 """
 
 from __future__ import annotations
@@ -65,30 +65,41 @@ DEFAULT_SHUTDOWN_TIMEOUT = 30
 
 class elastic_launch:  # noqa: N801 - torch's name
     """
-    Runs *entrypoint* on every worker of *config* when called, and returns `Results`: {global rank: result}.
+    Launcher of *entrypoint* on all workers of *config*; a call returns `Results`: {global rank: result}.
 
-    *entrypoint* is a callable, the path of a Python script (a ``pathlib.Path``, or text that ends in
-    ``.py``), the name of a module with ``LaunchConfig(module=True)``, or any other program. The call's
-    arguments are those of the callable, or the command line of the script or program; the results are the
-    callable's return values, None for others. Calls may come from any thread and run side by side.
+    *entrypoint* is one of these:
 
-    Each node of a job makes the same call and gets the results of its own workers; a spare that was not
-    needed gets {}, one whose workers had ended well before others repeated the round `RendezvousGracefulExitError`.
+    * a callable; its return values are the results
+    * the path of a Python script (a ``pathlib.Path``, or text that ends in ``.py``)
+    * the name of a module, with ``LaunchConfig(module=True)``
+    * any other program
 
-    *config* may be torch's own ``LaunchConfig``: its fields are taken as they are at the call, torch's defaults too.
-    A *health_check_server* that the caller has started is stopped when a call ends, however it does. After a launch
-    the caller's `DefaultLogsSpecs` names in ``root_log_dir`` the folder that was kept.
+    The call's arguments go to the callable, or form the command line of the script or program, whose
+    results are None. Any thread may make calls, and several calls may run at the same time.
 
-    Raises `ConfigError` before anything is started when the call cannot work, `ChildFailedError`, from the
-    worker's own exception, when workers failed and no restart was left, on every node of the job with the
-    same root cause; `RendezvousError` and its kinds when the nodes could not meet or lost each other, and
-    `SignalException` when a signal ended the launch. (torch: ``torch.distributed.launcher.elastic_launch``)
+    Each node of a job makes the same call and gets the results of its own workers. A spare node that
+    was not needed gets {}. If a node's workers had succeeded before the others repeated the round,
+    its call raises `RendezvousGracefulExitError`.
+
+    *config* may be torch's own ``LaunchConfig``: the call reads its fields, also torch's defaults. A
+    *health_check_server* that the caller has started is stopped at the end of every call. After a
+    launch, ``root_log_dir`` of the caller's `DefaultLogsSpecs` is the folder that was kept.
+
+    Raises:
+
+    * `ConfigError` before anything is started, if the call cannot work
+    * `ChildFailedError`, from the worker's own exception, if workers failed and no restart was left;
+      all nodes of the job raise it with the same root cause
+    * `RendezvousError` and its subclasses, if the nodes could not meet or lost each other
+    * `SignalException`, if a signal ended the launch
+
+    (torch: ``torch.distributed.launcher.elastic_launch``)
     """
 
     def __init__(
         self, config: LaunchConfig, entrypoint: Entrypoint, health_check_server: HealthCheckServer | None = None
     ) -> None:
-        # Wrong settings are refused now; the present ones count at the call.
+        # Invalid settings are refused now; the call reads the settings again.
         as_launch_config(config)
         self._config = config
         self._entrypoint = entrypoint
@@ -100,12 +111,12 @@ class elastic_launch:  # noqa: N801 - torch's name
 
     def start(self, *args: Any, **kwargs: Any) -> Job:
         """
-        Run the workers beside the program, and return at once what it watches, awaits and stops them by.
+        Start the workers in the background, and return at once the `Job` that controls them.
 
-        What a call refuses is refused here, before anything is started. Without ``LaunchConfig.logs_specs`` all output
-        goes to files that `Job.logs` reads, and that of rank 0 to the console, too. A job that still runs when the
-        program ends is stopped. Raises `JobRunsError` where a notebook's cell is executed again while the job of its
-        last execution runs.
+        Raises the same errors as a call, before anything is started. Without ``LaunchConfig.logs_specs``
+        all output goes to files that `Job.logs` reads, and that of rank 0 also to the console. A job
+        that still runs at the end of the program is stopped. Raises `JobRunsError` if a notebook's
+        cell is executed again while the job of its last execution runs.
         """
         return Job(CheckedLaunch(self._config, self._entrypoint, args, self._health_check_server, kwargs, True)).begin()
 
@@ -117,15 +128,20 @@ def launch_agent(
     health_check_server: HealthCheckServer | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Results:
-    """What a call of `elastic_launch` does. (torch: ``torch.distributed.launcher.api.launch_agent``)"""
+    """
+    Run a launch to its end, as a call of `elastic_launch` does.
+
+    (torch: ``torch.distributed.launcher.api.launch_agent``)
+    """
     return Job(CheckedLaunch(config, entrypoint, args, health_check_server, kwargs or {})).run()
 
 
 class CheckedLaunch:
     """
-    A launch that was checked, to be carried out once: beside the program where *is_started*.
+    A checked launch, which can run once.
 
-    *follows_callers*: its output goes through ``sys.stdout``, which callers to come may replace.
+    *is_started*: it runs in the background of the program. *follows_callers*: its output goes through
+    ``sys.stdout``, which later callers may replace.
     """
 
     def __init__(
@@ -166,12 +182,12 @@ class CheckedLaunch:
             self.quit_shows_stacks = isinstance(config.signals_to_handle, _rules.Default)
             warn_of_ranks(self._logs, self.workers, config)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": self.workers}))
-            # Last of all before the rendezvous: other nodes must not meet a node that cannot work.
+            # The last check before the rendezvous: other nodes must not meet a node that cannot work.
             make_run_folder(self._logs, self._choice.run_id)
             self._until_run, self._until_end = until_run.pop_all(), until_end.pop_all()
 
     def _choose_output(self, is_started: bool) -> None:
-        """Choose the console and the logs of this launch; *is_started*: the program goes on beside it."""
+        """Choose the console and the logs of this launch; *is_started*: it runs in the background."""
         config = self._config
         goes_here = self._follows_callers or (is_stdout_replaced() and config.logs_specs is None)
         self.console = CallersStream() if goes_here else None
@@ -180,7 +196,7 @@ class CheckedLaunch:
         self._logs = given.for_launch() if isinstance(given, DefaultLogsSpecs) else given
 
     def _prepare(self, shown: Mapping[str, str]) -> Preparation:
-        """Check the call; the workers have the variables *shown*, which name their GPUs."""
+        """Check the call; the workers get the variables *shown*, which name their GPUs."""
         config = self._config
         prepared = prepare_workers(self._spec, config.start_method, config.signals_to_handle, shown)
         is_in_notebook = ipython_shell() is not None
@@ -188,7 +204,7 @@ class CheckedLaunch:
             return prepared
         job = prepared.job
         if is_in_notebook:
-            # A worker writes its traceback itself only where logs of the caller's choice take its output.
+            # A worker writes its own traceback only if the caller's logs_specs takes its output.
             cell_shows_errors = config.logs_specs is None
             key = self.console.word if self.console is not None else ""
             job = shown_by_caller(job, errors=cell_shows_errors, display_key=key, ranks=shown_ranks(config))
@@ -196,19 +212,27 @@ class CheckedLaunch:
 
     @property
     def folder(self) -> str:
-        """Where the output is after success, or of a pool that was stopped: it goes with the job's object."""
+        """
+        Folder of the output after success, or of a stopped pool, to remove with the job's object.
+
+        "" if nothing may be removed.
+        """
         if self.console is not None and self.console.is_full:
-            # The cell did not show all of it: the folder stays when the object of the job goes.
+            # The cell did not show all output: the folder stays after the job's object is gone.
             return ""
         return self._logs.root_log_dir if isinstance(self._logs, JobLogs) else ""
 
     @property
     def workers(self) -> int:
-        """How many there will be on this node."""
+        """Number of workers on this node."""
         return self._spec.local_world_size
 
     def hand(self, descriptors: Mapping[str, int]) -> None:
-        """Have each worker get copies of *descriptors*, by name, made now: their numbers may be others' by then."""
+        """
+        Give each worker copies of *descriptors*, by name.
+
+        The copies are made now, since the caller may close its own before the workers start.
+        """
         copies: dict[str, int] = {}
         for name, descriptor in descriptors.items():
             copies[name] = os.dup(descriptor)
@@ -216,24 +240,24 @@ class CheckedLaunch:
         self._prepared = evolve(self._prepared, job=evolve(self._prepared.job, descriptors=copies))
 
     def abandon(self) -> None:
-        """It will not be carried out."""
+        """Release the resources of a launch that will not run."""
         with self._until_end:
             self._until_run.close()
         if isinstance(self._logs, DefaultLogsSpecs):
             self._logs.forget_unused()
 
     def __call__(self, job: Job) -> dict[int, Any]:
-        """Run the workers of *job* to their end; their results."""
+        """Run the workers of *job* to their end, and return {global rank: result}."""
         with self._until_end, self._until_run as until_run:
-            # From the first process on a signal ends the job; while a handler of others is made, which may take any
-            # time, it does what it did before.
+            # A signal ends the job from the first process on. While a third-party rendezvous handler
+            # is made, which may take any time, signals have the same effect as before.
             is_ours = not isinstance(self._choice, PlugIn)
             own = HandledSignals(self.signums if is_ours else (), job.inbox, takes_notices=True)
             with own:
                 return self._run(job, until_run)
 
     def _say_that_it_starts(self, there: ForkServer | None) -> None:
-        """Tell whoever looks at a cell why nothing comes for seconds."""
+        """Print in the cell why no output appears for some seconds."""
         if self.console and there and not there.ready() and "torch" in there.key.preload:
             self.console.say("starting: importing torch\n")
 
@@ -281,7 +305,7 @@ class CheckedLaunch:
                 raise combined_error(error, cause, config.raise_as) from cause
             succeeded = True
         except SignalException:
-            # Nobody looks at failures of a pool's workers that were stopped on purpose.
+            # The output of a pool's workers that were stopped on purpose is not needed.
             is_kept = not self._follows_callers
             raise
         finally:
@@ -291,20 +315,24 @@ class CheckedLaunch:
 
 def _place_of_output(weak: weakref.ref[Job], logs: LogsSpecs, shown: Sequence[int] | None) -> str:
     """
-    The file with the output of the one rank that is *shown*; where there are several, the folder of the files.
+    Return the output file of the one rank that is *shown*, or the folder of the files for several.
 
-    The job is known weakly: its files go with it, and whoever asks here may stay longer.
+    The reference to the job is weak: its files are removed with it, and the caller may live longer.
     """
     job, files = weak(), list[str]()
     if job is not None and shown is not None and len(shown) == 1:
-        # The rank is on another node.
+        # ConfigError: the rank is on another node.
         with contextlib.suppress(ConfigError):
             files = job.files(shown[0])
     return files[0] if len(files) == 1 else logs.root_log_dir
 
 
 def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | None:
-    """Refuse what can be seen to be wrong by itself. The launch's own handler of metrics; None for the program's."""
+    """
+    Check settings that depend on nothing else. Raises `ConfigError`.
+
+    Return the launch's own metric handler, or None for the program's.
+    """
     events.get_logging_handler(config.event_log_handler)
     metric_handler = metrics.handler_of(config.metrics_cfg)
     if isinstance(logs, DefaultLogsSpecs):
@@ -319,10 +347,10 @@ def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | Non
 
 def title_of(entrypoint: Entrypoint, args: Sequence[Any] = ()) -> str:
     """
-    What reports call the work.
+    Return the title of the work in reports.
 
-    The function's bare name, or the name of the file or module: where the program is this interpreter, of what it is
-    to run.
+    This is the function's bare name, or the name of the file or module. If the program is this
+    interpreter, it is the name of the script or module that it runs.
     """
     if isinstance(entrypoint, (str, os.PathLike)):
         path = os.fspath(entrypoint)
@@ -335,10 +363,11 @@ def title_of(entrypoint: Entrypoint, args: Sequence[Any] = ()) -> str:
 
 
 def _command_of(title: str, entrypoint: Entrypoint, args: Sequence[Any]) -> str:
-    """What nodes of one job are compared by; empty where the arguments are not known."""
+    """Return the text by which a job's nodes compare their calls; empty if arguments are unknown."""
     if isinstance(entrypoint, (str, os.PathLike)):
         return command_line(title, [str(arg) for arg in args])
-    # A function's arguments are objects, which cannot be compared: those of its program mostly tell two of them apart.
+    # A function's arguments are objects, which cannot be compared. The program's arguments mostly
+    # distinguish two calls.
     return "" if ipython_shell() is not None else command_line(title, sys.argv[1:])
 
 
@@ -349,9 +378,9 @@ def _worker_spec(
     kwargs: Mapping[str, Any],
     shown: Mapping[str, str],
 ) -> WorkerSpec:
-    """Return the workers of this node, still without a rendezvous; they have the variables *shown*."""
+    """Return the spec of this node's workers, still without a rendezvous; they get the variables *shown*."""
     flags = flags_here()
-    # The fork server that counts devices should be the job's own, so it must import the same.
+    # The job's own fork server should count the devices, so it must import the same modules.
     ahead = preload_for(entrypoint) if isinstance(config.nproc_per_node, str) else ()
     workers = workers_per_node(config.nproc_per_node, config.preload, flags, shown, ahead)
     shared = {each.name for each in fields(WorkerSpec)} & {each.name for each in fields(LaunchConfig)}
@@ -370,13 +399,13 @@ def _worker_spec(
 
 
 def _summary(config: LaunchConfig) -> dict[str, object]:
-    """What was asked for, but for what has no value and what nobody may see."""
+    """Return the settings of *config* for the log, without empty values and secrets."""
     values = {field.name: getattr(config, field.name) for field in fields(LaunchConfig) if field.repr}
     return {name: value for name, value in values.items() if value is not False and value not in (None, "", {})}
 
 
 def _run(agent: LocalElasticAgent) -> RunResult:
-    """The result of *agent*; that there was one, or none, is told as torch's launcher does."""
+    """Run *agent* and return its result; record success or failure as torch's launcher does."""
     try:
         result = agent.run()
     except BaseException as error:
@@ -400,7 +429,7 @@ __all__ = ["elastic_launch", "launch_agent"]
 
 
 def __getattr__(name: str) -> Any:
-    """torch's module of this name is a command, whose code is in a layer above this one."""
+    """Load the names of torch's command of this name, whose code is in a layer above this one."""
     if name in ("launch", "main", "parse_args"):
         return getattr(importlib.import_module("elasticlib.cli._legacy"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

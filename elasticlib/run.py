@@ -1,8 +1,8 @@
 """
-The command line: options and ``PET_*`` variables become a `LaunchConfig`, then `elastic_launch` runs it.
+The command line ``elasticrun``: a `LaunchConfig` from options and ``PET_*`` variables, and its launch.
 
-Rules of this file: `cli._parser` reads, the limits of a value are the business of `spec.py`; what has no effect is
-never ignored in silence. Nothing here imports torch.
+Rules of this file: `cli._parser` reads options, and `spec.py` checks the limits of values. An option
+without effect causes a warning or an error. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> Request:
 
 
 def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
-    """Run what a namespace of `parse_args` asks for. Raises what `elastic_launch` raises."""
+    """Run the launch that a namespace of `parse_args` describes. Raises what `elastic_launch` raises."""
     request = request_of(args, environ, sys.stderr)
-    # Only now: help and refusals need not wait for what starts processes.
+    # Imported late, so that help and errors of usage appear sooner.
     from elasticlib.launch import elastic_launch
 
     try:
@@ -79,17 +79,21 @@ def _launch_with_brief(request: Request) -> None:
         brief.end(job.status())
 
 
-# What programs call that build upon torch's module of this name.
+# Functions for programs that build upon torch's module of this name.
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    """The command line's parser, to which options may be added. (torch: ``torch.distributed.run.get_args_parser``)"""
+    """
+    Return the parser of the command line; programs may add options to it.
+
+    (torch: ``torch.distributed.run.get_args_parser``)
+    """
     return Parser()
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
     """
-    The namespace of a command line without the program's name, by default this program's own.
+    Parse a command line without the program's name, by default this program's own.
 
     Raises SystemExit (status 2) for wrong usage and `ConfigError` for a value that cannot be read. (torch:
     ``torch.distributed.run.parse_args``)
@@ -99,19 +103,20 @@ def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
     """
-    (least, most) number of nodes from ``N`` or ``MIN:MAX``. (torch: ``torch.distributed.run.parse_min_max_nnodes``)
+    Return the (least, most) number of nodes from ``N`` or ``MIN:MAX``.
 
-    Raises `NodesError` for another shape, `ConfigError` for what is no number.
+    Raises `NodesError` for another form, `ConfigError` for a part that is not a number.
+    (torch: ``torch.distributed.run.parse_min_max_nnodes``)
     """
     return read_nodes(nnodes)
 
 
 def determine_local_world_size(nproc_per_node: str) -> int:
     """
-    How many workers ``--nproc-per-node`` means on this machine.
+    Return the number of workers that ``--nproc-per-node`` means on this machine.
 
-    Raises `SpecError` (a ``ValueError``) for another word, or where there is no such device. (torch:
-    ``torch.distributed.run.determine_local_world_size``)
+    Raises `SpecError` (a ``ValueError``) for an unknown word, or if this machine has no such device.
+    (torch: ``torch.distributed.run.determine_local_world_size``)
     """
     from elasticlib.workers import workers_per_node
 
@@ -120,10 +125,11 @@ def determine_local_world_size(nproc_per_node: str) -> int:
 
 def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint, list[str]]:
     """
-    (config, entry point, arguments) for ``elastic_launch(config, entry_point)(*arguments)``.
+    Return (config, entry point, arguments) for ``elastic_launch(config, entry_point)(*arguments)``.
 
-    torch's function of this name gives the interpreter as entry point, with ``-u`` and the script among the
-    arguments; here the script is the entry point, so that workers come from the fork server. Raises `ConfigError`.
+    torch's function of this name returns the interpreter as entry point, with ``-u`` and the script
+    among the arguments. Here the script is the entry point, so that workers come from the fork
+    server. Raises `ConfigError`.
     (torch: ``torch.distributed.run.config_from_args``)
     """
     from elasticlib.workers import workers_per_node
@@ -135,7 +141,11 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint
 
 
 def get_rdzv_endpoint(args: argparse.Namespace) -> str:
-    """Where the nodes meet, by a namespace of `parse_args`. (torch: ``torch.distributed.run.get_rdzv_endpoint``)"""
+    """
+    Return the endpoint where the nodes meet, from a namespace of `parse_args`.
+
+    (torch: ``torch.distributed.run.get_rdzv_endpoint``)
+    """
     if args.rdzv_backend == "static" and not args.rdzv_endpoint:
         return f"{args.master_addr}:{args.master_port}"
     return str(args.rdzv_endpoint)
@@ -143,7 +153,9 @@ def get_rdzv_endpoint(args: argparse.Namespace) -> str:
 
 def get_use_env(args: argparse.Namespace) -> bool:
     """
-    Whether the script finds its local rank in ``LOCAL_RANK`` alone: True but for the legacy command's default.
+    Return True if the script gets its local rank only in ``LOCAL_RANK``.
+
+    This is False only for the default of the legacy command.
 
     (torch: ``torch.distributed.run.get_use_env``)
     """
@@ -158,7 +170,7 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """
-    Run what a namespace of `parse_args` asks for, to its end.
+    Run the launch that a namespace of `parse_args` describes, to its end.
 
     Raises what `elastic_launch` raises. (torch: ``torch.distributed.run.run``)
     """
@@ -167,7 +179,7 @@ def run(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _console_log(level: str) -> Iterator[None]:
-    """Show the library's messages on stderr, from *level* on, for the length of the block."""
+    """Write the library's log messages from *level* up to stderr within the block."""
     logger = logging.getLogger("elasticlib")
     before = logger.level
     logger.setLevel(level_of(level))
@@ -185,20 +197,29 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     Run a command line to its end.
 
-    For the program's own, by default, it leaves by SystemExit with status 1 when workers failed, a signal stopped the
-    job or its nodes lost each other, 2 when the call is wrong, and 0 when the job succeeded without this node, with the
-    reason on stderr. With *args* it raises what `elastic_launch`
-    raises, and SystemExit only as argparse does. (torch: ``torch.distributed.run.main``)
+    Without *args* it runs the program's own command line. It then ends by SystemExit, with the
+    reason on stderr:
+
+    * 1 if workers failed, a signal stopped the job, or its nodes lost each other
+    * 2 if the call is wrong
+    * 0 if the job succeeded without this node
+
+    With *args* it raises what `elastic_launch` raises, and SystemExit only as argparse does.
+    (torch: ``torch.distributed.run.main``)
     """
     carry_out(lambda: launch(parse_args(args), os.environ), whole_program=args is None)
 
 
 def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
-    """Call *command* with the library's messages on stderr; for a whole program, leave as `main` says if it raises."""
-    # A machine may have no /dev/null: code that needs it fails with a message of its own.
+    """
+    Call *command* with the library's log messages on stderr.
+
+    *whole_program*: if it raises, exit with the status that `main` documents.
+    """
+    # A machine may lack /dev/null: code that needs it fails with a message of its own.
     with contextlib.suppress(OSError):
         while whole_program and os.open(os.devnull, os.O_RDWR) < 3:
-            # A standard stream that was closed at our start must not give its number to another file.
+            # A standard stream was closed at our start: no other file may take its number.
             pass
     if whole_program:
         survive_notices()
@@ -229,7 +250,7 @@ def _leave_by(error: ElasticError) -> None:
     if isinstance(error, ConfigError):
         _leave(2, f"{PROG}: error: {error}")
     if isinstance(error, RendezvousGracefulExitError):
-        # The job ended well, and a script has no results that could be missed.
+        # The job succeeded, and a script returns no results that could be missing.
         _leave(0, f"{PROG}: {error}")
     if isinstance(error, SignalException):
         # A second Ctrl-C must not interrupt the exit with a traceback.

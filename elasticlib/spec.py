@@ -1,9 +1,9 @@
 """
-What was asked: the launch, the workers of one node, and where their output goes.
+Specifications of a launch, of the workers of one node, and of their output.
 
-Rules of this file: constructing a spec does no I/O and touches nothing outside it; a validator names
-the value, the rule and the mend; a caller's list or dict is copied, never changed. Names, order and
-meaning of the fields follow torch; what torch lacks comes after, by keyword only.
+Rules of this file: the constructor of a spec does no I/O and changes nothing outside it. A validator
+names the value, the rule and the fix. A caller's list or dict is copied, never changed. Names, order
+and meaning of the fields follow torch. Fields that torch lacks come last, by keyword only.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ RaiseAs: TypeAlias = Literal["both", "ChildFailedError"]
 Entrypoint: TypeAlias = Callable[..., Any] | str | os.PathLike[str]
 
 DEFAULT_RENDEZVOUS_TIMEOUT = 900
-"""Seconds"""
+"""Seconds."""
 DEFAULT_MAX_RESTARTS = 3
 AUTO = ("auto",)
-"""The `preload` that imports ahead torch, and its parts that an entry point's text mentions."""
+"""Value of `preload` that imports torch ahead, and the parts of it that an entry point's text mentions."""
 DEFAULT_PRELOAD = AUTO
 DEFAULT_SIGNALS = _rules.Default("SIGTERM,SIGINT,SIGHUP,SIGQUIT")
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -70,14 +70,14 @@ class Std(enum.IntFlag):
 
 
 def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
-    """Give each local rank its streams; ranks that a map leaves out get `Std.NONE`."""
+    """Return {local rank: streams}; ranks that a map leaves out get `Std.NONE`."""
     if isinstance(val_or_map, Std):
         return dict.fromkeys(range(local_world_size), val_or_map)
     return {rank: Std(val_or_map.get(rank, Std.NONE)) for rank in range(local_world_size)}
 
 
 def _streams(name: str, value: Any) -> Std | dict[int, Std]:
-    """Streams for all ranks or by rank; plain numbers will do."""
+    """Return streams for all ranks or by rank, also from plain numbers. Raises `ConfigError`."""
     try:
         if not isinstance(value, Mapping):
             return _stream(value)
@@ -90,7 +90,7 @@ def _streams(name: str, value: Any) -> Std | dict[int, Std]:
 
 def _stream(value: Any) -> Std:
     number = operator.index(value)
-    # An IntFlag takes any number.
+    # An IntFlag accepts any number.
     if not 0 <= number <= Std.ALL:
         raise ValueError(number)
     return Std(number)
@@ -107,22 +107,22 @@ def _ranks(value: Any) -> set[int] | None:
 
 @define
 class LogsDest(DataclassView):
-    """Paths of one round, each by local rank; `os.devnull` where a stream is thrown away."""
+    """Paths of one round's output, each by local rank; `os.devnull` for a discarded stream."""
 
     stdouts: dict[int, str] = Factory(dict)
-    """Redirected stdout; a rank that is left out writes to the launcher's stdout."""
+    """Files of redirected stdout; a rank that is missing here writes to the launcher's stdout."""
     stderrs: dict[int, str] = Factory(dict)
     tee_stdouts: dict[int, str] = Factory(dict)
-    """Files of `stdouts` whose lines go to the launcher's console too."""
+    """Files of `stdouts` whose lines also go to the launcher's console."""
     tee_stderrs: dict[int, str] = Factory(dict)
     error_files: dict[int, str] = Factory(dict)
     filtered_stdout: str = ""
-    """The file for lines that hold one of ``duplicate_stdout_filters``, of all ranks; empty where there is none."""
+    """File for lines of all ranks that contain one of ``duplicate_stdout_filters``; empty for none."""
     filtered_stderr: str = ""
 
 
 class LogsSpecs(abc.ABC):
-    """Which streams go where. (torch: ``torch.distributed.elastic.multiprocessing.LogsSpecs``)"""
+    """Destinations of worker streams. (torch: ``torch.distributed.elastic.multiprocessing.LogsSpecs``)"""
 
     def __init__(
         self,
@@ -143,21 +143,25 @@ class LogsSpecs(abc.ABC):
     @property
     @abc.abstractmethod
     def root_log_dir(self) -> str:
-        """The folder that holds all logs of the launch."""
+        """Folder of all logs of the launch."""
 
 
 _FOR_POOLS = "for pools"
 NOT_FOR_POOLS = {_FOR_POOLS: False}
-"""Metadata of a field of `LaunchConfig` that has no meaning for a pool, which is of one machine and mends itself."""
+"""
+Metadata of a field of `LaunchConfig` that `pool` does not accept.
+
+A pool has one machine, and replaces its workers without restarts.
+"""
 
 
 def is_for_pools(setting: Attribute[Any]) -> bool:
-    """Return True for a field of `LaunchConfig` that `pool` takes."""
+    """Return True for a field of `LaunchConfig` that `pool` accepts."""
     return bool(setting.metadata.get(_FOR_POOLS, True))
 
 
 def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
-    # torch may have a device of any name, which is looked for when the workers are counted.
+    # torch may know a device by any name. Unknown names are found when the workers are counted.
     if isinstance(value, str) and value.isidentifier():
         return
     if isinstance(value, int) and value > 0:
@@ -167,7 +171,7 @@ def _nproc(_: Any, attribute: Attribute[Any], value: Any) -> None:
 
 
 def _alone(rule: _rules.Validator) -> _rules.Validator:
-    """The *rule* of a field, which gets its value without the object that has the call's arguments, too."""
+    """Return the *rule* as a validator that does not get the object, which may hold the call's arguments."""
     return lambda _, attribute, value: rule(None, attribute, value)
 
 
@@ -194,31 +198,32 @@ def _into_configs(config: LaunchConfig, _: object, value: int) -> int:
 
 
 def _default_max_restarts() -> int:
-    """torch's, but none in a notebook: whoever has a bug in a cell would wait there for each attempt to meet it."""
+    """Return torch's default, but 0 in a notebook: a bug in a cell would make each attempt fail again."""
     return DEFAULT_MAX_RESTARTS if ipython_shell() is None else 0
 
 
 @define
 class LaunchConfig(DataclassView):
     """
-    One launch as asked for; ``LaunchConfig()`` runs one worker per device of this machine.
+    Settings of one launch; ``LaunchConfig()`` runs one worker per device of this machine.
 
-    Fields, order and meaning are those of ``torch.distributed.launcher.LaunchConfig``. Defaults differ
-    where torch's do not work alone: one node, ``nproc_per_node="auto"``, ``rdzv_backend="c10d"`` with a
-    private rendezvous when no endpoint is given, and workers forked from a fork server. A job of several
-    nodes needs `run_id` and `rdzv_endpoint`; `rdzv_configs` takes the keys of ``--rdzv-conf``.
+    Fields, order and meaning are those of ``torch.distributed.launcher.LaunchConfig``. Some defaults
+    differ, so that a launch works without settings: one node, ``nproc_per_node="auto"``, and workers
+    forked from a fork server. ``rdzv_backend="c10d"`` has a private rendezvous if no endpoint is
+    given. A job of several nodes needs `run_id` and `rdzv_endpoint`. `rdzv_configs` takes the keys of
+    ``--rdzv-conf``.
 
-    Raises `ConfigError` (a ``ValueError``) for a value that breaks a rule; nothing is started by then.
+    Raises `ConfigError` (a ``ValueError``) for a value that breaks a rule, before anything is started.
     """
 
     min_nodes: int = field(metadata=NOT_FOR_POOLS, default=1, converter=_rules.number)
-    """Fewest nodes that the job runs with."""
+    """Minimum number of nodes of the job."""
     max_nodes: int = field(metadata=NOT_FOR_POOLS, default=1, converter=_rules.number)
-    """Most nodes that the job runs with; those beyond are spares."""
+    """Maximum number of nodes of the job; further nodes are spares."""
     nproc_per_node: int | str = field(metadata=NOT_FOR_POOLS, default="auto", converter=_rules.number, validator=_nproc)
     """Workers on this node: a number, ``cpu``, ``gpu``, another device's name, or ``auto`` (devices, else CPUs)."""
     logs_specs: LogsSpecs | None = field(default=None, validator=optional(_rules.logs_specs))
-    """None leaves the workers' streams on the launcher's own."""
+    """Destinations of the workers' output. None: workers write to the launcher's own streams."""
     run_id: str = field(metadata=NOT_FOR_POOLS, default="", converter=_rules.text_of, validator=_rules.identity)
     role: str = field(default="default_role", validator=_rules.text)
     rdzv_endpoint: str = field(metadata=NOT_FOR_POOLS, default="", converter=_rules.text_of, validator=_rules.text)
@@ -229,7 +234,7 @@ class LaunchConfig(DataclassView):
         converter=_rules.dictionary,
         on_setattr=[setters.convert, _with_timeout],
     )
-    """The keys of ``--rdzv-conf``, as text or typed."""
+    """The keys of ``--rdzv-conf``; values are text or typed."""
     rdzv_timeout: int = field(
         metadata=NOT_FOR_POOLS,
         default=-1,
@@ -238,93 +243,99 @@ class LaunchConfig(DataclassView):
         on_setattr=[setters.convert, setters.validate, _into_configs],
     )
     """
-    Seconds until enough nodes have joined; -1 takes ``rdzv_configs["timeout"]``, else 900 for static and etcd.
+    Time in seconds for enough nodes to join; -1 takes ``rdzv_configs["timeout"]``, else 900 for static and etcd.
 
-    c10d, etcd-v2 and etcd-v3 have 600 unless another number is given here (900 counts as none: torch's launches always
-    say it) or ``rdzv_configs["join_timeout"]`` says so.
+    For c10d, etcd-v2 and etcd-v3 the default is 600. Another number here or ``rdzv_configs["join_timeout"]``
+    changes it; 900 does not, since torch's launches always give it.
     """
     max_restarts: int = field(
         metadata=NOT_FOR_POOLS, factory=_default_max_restarts, converter=_rules.number, validator=_rules.whole(0)
     )
-    """Restarts of the whole group that worker failures may use up, counted over the whole job; in a notebook none
-    unless it is given."""
+    """Maximum number of restarts of the whole group after worker failures, counted over the whole job. The default
+    is 0 in a notebook."""
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_rules.positive)
-    """Seconds between looks at what can only be polled; workers' ends are noticed at once."""
+    """Polling interval in seconds for third-party rendezvous handlers; the end of a worker is noticed at once."""
     start_method: StartMethod = field(default="forkserver", validator=_rules.one_of(START_METHODS))
-    """``forkserver``: forked from a fork server; ``spawn``: a new interpreter each; ``fork``: from the caller."""
+    """``forkserver``: workers are forked from a fork server; ``spawn``: each is a new interpreter; ``fork``: they are
+    forked from the caller."""
     log_line_prefix_template: str | None = field(default=None, validator=optional(_rules.text))
-    """What stands before each line of a stream that is tee'd; None: ``[${role_name}${local_rank}]:``."""
+    """Prefix of each line of a tee'd stream; None: ``[${role_name}${local_rank}]:``."""
     metrics_cfg: dict[str, str] = field(factory=dict, converter=_dictionary_or_none)
-    """Where this launch's own metrics go, in place of the handler that the program has configured:
-    ``{"handler": "console"}`` or ``{"handler": "null"}``. Nothing else has an effect, which is said in a warning."""
+    """Handler for this launch's own metrics, instead of the program's: ``{"handler": "console"}`` or
+    ``{"handler": "null"}``. Other items have no effect and cause a warning."""
     local_addr: str | None = field(default=None, validator=optional(_rules.text))
     event_log_handler: str = field(default="null", validator=_rules.text)
-    """Where events go: ``null``, ``console``, ``dynamic_rendezvous``, or a name given to `add_logging_handler`."""
+    """Handler of events: ``null``, ``console``, ``dynamic_rendezvous``, or a name given to `add_logging_handler`."""
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
-    """Binds each worker to the CPUs near the accelerator whose index is its local rank. None: where each worker
-    has an accelerator, as the torch that this program has imported has it by default; PyPI's does not bind."""
+    """Binds each worker to the CPUs near the accelerator whose index is its local rank. None: if each worker has an
+    accelerator, the default of the torch that this program has imported; torch from PyPI does not bind."""
     signals_to_handle: str = field(default=DEFAULT_SIGNALS, validator=_rules.text)
     duplicate_stdout_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=optional(_rules.texts)
     )
-    """Lines of tee'd stdout that hold one of these texts go to ``attempt_<n>/filtered_stdout.log`` too."""
+    """Lines of tee'd stdout that contain one of these texts also go to ``attempt_<n>/filtered_stdout.log``."""
     duplicate_stderr_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=optional(_rules.texts)
     )
     """The same for stderr."""
     virtual_local_rank: bool = field(default=False, converter=_rules.truth, validator=_rules.yes_or_no)
-    """Each worker sees LOCAL_RANK=0 and one device: its entry of CUDA_VISIBLE_DEVICES, else that of its rank."""
+    """Each worker gets LOCAL_RANK=0 and sees one device: its entry of CUDA_VISIBLE_DEVICES, else the device of its
+    local rank."""
     shutdown_timeout: float | None = field(
         default=None, converter=_rules.real, validator=optional(_rules.shutdown_timeout)
     )
-    """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30. Less where all
-    workers of a node wait in native code, such as a collective, and an early end of some frees the others."""
+    """Seconds from the stop signal to SIGKILL; None takes TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30. If all workers of
+    a node wait in native code, such as a collective, some are killed earlier to free the others."""
     module: bool = field(metadata=NOT_FOR_POOLS, default=False, kw_only=True)
-    """The entry point is a module's name, run as ``python -m`` would."""
+    """The entry point is the name of a module, which runs as with ``python -m``."""
     no_python: bool = field(metadata=NOT_FOR_POOLS, default=False, kw_only=True)
-    """The entry point is a program, also where its name ends in ``.py``."""
+    """The entry point is a program, even if its name ends in ``.py``."""
     preload: tuple[str, ...] = field(default=DEFAULT_PRELOAD, converter=_rules.words, kw_only=True)
-    """Modules that the fork server imports once for all workers; empty for none; ``auto`` for torch and the parts
-    of it that the entry point's text mentions. Only for ``forkserver``."""
+    """Modules that the fork server imports once for all workers. Empty: none. ``auto``: torch and the parts of it
+    that the entry point's text mentions. Only for ``forkserver``."""
     token: str | None = field(
         metadata=NOT_FOR_POOLS, default=None, validator=optional(_rules.secret), repr=False, kw_only=True
     )
-    """Secret of the job: nodes without it are kept out. None takes the variable ELASTICLIB_TOKEN."""
+    """Secret of the job, without which no node can join. None takes the variable ELASTICLIB_TOKEN."""
     wait_for: WaitFor = field(metadata=NOT_FOR_POOLS, default="quiet", validator=_rules.one_of(WAITS), kw_only=True)
-    """When a round with `min_nodes` starts: after a time without newcomers (``quiet``), at once (``min``), or not
-    before `max_nodes` are there or the join time is over (``max``)."""
+    """Time at which a round with at least `min_nodes` starts. ``quiet``: when no node has joined for some time;
+    ``min``: at once; ``max``: when `max_nodes` have joined or the join time is over."""
     node_rank: int | None = field(
         metadata=NOT_FOR_POOLS, default=None, validator=optional(_rules.whole(0)), kw_only=True
     )
-    """Fixed place of this node, 0 to ``max_nodes - 1``, for ``rdzv_backend="static"`` alone."""
+    """Fixed rank of this node, 0 to ``max_nodes - 1``; only for ``rdzv_backend="static"``."""
     worker_server: bool = field(default=False, kw_only=True)
-    """Run torch's debug server in every worker that loads torch; ``ELASTICLIB_WORKER_SERVER_SOCKET`` there names its
-    Unix socket. Programs that are no Python find the socket to serve in ``TORCH_WORKER_SERVER_SOCKET``."""
+    """Run torch's debug server in every worker that loads torch. The worker's variable
+    ``ELASTICLIB_WORKER_SERVER_SOCKET`` names its Unix socket. Programs other than Python find the socket that they
+    can serve in ``TORCH_WORKER_SERVER_SOCKET``."""
     exit_timeout: float | None = field(default=None, validator=optional(_rules.exit_timeout), kw_only=True)
     """Seconds from the outcome of a worker's program (it raised, returned or ended) to the end of its process: time for
-    exit handlers and threads. After it the stacks of its threads are logged and it is stopped: it has failed, unless
-    only finalizers were left. In the last rank that runs, also the time for destructors of local variables, once its
-    function has returned. None gives 30 s, and any time to these, and to threads and exit handlers after a success."""
+    exit handlers and threads. Then the stacks of its threads are logged and the worker is stopped. It has failed,
+    unless only finalizers were left. For the last running rank the time includes destructors of local variables after
+    its function has returned. None: 30 s, but no limit for these destructors, nor for threads and exit handlers after
+    a success."""
     show: Literal["all"] | tuple[int, ...] | None = field(
         default=None, converter=converters.optional(_rules.ranks), kw_only=True
     )
-    """Global ranks of this node whose output is shown, ``all`` or some; that of all is kept in files meanwhile. None:
-    rank 0 in a notebook, of a started job and where ``sys.stdout`` was replaced, else all, by their own descriptors."""
+    """Global ranks of this node whose output is shown: ``all`` or some. The output of all is kept in files meanwhile.
+    None: rank 0 in a notebook, in a started job, and if ``sys.stdout`` was replaced; else all ranks, which write to
+    the launcher's own descriptors."""
     raise_as: RaiseAs = field(default="both", validator=_rules.one_of(RAISES), kw_only=True)
-    """What a launch raises for a worker's exception: ``both``, a `ChildFailedError` that is of that exception's class
-    too, so that ``except ValueError:`` catches it; ``ChildFailedError``, just that, with the other one as its cause."""
+    """Class that a launch raises for a worker's exception. ``both``: a `ChildFailedError` that is also of that
+    exception's class, so that ``except ValueError:`` catches it. ``ChildFailedError``: only that, with the worker's
+    exception as its cause."""
     devices: tuple[int | str, ...] | None = field(
         default=None, converter=converters.optional(_rules.devices), kw_only=True
     )
-    """GPUs that the workers see: indices of those that this program sees, or names such as ``GPU-8932f937``; () for
-    none. None: all that no other job of this program has. A worker's own is that of its local rank, among these."""
+    """GPUs that the workers see: indices among the GPUs that this program sees, or names such as ``GPU-8932f937``; ()
+    for none. None: all that no other job of this program has. A worker uses the GPU with its local rank among these."""
 
     main: Literal["import", "value"] | None = field(
         default=None, validator=optional(_rules.one_of(MAINS)), kw_only=True
     )
-    """How workers get the caller's script: they import it, as those of ``multiprocessing`` do (``import``), or get the
-    function with what it uses of it (``value``). None: import where the call stands behind the script's
-    ``if __name__ == "__main__":``, else by value, as from a notebook."""
+    """Way in which workers get the caller's script. ``import``: they import it, as with ``multiprocessing``.
+    ``value``: they get the function with the parts of the script that it uses. None: ``import`` if the call stands
+    under the script's ``if __name__ == "__main__":``, else ``value``, as from a notebook."""
 
     @max_nodes.validator
     def _not_below_min(self, attribute: Attribute[Any], value: int) -> None:
@@ -353,32 +364,32 @@ class LaunchConfig(DataclassView):
 @define
 class WorkerSpec(DataclassView):
     """
-    The workers of one node as asked for.
+    Specification of the workers of one node.
 
-    Fields, order and meaning are those of ``torch.distributed.elastic.agent.server.WorkerSpec``. `fn` is an old
-    name of `entrypoint` and deprecated; where both are given, it is what runs. Raises `SpecError` (also an
+    Fields, order and meaning are those of ``torch.distributed.elastic.agent.server.WorkerSpec``. `fn` is a
+    deprecated name of `entrypoint`; if both are given, `fn` runs. Raises `SpecError` (also an
     ``AssertionError``) for a number that breaks its rule.
     """
 
     role: str = field(validator=_alone(_rules.text))
     local_world_size: int = field(converter=_rules.number, validator=_alone(_rules.whole(1)))
-    """How many workers this node has."""
+    """Number of workers on this node."""
     rdzv_handler: object
-    """Through which the nodes meet: what `get_rendezvous_handler` returns, or another `RendezvousHandler`."""
+    """Rendezvous of the nodes: the result of `get_rendezvous_handler`, or another `RendezvousHandler`."""
     fn: Callable[..., Any] | None = None
     """Old name of `entrypoint`; deprecated."""
     entrypoint: Entrypoint | None = None
-    """What each worker runs: a callable, the path of a script, a module's name or a program; one must be given."""
+    """Work of each worker: a callable, the path of a script, a module's name or a program. Required."""
     args: tuple[Any, ...] = field(default=(), converter=_arguments)
     """Arguments of the callable, or the command line of the script or program."""
     max_restarts: int = field(default=DEFAULT_MAX_RESTARTS, converter=_rules.number, validator=_alone(_rules.whole(0)))
-    """As in `LaunchConfig`, but 3 in a notebook, too."""
+    """As in `LaunchConfig`, but the default is 3 in a notebook, too."""
     monitor_interval: float = field(default=0.1, converter=_rules.real, validator=_alone(_rules.positive))
     master_port: int | None = None
-    """For etcd alone: the workers' rank 0 hosts their store there. Elsewhere the port of the round's own store counts,
-    unlike in torch, and another one here is warned of."""
+    """Port of the workers' store in rank 0, only for etcd. Other backends use the port of the round's own store,
+    unlike torch, and another port here causes a warning."""
     master_addr: str | None = None
-    """As `master_port`."""
+    """Host of the workers' store, with the limits of `master_port`."""
     local_addr: str | None = None
     event_log_handler: str = field(default="null", validator=_alone(_rules.text))
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
@@ -411,12 +422,12 @@ class WorkerSpec(DataclassView):
             raise SpecError("entrypoint=None: give a callable, a script's path or a program")
 
     def get_entrypoint_name(self) -> str:
-        """The callable's qualified name, or the file name of the script or program."""
+        """Return the callable's qualified name, or the file name of the script or program."""
         return entrypoint_name(self.entrypoint)
 
 
 def entrypoint_name(entrypoint: Entrypoint | None) -> str:
-    """The name by which reports call *entrypoint*."""
+    """Return the name of *entrypoint* in reports."""
     if isinstance(entrypoint, (str, os.PathLike)):
         return os.path.basename(os.fspath(entrypoint))
     return str(getattr(entrypoint, "__qualname__", None) or type(entrypoint).__qualname__)
