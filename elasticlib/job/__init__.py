@@ -1,9 +1,11 @@
 """
-Launches as objects: one that runs beside the program that made it is watched, awaited and stopped by its `Job`.
+Launches as objects: a `Job` watches, awaits and stops a launch that runs in the background.
 
-`Results` and `JobStatus` are what a program gets of it; `JobLogs` keeps its output in files; `combined_error` makes the
-exception that is raised for a worker's. Rules of this package: a job is carried out by one thread of its own; requests
-to it lie in its inbox, and what happens to it arrives as records. Nothing here decides anything about workers.
+`Results` and `JobStatus` hold its outcome and its state. `JobLogs` keeps its output in files.
+`combined_error` makes the exception that a launch raises for a worker's exception.
+
+Rules of this package: one thread runs a job. Requests to the job go to its inbox, and events of the
+job arrive as records. This package makes no decisions about workers.
 """
 
 from __future__ import annotations

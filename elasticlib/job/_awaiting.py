@@ -1,7 +1,8 @@
 """
-The end of a job in an event loop: whoever waits there blocks nobody, and an interrupt finds the loop awake.
+The wait for the end of a job in an event loop, without blocking the loop or delaying interrupts.
 
-Rules of this file: no thread waits for a coroutine; one that waits no more, however that came, leaves nothing behind.
+Rules of this file: no thread waits for a coroutine. A wait that ends, for any reason, leaves no
+callback or timer behind.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ _Callback: TypeAlias = Callable[[], None]
 
 _TICK = 0.1
 """
-Seconds after which a handler of signals that calls ``loop.call_soon`` is heard, as a notebook's kernel has one for its
-stop button: a signal alone does not wake a loop that sleeps.
+Seconds between two wake-ups of the loop while it waits.
+
+A signal alone does not wake a sleeping loop. A notebook's kernel handles its stop button by
+``loop.call_soon`` in a signal handler, which takes effect at the next wake-up.
 """
 
 
 def end(
     name: str, when_done: Callable[[_Callback], None], forget: Callable[[_Callback], None]
 ) -> Generator[Any, None, None]:
-    """Wait until the callback that *when_done* takes is called; *forget* takes it back."""
+    """Wait until the job calls the callback given to *when_done*; *forget* removes the callback."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
     ticker: asyncio.TimerHandle | None = None
@@ -34,7 +37,7 @@ def end(
             future.set_result(None)
 
     def wake() -> None:
-        # The loop was closed meanwhile.
+        # RuntimeError: the loop was closed meanwhile.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(set_it)
 
@@ -44,7 +47,7 @@ def end(
 
     when_done(wake)
     try:
-        # No other one gets signals.
+        # Python runs signal handlers only in the main thread.
         if threading.current_thread() is threading.main_thread():
             tick()
         yield from future

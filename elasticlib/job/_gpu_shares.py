@@ -1,8 +1,11 @@
 """
-Which GPUs of this machine a job gets. PURE: requests, what the program sees and what others have in; GPUs out.
+Choice of a job's GPUs on this machine. PURE.
 
-Rules of this file: a job has the GPUs that its workers see. Jobs at once never have the same one, whether they call it
-by its index or by its name; only calls that say nothing of GPUs share them, as programs beside each other do.
+Its input is the request, the GPUs that the program sees, and those of other jobs.
+
+Rules of this file: a job has the GPUs that its workers see. Two jobs at the same time never have the
+same GPU, whether they name it by index or by name. Only calls that do not name GPUs share them, as
+separate programs do.
 """
 
 from __future__ import annotations
@@ -21,19 +24,19 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 @frozen
 class GpuShare:
-    """The part of the machine's GPUs that a job has."""
+    """The GPUs of the machine that one job has."""
 
     owner: str
-    """The job, as it shows itself."""
+    """Text that names the job."""
     gpus: tuple[str, ...]
-    """Indices, or the names that the driver knows."""
+    """Indices, or names that the driver knows."""
     may_be_shared: bool
-    """Whether calls like this one may have them too: nobody said of which GPUs, and the program waits for it."""
+    """True if similar calls may use the same GPUs: the call names none, and the program waits for it."""
 
 
 def seen_by(environment: Mapping[str, str], present: int | None) -> tuple[str, ...] | None:
     """
-    Return the GPUs that a program with *environment* sees of the *present* ones; None where neither says it.
+    Return the GPUs that a program with *environment* sees, out of *present* GPUs; None if unknown.
 
     Entries after an empty or negative one are not seen. (source: CUDA's programming guide)
     """
@@ -55,9 +58,9 @@ def _is_device(entry: str) -> bool:
 
 
 def showing(gpus: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which a program with *environment* sees *gpus* alone."""
+    """Return the variables with which a program with *environment* sees only *gpus*."""
     variables = {CUDA_DEVICES_VARIABLE: ",".join(gpus)}
-    # HIP reads its own variable before CUDA's, where it is set.
+    # If HIP's own variable is set, HIP reads it before CUDA's.
     if environment.get(HIP_DEVICES_VARIABLE):
         variables[HIP_DEVICES_VARIABLE] = variables[CUDA_DEVICES_VARIABLE]
     return variables
@@ -73,11 +76,11 @@ def choose(
     names: Mapping[str, str] = _NONE,
 ) -> tuple[str, ...] | None:
     """
-    Return the GPUs of a job of *workers* that has *requested* some; None for whatever there is.
+    Return the GPUs of a job of *workers*; None for no restriction.
 
-    Requests are indices into the GPUs that the program has *seen*, or names, which the driver has by index in *names*.
-    A job without a request gets all that *others* do not have. Raises `ConfigError` for what is not there, and
-    `JobRunsError` where another job has it.
+    *requested* are indices into the GPUs that the program has *seen*, or names. *names* are the
+    driver's names by index. A job without a request gets all that *others* do not have. Raises
+    `ConfigError` for a GPU that does not exist, `JobRunsError` if another job has it.
     """
     owners = _owners(others, names, may_share=may_share)
     if requested is not None:
@@ -88,7 +91,7 @@ def choose(
 
 
 def _owners(others: Iterable[GpuShare], names: Mapping[str, str], *, may_share: bool) -> dict[str, str]:
-    """Return who has each GPU, by its one name, without those that may be shared."""
+    """Return {unique name of a GPU: its owner}, without GPUs that this job may share."""
     owners: dict[str, str] = {}
     for share in others:
         is_shared = may_share and share.may_be_shared
@@ -118,7 +121,7 @@ def _choose_free(
     workers: int | str, seen: tuple[str, ...], owners: Mapping[str, str], names: Mapping[str, str]
 ) -> tuple[str, ...]:
     taken = _taken(seen, owners, names)
-    # Nothing to choose: no other job has one of them.
+    # No other job has one of them.
     if not taken:
         return seen
     free = tuple(gpu for gpu in seen if gpu not in taken)
@@ -129,7 +132,7 @@ def _choose_free(
 
 
 def _taken(gpus: Iterable[str], owners: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
-    """Return those of *gpus* that a job has, each with that job."""
+    """Return {GPU: its owner} for those of *gpus* that a job has."""
     taken = {}
     for gpu in gpus:
         name = _name_of(gpu, names)
@@ -139,7 +142,7 @@ def _taken(gpus: Iterable[str], owners: Mapping[str, str], names: Mapping[str, s
 
 
 def _name_of(gpu: str, names: Mapping[str, str]) -> str:
-    """Return one name for a GPU that is given by its index, or by the first characters of the driver's name."""
+    """Return a unique name of a GPU, given by its index or by the beginning of the driver's name."""
     if gpu.isdecimal():
         index = str(int(gpu))
         return names.get(index, index)
@@ -148,7 +151,7 @@ def _name_of(gpu: str, names: Mapping[str, str]) -> str:
     whole = [name for name in names.values() if name.startswith(gpu)]
     if len(whole) == 1:
         return whole[0]
-    # Unknown, or the beginning of several names: it stands for itself.
+    # Unknown, or the beginning of several names: used unchanged.
     return gpu
 
 

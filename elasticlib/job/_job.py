@@ -1,9 +1,9 @@
 """
-A launch as an object: what it is doing, what it said, how to stop it, what it returned.
+A launch as an object: its state, its output, its stop and its results.
 
-Rules of this file: any thread may call any method; a call that waits can be interrupted. A job ends once, and what it
-ended with stays. A job that still runs when its program ends is stopped, with a warning: nothing may outlive the
-program, and nobody should have to wait for what nobody waits for.
+Rules of this file: any thread may call any method. A call that waits can be interrupted. A job ends
+once, and its outcome stays. A job that still runs at the end of its program is stopped, with a
+warning: no job may outlive its program, and the end of the program must not wait for the job's work.
 """
 
 from __future__ import annotations
@@ -43,41 +43,42 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("elasticlib")
 _STACKS_LIMIT = 5.0
-"""Seconds that stacks are waited for, unless told otherwise."""
+"""Default seconds to wait for stacks."""
 _NOTHING = contextlib.nullcontext()
 _EXIT_LIMIT = 10.0
-"""Seconds, beyond a job's own grace, that the end of the program waits for it."""
+"""Seconds that the end of the program waits for a job, in addition to the job's own grace."""
 
 
 class LaunchWork(Protocol):
-    """A launch that was checked, and can be carried out once."""
+    """A checked launch, which can run once."""
 
     title: str
     signums: tuple[signal.Signals, ...]
     grace: float
     quit_shows_stacks: bool
-    """Whether SIGQUIT shows the stacks of all workers; not where its user asked for it to stop them."""
+    """True if SIGQUIT shows the stacks of all workers; False if the user chose it as a stop signal."""
 
     @property
     def folder(self) -> str:
-        """Where the job's own output is kept after its success; empty where it is the caller's or gone."""
+        """Folder of the job's own output after success; empty if the caller owns it, or if it is gone."""
 
     def __call__(self, job: Job, /) -> dict[int, Any]:
-        """Run the workers to their end; their results."""
+        """Run the workers to their end, and return {global rank: result}."""
 
     def abandon(self) -> None:
-        """It will not be carried out: let go of what it holds."""
+        """Release the resources of a launch that will not run."""
 
 
 class Job:
     """
-    A launch that `elastic_launch(config, entrypoint).start(*args)` has begun.
+    A launch that `elastic_launch(config, entrypoint).start(*args)` has started.
 
-    `result` waits for it and returns {global rank: result}; ``await job`` does so in an event loop. `status`, `logs`
-    and `stacks` tell what it does meanwhile, `stop` ends it; as a context manager it is stopped at the block's end, if
-    it still runs. All of it may come from any thread, and after the end. `jobs` lists those that run.
+    `result` waits for it and returns {global rank: result}; ``await job`` does so in an event loop.
+    `status`, `logs` and `stacks` report its state meanwhile, and `stop` ends it. As a context manager
+    it is stopped at the block's end, if it still runs. All methods may be called from any thread, also
+    after the end. `jobs` lists the running jobs.
 
-    Of a job of many nodes it is this node's part: its workers' results, status, output and stacks.
+    For a job of many nodes it covers this node: its workers' results, status, output and stacks.
     """
 
     def __init__(
@@ -89,15 +90,15 @@ class Job:
         listener: Callable[[records.Record], None] | None = None,
     ) -> None:
         self.name = work.title
-        """What reports call the work: the function's name, or the script's."""
+        """Title of the work in reports: the name of the function or the script."""
         self.is_owned = is_owned
-        """Whether it is part of another object, which starts and ends it as it needs: nobody waits for it."""
+        """True if another object, such as a pool, starts and ends it: the user does not wait for it."""
         self.is_listed = is_listed
-        """Whether `jobs` has it; not where it is a tool's, which its user did not start."""
+        """True if `jobs` lists it; False if a tool started it, and not the user."""
         self._listener = listener
-        """It hears all that happens, beside the job itself."""
+        """Second receiver of all records, or None."""
         self.cell = None if is_owned else current_cell()
-        """The notebook's cell that started it."""
+        """Notebook cell that started it, or None."""
         self._work: LaunchWork | None = work
         self._signums, self._grace = work.signums, work.grace
         self._owner = os.getpid()
@@ -112,19 +113,19 @@ class Job:
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
         self._last: tuple[RankStatus, ...] = ()
-        """How the workers were at the end."""
+        """Status of the workers at the end."""
         self._files: dict[int, list[str]] = {}
-        """By global rank, the files of its output so far; of rounds one after the other."""
+        """By global rank, the files of its output so far, in the order of rounds."""
         self._stacks: dict[int, str] | None = None
         self._shown_stacks = ""
-        """The line above the stacks that the console is to show when they are told; empty where it is not."""
+        """Heading of the stacks that the console will show when they arrive; empty for none."""
         self._done: list[Callable[[], None]] = []
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
 
-    # How it begins and ends.
+    # Start and end.
 
     def begin(self) -> Self:
-        """Carry it out in a thread of its own. Raises `JobRunsError` where this cell's last run still does so."""
+        """Run the job in its own thread. Raises `JobRunsError` if the job of this cell's last run still runs."""
         run, name = contextvars.copy_context().run, f"elasticlib-job-{self.name}"
         self._thread = threading.Thread(target=run, args=(self._carry_out,), name=name, daemon=True)
         try:
@@ -137,21 +138,25 @@ class Job:
             if work is not None:
                 work.abandon()
             raise
-        # An interrupt: the caller will never have this object, so nobody else could stop the job.
+        # An interrupt: the caller will not get this object, and so could not stop the job.
         except BaseException:
             self.stop(wait=False)
             raise
         return self
 
     def run(self) -> Results:
-        """Carry it out in the calling thread, and return what `result` does."""
+        """Run the job in the calling thread, and return or raise as `result` does."""
         with DeferredSignals() as put_off:
             _register.RUNNING_JOBS.add(self)
             self._carry_out(put_off.lifted)
         return self._outcome()
 
     def _carry_out(self, lifted: contextlib.AbstractContextManager[None] = _NOTHING) -> None:
-        """Work, with interrupts *lifted* so that they come then, and note how it ended, which no interrupt prevents."""
+        """
+        Run the work and note its outcome.
+
+        *lifted* allows interrupts during the work. They cannot prevent that the outcome is noted.
+        """
         work, self._work = self._work, None
         assert work is not None
         try:
@@ -173,25 +178,25 @@ class Job:
                 self._changed.notify_all()
             self._wake_followers()
             for callback in done:
-                # An interrupt of the program's was put off: what comes here is the callback's own.
+                # Interrupts of the program are deferred: an exception here is the callback's own.
                 self._call(callback, BaseException)
 
     def attach(self, agent: LocalElasticAgent) -> None:
-        """What carries it out by now."""
+        """Remember the agent that runs this job."""
         self._agent = agent
 
     @property
     def started(self) -> bool:
-        """Whether it runs beside its program, in a thread of its own."""
+        """True if it runs in the background, in its own thread."""
         return self._thread is not None
 
     @property
     def inbox(self) -> Inbox:
-        """What is asked of whatever carries it out."""
+        """Requests to the agent that runs this job."""
         return self._inbox
 
     def sink(self, record: records.Record) -> None:
-        """Take a record of the job's course."""
+        """Receive a record of the job: update its state, its stacks and its files."""
         with self._changed:
             self._course = self._course.after(record)
             self._keep_stacks(record)
@@ -202,7 +207,7 @@ class Job:
             case records.StacksTold():
                 self._show_stacks(Stacks(self._stacks or {}))
             case records.RunEnded():
-                # Now, since the workers' files may go after this record.
+                # Now, since the workers' files may be removed after this record.
                 self._note_ranks()
             case records.RoundStarted():
                 self._note_files()
@@ -216,11 +221,11 @@ class Job:
                 self._stacks = {self._rank(local): text for local, text in record.texts.items()}
 
     def _show_stacks(self, stacks: Stacks) -> None:
-        """Show the *stacks* on the console, if somebody wanted that."""
+        """Print the *stacks* to stderr if they were requested for the console."""
         why, self._shown_stacks = self._shown_stacks, ""
         if why and sys.stderr is not None:
             where = "" if stacks else f" ({self._course.state})"
-            # A closed console has no reader.
+            # The console may be closed.
             with contextlib.suppress(OSError, ValueError):
                 print(f"job {self.name!r}: {why}\n{stacks}{where}", file=sys.stderr, flush=True)
 
@@ -244,14 +249,18 @@ class Job:
         for follower in followers:
             follower.wake()
 
-    # What people ask.
+    # Questions and requests of users.
 
     def done(self) -> bool:
-        """Whether it has ended, however that was."""
+        """Return True if the job has ended, with any outcome."""
         return self._over
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Have *callback* called at the end, by the job's thread, or now if that was; what it raises is logged."""
+        """
+        Call *callback* at the end, from the job's thread, or now if the job has ended.
+
+        An exception of the callback is logged.
+        """
         if self._is_let_go():
             return
         with self._changed:
@@ -275,10 +284,13 @@ class Job:
         """
         Wait for the end and return {global rank: result}, as the call of `elastic_launch` does.
 
-        Raises what that call would: `ChildFailedError` when workers failed, `SignalException` when the job was stopped.
-        A handled signal (``LaunchConfig.signals_to_handle``) that comes while the main thread waits here stops the job,
-        SIGINT (Ctrl-C) as `LaunchInterrupted`, a ``KeyboardInterrupt``; another SIGINT kills it. After *timeout*
-        seconds it raises a `TimeoutError`, and the job goes on, unless such a signal came: then that is raised.
+        Raises what that call would raise: `ChildFailedError` if workers failed, `SignalException` if the
+        job was stopped. While the main thread waits here, a handled signal
+        (``LaunchConfig.signals_to_handle``) stops the job. SIGINT (Ctrl-C) then raises
+        `LaunchInterrupted`, a ``KeyboardInterrupt``; another SIGINT kills the job.
+
+        After *timeout* seconds it raises `TimeoutError`, and the job continues. If a handled signal
+        arrived meanwhile, it raises that instead.
         """
         came = self._wait(timeout)
         if not self._over:
@@ -288,7 +300,7 @@ class Job:
         return self._outcome()
 
     def _wait(self, timeout: float | None) -> list[signal.Signals]:
-        """Return the signals that came while it waited."""
+        """Wait for the end, up to *timeout* seconds. Return the handled signals that arrived meanwhile."""
         self._refuse_in_child()
         is_own_thread = threading.current_thread() is self._thread
         if is_own_thread and not self._over:
@@ -310,16 +322,16 @@ class Job:
             show_uncaught()
             raise self._error.with_traceback(trace_of(self._error, self._trace))
         for signum in late:
-            # Too late for the launch: the signal is the program's again.
+            # Too late for the launch: pass the signal on to the program.
             signal.raise_signal(signum)
         return self._value
 
     def exception(self) -> BaseException | None:
-        """What `result` would raise; None after success and while it runs."""
+        """Return the exception that `result` would raise; None after success and while it runs."""
         return self._error
 
     def status(self) -> JobStatus:
-        """How it is now, or was at its end; as text a table of its ranks on this machine."""
+        """Return its present status, or its status at the end. Its text is a table of this machine's ranks."""
         course, over, error = self._course, self._over, self._error
         state, why = course.state, course.why
         if over:
@@ -343,19 +355,19 @@ class Job:
 
     def logs(self, rank: int = 0, *, follow: bool = False) -> str | Iterator[str]:
         """
-        What the worker of global *rank* has written so far, in all rounds.
+        Return the output of the worker of global *rank* so far, of all rounds.
 
-        With *follow* it is an iterator over its lines, from the first one on, which goes on until the job ends.
+        With *follow* return an iterator over its lines, from the first one on, until the job ends.
 
-        It is stdout and stderr in their order, unless ``LaunchConfig.logs_specs`` says otherwise: then it is the file
-        of stdout. Raises `ConfigError` for a rank that is not of this machine, or whose output is in no file.
+        The output is stdout and stderr in their order. With ``LaunchConfig.logs_specs`` it is the file of
+        stdout. Raises `ConfigError` if the rank is not on this machine, or has no output file.
         """
         if follow:
             return self._follow(rank)
         return "".join(map(text_of, self.files(rank)))
 
     def files(self, rank: int) -> list[str]:
-        """Return the files with the output of the worker of global *rank*, of rounds in order; as `logs`."""
+        """Return the output files of the worker of global *rank*, in the order of rounds. Raises as `logs`."""
         ranks = self._course.ranks
         if ranks and rank not in ranks:
             raise ConfigError(f"rank {rank} is none of this machine's ranks, {number_ranges(ranks)}")
@@ -378,11 +390,12 @@ class Job:
 
     def stacks(self, timeout: float = _STACKS_LIMIT) -> Stacks:
         """
-        Where the Python threads of all workers of this machine are: {global rank: text}, innermost frame first.
+        Return the Python stacks of all workers of this machine: {global rank: text}, innermost frame first.
 
-        Workers go on, and need not cooperate: one that waits in native code, or for the interpreter's lock, is seen
-        too. In brackets stands why nothing can be seen of a worker. {} where none runs. Raises `TimeoutError` after
-        *timeout* seconds without an answer, such as while workers are being started.
+        Workers continue, and do not have to cooperate: a worker in native code, or one that waits for the
+        interpreter's lock, is included. If a worker's stack cannot be read, its text is the reason in
+        brackets. Returns {} if no worker runs. Raises `TimeoutError` after *timeout* seconds without an
+        answer, such as while workers are being started.
         """
         self._refuse_in_child()
         with self._changed:
@@ -400,10 +413,12 @@ class Job:
         """
         Stop the workers: SIGTERM, and SIGKILL after *grace* seconds (None: ``shutdown_timeout``).
 
-        It returns when nothing is left of the job, or, without *wait*, at once; a job that has ended is left as it is.
-        `result` raises `SignalException` then. A handled signal that comes while the main thread waits here is raised
-        at the end; SIGINT (Ctrl-C) kills what is left, and is raised as `LaunchInterrupted`.
-        Of a job of many nodes this node leaves, as after a signal.
+        It returns when all processes of the job are gone, or at once without *wait*. Afterwards `result`
+        raises `SignalException`. A job that has ended stays unchanged.
+
+        A handled signal that arrives while the main thread waits here is raised at the end. SIGINT
+        (Ctrl-C) kills the remaining workers, and is raised as `LaunchInterrupted`. In a job of many nodes
+        this node leaves the job, as after a signal.
         """
         if grace is not None and not grace >= 0:
             raise ConfigError(f"grace={grace!r} must be 0 or more seconds until SIGKILL")
@@ -415,13 +430,13 @@ class Job:
                 raise interruption(signum, f"job {self.name!r} was being stopped: that was hurried")
 
     def ends_with_program(self) -> None:
-        """The program is about to end: stop it, and wait for that."""
+        """Stop the job at the end of the program, and wait until it has stopped."""
         self._ask_to_stop(f"job {self.name!r} was stopped by the end of its program", None)
         if self._thread is not None:
             self._thread.join(self._grace + _EXIT_LIMIT)
 
     def _ask_to_stop(self, why: str, grace: float | None) -> None:
-        # An interrupt between the two would leave a request that nobody waits for.
+        # An interrupt between the check and the request would leave a request without a waiter.
         with DeferredSignals():
             if not self._over:
                 self._inbox.put(StopRequest(why, grace))
@@ -430,17 +445,21 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A forked child leaves the block as well.
+        # A forked child leaves the block as well, but must not stop the job.
         if os.getpid() == self._owner:
             self.stop()
 
     def _refuse_in_child(self) -> None:
-        """Raises `ConfigError` in a forked child, where nobody will hear of the end of a job that ran."""
+        """Raise `ConfigError` in a forked child, which cannot learn of the end of a job that ran."""
         if not self._over:
             _register.refuse_in_child(self.name, self._owner)
 
     def _is_let_go(self) -> bool:
-        """Whether a forked child's copy of its owner lets go of it, where nothing is to be done; others are refused."""
+        """
+        Return True in a forked child if another object owns the job: the child has nothing to do.
+
+        Raises `ConfigError` in a forked child for other jobs that run.
+        """
         is_copy = self.is_owned and os.getpid() != self._owner
         if not is_copy:
             self._refuse_in_child()
@@ -448,10 +467,12 @@ class Job:
 
     def __await__(self) -> Generator[Any, None, Results]:
         """
-        As `result`. A task that is cancelled while it awaits a job leaves it running; so does a notebook's stop button,
-        which cancels the cell: ``with job: await job`` stops it then.
+        Wait for the end in an event loop, and return or raise as `result` does.
+
+        A task that is cancelled while it awaits a job leaves the job running. So does a notebook's stop
+        button, which cancels the cell. ``with job: await job`` stops the job in both cases.
         """
-        # Only here: a program that awaits has asyncio already.
+        # Imported here: a program that awaits has imported asyncio already.
         from elasticlib.job import _awaiting
 
         self._refuse_in_child()
@@ -463,7 +484,7 @@ class Job:
 
 
 def _rank_status(worker: WorkerNow, rank: int, course: JobCourse) -> RankStatus:
-    """How *worker*, which has global *rank* in a job of this *course*, is now."""
+    """Return the present status of *worker*, which has global *rank*, in a job with this *course*."""
     progress = worker.progress
     return RankStatus(
         rank=rank,
@@ -483,12 +504,12 @@ def _rank_status(worker: WorkerNow, rank: int, course: JobCourse) -> RankStatus:
 
 
 def _placed(values: Mapping[int, Any], course: JobCourse) -> Results:
-    """Results by rank, with where they come from."""
+    """Return results by rank, with the place of each worker."""
     place = Place(course.node, host_name(), course.round, course.restarts)
     return Results(values, dict.fromkeys(values, place))
 
 
 def _remove_output(folder: str, owner: int) -> None:
-    """Remove *folder*, unless this is a forked child of the process *owner*, which still has it."""
+    """Remove *folder*, but not in a forked child of the process *owner*, which still uses it."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

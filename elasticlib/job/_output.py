@@ -1,9 +1,9 @@
 """
-The output of a job that runs beside its program: one file for each worker, read while it grows.
+The output of a background job: one file for each worker, which can be read while it grows.
 
-Rules of this file: stdout and stderr of a worker go to one file, in their order; of rank 0 they go to the console too.
-The files stay as long as the job's object; after a failure they stay for a look. Workers that their pool has stopped
-have not failed.
+Rules of this file: stdout and stderr of a worker go to one file, in their order. Rank 0 also writes
+to the console. The files stay as long as the job's object, and after a failure they stay for the
+user. Workers that their pool has stopped have not failed.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ logger = logging.getLogger(__name__)
 
 class JobLogs(DefaultLogsSpecs):
     """
-    Where the output goes unless `LaunchConfig.logs_specs` says it; that of the ranks *show* is shown (None: of all).
+    Output files of a job without `LaunchConfig.logs_specs`; the console shows the ranks *show* (None: all).
 
-    Where several are shown, a short prefix tells which one wrote a line.
+    If several ranks are shown, a short prefix on each line names its rank.
     """
 
     def __init__(self, show: Collection[int] | None = (0,)) -> None:
         super().__init__(redirects=Std.ALL)
-        # The job's object reads them, and removes them.
+        # The job's object reads and removes the files.
         self.keeps_streams = False
         self._show = show
         self.default_prefix = "" if show is not None and len(show) <= 1 else "[${rank}] "
 
     def reify(self, envs: Mapping[int, Mapping[str, str]]) -> LogsDest:
-        """One file for each rank."""
+        """Make the folders of one round, with one file for each rank, and return its paths."""
         dest = super().reify(envs)
         for rank, path in dest.stderrs.items():
             os.unlink(path)
@@ -46,17 +46,21 @@ class JobLogs(DefaultLogsSpecs):
         return dest
 
     def temporary_round(self) -> str:
-        """None that an agent may remove: the job's object does so."""
+        """Return "": the agent may not remove the folder, since the job's object does."""
         return ""
 
     def remove_if_temporary(self, only_if_empty: bool = False) -> None:
-        """After success they are still there to be read; after a failure they stay for a look."""
+        """Remove the logs only with *only_if_empty*: after success the job's object still reads them."""
         if only_if_empty:
             super().remove_if_temporary(only_if_empty)
 
 
 def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:
-    """Where the output goes: where the caller said, to a file for each rank, or nowhere but where it goes anyway."""
+    """
+    Return the caller's `logs_specs`, else `JobLogs` if *keeps_all* or `show` is set, else the default.
+
+    Raises `ConfigError` if both `logs_specs` and `show` are set.
+    """
     if config.logs_specs is not None:
         if config.show is not None:
             raise ConfigError(
@@ -69,16 +73,16 @@ def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:
 
 
 def announce_log_folder(logs: LogsSpecs) -> None:
-    """Say which temporary folder holds the streams that the caller asked for: nobody could find them otherwise."""
+    """Log the temporary folder with the streams that the caller requested, so that the user finds it."""
     if isinstance(logs, DefaultLogsSpecs) and (folder := logs.kept_temporary_folder()):
         records.log(records.StreamsKept(folder))
 
 
 def remove_logs(logs: LogsSpecs, requested: LogsSpecs, *, succeeded: bool, is_kept: bool) -> None:
     """
-    Let go of the files of workers that are gone, and tell what the caller has *requested* where they are.
+    Remove logs that are not needed after a launch, and note the folder in the *requested* specs.
 
-    *is_kept*: unless they have *succeeded*, people are told of files that stay for a look.
+    *is_kept*: unless the workers have *succeeded*, log the folder of the files that stay.
     """
     if isinstance(logs, DefaultLogsSpecs) and isinstance(requested, DefaultLogsSpecs):
         logs.forget_unused()
@@ -90,12 +94,12 @@ def remove_logs(logs: LogsSpecs, requested: LogsSpecs, *, succeeded: bool, is_ke
 
 
 def shown_ranks(config: LaunchConfig) -> Sequence[int] | None:
-    """The ranks whose output is shown; None: all."""
+    """Return the ranks whose output is shown; None for all."""
     return None if config.show == "all" else (0,) if config.show is None else tuple(config.show)
 
 
 def warn_of_ranks(logs: LogsSpecs, workers: int, config: LaunchConfig) -> None:
-    """Say which ranks *logs* or ``show`` names and a node of so many *workers* does not have."""
+    """Warn of ranks that *logs* or ``show`` names, but that a node with *workers* workers does not have."""
     warn_of_strange_ranks(logs, workers)
     # The other nodes of a job may have them.
     if config.max_nodes > 1:

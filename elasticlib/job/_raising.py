@@ -1,11 +1,13 @@
 """
-The error that a launch raises for its workers: a `ChildFailedError` that is of the worker's own kind, too.
+The error of a launch: a `ChildFailedError` that is also of the class of the worker's exception.
 
-Rules of this file: where an exception cannot be of both kinds, it is a `ChildFailedError`. Where nobody catches it,
-Python's own way shows the worker's traceback up to four times (as the worker wrote it, as the cause, in a note of the
-cause, and in the report), with the launcher's frames between. Hence a hook shows the program's own lines, then the
-report, each thing once. The hook is set with the first error that a launch raises, and only where the program has none
-of its own; whatever is not a launch's error goes to Python's.
+Rules of this file: if an exception cannot be of both classes, it is a plain `ChildFailedError`.
+
+Python shows an uncaught error of this kind badly. The worker's traceback appears up to four times:
+as the worker wrote it, as the cause, in a note of the cause, and in the report. Between them stand
+the launcher's frames. So an exception hook shows the program's own frames, then the report, each
+part once. The first error of a launch sets the hook, unless the program has a hook of its own.
+Python's hook shows all other errors.
 """
 
 from __future__ import annotations
@@ -28,24 +30,26 @@ from elasticlib.workers.child import exception_members, set_exception_members
 _GROUP: type[BaseException] = getattr(builtins, "BaseExceptionGroup", SyntaxError)
 _APART = (TimeoutError, SyntaxError, StopIteration, StopAsyncIteration, _GROUP)
 """
-Python, or whoever shows them, treats these in ways that an error of a launch must not meet; a `TimeoutError` of
-``job.result(5)`` says that the job goes on.
+Classes that an error of a launch must not have.
+
+Python and tools that show errors treat them specially. A `TimeoutError` of ``job.result(5)`` means
+that the job continues.
 """
 _both: weakref.WeakKeyDictionary[type, Callable[[], type | None]] = weakref.WeakKeyDictionary()
-"""By class of a worker's exception, what refers weakly to that of both kinds, which is a class below it."""
+"""By class of a worker's exception, a weak reference to the combined class, which derives from it."""
 
 
 class _Raised(ChildFailedError):  # noqa: N818 - it has the other's name
-    """As it is raised: with what shows it in a notebook. A ``name`` that the worker's exception has stays that."""
+    """The error as it is raised, with its display in a notebook. It keeps a ``name`` of the worker's exception."""
 
     _elastic_item: int | None = None
-    """Which of the items of `Pool.map` it is about."""
+    """Index of the failed item of `Pool.map`; None for other calls."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChildFailedError, (self._elastic_title, self.failures)
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of its own traceback."""
+        """Return the lines that IPython shows instead of its own traceback."""
         return render_worker_error(self)
 
 
@@ -54,10 +58,14 @@ _Raised.__module__ = ChildFailedError.__module__
 
 
 def combined_error(error: ChildFailedError, cause: BaseException | None, raise_as: str) -> _Raised:
-    """Return *error* as it is to be raised for the worker's exception *cause*, which it is chained to."""
+    """
+    Return the exception to raise for *error*, with the worker's exception *cause* as its cause.
+
+    *raise_as* ``both``: it is also of the class of *cause*, if that is possible.
+    """
     found = None
     if raise_as == "both" and isinstance(cause, Exception):
-        # A class may forbid what is not its own.
+        # A class may refuse to be derived from or copied.
         with contextlib.suppress(Exception):
             found = _of_both_kinds(error, cause)
     if found is None:
@@ -69,26 +77,30 @@ def combined_error(error: ChildFailedError, cause: BaseException | None, raise_a
 
 
 def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
-    """Return *error* with what *cause* holds. No ``__init__`` is called: it may want any arguments."""
+    """
+    Return *error* as an object of both classes, with the attributes of *cause*; None if impossible.
+
+    No ``__init__`` is called, since it may require any arguments.
+    """
     kind: Any = _kind(type(cause))
     if kind is None:
         return None
     try:
         found = BaseException.__new__(kind)
-    # One that holds more than others, such as an OSError.
+    # A class with its own memory layout, such as OSError.
     except TypeError:
         found = kind.__new__(kind)
     vars(found).update({name: value for name, value in vars(cause).items() if name != "__notes__"})
     set_exception_members(found, exception_members(cause))
     found._elastic_title, found.failures, found.args = error.name, error.failures, cause.args
-    # A `name` of the worker's own class stays that.
+    # A `name` in the worker's own class stays unchanged.
     if not hasattr(type(found), "name"):
         vars(found).setdefault("name", error.name)
     return found if isinstance(found, _Raised) else None
 
 
 def _kind(kind: type[Exception]) -> type | None:
-    """Return a class that is both; None where there can be none."""
+    """Return a class that derives from both; None if there can be none."""
     known = _known_kind(kind)
     if known is not None:
         return known
@@ -107,7 +119,7 @@ def _known_kind(kind: type[Exception]) -> type | None:
 
 
 def show_uncaught() -> None:
-    """Have Python show launches' errors so from now on, unless the program or its notebook has a way of its own."""
+    """Set the hook that shows uncaught errors of launches, unless the program or its notebook has its own."""
     if sys.excepthook is sys.__excepthook__ and ipython_shell() is None:
         sys.excepthook = _show
 
@@ -120,7 +132,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 def uncaught_lines(error: ChildFailedError, trace: TracebackType | None) -> list[str]:
-    """Return what Python shows of *error*, raised with *trace*, without what the console has seen before."""
+    """Return the lines that show an uncaught *error* with *trace*, without tracebacks already on the console."""
     frames = [frame for frame in traceback.extract_tb(trace) if not is_ours(frame.filename)]
     stack = traceback.StackSummary.from_list(frames).format()
     head = ["Traceback (most recent call last):", *(part.rstrip("\n") for part in stack)] if stack else []

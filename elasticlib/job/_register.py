@@ -1,4 +1,9 @@
-"""The jobs of this process that run: for people, for whoever may not run twice at once, and for the program's end."""
+"""
+Registers of the running jobs of this process and of their GPUs.
+
+They serve `jobs`, refuse to run a notebook's cell twice at the same time, and stop jobs at the end of
+the program.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ _log = logging.getLogger("elasticlib")
 
 
 class Shares:
-    """What the launches of this process have of the machine's GPUs, from their check to their end."""
+    """GPUs of the launches of this process, each from the check of the launch to its end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,9 +42,10 @@ class Shares:
         self, owner: str, requested: Sequence[int | str] | None, workers: int | str, *, is_started: bool
     ) -> Iterator[dict[str, str]]:
         """
-        Reserve GPUs for *owner* for the length of the block.
+        Reserve GPUs for *owner* within the block.
 
-        Yields the variables that let its workers see no others; {} where they may see all that this program does.
+        Yields the variables that restrict its workers to these GPUs; {} if they may see all GPUs of this
+        program. Raises `ConfigError` and `JobRunsError`.
         """
         may_share = requested is None and not is_started
         seen = _gpu_shares.seen_by(os.environ, gpu_count())
@@ -60,7 +66,7 @@ class Shares:
 
 
 class Register:
-    """The jobs of this process that run."""
+    """The running jobs of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,12 +79,12 @@ class Register:
         self._lock, self._running = threading.Lock(), []
 
     def running(self) -> list[Job]:
-        """The oldest first."""
+        """Return the running jobs, the oldest first."""
         with self._lock:
             return list(self._running)
 
     def add(self, job: Job, *, refuse: bool = False) -> None:
-        """One more; with *refuse* `JobRunsError` is raised where its cell's last run has one that runs."""
+        """Add *job*; with *refuse* raise `JobRunsError` if the job of its cell's last run still runs."""
         with self._lock:
             other = next((each for each in self._running if refuse and _is_rerun(each, job)), None)
             if other is not None:
@@ -92,13 +98,13 @@ class Register:
                 atexit.register(self._stop_all)
 
     def remove(self, job: Job) -> None:
-        """It has ended."""
+        """Remove a job that has ended."""
         with self._lock:
             if job in self._running:
                 self._running.remove(job)
 
     def _stop_all(self) -> None:
-        """At the end of the program."""
+        """Stop all jobs at the end of the program."""
         left = self.running()
         for job in left:
             if not job.is_owned:
@@ -111,14 +117,14 @@ class Register:
 
 
 def _is_rerun(former: Job, job: Job) -> bool:
-    """Whether both are of one cell, which was executed again meanwhile."""
+    """Return True if both belong to the same cell, which was executed again meanwhile."""
     if former.cell is None or job.cell is None or not former.started:
         return False
     return former.cell.identity == job.cell.identity and former.cell.execution != job.cell.execution
 
 
 def refuse_in_child(name: str, owner: int) -> None:
-    """Raises `ConfigError` in a process that was forked from *owner*, which has the job *name* that runs."""
+    """Raise `ConfigError` in a process that was forked from *owner*, which runs the job *name*."""
     if os.getpid() != owner:
         raise ConfigError(
             f"job {name!r} runs in process {owner}, from which this one, {os.getpid()}, was forked: only that one can "
@@ -131,5 +137,5 @@ GPU_SHARES = Shares()
 
 
 def jobs() -> list[Job]:
-    """The jobs of this process that run now, the oldest first: those that were started, and calls of other threads."""
+    """Return the running jobs of this process, the oldest first: started jobs, and calls in other threads."""
     return [job for job in RUNNING_JOBS.running() if job.is_listed]

@@ -1,4 +1,4 @@
-"""What the workers of a job returned, with where that was. PURE: data, and text made of it."""
+"""Results of a job's workers, with their places. PURE: data, and text made of it."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from attrs import frozen
 from elasticlib.stacks import ranks_text
 
 _LONGEST = 200
-"""Characters of a value that a table shows."""
+"""Maximum number of characters of a value in a table."""
 _MOST_ROWS = 64
-"""Ranks that a table shows."""
+"""Maximum number of ranks in a table."""
 _MOST_COLUMNS = 12
 
 
 @frozen
 class Place:
-    """Where a worker ran."""
+    """Node, host and round of a worker."""
 
     node: int
     """The node's rank in its job."""
     host: str
     round: int
     restarts: int
-    """How often the workers of the job were restarted before."""
+    """Number of restarts of the job's workers before."""
 
 
 class Results(dict[int, Any]):
     """
-    {global rank: what its worker returned}, for the workers of this node.
+    Results of the workers of this node: {global rank: return value}.
 
-    It is the dictionary that torch's ``elastic_launch`` returns, and equal to one. `places` tells where and in which
-    round each worker ran; in a notebook it shows as a table.
+    It equals the dictionary that torch's ``elastic_launch`` returns. `places` holds the node, host and
+    round of each worker. A notebook shows it as a table.
     """
 
     def __init__(self, values: Mapping[int, Any] | None = None, places: Mapping[int, Place] | None = None) -> None:
@@ -42,7 +42,7 @@ class Results(dict[int, Any]):
         self.places: dict[int, Place] = dict(places or {})
 
     def rank(self, rank: int) -> Any:
-        """What the worker of global *rank* returned. Raises a `KeyError` that names the ranks that there are."""
+        """Return the result of the worker of global *rank*. Raises a `KeyError` that names the known ranks."""
         if rank in self:
             return self[rank]
         there = ranks_text(self) if self else "none"
@@ -52,7 +52,7 @@ class Results(dict[int, Any]):
         return type(self), (dict(self), self.places)
 
     def _repr_html_(self) -> str:
-        """Return a table with a row for each rank; of metrics (dictionaries with the same keys) a column for each."""
+        """Return a table with a row for each rank; results with the same keys get a column for each key."""
         ranks = sorted(self)[:_MOST_ROWS]
         hosts = {place.host for place in self.places.values()}
         shows_places = len(hosts) > 1
@@ -87,7 +87,7 @@ def _result_cells(value: Any, names: list[str]) -> list[str]:
 
 
 def _columns(values: list[Any]) -> list[str]:
-    """Return the keys that all *values* have, where they are dictionaries that can stand in columns."""
+    """Return the common keys of *values* if all are dictionaries with the same few text keys, else []."""
     if not values or not all(type(value) is dict and value for value in values):
         return []
     names = list(values[0])

@@ -1,8 +1,8 @@
 """
-How a job is: what its records have said so far, and the picture of it that people get. Pure.
+Status of a job: its course according to its records, and snapshots of it for users. Pure.
 
-Rules of this file: times are seconds; what a record does not say is not known. A picture is a value: it does not change
-when the job goes on.
+Rules of this file: times are in seconds. Facts come only from records. A snapshot is a value: it does
+not change when the job continues.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from elasticlib import records
 from elasticlib.stacks import is_heading, ranks_text
 
 _SHOWN = 60
-"""Characters of a line of output in a table."""
+"""Maximum number of characters of a line of output in a table."""
 
 
 @frozen
 class JobCourse:
-    """Where a job is in its course, by its records."""
+    """Present state of a job, according to its records."""
 
     state: str = "starting"
     """As in `JobStatus`."""
@@ -34,7 +34,7 @@ class JobCourse:
     nodes: int = 0
 
     def after(self, record: records.Record) -> Self:
-        """The course after what *record* tells."""
+        """Return the course after *record*."""
         match record:
             case records.RanksAwaited():
                 return evolve(self, state="waiting for ranks", why="")
@@ -53,35 +53,35 @@ class JobCourse:
 
 @frozen
 class RankStatus:
-    """One worker of a job, on this machine."""
+    """Status of one worker of a job, on this machine."""
 
     rank: int
-    """Its global rank."""
+    """Global rank."""
     local_rank: int
     node: int
     """Number of its node (``GROUP_RANK``)."""
     host: str
     state: str
-    """``starting``, ``running``, ``succeeded`` or ``failed``; ``stopped`` where others' failure or a stop ended it."""
+    """``starting``, ``running``, ``succeeded``, ``failed``, or ``stopped`` (by a stop, or after another's failure)."""
     pid: int
     exitcode: int | None
-    """None while it runs; ``-n`` when signal ``n`` ended it."""
+    """Exit status; None while it runs; ``-n`` if signal ``n`` ended it."""
     restarts: int
-    """Of the whole group, up to now."""
+    """Number of restarts of the whole group so far."""
     step: int | None
-    """What it told last by `progress`; None when nothing."""
+    """Latest step that it reported by `progress`; None before the first report."""
     total: int | None
     metrics: Mapping[str, float]
     age: float | None
-    """Seconds since it told that."""
+    """Seconds since its latest report."""
     last_line: str
-    """Of its output, where that is in a file."""
+    """Last line of its output, if that is in a file; else empty."""
 
     def __str__(self) -> str:
         return "  ".join(self.cells())
 
     def cells(self) -> list[str]:
-        """The row of a table, under `HEADINGS`."""
+        """Return the row of a table, under `HEADINGS`."""
         steps = "" if self.step is None else f"{self.step}" if self.total is None else f"{self.step}/{self.total}"
         metrics = " ".join(f"{name}={value:.4g}" for name, value in self.metrics.items())
         state = f"failed ({self.exitcode})" if self.state == "failed" else self.state
@@ -90,7 +90,7 @@ class RankStatus:
 
 
 def state_of(pid: int, exitcode: int | None, *, was_stopped: bool) -> str:
-    """The state of a worker, which *was_stopped* or not, as in `RankStatus`."""
+    """Return the state of a worker, as in `RankStatus`; *was_stopped*: a stop ended it, not a failure."""
     if exitcode is None:
         return "running" if pid else "starting"
     if exitcode == 0:
@@ -103,22 +103,22 @@ HEADINGS = ["rank", "host", "state", "pid", "step", "metrics", "last line"]
 
 @frozen
 class JobStatus:
-    """How a job was when it was asked; as text, a table of its ranks on this machine."""
+    """Snapshot of a job's status; its text is a table of its ranks on this machine."""
 
     name: str
     state: str
     """``starting``, ``waiting for ranks``, ``running``, ``stopping``; ``succeeded``, ``failed`` or ``stopped``."""
     why: str
-    """Why it is being stopped, or did not succeed."""
+    """Reason for the stop or the failure; empty for none."""
     seconds: float
-    """Since its start, up to its end."""
+    """Seconds since its start; after its end, the duration."""
     restarts: int
-    """Restarts of the whole group that failures used up."""
+    """Number of restarts of the whole group that failures used up."""
     round: int
     """Number of the job's round; -1 before the first."""
     nodes: int
     ranks: tuple[RankStatus, ...] = field(factory=tuple)
-    """The workers of this machine, by local rank."""
+    """Status of the workers of this machine, by local rank."""
 
     def __str__(self) -> str:
         head = f"job {self.headline()}"
@@ -136,7 +136,7 @@ ENDED_STATES = frozenset({"succeeded", "failed", "stopped"})
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns below each other, without those that hold nothing but a heading."""
+    """Return lines with aligned columns, without columns that are empty below their heading."""
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = zip(*columns, strict=True)
@@ -145,9 +145,10 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 class Stacks(dict[int, str]):
     """
-    Where the threads of workers are: {global rank: text}, innermost frame first, as Python's fault handler writes them.
+    Stacks of the workers' threads: {global rank: text}, innermost frame first.
 
-    As text, ranks with the same stacks stand together.
+    The format is that of Python's fault handler. The text of this object groups ranks with the same
+    stacks.
     """
 
     def __str__(self) -> str:
@@ -161,5 +162,5 @@ class Stacks(dict[int, str]):
 
 
 def _without_numbers(text: str) -> str:
-    """Stacks without the numbers of threads, which no two processes share."""
+    """Return stacks without the numbers of threads, which differ between processes."""
     return "\n".join("Thread" if is_heading(line) else line for line in text.splitlines())
