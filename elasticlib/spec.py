@@ -312,8 +312,8 @@ class LaunchConfig(DataclassView):
     """Seconds from the outcome of a worker's program (it raised, returned or ended) to the end of its process: time for
     exit handlers and threads. Then the stacks of its threads are logged and the worker is stopped. It has failed,
     unless only finalizers were left. For the last running rank the time includes destructors of local variables after
-    its function has returned. None: 30 s, but no limit for these destructors, nor for threads and exit handlers after
-    a success."""
+    its function has returned. None gives 30 s, but no limit for these destructors, nor for threads and exit handlers
+    after a success."""
     show: Literal["all"] | tuple[int, ...] | None = field(
         default=None, converter=converters.optional(_rules.ranks), kw_only=True
     )

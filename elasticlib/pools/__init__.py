@@ -1,9 +1,10 @@
 """
 Pools: workers that stay, with their process group, and answer calls in milliseconds.
 
-Rules of this package: the workers of a pool are those of one job. Where one of them cannot serve another call, all are
-replaced by those of a new job, since a rank that waits for another one in a collective can only be ended. Code and
-results travel in memory that launcher and worker hand to each other, never through a store.
+Rules of this package: the workers of a pool belong to one job. If one of them cannot serve another
+call, a new job replaces all of them: a rank that waits for another one in a collective can only be
+ended. Code and results travel in memory that launcher and worker send to each other, never through a
+store.
 """
 
 from __future__ import annotations

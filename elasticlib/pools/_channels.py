@@ -1,8 +1,8 @@
 """
-The channels between a pool's program and its workers: calls go out, answers come in, and ends are seen.
+Channels between a pool's program and its workers: they send calls, receive answers and detect ends.
 
-Rules of this file: every rank owes no answer or one. What is received is put where it belongs before an interrupt can
-be raised.
+Rules of this file: every rank owes at most one answer. A received message is stored before an
+interrupt can be raised.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from elasticlib.workers import DeferredSignals
 from elasticlib.workers.child import CALLS_MEMORY, Report, read_report
 
 OnAsk = Callable[[int, Message], tuple[Message, tuple[int, ...]]]
-"""Returns the answer to a rank that asks something in the midst of a call, with descriptors."""
+"""Return the answer, with descriptors, to a question that a rank sends during a call."""
 OnTell = Callable[[int, Message], None]
-"""Gets each message that a rank sends in the midst of a call."""
+"""Receive each message that a rank sends during a call without expecting an answer."""
 
 
 class Channels:
-    """The channels to the workers of *launch*, which gets the workers' ends."""
+    """Channels to the workers of *launch*, which gets the workers' ends."""
 
     def __init__(self, launch: CheckedLaunch) -> None:
         self._channels: list[Channel] = []
@@ -32,9 +32,9 @@ class Channels:
         self.owing: dict[int, int] = {}
         """By rank, the number of the call that has not been answered."""
         self._processes: dict[int, processes.Handle] = {}
-        """By rank, the worker. Copies of its end of the channel live on: that tells no death."""
+        """By rank, the worker's process. Copies of its channel end may outlive it, so a closed channel is no sign."""
         self._silent: set[int] = set()
-        """Ranks from which nothing can arrive any more."""
+        """Ranks whose channel is closed."""
         self.on_ask: OnAsk = lambda *_: ({}, ())
         self.on_tell: OnTell = lambda *_: None
         self._open(launch)
@@ -47,7 +47,7 @@ class Channels:
                 self._channels.append(ours)
                 theirs.append(end)
             self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # No descriptor is left.
+        # No file descriptor is left.
         except OSError:
             launch.abandon()
             for channel in (*self._channels, *theirs):
@@ -61,7 +61,7 @@ class Channels:
         return len(self._channels)
 
     def job_has_ended(self) -> None:
-        """Wake up whoever waits. Raises `OSError` after `close`."""
+        """Wake up the threads that wait. Raises `OSError` after `close`."""
         os.eventfd_write(self._ended, 1)
 
     def wait_for_end(self, limit: float) -> None:
@@ -69,31 +69,31 @@ class Channels:
         wait_readable([self._ended], limit)
 
     def has_lost_worker(self) -> bool:
-        """Return whether a worker has ended."""
+        """Return True if a worker has ended."""
         return any(process.has_ended() for process in self._processes.values())
 
     def send_call(self, rank: int, number: int, message: Message, descriptors: tuple[int, ...]) -> None:
-        """Send a call to that rank, which owes its answer from before it can have it."""
+        """Send a call to *rank*. The call is noted as unanswered before it is sent."""
         self.owing[rank] = number
         self._channels[rank].send(message, descriptors)
 
     def send_end(self) -> None:
-        """Let all workers end."""
+        """Ask all workers to end."""
         for channel in self._channels:
             channel.send({"op": "end"})
 
     def wait(self, limit: float | None) -> tuple[list[int], list[int] | None]:
         """
-        Wait up to *limit* seconds for those that owe an answer.
+        Wait up to *limit* seconds (None: without limit) for the ranks that owe an answer.
 
-        Return the ranks that have sent something; and, where none has, those that have ended without an answer (None:
-        the time is over).
+        Return the ranks that have sent a message, and None. If none has sent one, return [] and the ranks
+        that have ended without an answer; ([], None) after the limit.
         """
         channels, workers = self._of_owing()
         ready = wait_readable([*channels, *workers, self._ended], limit)
         if not ready:
             return [], None
-        # First the messages: an answer counts, though its worker has ended since.
+        # Messages come first: an answer is valid even if its worker has ended since.
         readable = [channels[each] for each in ready & channels.keys()]
         if readable:
             return readable, None
@@ -102,13 +102,13 @@ class Channels:
         return [], [workers[each] for each in ready]
 
     def _of_owing(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Return the ranks that owe an answer by the descriptors of their channels, and of their processes."""
+        """Return the ranks that owe an answer, by the descriptors of their channels and of their processes."""
         channels = {self._channels[rank].fileno(): rank for rank in self.owing if rank not in self._silent}
         known = self.owing.keys() & self._processes.keys()
         return channels, {self._processes[rank].fileno(): rank for rank in known}
 
     def receive(self, rank: int, put_off: DeferredSignals) -> tuple[Message, Report | None] | None:
-        """Handle one message of that rank, and return it with its report where it answers the rank's call."""
+        """Handle one message of *rank*. Return the message and its report if it answers the rank's call, else None."""
         received = self._channels[rank].receive()
         if received is None:
             self._silent.add(rank)
@@ -118,10 +118,10 @@ class Channels:
             match message["op"]:
                 case "ready":
                     self._processes[rank] = processes.received_handle(descriptors)
-                    # The handle owns them now.
+                    # The handle owns the descriptors now.
                     descriptors = []
                 case "ask":
-                    # Interrupts are let through, since the answer may take its time.
+                    # Interrupts are allowed here, since the answer may take long.
                     with put_off.lifted:
                         self._channels[rank].send(*self.on_ask(rank, message))
                 case "tell":
@@ -136,7 +136,7 @@ class Channels:
                 os.close(each)
 
     def close(self) -> None:
-        """Close them; it may be called again."""
+        """Close the channels; may be called again."""
         for channel in self._channels:
             channel.close()
         while self._processes:

@@ -1,8 +1,8 @@
 """
-`pool`: workers that are called again and again.
+`pool`: workers that serve many calls.
 
-Rules of this file: a call that fails costs the next one new workers at most; one thread calls at a time, and any may
-close; nothing of a pool outlives its object.
+Rules of this file: after a failed call the next one gets new workers if necessary. One thread calls at
+a time, and any thread may close the pool. No worker outlives the object of its pool.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from elasticlib.workers import DeferredSignals, check_function, pack_call
 Group: TypeAlias = Literal["shared", "fresh"] | None
 _T = TypeVar("_T")
 _END_LIMIT = 10.0
-"""Seconds that the workers of a pool that is closed may take for their exit handlers."""
+"""Seconds for the exit handlers of the workers when a pool is closed."""
 
 
 class Pool:
     """
-    The workers that `pool` has started: `run` calls a function on all of them, `map` one for each of many items.
+    Workers that `pool` has started: `run` calls a function on all of them, `map` calls it once for each item.
 
-    Use it in a ``with`` block, or `close` it; a pool that nobody has any more ends too. `job` is what its workers are
-    to others: status, stacks and output of every rank.
+    Use it in a ``with`` block, or `close` it. A pool without references ends too. `job` gives the status,
+    the stacks and the output of every rank.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Pool:
         self._owner = os.getpid()
         self._calls = 0
         self._starts = 1
-        """How many times it has started workers."""
+        """Number of times it has started workers."""
         self._is_closed = False
         self._busy = threading.Lock()
         self._caller: threading.Thread | None = None
-        """The thread whose call it serves."""
+        """Thread whose call it serves; None while idle."""
         with DeferredSignals():
             self._workers = start(config, group)
             self._count = len(self._workers)
@@ -67,12 +67,12 @@ class Pool:
 
     @property
     def closed(self) -> bool:
-        """Return whether it was closed: it serves no more calls."""
+        """True after `close`: the pool serves no more calls."""
         return self._is_closed
 
     @property
     def job(self) -> Job:
-        """Return its present workers as a job: `Job.status`, `Job.logs`, `Job.stacks`."""
+        """Job of the present workers: `Job.status`, `Job.logs`, `Job.stacks`."""
         return self._workers.job
 
     # Calls.
@@ -81,15 +81,16 @@ class Pool:
         """
         Call *function* on every worker with these arguments, and return {rank: its result}.
 
-        All functions and arguments go that `elastic_launch` takes. A call finds the folder, ``sys.path`` and
-        environment that the program has at that moment. What it leaves in modules that its worker has imported is there
-        for the next one; globals of the caller's script or cell are the caller's again. Where a module of yours was
-        edited that a worker has imported, new workers take their place before the call, which is logged.
+        It accepts the same functions and arguments as `elastic_launch`. A call has the program's present
+        working directory, ``sys.path`` and environment. Changes of modules that a worker has imported stay
+        for the next call. Globals of the caller's script or cell are the caller's again in each call. If
+        you have edited a module that a worker has imported, new workers replace all of them before the
+        call, with a warning.
 
-        Raises `ChildFailedError`, from the first failing rank's own exception, when a rank raised or died: ranks that
-        have not ended a second later are ended. The workers are replaced then before the next call, all of them, with a
-        new process group; with ``group=None`` only where one has not ended. `PoolError` where the pool cannot be used.
-        Ctrl-C ends the call in the same way.
+        Raises `ChildFailedError`, from the first failing rank's own exception, if a rank raised or died.
+        Ranks that do not end within a second are then stopped. Before the next call all workers are
+        replaced, with a new process group; with ``group=None`` only if one did not end. Raises `PoolError`
+        if the pool cannot be used. Ctrl-C ends the call in the same way.
         """
         check_function(function)
 
@@ -115,13 +116,13 @@ class Pool:
         self, function: Callable[[Any], Any], items: Iterable[Any], *, return_exceptions: bool = False
     ) -> list[Any]:
         """
-        Call *function* once for each of *items*, each on one worker, and as many at once as there are workers.
+        Call *function* once for each of *items*, one item per worker at a time.
 
-        Return the results in the order of *items*. Raises `ChildFailedError` at the first that fails, which names the
-        item; with *return_exceptions* its exception stands in its place, and all others are done: where a worker dies,
-        new ones take the place of all, and items that the others were at begin anew. An item or a result that cannot be
-        sent fails with a `PicklingError`. No collective may be used in
-        *function*: other ranks are at other items.
+        Return the results in the order of *items*. The first failure raises `ChildFailedError`, which names
+        the item. With *return_exceptions* the exception takes the place of the result, and all other items
+        are done. If a worker dies, new workers replace all, and the items of the other workers start again.
+        An item or a result that cannot be sent fails with a `PicklingError`. *function* must not use
+        collectives, since the other ranks work on other items.
         """
         check_function(function)
         calls = _ItemCalls(self, function, list(items), main=self._config.main, return_exceptions=return_exceptions)
@@ -129,7 +130,7 @@ class Pool:
 
     @contextlib.contextmanager
     def errors_named(self, function: Callable[..., Any], workers: PoolWorkers) -> Iterator[None]:
-        """Raise errors of the workers' job in the block as those of the call of *function*."""
+        """Raise errors of the workers' job within the block as errors of the call of *function*."""
         try:
             yield
         except SignalException:
@@ -140,10 +141,14 @@ class Pool:
             raise workers.error(title_of(function), (), error.failures) from error.__cause__
 
     def in_turn(self, call: Callable[[PoolWorkers], _T]) -> _T:
-        """Return the result of *call*, which has the workers for itself meanwhile; users call `run` and `map`."""
+        """
+        Give *call* exclusive use of the workers, and return its result.
+
+        Users call `run` and `map`. Raises `PoolError` if the pool is closed, busy, or a forked copy.
+        """
         if os.getpid() != self._owner:
             raise PoolError("this process was forked from the pool's program: only that can call its workers")
-        # Else an interrupt could leave the turn taken, with nobody to end it.
+        # An interrupt must not leave the lock taken for ever.
         with DeferredSignals() as put_off:
             if not self._busy.acquire(blocking=False):
                 self._refuse_if_closed()
@@ -152,7 +157,7 @@ class Pool:
                     "a time; wait for it, or give each thread a pool of its own"
                 )
             try:
-                # Set before the look at `_is_closed`: `close` sets that first, then looks for a caller.
+                # Set before the check of `_is_closed`: `close` sets that first, then reads the caller.
                 self._caller = threading.current_thread()
                 self._refuse_if_closed()
                 self._workers.look_for_changes()
@@ -176,7 +181,7 @@ class Pool:
             raise PoolError("the pool was closed: make a new one by elasticlib.pool(...)")
 
     def replaced(self) -> PoolWorkers:
-        """Replace the workers in the midst of a call, and return the new ones."""
+        """Replace the workers during a call, and return the new ones."""
         self._workers.stop()
         self._replace()
         self._workers.turn_here()
@@ -192,14 +197,15 @@ class Pool:
         if self._is_closed:
             raise PoolError("the pool was closed while its workers were replaced, for a call that was not begun")
 
-    # Its end.
+    # The end of the pool.
 
     def close(self) -> None:
         """
-        End the workers, with their exit handlers, and return when nothing is left of them.
+        End the workers, with their exit handlers, and return when all their processes are gone.
 
-        A call of another thread is ended, and raises `PoolError` there; one of this very thread, such as where a signal
-        handler closes the pool, is ended once that goes on. It may come more than once, from any thread.
+        A call in another thread is ended, and raises `PoolError` there. If a signal handler closes the pool
+        during a call of its own thread, that call ends after the handler has returned. Any thread may call
+        it, also more than once.
         """
         if os.getpid() != self._owner:
             return
@@ -224,7 +230,7 @@ class Pool:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            # Nobody wants to wait for exit handlers.
+            # The user does not want to wait for exit handlers.
             self._workers.stop()
         self.close()
 
@@ -240,8 +246,8 @@ class _ItemCalls:
     """
     The calls of one `Pool.map`.
 
-    Every item is pending, running (on one worker) or done. Every worker is idle, runs an item, or must be replaced: its
-    last call left something behind, and it gets no further one.
+    Every item is pending, running (on one worker) or done. Every worker is idle, runs an item, or must be
+    replaced: its last call has leaked state, so it gets no further one.
     """
 
     def __init__(
@@ -259,12 +265,12 @@ class _ItemCalls:
         self._results: list[Any] = [None] * len(items)
         self._pending = collections.deque(range(len(items)))
         self._running: dict[int, int] = {}
-        """Indices of items, by rank."""
+        """Indices of running items, by rank."""
         self._idle: list[int] = []
-        """Ranks, that of the next call last."""
+        """Idle ranks; the last one gets the next item."""
 
     def run(self, workers: PoolWorkers) -> list[Any]:
-        """Return the results of all items; called once, while the pool serves no other call."""
+        """Run all items and return their results. Called once, while the pool serves no other call."""
         self._use(workers)
         while self._pending or self._running:
             if not self._idle and not self._running:
@@ -285,7 +291,7 @@ class _ItemCalls:
                 self._workers.ask([self._idle[-1]], self._function, (self._items[index],), {}, by_all=False)
             except PicklingError as error:
                 self._fail(index, error)
-                # Nor can any other item be sent where the function cannot: raise that.
+                # If the function itself cannot be sent, no item can: this raises the error.
                 pack_call(self._function, (), {}, self._main)
             else:
                 self._running[self._idle.pop()] = index
@@ -316,12 +322,12 @@ class _ItemCalls:
             self._fail(index, error)
 
     def _after_death(self, error: ChildFailedError) -> None:
-        """Give up the items of workers that died, and call again for those of others, which were stopped with them."""
+        """Fail the items of workers that died, and requeue the items of the others, which were stopped with them."""
         if not self._return_exceptions:
             raise error
         died = {rank for rank, failure in error.failures.items() if not failure.secondary}
         guilty = died & self._running.keys()
-        # No item is to blame.
+        # No running item is the cause.
         if not guilty:
             raise error
         for rank in guilty:
@@ -330,7 +336,7 @@ class _ItemCalls:
         self._running, self._idle = {}, []
 
     def _fail(self, index: int, error: Exception, failed: Sequence[int] = ()) -> None:
-        """Have *error* as the result of that item, or end the calls of all others and raise it."""
+        """Store *error* as the result of the item, or end all other calls and raise it."""
         if not self._return_exceptions:
             with self._pool.errors_named(self._function, self._workers):
                 self._workers.abandoned(failed)
@@ -346,13 +352,17 @@ def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **setti
             losses = pool.run(train, 1e-3)        # {rank: result}
             scores = pool.map(evaluate, settings)  # one worker for each, results in order
 
-    With ``group="shared"`` the workers are in one process group, torch's default one, from call to call: functions use
-    collectives, and leave ``init_process_group`` out. ``"fresh"`` makes a new one for each call; with None functions
-    make, and destroy, their own. Backends are torch's default for the devices that are there.
+    *group* is the process group of the workers, torch's default one:
 
-    *settings* are fields of `LaunchConfig`, such as ``devices`` or ``start_method``; those of many nodes and of
-    restarts have no meaning here and raise `ConfigError`, as does what a launch refuses. The process group takes the
-    place that ``torch.multiprocessing.Pool`` leaves empty.
+    * ``"shared"``: one group for all calls; functions use collectives without ``init_process_group``
+    * ``"fresh"``: a new group for each call
+    * None: functions make and destroy their own group
+
+    Backends are torch's defaults for the devices of this machine.
+
+    *settings* are fields of `LaunchConfig`, such as ``devices`` or ``start_method``. Fields for many nodes
+    and restarts raise `ConfigError`, and so do values that a launch refuses. ``torch.multiprocessing.Pool``
+    has no process group.
     """
     if group not in ("shared", "fresh", None):
         raise ConfigError(f"group={group!r} must be 'shared' (one for all calls), 'fresh' (one for each) or None")

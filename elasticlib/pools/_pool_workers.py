@@ -1,9 +1,10 @@
 """
-The workers of a pool from their start to their end: asked, heard, and stopped as the job that they are.
+The workers of a pool from their start to their end: their calls, answers, errors and stop.
 
-Rules of this file: one thread at a time; whatever is waited for, the job's end is waited for too; who waits can be
-interrupted, and what is received is put where it belongs before that. What the job sees as a failure is reported as the
-job reports it; to the job a worker that ends with exit status 0 is a success, and its others go on.
+Rules of this file: one thread uses the workers at a time. Every wait also ends with the job. A wait can
+be interrupted, and a received message is stored before that. A failure that the job sees is reported
+as the job reports it. For the job, a worker that ends with exit status 0 has succeeded, and the others
+continue.
 """
 
 from __future__ import annotations
@@ -65,49 +66,49 @@ from elasticlib.workers.child import (
 logger = logging.getLogger(__name__)
 
 _AFTER_FAILURE = 1.0
-"""Seconds that ranks have, once one has failed, to end by themselves: longer, and they wait for it in a collective."""
+"""Seconds that the other ranks have to answer after a failure; later they most likely wait in a collective."""
 _SHOW_LIMIT = 1.0
-"""Seconds that ``sys.stdout`` may take, after a call, for what the workers have written in it."""
+"""Seconds that ``sys.stdout`` may take after a call for the output of the workers."""
 _STOP_GRACE = 1.0
-"""Seconds from SIGTERM to SIGKILL for workers that are not needed any more."""
+"""Seconds from SIGTERM to SIGKILL for workers that are no longer needed."""
 _LOOK = 0.01
-"""Seconds between two looks whether the job has seen an end that the kernel told."""
+"""Polling interval in seconds for the job to notice an end that the kernel has reported."""
 
 
 @frozen
 class CallAnswer:
-    """The outcome of a call on one rank."""
+    """Outcome of a call on one rank."""
 
     rank: int
     report: Report
     leaks: str
-    """Why the worker cannot serve another call; empty where it can."""
+    """Reason why the worker cannot serve another call; empty if it can."""
 
     def value(self) -> Any:
-        """Return the value that the function returned. Raises `PicklingError`."""
+        """Return the value that the function returned. Raises `PicklingError` if it cannot be read."""
         end = Exit(0, 0, 0, False, self.report, "")
         return return_values({0: end}, 1, self.rank)[self.rank]
 
     def failed(self) -> bool:
-        """Return whether the function raised."""
+        """Return True if the function raised."""
         return self.report.kind != "result"
 
 
 class _Caller:
-    """The program that calls, and as much of it as its workers know."""
+    """The calling program, and the part of its state that its workers know."""
 
     def __init__(self, workers: int) -> None:
         self._identity = CallerIdentity.now()
         self._place = identity_of_current_folder()
         self._known = [without_secrets(os.environ)] * workers
-        """By rank, the program's variables as the worker knows them."""
+        """By rank, the environment variables of the program that the worker knows."""
 
     def has_changed(self) -> bool:
-        """Return whether workers have privileges, namespaces or a cgroup that the program has not any more."""
+        """Return True if the program no longer has the privileges, namespaces or cgroup of its workers."""
         return self._identity != CallerIdentity.now()
 
     def place(self) -> Message:
-        """Return where a call is made: its search path and its folder."""
+        """Return the search path and the working directory of a call."""
         identity = identity_of_current_folder()
         is_same_folder = identity == self._place
         return {
@@ -117,7 +118,7 @@ class _Caller:
         }
 
     def variables_for(self, rank: int, variables: dict[str, str]) -> Any:
-        """Return what of *variables* differs for that worker, which knows them from now on."""
+        """Return the changes from the worker's known variables to *variables*, and note them as known."""
         changed = changed_variables(self._known[rank], variables)
         self._known[rank] = variables
         return changed
@@ -125,17 +126,17 @@ class _Caller:
 
 @frozen
 class _ImportedFiles:
-    """The files of the user's project that workers have imported."""
+    """Files of the user's project that workers have imported."""
 
     _times: dict[str, dict[int, int]] = field(factory=dict)
-    """By file, its time at the import of each rank."""
+    """By file and rank, the file's modification time (ns) at the import."""
 
     def add(self, rank: int, times: Mapping[str, int]) -> None:
         for file, time in times.items():
             self._times.setdefault(file, {})[rank] = time
 
     def edited(self) -> list[str]:
-        """Return those that have changed since then."""
+        """Return the files that have changed since their import."""
         return sorted(file for file, times in self._times.items() if _is_edited(file, times.values()))
 
 
@@ -149,9 +150,9 @@ def _is_edited(file: str, times: Collection[int]) -> bool:
 
 class PoolWorkers:
     """
-    The workers of *config*, which *serve* calls and share a process group of the kind *group*.
+    Workers of *config*, which *serve* calls and share a process group of the kind *group*.
 
-    Raises what a launch does. Its caller puts interrupts off until it has the object.
+    Raises the errors of a launch. The caller must defer interrupts until it has the object.
     """
 
     def __init__(
@@ -170,11 +171,11 @@ class PoolWorkers:
         self._main = config.main
         self._group = group
         self._has_own_files = config.logs_specs is None
-        """Whether nobody else chose where its output is kept."""
+        """True if the caller has not chosen the files of the output."""
         self._calls = 0
         self._files = _ImportedFiles()
         self._replace_reason = ""
-        """Why it can serve no more calls."""
+        """Reason why the workers can serve no more calls; empty if they can."""
         self.job = Job(launch, is_owned=True, is_listed=is_listed)
         try:
             self.job.begin()
@@ -187,30 +188,30 @@ class PoolWorkers:
         folder = launch.folder if isinstance(self.job.exception(), SignalException) else ""
         if folder and threading.main_thread().is_alive():
             weakref.finalize(self.job, shutil.rmtree, folder, ignore_errors=True)
-        # At its end the program calls no finalizers any more.
+        # At its end the program no longer calls finalizers.
         elif folder:
             shutil.rmtree(folder, ignore_errors=True)
-        # Nobody listens any more.
+        # OSError: the channels are closed already.
         with contextlib.suppress(OSError):
             self._channels.job_has_ended()
 
     def __len__(self) -> int:
         return len(self._channels)
 
-    # Whether they can serve.
+    # Fitness for another call.
 
     def is_fit(self) -> bool:
-        """Return whether they can serve another call."""
+        """Return True if the workers can serve another call."""
         if self._replace_reason or self._channels.owing or self.job.done():
             return False
         return not self._channels.has_lost_worker()
 
     def must_be_replaced(self, reason: str) -> None:
-        """Let them serve no more calls; the first reason stays."""
+        """Mark the workers as unable to serve more calls; the first reason stays."""
         self._replace_reason = self._replace_reason or reason
 
     def look_for_changes(self) -> None:
-        """Serve no more calls where a module that a worker imported was edited, or the program gave something up."""
+        """Mark the workers for replacement if an imported module was edited, or the program's identity changed."""
         change = ""
         edited = self._files.edited()
         if edited:
@@ -224,11 +225,11 @@ class PoolWorkers:
     # One call.
 
     def listen(self, on_ask: OnAsk, on_tell: OnTell) -> None:
-        """Call *on_ask* and *on_tell* for the messages of ranks in the midst of a call."""
+        """Call *on_ask* and *on_tell* for the messages of ranks during a call."""
         self._channels.on_ask, self._channels.on_tell = on_ask, on_tell
 
     def turn_here(self) -> None:
-        """Send what the workers write to this caller, from now on, up to `show`, however often it asks."""
+        """Send the workers' output to this caller until `show`, for any number of calls of `ask`."""
         if self._console is not None:
             self._console.turn_here()
 
@@ -243,10 +244,10 @@ class PoolWorkers:
         group: tuple[str | None, str | None] | None = None,
     ) -> None:
         """
-        Have *ranks* call *function*. Raises `PicklingError` before any of them hears of it.
+        Send *ranks* a call of *function*. Raises `PicklingError` before any call is sent.
 
-        *by_all*: they are all of them, which may use collectives, in a process *group* of this kind and back end (None:
-        the pool's own, over torch's default).
+        *by_all*: the call is on all ranks, which may use collectives. *group* is the kind and the backend of
+        their process group; None for the pool's own kind with torch's default backend.
         """
         packed = pack_call(function, args, kwargs, self._main)
         memories = packed.memories()
@@ -272,14 +273,14 @@ class PoolWorkers:
             finally:
                 for descriptor in descriptors.values():
                     os.close(descriptor)
-                # While interrupts are put off: Python has no place for one in a destructor.
+                # While interrupts are deferred: Python cannot raise one out of a destructor.
                 del packed, memories
 
     def answers(self, limit: float | None = None) -> list[CallAnswer]:
         """
-        Wait until some of the ranks that were asked have answered; [] when *limit*, in seconds, is over.
+        Wait until some of the called ranks have answered; return [] after *limit* seconds.
 
-        Raises what ended the job: `ChildFailedError` where a worker died, with whatever exit status.
+        Raises the error that ended the job: `ChildFailedError` if a worker died, with any exit status.
         """
         ranks, ended = self._channels.wait(limit)
         if ended is not None:
@@ -301,9 +302,10 @@ class PoolWorkers:
 
     def abandoned(self, failed: Collection[int] = ()) -> tuple[list[CallAnswer], dict[int, ProcessFailure]]:
         """
-        Return the answers that still arrive in a second, once the call has failed, and the workers that died meanwhile.
+        Wait up to a second for the other answers to a failed call.
 
-        *failed*: the ranks that have failed; none where it was not they.
+        Return the answers, and the failures of workers that died meanwhile. *failed* are the ranks that
+        have failed; empty if the call failed for another reason.
         """
         found: list[CallAnswer] = []
         died: dict[int, ProcessFailure] = {}
@@ -327,15 +329,15 @@ class PoolWorkers:
         died: Mapping[int, ProcessFailure] = MappingProxyType({}),
         item: int | None = None,
     ) -> ChildFailedError:
-        """Return the error for the failures among *answers* and for workers that *died*; of *item* of a `Pool.map`."""
+        """Return the error for failed *answers* and workers that *died*; *item* is the index in a `Pool.map`."""
         reports = {answer.rank: answer.report for answer in answers if answer.failed()}
         return _call_error(self.job, title, reports, died, self._raise_as, item)
 
     def show(self) -> None:
         """
-        Wait until the caller has got what the workers have written, if it takes that: its call has ended.
+        Wait at the end of a call until the caller's ``sys.stdout`` has the output of the workers.
 
-        What has become long of it is shortened then.
+        Output files that have become too long are shortened.
         """
         if self._console is None:
             return
@@ -348,24 +350,24 @@ class PoolWorkers:
     def _shorten_files(self) -> None:
         try:
             files = [file for rank in range(len(self)) for file in self.job.files(rank)]
-        # The workers have not started yet.
+        # ConfigError: the workers have not started yet.
         except ConfigError:
             return
         for file in files:
             shorten_file(file)
             shorten_file(file + DISPLAYED_SUFFIX)
 
-    # Their end.
+    # The end of the workers.
 
     def end(self, limit: float) -> None:
-        """Have the workers end as programs do, with their exit handlers; they are stopped after *limit* seconds."""
+        """End the workers with their exit handlers, and stop them after *limit* seconds."""
         over = threading.Event()
         self.job.when_done(over.set)
         try:
             self._channels.send_end()
-            # Not `Job.result`, which would take the program's signals for ones to the job.
+            # Not `Job.result`, which would handle the program's signals as signals to the job.
             over.wait(limit)
-        # After an interrupt, too: nobody waits for exit handlers any more.
+        # Also after an interrupt: then exit handlers are not waited for.
         finally:
             self.wait()
 
@@ -374,12 +376,12 @@ class PoolWorkers:
         self.job.stop(_STOP_GRACE, wait=False)
 
     def let_go(self) -> None:
-        """Stop the workers, which nobody has any more, and return at once."""
+        """Stop workers of a pool without references, and return at once."""
         self.stop()
         self.job.when_done(self._close)
 
     def wait(self) -> None:
-        """Wait for the end of workers that were stopped."""
+        """Stop the workers, and wait for their end."""
         try:
             self.job.stop(_STOP_GRACE)
         finally:
@@ -387,13 +389,13 @@ class PoolWorkers:
 
     def _close(self) -> None:
         if (error := self.job.exception()) is not None:
-            # The frames refer to the job, which would stay with its files.
+            # The frames refer to the job, and would keep it and its files.
             traceback.clear_frames(error.__traceback__)
         self._channels.close()
 
 
 def _lost() -> Report:
-    """For an answer that somebody wrote over."""
+    """Return the report for an answer that was overwritten."""
     return report_of_exception(RuntimeError("the answer of this worker was written over, and cannot be read"), b"")
 
 
@@ -409,10 +411,10 @@ def _call_error(
     item: int | None,
 ) -> ChildFailedError:
     """
-    Return the error of a call that failed.
+    Return the error of a failed call.
 
-    *reports* are those of the ranks on which the function raised, *died* the failures of workers that have ended;
-    *item* is the item of a `Pool.map`.
+    *reports* are from the ranks on which the function raised. *died* are the failures of workers that
+    have ended. *item* is the index in a `Pool.map`.
     """
     pids = _pids(job)
     failures = dict(died)
@@ -434,7 +436,7 @@ def _pids(job: Job) -> dict[int, int]:
 
 
 def _hint(report: Report) -> str:
-    # Torch raises a ValueError here, as for anything else that is wrong with the call: only its text tells them apart.
+    # Torch raises a ValueError for all wrong arguments: only its text identifies this one.
     if "initialize the default process group twice" in report.message:
         return (
             "the pool has made the process group already: leave init_process_group out, or have none made, by "
@@ -445,9 +447,9 @@ def _hint(report: Report) -> str:
 
 def _death_error(job: Job, ranks: Collection[int], wait: Callable[[float], object]) -> ChildFailedError:
     """
-    Return the error for *ranks*, which have ended in the midst of a call and failed nothing but that.
+    Return the error for *ranks* that have ended during a call with exit status 0.
 
-    Raises what ends the job, where something does. *wait* waits for its end, for some seconds at most.
+    Raises the error that ends the job, if one does. *wait* waits for the job's end, up to some seconds.
     """
     while not _has_seen_end(job, ranks):
         # The kernel reports an end before the job does.
@@ -462,7 +464,7 @@ def _death_error(job: Job, ranks: Collection[int], wait: Callable[[float], objec
 
 
 def _has_seen_end(job: Job, ranks: Collection[int]) -> bool:
-    """Return whether *job* knows that *ranks* have ended. Raises what ends it, where something does."""
+    """Return True if *job* knows that *ranks* have ended. Raises the error that ends the job, if one does."""
     status = job.status()
     codes = {each.rank: each.exitcode for each in status.ranks}
     is_ending = job.done() or status.state == "stopping" or any(codes.values())
@@ -473,8 +475,8 @@ def _has_seen_end(job: Job, ranks: Collection[int]) -> bool:
 
 
 def _latest_output(job: Job, rank: int) -> str | None:
-    """Return the file with the latest output of that rank."""
-    # The output may be in no file.
+    """Return the file with the latest output of *rank*; None if there is no file."""
+    # ConfigError: the output is in no file.
     with contextlib.suppress(ConfigError):
         return next(reversed(job.files(rank)), None)
     return None

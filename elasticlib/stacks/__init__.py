@@ -1,9 +1,12 @@
 """
-Stacks as text and as frames: what CPython writes of them, which frames are the user's, and ranks in words.
+Stacks as text and as frames, the user's part of them, and ranks in words.
 
-`crash_frames`, `place_of` and `threads_of` read tracebacks and the fault handler's stacks, whose format is documented
-nowhere; `is_users` and its kin tell the user's files from those of libraries and ours; `ranks_text` spells ranks.
-Rules of this package: the standard library only, since workers import it; what is no stack has no frames.
+`crash_frames`, `place_of` and `threads_of` read tracebacks and the fault handler's stacks, whose
+formats are not documented. `is_users` and similar functions distinguish the user's files from those of
+libraries and of elasticlib. `ranks_text` writes ranks in words.
+
+Rules of this package: it imports only the standard library, since workers import it. Text that is not
+a stack has no frames.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
-Which frames are the user's own.
+Selection of the user's own frames in a stack.
 
-Rules of this file: a file is the user's, or a library's (Python's and ours among them), by where it lies. Tracebacks
-that are shown keep the frames of libraries between the user's, and lose ours.
+Rules of this file: the location of a file decides if it is the user's or a library's. Python and
+elasticlib count as libraries. Shown tracebacks keep the frames of libraries between the user's, but no
+frame of elasticlib.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _LIBRARY = re.compile(rf"^<frozen |/(?:site|dist)-packages/|/lib(?:64)?/python\d|^{re.escape(_OURS)}")
 _LAUNCHERS = re.compile(rf"{re.escape(_OURS)}workers/|.*/multiprocessing/(process|popen_fork|context)\.py$|<string>$")
 CALLERS: set[str] = set()
-"""Files, each added by itself, whose functions call the user's: their frames say nothing to the user."""
+"""Files whose functions call the user's functions: users do not need their frames. Each file adds its own name."""
 ELSEWHERE = "worker"
-"""``__name__`` in frames that were made after those of another process."""
+"""``__name__`` in frames that were rebuilt from those of another process."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Frame:
     line: int
     function: str
     variables: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    """Its local variables, as text: of what is not Python's own the class, of tensors the shape."""
+    """Local variables as text: values of Python's own types, the shape of tensors, else the class."""
 
 
 def is_users(file: str) -> bool:
-    """Return True unless the code of *file* is Python's, an installed library's or ours."""
+    """Return True unless *file* belongs to Python, an installed library or elasticlib."""
     return _LIBRARY.search(file) is None
 
 
@@ -45,15 +46,15 @@ def is_ours(file: str) -> bool:
 
 
 def is_launcher(file: str) -> bool:
-    """Return True for the files that start a worker, whose frames are the outermost of its stacks."""
+    """Return True for the files that start a worker; their frames are the outermost of its stacks."""
     return _LAUNCHERS.match(file) is not None
 
 
 def users_frames(trace: TracebackType | None) -> list[Frame]:
     """
-    Return the frames of *trace*, in this process, from the user's first one on, without ours.
+    Return the frames of *trace*, in this process, from the user's first frame on, without elasticlib's.
 
-    Those of libraries stay where they are behind the user's; IPython's own come before it.
+    Frames of libraries after the user's first frame stay. IPython's own frames come before it.
     """
     found = [
         Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
@@ -70,7 +71,7 @@ def _is_ours_or_elsewhere(frame: FrameType) -> bool:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the user's first frame to the last one that is not of a file in `CALLERS`."""
+    """Return the traceback from the user's first frame to the last frame whose file is not in `CALLERS`."""
     first = error.__traceback__
     while first is not None and _is_caller(first):
         first = first.tb_next

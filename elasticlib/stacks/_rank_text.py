@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _MOST_RANGES = 8
-"""Of more, the first three and the last number are enough."""
+"""Maximum number of ranges in a text; of more, it names the first three and the last number."""
 
 
 def ranks_text(ranks: Iterable[int], noun: str = "rank") -> str:
-    """Return ``rank 3``, ``ranks 0-2, 5``, or, where there are too many, ``ranks 0, 2, 4 ... 98 (50 ranks)``."""
+    """Return ``rank 3``, ``ranks 0-2, 5``, or for many ranges ``ranks 0, 2, 4 ... 98 (50 ranks)``."""
     every = sorted(set(ranks))
     nouns = noun if len(every) == 1 else f"{noun}s"
     ranges = _ranges(every)

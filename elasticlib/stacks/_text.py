@@ -1,8 +1,8 @@
 """
 Frames from the text of a traceback, or of the stacks that CPython's fault handler writes.
 
-Rules of this file: pure; text that is no traceback has no frames. CPython promises neither format: all that is known of
-them stands here.
+Rules of this file: pure. Text that is not a traceback has no frames. CPython does not guarantee either
+format: all knowledge of them is in this file.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _TRACEBACK = re.compile(r"^(?:  \+ Exception Group )?Traceback \(most recent cal
 _RAISED_IN = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)', re.MULTILINE)
 """A frame of a traceback."""
 _PARTS = re.compile(r"^ +\+-\+--", re.MULTILINE)
-"""What stands before the exceptions of a group."""
+"""The line before the exceptions of a group."""
 _HEADING = re.compile(
     r"^(?P<kind>Current thread|Thread) (?P<identity>0x[0-9a-f]+)?[^\n]*\(most recent call first\):$",
     re.MULTILINE,
 )
 """The first line of a thread's stack, as the fault handler writes it."""
 _FRAME = re.compile(r'^ +File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<function>\S+)', re.MULTILINE)
-"""A frame below that."""
+"""A frame below such a heading."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Thread:
     """A thread in the fault handler's stacks."""
 
     identity: int | None
-    """Its number, as `threading.get_ident` returns it; None where the heading has none."""
+    """Number, as `threading.get_ident` returns it; None if the heading has none."""
     is_current: bool
-    """True for the thread that crashed, or that asked for the stacks."""
+    """True for the thread that crashed, or that requested the stacks."""
     frames: tuple[Frame, ...]
-    """The innermost first."""
+    """Frames, the innermost first."""
     text: str
-    """All that the fault handler wrote of it."""
+    """Complete text of the fault handler for this thread."""
 
 
 def threads_of(stacks: str) -> tuple[Thread, ...]:
@@ -55,7 +55,7 @@ def _thread(heading: re.Match[str], text: str) -> Thread:
 
 
 def _frames_below(text: str) -> tuple[Frame, ...]:
-    # Text behind an empty line is not of this thread.
+    # Text after an empty line does not belong to this thread.
     stack = re.split(r"\n\s*\n", text)[0]
     return tuple(map(_frame, _FRAME.finditer(stack)))
 
@@ -69,13 +69,13 @@ def crash_frames(stacks: str) -> tuple[Frame, ...]:
     threads = threads_of(stacks)
     if not threads:
         return ()
-    # Where all threads are written, the newest comes first: the one that crashed is the current one.
+    # If all threads are written, the newest comes first, and the current one has crashed.
     crashed = next((each for each in threads if each.is_current), threads[0])
     return tuple(reversed(crashed.frames))
 
 
 def place_of(traceback: str) -> str:
-    """Return file and line of the user's innermost frame, as far as *traceback* has it; empty without one."""
+    """Return ``file:line`` of the user's innermost frame in *traceback*, else of the innermost; "" without frames."""
     if is_of_threads(traceback):
         places = [(frame.file, frame.line) for frame in crash_frames(traceback)]
     else:
@@ -92,7 +92,7 @@ def _raised_in(traceback: str) -> list[tuple[str, int]]:
     tracebacks = list(_TRACEBACK.finditer(traceback))
     if not tracebacks:
         return []
-    # Of a chain of exceptions the last one ended the worker.
+    # In a chain of exceptions, the last one ended the worker.
     last = traceback[tracebacks[-1].end() :]
     # The exceptions in a group come after the frames of the group itself.
     without_parts = _PARTS.split(last)[0]
