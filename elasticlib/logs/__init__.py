@@ -1,9 +1,9 @@
 """
-Where the workers' output goes: files, the console's copy of them, and the default specification of both.
+Destinations of the workers' output: log files, their copy on the console, and the default of both.
 
-`DefaultLogsSpecs` is for users. For the launcher: `prepare_streams` and `follow_streams` of a round, `Tee`, which
-copies lines to the `Console`, `BarText` for progress bars among them, `Follower`, `text_of` and
-`last_line` for programs that read along.
+`DefaultLogsSpecs` is for users. The launcher uses `prepare_streams` and `follow_streams` in each round.
+`Tee` copies lines to the `Console`, with `BarText` for progress bars. `Follower`, `text_of` and
+`last_line` are for programs that read files while they grow.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 r"""
-Whole lines out of a worker's bytes, and the progress bars between them, for a console that can change what it shows.
+Assembly of whole lines and progress bars from a worker's bytes, for a console that can replace text.
 
-Rules of this file: pure; bytes in, bytes out, time is an argument. How the input is cut into chunks changes no line.
-A line that ``\r`` rewrites is a bar once it was shown: its states go out ten times a second, all streams' at the same
-moments, so that a console shows them in one go. A bar that has its newline may still be returned to by "cursor up", as
-nested bars do; for a tenth of a second it, and what comes after it, waits for that. All else is as in `LineAssembler`.
+Rules of this file: pure; bytes in, bytes out, time is an argument. The division of the input into chunks
+does not change any line. A line that ``\r`` rewrites is a bar once it was shown. Its states are output
+ten times a second, at the same moments for all streams, so that a console shows them together.
+
+Nested bars return to an ended bar by "cursor up". So an ended bar, and all output after it, waits a
+tenth of a second for that. Everything else is as in `LineAssembler`.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from elasticlib.logs._lines import LONGEST_LINE, LineAssembler, overtype
 
 BarText: TypeAlias = Callable[[bytes, int, bytes, bool], bytes]
 """
-What stands for a bar in a block of lines: made of its line's prefix, its number among the stream's, its state without
-newline (empty: there is nothing to be seen of it now), and whether that is the last one.
+Return the bytes that represent a bar's state in a block of lines.
+
+The arguments are the prefix of its line, its number in the stream, its state without newline (empty: the
+bar is invisible now), and True for its last state.
 """
 BAR_PERIOD = 0.1
-"""Seconds between two states of a bar, and for which one that has ended may be returned to."""
+"""Seconds between two states of a bar, and seconds in which "cursor up" can return to an ended one."""
 _MOST_ROWS = 8
-"""Rows that may be returned to; more nested bars than that are rare."""
+"""Maximum number of rows to which "cursor up" can return; more nested bars are rare."""
 _CONTROL = re.compile(rb"\r?\n|\r|\x1b\[(\d*)A")
 _UNFINISHED = re.compile(rb"(?:\r|\x1b(?:\[\d*)?)\Z")
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
@@ -36,55 +40,55 @@ _LONE_RETURN = re.compile(rb"\r(?!\n)")
 class _Row:
     number: int
     open: bytearray = field(factory=bytearray)
-    """What was written since the last ``\\r``."""
+    """Bytes since the last ``\\r``."""
     under: bytes | None = None
-    """Over what that is written; None while nothing has been rewritten."""
+    """Text below `open`, which `open` overwrites; None before the first ``\\r``."""
     end: bytes = b"\n"
     left_at: float = math.inf
-    """When its newline came."""
+    """Time of its newline, in seconds."""
     is_wiped: bool = False
-    """Whether a bar that was here had taken itself away before the present text came."""
+    """True if a bar in this row had cleared itself before the present text."""
     shown: bytes | None = None
-    """The state that went out last; None where none did, hence it is a line like others so far."""
+    """State that was output last; None if none was, so that it is still an ordinary line."""
 
     def state(self) -> bytes:
-        """What a terminal shows of it."""
+        """Return the text of the row as a terminal shows it."""
         return bytes(self.open) if self.under is None else overtype(self.under, bytes(self.open))
 
     def fold(self) -> None:
-        """What comes next is written over it from its begin."""
+        """Return to the first column: the next text overwrites the row."""
         self.under = self.under or b""
         self.under = self.state()
         self.open.clear()
 
 
 class BarAssembler:
-    """The open lines of one stream; `feed` it what was read and write what it returns."""
+    """The open lines of one stream; `feed` takes bytes from the stream and returns output to write."""
 
     def __init__(self, prefix: bytes, bar: BarText, longest_line: int = LONGEST_LINE) -> None:
         self.due: float | None = None
-        """When `tick` has something to say; None while nothing waits."""
+        """Time at which `tick` has output, in seconds; None while nothing waits."""
         self._prefix = prefix
         self._bar = bar
         self._longest = longest_line
         self._plain = LineAssembler(prefix, longest_line)
-        """Has the open line while there is no bar."""
+        """Holds the open line while no bar exists."""
         self._rows: list[_Row] = []
-        """From the topmost that may change to the lowest; empty while there is no bar."""
+        """Rows from the topmost that can change to the lowest; empty while no bar exists."""
         self._at = 0
-        """In which of them the cursor is."""
+        """Index of the row with the cursor."""
         self._numbers = 0
         self._incomplete = b""
-        """What may be the first part of a control sequence."""
+        """Bytes that may be the first part of a control sequence."""
         self._bars_due: float | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether a line has begun that has no end yet, or may yet change."""
+        """True if a line has no end yet, or can still change."""
         return bool(self._rows) or self._plain.is_open
 
     def feed(self, data: bytes, now: float) -> bytes:
-        """Take *data*; returns the whole lines that it ended. *now* is in seconds."""
+        """Process *data*, and return the lines that it completed. *now* is in seconds."""
         out = [*self._settled(now)]
         if not self._rows:
             found = _LONE_RETURN.search(data)
@@ -108,12 +112,11 @@ class BarAssembler:
         return b"".join([*out, self._rest(now, fed=False)])
 
     def _states(self, now: float) -> Iterator[bytes]:
-        """Return the states of bars that were not shown yet."""
+        """Yield the states of bars that were not shown yet."""
         for row in self._rows:
             may_be_a_line = row.shown is None and self._at > 0
             if may_be_a_line:
-                # One that has ended may be a line like others. One after it must not be shown
-                # above such lines.
+                # An ended row may be an ordinary line. A later bar must not be shown above it.
                 self._bars_due = _next_moment(now)
                 continue
             state = self._visible_state(row)
@@ -122,14 +125,14 @@ class BarAssembler:
                 yield self._bar(self._prefix, row.number, state, False)
 
     def _visible_state(self, row: _Row) -> bytes:
-        """Return the state of a bar; empty for other lines, and for a bar that took itself away."""
+        """Return the state of a bar; empty for other lines, and for a bar that cleared itself."""
         if not self._is_bar(row):
             return b""
         state = row.state()
         return state if state.strip() else b""
 
     def _is_bar(self, row: _Row) -> bool:
-        """Return True for a row that was rewritten, or will be by the ``\\r`` that is held back."""
+        """Return True for a row that was rewritten, or that the held-back ``\\r`` will rewrite."""
         if row.under is not None:
             return True
         return self._incomplete == b"\r" and row is self._rows[self._at]
@@ -154,7 +157,7 @@ class BarAssembler:
         return b"".join(out)
 
     def _has_end(self, row: _Row) -> bool:
-        """Return True where something of *row* is to be seen at the end of all."""
+        """Return True if *row* is visible at the end of the stream."""
         if row.left_at < math.inf:
             return True
         state = row.state()
@@ -165,7 +168,7 @@ class BarAssembler:
         self._rows.append(_Row(self._numbers))
 
     def _taken(self, data: bytes, now: float) -> Iterator[bytes]:
-        """Write *data* into the rows; the lines that this ends."""
+        """Write *data* into the rows, and yield the lines that this completes."""
         unfinished = _UNFINISHED.search(data)
         self._incomplete = b"" if unfinished is None else unfinished[0]
         until = len(data) - len(self._incomplete)
@@ -186,7 +189,7 @@ class BarAssembler:
     def _written(self, text: bytes) -> Iterator[bytes]:
         row = self._rows[self._at]
         row.open += text
-        # Too long for a bar: all rows are sent off, and this one piece by piece.
+        # Too long for a bar: all rows are output, this one in pieces.
         while len(row.open) > self._longest:
             rest = row.open[self._longest :]
             del row.open[self._longest :]
@@ -210,7 +213,7 @@ class BarAssembler:
             yield self._without_top()
 
     def _must_release_top(self) -> bool:
-        """Return True where the topmost row is no bar, or too far away to be returned to."""
+        """Return True if the topmost row is an ordinary line, or too far above the cursor."""
         return len(self._rows) > _MOST_ROWS or self._rows[0].under is None
 
     def _up(self, rows: int) -> None:
@@ -223,7 +226,7 @@ class BarAssembler:
         self._rows[self._at].fold()
 
     def _settled(self, now: float) -> Iterator[bytes]:
-        """Return the rows to which nothing has returned for long enough."""
+        """Yield the rows to which the cursor has not returned in time."""
         while self._at > 0 and self._is_top_settled(now):
             yield self._without_top()
 
@@ -246,7 +249,7 @@ class BarAssembler:
         return self._bar(self._prefix, row.number, state, True)
 
     def _rest(self, now: float, *, fed: bool = True) -> bytes:
-        """Go back to plain lines where there is no bar any more; else note when `tick` is due."""
+        """Return to plain lines if no bar is left, else set the time of the next `tick`."""
         self.due = None
         if not self._rows:
             return b""
@@ -271,5 +274,5 @@ class BarAssembler:
 
 
 def _next_moment(now: float) -> float:
-    """The next of those at which the states of all streams' bars go out."""
+    """Return the next time, in seconds, at which the bars of all streams are output."""
     return (math.floor(now / BAR_PERIOD) + 1) * BAR_PERIOD

@@ -1,9 +1,10 @@
 """
-Where blocks of whole lines go: to whatever stands for the console, and to the second file of lines with certain words.
+Destinations of blocks of whole lines: the console, and a file for lines with certain words.
 
-Rules of this file: a block is written whole, however often the stream takes only a part; a stream that is full is
-waited for, one that is gone raises. A word is looked for in the line, never in its prefix. A file that fails is
-written to no more, which is logged once: console and log files go on. Its descriptor ends with the last who knows it.
+Rules of this file: a block is written completely, even if the stream takes only parts. A full stream is
+waited for, and a closed one raises. Words are searched in the line, never in its prefix. A file that
+fails gets no more lines, which is logged once; console and log files continue. The file is closed with
+the last reference to its object.
 """
 
 from __future__ import annotations
@@ -22,38 +23,43 @@ from elasticlib.processes import closed_in_forks
 logger = logging.getLogger(__name__)
 
 Sink: TypeAlias = Callable[[bytes], None]
-"""Takes one block of whole lines; returns when it is written, raises when its reader is gone."""
+"""Write one block of whole lines; return when it is written, raise when its reader is gone."""
 
 
 class Console(Protocol):
-    """A `Sink` that is one job's alone, and may want to be told what is still to come."""
+    """A `Sink` for a single job, which also learns of the job's start and of silence."""
 
     gather: float
-    """Seconds between two blocks where nobody waits for the second, as it costs much."""
+    """Seconds between two expensive blocks, unless a caller waits for the second."""
     bar: BarText | None
-    """What it wants in place of a line that is being rewritten; None: lines only."""
+    """Text for a line that is being rewritten; None: lines only."""
 
     def begin(self, catch_up: Callable[[float], bool], wake: Callable[[], None]) -> None:
         """
-        Workers are about to start.
+        Prepare for the start of workers.
 
-        *catch_up* waits, for some seconds at most, until all they wrote was fed; *wake* has `look` be called soon.
+        *catch_up* waits, up to some seconds, until all their output was written to this sink. *wake* makes
+        the tee call `look` soon.
         """
 
     def look(self) -> float | None:
-        """Nothing is there to be fed; return the seconds after which to look again if nothing comes, None: never."""
+        """
+        React to a moment without output.
+
+        Return the seconds until the next call if no output arrives; None for no further call.
+        """
 
     def __call__(self, block: bytes, /) -> None:
-        """As any sink."""
+        """Write one block of whole lines, as any sink."""
 
 
 def console_sink(stream: TextIO | None) -> Sink:
     """
-    A sink that writes to *stream*, such as ``sys.stdout``, and flushes after each block.
+    Return a sink that writes to *stream*, such as ``sys.stdout``, and flushes after each block.
 
-    Bytes go unchanged to ``stream.buffer`` where there is one, else as UTF-8 text to ``stream.write`` (notebooks),
-    with U+FFFD for what is not UTF-8. A full non-blocking descriptor is waited for. None, which is what Python
-    makes of a descriptor that is closed at start, drops everything.
+    Bytes go unchanged to ``stream.buffer`` if it exists, else as UTF-8 text to ``stream.write``
+    (notebooks), with U+FFFD for invalid bytes. A full non-blocking descriptor is waited for. With None,
+    Python's value for a stream that was closed at start, the sink drops everything.
     """
     if stream is None:
         return lambda block: None
@@ -72,7 +78,7 @@ def _write_bytes(buffer: Any, block: bytes) -> None:
     rest = memoryview(block)
     while rest:
         try:
-            # None: a raw stream (python -u) that is full says so in this way.
+            # A full raw stream (python -u) returns None.
             taken = buffer.write(rest) or 0
         except BlockingIOError as full:
             taken = full.characters_written
@@ -94,28 +100,27 @@ def _wait_until_writable(buffer: Any) -> None:
 
 def matching(block: bytes, prefix: bytes, words: Sequence[bytes]) -> bytes:
     """
-    The lines of *block* that hold one of *words*, as they are.
+    Return the lines of *block* that contain one of *words*, unchanged.
 
     Each line of *block* is *prefix*, text without newline, newline; the newline may be part of a word.
     """
     if not any(word in block for word in words):
         return b""
-    # By prefix and not by newline, which a prefix may hold.
+    # Split at the prefix and not at newlines, since a prefix may contain one.
     lines: list[bytes] = re.findall(re.escape(prefix) + rb"[^\n]*\n", block)
     return b"".join([line for line in lines if any(line.find(word, len(prefix)) >= 0 for word in words)])
 
 
 class LineFilter:
     """
-    Writes those lines to the file at *path* that hold one of *words*.
+    Writer of the lines that contain one of *words* to the file at *path*.
 
-    The file is made when it is not there, and its end is written to when it is. Raises `LogDirError` where it cannot
-    be opened.
+    Lines are appended if the file exists. Raises `LogDirError` if it cannot be opened.
     """
 
     def __init__(self, path: str, words: Iterable[str]) -> None:
         self.broken: OSError | None = None
-        """What the file failed with."""
+        """Error of the file; None while it works."""
         self._path = path
         self._fd = -1
         self._words = [word.encode("utf-8", "surrogateescape") for word in words]
@@ -126,7 +131,7 @@ class LineFilter:
         closed_in_forks(self)
 
     def close(self) -> None:
-        """Let go of the file, as happens of itself once nobody knows this object."""
+        """Close the file; also done when the last reference to this object is gone."""
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -134,7 +139,7 @@ class LineFilter:
     __del__ = close
 
     def copy(self, block: bytes, prefix: bytes) -> None:
-        """Write the lines of *block*, each of which begins with *prefix*, that hold one of the words."""
+        """Write the lines of *block* that contain one of the words; each line begins with *prefix*."""
         if self.broken is not None:
             return
         rest = memoryview(matching(block, prefix, self._words))

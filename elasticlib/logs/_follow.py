@@ -1,10 +1,10 @@
 """
-Files of workers' output: their lines while they grow, their text, their last line, and less of what becomes too long.
+Readers of the workers' output files: lines of growing files, whole text, last line, size limit.
 
-Rules of this file: who follows files sleeps until the kernel says that one was written, or somebody wakes it. A file
-that becomes too long gives its oldest part back to the disk: there is a hole then, and what is left stays at its place,
-so that whoever writes, copies or reads the file needs no word of it. Where the file system makes none, the file stays
-as it is.
+Rules of this file: a follower sleeps until the kernel reports a write, or until another thread wakes it.
+A file that becomes too long releases the disk space of its oldest part, which becomes a hole. The rest
+keeps its offset, so that writers and readers of the file are not disturbed. If the file system does not
+support holes, the file stays unchanged.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from elasticlib.processes import wait_readable
 
 _BLOCK = 1 << 16
 _POLL = 0.05
-"""Seconds between two looks where the kernel gives no notice."""
+"""Polling interval in seconds, if the kernel gives no notice of writes."""
 _TAIL = 8192
-"""Bytes at the end of a file in which its last line is looked for."""
+"""Bytes at the end of a file that are searched for its last line."""
 MOST = 64 << 20
-"""Bytes of output of one worker from which on the oldest go."""
+"""Maximum bytes of output of one worker; beyond it, the oldest are removed."""
 KEPT = 32 << 20
-"""Bytes of it that stay."""
+"""Bytes that stay then."""
 _STEP = 1 << 20
-"""A hole ends at a multiple of it: of any file system's blocks."""
+"""A hole ends at a multiple of this, which is a multiple of any file system's block size."""
 _PUNCH_AND_KEEP_SIZE = 0x02 | 0x01
 
 
 class Follower:
-    """Reads the *files*, which may become more, until they are *done* and read to their end."""
+    """Reader of a growing list of *files*, until *done* returns True and all are read to their end."""
 
     def __init__(self, files: Callable[[], Sequence[str]], done: Callable[[], bool]) -> None:
         self._files = files
@@ -43,7 +43,7 @@ class Follower:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def wake(self) -> None:
-        """Have it look again: there is another file, or there will be none."""
+        """Wake the reader: another file exists, or the last one is complete."""
         if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
 
@@ -53,7 +53,7 @@ class Follower:
             os.close(descriptor)
 
     def lines(self) -> Iterator[str]:
-        """Each line as soon as it is whole, without its end; at last what is left without one."""
+        """Yield each line once it is whole, without its line end; at last a line without one."""
         notice = Inotify.open()
         try:
             index = 0
@@ -74,14 +74,14 @@ class Follower:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            # The file was taken away.
+            # The file was removed.
             return
         rest = b""
         try:
             for gone, data in self._blocks(descriptor, index, notice):
                 if gone:
                     yield note_of_removed_bytes(gone)
-                    # The block behind a hole begins within a line, whose beginning is gone.
+                    # The block after a hole begins within a line, whose beginning is gone.
                     rest, data = b"", data.partition(b"\n")[2]
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
@@ -92,11 +92,11 @@ class Follower:
             yield rest.decode("utf-8", "replace")
 
     def _blocks(self, descriptor: int, index: int, notice: Inotify | None) -> Iterator[tuple[int, bytes]]:
-        """Yield the blocks of a file, each after the count of bytes that are gone before it, until its end is final."""
+        """Yield (bytes removed before it, block) for the blocks of a file, until its end is final."""
         while True:
-            # Asked before the read: whatever was written until then is in this block or a later one.
+            # Checked before the read: everything written by then is in this block or a later one.
             is_last = self._done() or index + 1 < len(self._files())
-            # Watched before the read, too, else a write between the two would go unnoticed.
+            # The watch also comes before the read, so that no write between the two is missed.
             watch = None if notice is None else notice.add(descriptor)
             gone = skip_hole(descriptor)
             data = os.read(descriptor, _BLOCK)
@@ -116,12 +116,12 @@ class Follower:
 
 
 def text_of(path: str) -> str:
-    """Return the present text of the file; bytes that are no UTF-8 show as U+FFFD."""
+    """Return the present text of the file; bytes that are not UTF-8 become U+FFFD."""
     with open(path, "rb", buffering=0) as file:
         gone = skip_hole(file.fileno())
         data = file.read()
     note = ""
-    # The first line behind a hole is a part of one.
+    # The first line after a hole is incomplete.
     if gone:
         note = f"{note_of_removed_bytes(gone)}\n"
         data = data.partition(b"\n")[2]
@@ -130,9 +130,9 @@ def text_of(path: str) -> str:
 
 def last_line(paths: Sequence[str]) -> str:
     """
-    The last line with something in it, as a terminal would show it; empty where there is none.
+    Return the last line that is not blank, as a terminal shows it; empty if there is none.
 
-    Of several files it is that of the one which was written last.
+    Of several files, the one that was written last counts.
     """
     found = sorted({path: _written_at(path) for path in paths if path}.items(), key=lambda each: -each[1])
     return next(filter(None, (_last_line(path) for path, _ in found)), "")
@@ -166,8 +166,8 @@ def _fallocate() -> Any:
 
 
 def shorten_file(path: str) -> None:
-    """Give back all but the last `KEPT` bytes, or a few more, of a file that takes more than `MOST` of its disk."""
-    # The file may be gone, and the C library may have no such call.
+    """Release all but about the last `KEPT` bytes of a file that takes more than `MOST` bytes of disk."""
+    # The file may be gone, and the C library may lack this call.
     with contextlib.suppress(OSError, AttributeError):
         if os.stat(path).st_blocks * 512 <= MOST:
             return
@@ -181,16 +181,16 @@ def shorten_file(path: str) -> None:
 
 
 def skip_hole(descriptor: int) -> int:
-    """Go on behind a hole at the place where *descriptor* is to be read next; how many bytes that were."""
+    """Move the offset of *descriptor* past a hole at this place, and return the hole's size in bytes."""
     here = os.lseek(descriptor, 0, os.SEEK_CUR)
     try:
         there = os.lseek(descriptor, here, os.SEEK_DATA)
-    # No data follows, or the file system does not know holes.
+    # No data follows, or the file system does not support holes.
     except OSError:
         there = os.lseek(descriptor, here, os.SEEK_SET)
     return there - here
 
 
 def note_of_removed_bytes(count: int) -> str:
-    """What stands for *count* bytes that are gone."""
+    """Return the line that replaces *count* removed bytes."""
     return f"[... {count / 1e6:.0f} MB before this are gone: of a worker's output the newest is kept]"

@@ -1,7 +1,8 @@
 """
-The kernel's word that a file was written, for whoever follows files.
+Notices of the kernel that a file was written, for readers of growing files.
 
-Rules of this file: there is no binding in Python's library, hence ctypes. Where no watch is to be had, callers poll.
+Rules of this file: Python has no binding of inotify, so this uses ctypes. If no watch is available,
+callers poll.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _EVENT = struct.Struct("iIII")
 @define
 class Inotify:
     """
-    Watches on files, by way of ctypes because Python has no binding; `fd` is readable when one of them was written.
+    Watches on files; `fd` is readable once one of the files was written.
 
-    A watch ends with its first notice: a notice per write costs the *writer* nearly as much as a short write itself,
-    so it pays for one per look of ours, not for each.
+    A watch ends with its first notice. A notice costs the *writer* nearly as much as a short write. So the
+    writer pays for one notice per check of the reader, not for one per write.
     """
 
     _libc: ctypes.CDLL
@@ -31,7 +32,7 @@ class Inotify:
 
     @classmethod
     def open(cls) -> Inotify | None:
-        """A new set of watches; None where the system has none, or none left for this user."""
+        """Return a new set of watches; None if the system lacks them, or this user's limit is reached."""
         try:
             libc = ctypes.CDLL(None)
             fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -40,8 +41,8 @@ class Inotify:
         return cls(libc, fd) if fd >= 0 else None
 
     def add(self, fd: int) -> int | None:
-        """Watch for the next write to the file behind descriptor *fd*; returns the watch, None if it cannot be had."""
-        # Through the descriptor: its path may already name another file.
+        """Watch for the next write to the file of descriptor *fd*. Return the watch; None if unavailable."""
+        # By the descriptor: its path may already name another file.
         path = f"/proc/self/fd/{fd}".encode()
         watch = int(self._libc.inotify_add_watch(self.fd, path, ctypes.c_uint32(_IN_MODIFY | _IN_ONESHOT)))
         return watch if watch >= 0 else None
@@ -51,10 +52,10 @@ class Inotify:
         self._libc.inotify_rm_watch(self.fd, watch)
 
     def written(self) -> set[int]:
-        """The watches whose files were written since the last call; -1 stands for "events were lost, look at all"."""
+        """Return the watches whose files were written since the last call; -1 if events were lost."""
         try:
             events = os.read(self.fd, 1 << 16)
         except BlockingIOError:
             return set()
-        # A watch on a file, unlike one on a folder, has no name after the fixed part of its events.
+        # Events of a file have only the fixed part; those of a folder would add a name.
         return {watch for watch, *_ in _EVENT.iter_unpack(events)}

@@ -1,9 +1,10 @@
 """
-Names of the log folders and files, and which stream of which worker goes where.
+Names of log folders and files, and the destination of each worker's streams.
 
-Rules of this file: pure; it names paths and touches none. A worker's folder is
-``<base>/<run id>_<random>/attempt_<restart count>/<local rank>/``. A tee'd stream is a redirected one whose
-lines go to the console too. The filter of local ranks rules the console alone: it never takes a file away.
+Rules of this file: pure; it computes paths and does not access them. A worker's folder is
+``<base>/<run id>_<random>/attempt_<restart count>/<local rank>/``. A tee'd stream is a redirected one
+whose lines also go to the console. The filter of local ranks affects only the console: it never removes
+a file.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ _LONGEST_RUN_NAME = 120
 
 
 def run_folder_prefix(run_id: str) -> str:
-    """The name of a launch's folder up to its random part; whatever a file name cannot hold becomes ``_``."""
+    """Return the name of a launch's folder up to its random part; invalid characters become ``_``."""
     return (re.sub(r"[^A-Za-z0-9._-]", "_", run_id)[:_LONGEST_RUN_NAME] or "run") + "_"
 
 
 def attempt_names(restart_count: str) -> Iterator[str]:
     """
-    Names for the folder of one round, to be tried in turn until one is free.
+    Yield names for the folder of one round; the caller takes the first that is free.
 
-    ``attempt_0``, then ``attempt_0.1``, ``attempt_0.2``: a round that a change of members began has the
+    These are ``attempt_0``, then ``attempt_0.1``, ``attempt_0.2``. A round after a change of members has the
     restart count of the round before it, and must not destroy that round's logs.
     """
     name = "attempt_" + re.sub(r"[^A-Za-z0-9._-]", "_", restart_count)
@@ -42,7 +43,7 @@ def attempt_names(restart_count: str) -> Iterator[str]:
 
 
 def line_prefix(template: str, *, role_name: str, rank: int, local_rank: int, hostname: str) -> bytes:
-    """What stands before each console line of one worker; names that are not known stay as they are."""
+    """Return the prefix of a worker's console lines; unknown names in *template* stay unchanged."""
     text = Template(template).safe_substitute(role_name=role_name, rank=rank, local_rank=local_rank, hostname=hostname)
     return text.encode("utf-8", "surrogateescape")
 
@@ -55,10 +56,10 @@ def destinations(
     local_ranks_filter: Collection[int] | None,
 ) -> LogsDest:
     """
-    Plan one round below *folder*; with None there are no files, and nothing is redirected.
+    Return the paths of one round below *folder*; with None there are no files, and nothing is redirected.
 
-    A rank that the filter leaves out writes to `os.devnull` what it does not write to a file. None, or no
-    rank at all, lets every rank through.
+    A rank outside the filter writes to `os.devnull` the streams that have no file. A filter of None, or an
+    empty one, accepts all ranks.
     """
     to_file, to_both = to_map(redirects, local_world_size), to_map(tee, local_world_size)
     plan = LogsDest()
@@ -81,7 +82,7 @@ def _plan_files(
     to_file: Mapping[int, Std],
     to_both: Mapping[int, Std],
 ) -> None:
-    """Give each stream of each rank that goes to a file, or to both, its file."""
+    """Add a file to *plan* for each stream that goes to a file, or to file and console."""
     for std, name, files, followed in (
         (Std.OUT, "stdout.log", plan.stdouts, plan.tee_stdouts),
         (Std.ERR, "stderr.log", plan.stderrs, plan.tee_stderrs),
@@ -94,7 +95,7 @@ def _plan_files(
 
 
 def _hide(plan: LogsDest, rank: int) -> None:
-    """Keep *rank* off the console."""
+    """Keep the output of *rank* off the console."""
     plan.tee_stdouts.pop(rank, None)
     plan.tee_stderrs.pop(rank, None)
     plan.stdouts.setdefault(rank, os.devnull)
@@ -103,10 +104,10 @@ def _hide(plan: LogsDest, rank: int) -> None:
 
 def destinations_of(dest: object) -> LogsDest:
     """
-    What any specification returned, also one written for torch, in our words.
+    Return the result of any specification, also one written for torch, as our `LogsDest`.
 
-    Elsewhere a stream that stays on the console is an empty path, a tee of nothing is one of `os.devnull`, an error
-    file there is none, and a class of its own may lack the newer fields.
+    Other specifications use an empty path for a stream on the console, and `os.devnull` for a tee or an
+    error file that does not exist. Their own classes may lack newer fields.
     """
 
     def paths(name: str) -> dict[int, str]:

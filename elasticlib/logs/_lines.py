@@ -1,11 +1,13 @@
 r"""
-Whole lines out of a worker's bytes, each with its prefix, as a terminal would show them.
+Assembly of whole lines from a worker's bytes, each with its prefix, as a terminal would show them.
 
-Rules of this file: pure; bytes in, bytes out, time is an argument. How the input is cut into chunks does
-not change the output. Bytes are never decoded to decide where a line ends, hence any encoding passes.
-``\r\n`` ends a line and is kept. Text that ``\r`` rewrites comes out once, at its newline, as it then stands;
-while no newline comes, its present state comes out as a line of its own at most once a second. A line longer
-than the limit comes out in pieces of that length, each a line of its own.
+Rules of this file: pure; bytes in, bytes out, time is an argument. The division of the input into chunks
+does not change the output. Line ends are found in bytes, without decoding, so any encoding passes.
+
+* ``\r\n`` ends a line and is kept.
+* Text that ``\r`` rewrites is output once, at its newline, in its final state. Before the newline, its
+  present state is output as a separate line, at most once a second.
+* A line longer than the limit is output in pieces of that length, each as a separate line.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import re
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a line without end that are kept back before they go out as a line of their own."""
+"""Maximum bytes of a line without end; more are output as a separate line."""
 
 REWRITE_PERIOD = 1.0
 """Seconds between two states of a line that is being rewritten."""
@@ -23,30 +25,30 @@ _ERASE = re.compile(rb"\x1b\[[02]?K")
 
 
 class LineAssembler:
-    """The open line of one stream; `feed` it what was read and write what it returns."""
+    """The open line of one stream; `feed` takes bytes from the stream and returns output to write."""
 
     def __init__(self, prefix: bytes, longest_line: int = LONGEST_LINE) -> None:
         self.due: float | None = None
-        """When `tick` has something to say; None while no rewritten text waits."""
+        """Time at which `tick` has output, in seconds; None while no rewritten text waits."""
         self._prefix = prefix
         self._longest = longest_line
         self._open = bytearray()
-        """Bytes of the open line since its last ``\\r``; a ``\\r`` that may yet be half of ``\\r\\n`` ends it."""
+        """Bytes of the open line since its last ``\\r``, with a final ``\\r`` that may be half of ``\\r\\n``."""
         self._under: bytes | None = None
-        """What the ended rewrites of the open line left on the screen; None when it was never rewritten."""
+        """Text of the open line on the screen before its last ``\\r``; None if it was never rewritten."""
         self._shown: bytes | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether a line has begun that has no end yet."""
+        """True if a line has begun and has no end yet."""
         return bool(self._open) or self._under is not None
 
     def feed(self, data: bytes, now: float) -> bytes:
-        """Take *data*; return the whole lines that it ended. *now* is in seconds."""
+        """Process *data*, and return the lines that it completed. *now* is in seconds."""
         if len(data) > self._longest:
             return self._feed_in_parts(data, now)
         is_rewritten = self._under is not None or self._open.endswith(b"\r")
-        # A "\r" is rare, so that its lines are not counted for most data.
+        # A "\r" is rare, so counting is skipped for most data.
         if is_rewritten or (b"\r" in data and data.count(b"\r") != data.count(b"\r\n")):
             return self._feed_rewritten(data, now)
         end = data.rfind(b"\n")
@@ -82,7 +84,7 @@ class LineAssembler:
         return self._under or b""
 
     def finish(self) -> bytes:
-        """The last line, when it has no newline: it gets one. What is fed after it begins a new line."""
+        """Return the open line with a newline, or nothing. The next data begins a new line."""
         rewritten = self._under is not None or self._open.endswith(b"\r")
         state = self._seen(bytes(self._open).removesuffix(b"\r"))
         shown = self._shown
@@ -93,7 +95,7 @@ class LineAssembler:
         return self._line(state) if state else b""
 
     def take(self) -> bytes:
-        """The open line, which was never rewritten, and is another's from now on."""
+        """Remove and return the open line, which was never rewritten."""
         taken = bytes(self._open)
         self._open.clear()
         return taken
@@ -102,7 +104,7 @@ class LineAssembler:
         return self._prefix + text + end
 
     def _overflow(self) -> bytes:
-        """Send off what is too long to wait for its newline."""
+        """Return and remove the pieces of the open line that exceed the limit."""
         out = b""
         while len(self._open) > self._longest:
             out += self._line(self._seen(bytes(self._open[: self._longest])))
@@ -132,7 +134,7 @@ class LineAssembler:
         return b"".join(out)
 
     def _rewrite(self, text: bytes) -> bytes:
-        """Make *text*, in which every ``\\r`` rewrites, the open line; return pieces that were too long."""
+        """Replace the open line by *text*, in which every ``\\r`` rewrites; return pieces that were too long."""
         *ended, last = text.split(b"\r")
         out = b""
         if ended:
@@ -142,10 +144,10 @@ class LineAssembler:
         return out + self._overflow()
 
     def _write_over(self, states: list[bytes], *, is_plain: bool) -> bytes:
-        """Write *states* over the open line, one after the other; return pieces that were too long."""
+        """Write *states* over the open line in turn; return pieces that were too long."""
         newest = states[-1]
         if is_plain and self._covers_all(newest, states):
-            # No loop over states that nobody will see.
+            # Older states are invisible, so the loop is skipped.
             self._under = newest
             return b""
         out = b""
@@ -156,7 +158,7 @@ class LineAssembler:
         return out
 
     def _covers_all(self, newest: bytes, states: list[bytes]) -> bool:
-        """Return True where nothing of older states stays beside *newest*, as with most bars."""
+        """Return True if no part of older states stays visible beside *newest*, as with most bars."""
         widest = max(len(self._under or b""), *map(len, states))
         if widest > self._longest or len(newest) < widest:
             return False
@@ -164,30 +166,30 @@ class LineAssembler:
 
 
 class Verbatim:
-    """The bytes of one stream as they are, for a console that is its alone; with what `LineAssembler` offers."""
+    """The unchanged bytes of a console's only stream, with the methods of `LineAssembler`."""
 
     due: float | None = None
     is_open = False
 
     def feed(self, data: bytes, now: float) -> bytes:
-        """All of it."""
+        """Return *data* unchanged."""
         return data
 
     def tick(self, now: float) -> bytes:
-        """Nothing."""
+        """Return nothing: no text waits."""
         return b""
 
     def finish(self) -> bytes:
-        """Nothing: a line without end stays one."""
+        """Return nothing: a line without end gets no newline."""
         return b""
 
 
 def overtype(old: bytes, new: bytes) -> bytes:
     """
-    Return what a terminal shows of *old* after *new* was written over it from the first column.
+    Return the text that a terminal shows after *new* was written over *old* from the first column.
 
-    Colours have no width, and "erase line" takes the rest of *old* away. The rest of *old* that stays beside
-    *new* loses its colours, hence text that is rewritten for ever does not grow.
+    Colours have no width, and "erase line" removes the rest of *old*. The rest of *old* that stays beside
+    *new* loses its colours, so that text does not grow with the number of rewrites.
     """
     if not old:
         return _ERASE.sub(b"", new)
@@ -203,7 +205,7 @@ def overtype(old: bytes, new: bytes) -> bytes:
 
 
 def _is_plain(text: bytes) -> bool:
-    """Return True where each byte of *text* is a column."""
+    """Return True if each byte of *text* is one column."""
     return text.isascii() and b"\x1b" not in text
 
 

@@ -1,9 +1,9 @@
 """
-Temporary log folders that failed launches have left: the newest are kept, the others go one by one, the oldest first.
+Cleanup of temporary log folders of failed launches: the newest stay, the oldest are removed first.
 
-Rules of this file: a folder goes only if it is ours by its mark, no file in it is younger than a day, and the program
-that made it has certainly ended; what cannot be told, or not be deleted, stays. No error is ever raised, but by
-`remove_if_empty`.
+Rules of this file: a folder is removed only under three conditions. Its mark shows that elasticlib made
+it, no file in it is younger than a day, and the program that made it has certainly ended. In case of
+doubt, or if it cannot be deleted, it stays. Only `remove_if_empty` raises errors.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from elasticlib._clock import monotonic, wall_time
 from elasticlib.utils import stat_words
 
 MARK = ".elasticlib"
-"""Name of the file in each folder that says which program made it."""
+"""Name of the file in each folder that identifies the program that made it."""
 KEPT = 50
-"""Folders that stay, however old."""
+"""Number of folders that stay at any age."""
 YOUNGEST = 86400.0
-"""Seconds in which somebody may still want to look at a failure."""
+"""Seconds in which a user may still want to read about a failure."""
 _LONGEST_MARK = 4096
 _INTERVAL = 3600.0
 _looked: dict[str, float] = {}
-"""When this program looked into a folder last, in monotonic seconds."""
+"""By folder, the time of this program's last cleanup, in monotonic seconds."""
 
 
 def mark(folder: str) -> None:
-    """Say in *folder* that this program made it; a folder that cannot be marked stays for ever."""
+    """Mark *folder* as made by this program; a folder that cannot be marked is never removed."""
     with contextlib.suppress(OSError):
         handle = os.open(os.path.join(folder, MARK), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "w") as file:
@@ -39,27 +39,27 @@ def mark(folder: str) -> None:
 
 
 def remove_if_empty(folder: str) -> None:
-    """Delete *folder* where nothing but its mark is left in it; raises OSError where it stays."""
+    """Delete *folder* if it holds nothing but its mark. Raises OSError if it stays."""
     if os.listdir(folder) == [MARK]:
         os.unlink(os.path.join(folder, MARK))
     os.rmdir(folder)
 
 
 def holds_something(folder: str) -> bool:
-    """Whether a file in *folder* holds anything, or may: it, or a folder, cannot be looked at."""
+    """Return True if a file in *folder* is not empty, or if a file or folder in it cannot be read."""
     try:
         files = (os.path.join(place, name) for place, _, names in os.walk(folder, onerror=_refuse) for name in names)
         mark = os.path.join(folder, MARK)
         return any(os.lstat(path).st_size for path in files if path != mark)
     except FileNotFoundError as error:
-        # A folder that is gone as a whole holds nothing.
+        # A folder that no longer exists holds nothing.
         return bool(error.filename != folder)
     except OSError:
         return True
 
 
 def one_more(parent: str, prefix: str) -> None:
-    """A folder of ours in *parent* stays: look whether others may go, once an hour in a program."""
+    """Note that another folder in *parent* stays: clean up old ones, at most once an hour per program."""
     now = monotonic()
     if now >= _looked.get(parent, -_INTERVAL) + _INTERVAL:
         _looked[parent] = now
@@ -67,12 +67,12 @@ def one_more(parent: str, prefix: str) -> None:
 
 
 def sweep(parent: str, prefix: str) -> None:
-    """Delete the oldest of this user's marked folders in *parent*, as far as there are more than `KEPT`."""
+    """Delete the oldest of this user's marked folders in *parent*, until `KEPT` are left."""
     marked = _marked_folders(parent, prefix)
     surplus = len(marked) - KEPT
     for marked_at, path in sorted(marked):
-        # A folder is at least as young as its mark, and all that follow have younger ones: to look
-        # through thousands of them takes a minute, for which the end of a launch would wait.
+        # A folder is at least as young as its mark, and all that follow have younger marks. To search
+        # thousands of them takes a minute, which would delay the end of a launch.
         is_too_young = wall_time() - marked_at < YOUNGEST
         if surplus <= 0 or is_too_young:
             break
@@ -82,7 +82,7 @@ def sweep(parent: str, prefix: str) -> None:
 
 
 def _marked_folders(parent: str, prefix: str) -> list[tuple[float, str]]:
-    """Return (time of its mark, path) of each of this user's marked folders in *parent*."""
+    """Return (time of the mark, path) of each of this user's marked folders in *parent*."""
     named: list[str] = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         named = [entry.path for entry in entries if entry.name.startswith(prefix)]
@@ -90,7 +90,7 @@ def _marked_folders(parent: str, prefix: str) -> list[tuple[float, str]]:
     for path in named:
         with contextlib.suppress(OSError):
             folder, mark = os.lstat(path), os.lstat(os.path.join(path, MARK))
-            # Others may put folders, and links, of such names into a folder for temporary files.
+            # Other users may put folders and links with such names into a folder for temporary files.
             is_own = {folder.st_uid, mark.st_uid} == {os.geteuid()}
             if is_own and stat.S_ISDIR(folder.st_mode) and stat.S_ISREG(mark.st_mode):
                 marked.append((mark.st_mtime, path))
@@ -98,7 +98,7 @@ def _marked_folders(parent: str, prefix: str) -> list[tuple[float, str]]:
 
 
 def _last_change(folder: str) -> float:
-    """When anything in *folder* changed last; now where that cannot be seen."""
+    """Return the time of the last change in *folder*, in Unix seconds; the present time if unknown."""
     try:
         walk = os.walk(folder, onerror=_refuse)
         return max(os.lstat(os.path.join(place, name)).st_mtime for place, _, names in walk for name in (".", *names))
@@ -111,7 +111,7 @@ def _refuse(error: OSError) -> None:
 
 
 def _has_ended(folder: str) -> bool:
-    """Return True where the program that made *folder* is gone, as far as this machine can tell."""
+    """Return True if the program that made *folder* has certainly ended."""
     try:
         with open(os.path.join(folder, MARK), encoding="utf-8") as file:
             made = loads(file.read(_LONGEST_MARK))
@@ -121,7 +121,7 @@ def _has_ended(folder: str) -> bool:
 
 
 def _is_gone(program: dict[str, Any]) -> bool:
-    """Return True where the *program* of a mark has ended. Raise for a damaged mark."""
+    """Return True if the *program* of a mark has certainly ended. Raises for a damaged mark."""
     ours = _program(os.getpid())
     if program.get("v") != 1:
         # A mark of another version.
@@ -137,13 +137,13 @@ def _is_gone(program: dict[str, Any]) -> bool:
     pid = program["pid"]
     if type(pid) is not int:
         return False
-    # The number may be another process's by now.
+    # Another process may have this number by now.
     now = _program(pid)
     return bool(now["started"] != program["started"])
 
 
 def _program(pid: int) -> dict[str, Any]:
-    """What tells a process from every other one, on any machine, before and after any boot."""
+    """Return facts that identify a process across machines and boots."""
     facts = stat_words(pid)
     return {
         "pid": pid,

@@ -1,9 +1,10 @@
 """
-Log specifications of other packages, by the name under which they are installed.
+Log specifications of other packages, by the name of their entry point.
 
-Rules of this file: entry points of the group ``torchrun.logs_specs`` are the contract, so whatever works with torchrun
-works here; of packages that use one name, the first on the search path wins, as there, but not in silence. ``default``
-is what torch's own distribution declares: here it means our default, torch or no torch.
+Rules of this file: plug-ins are entry points of the group ``torchrun.logs_specs``, so that plug-ins of
+torchrun work here. If several packages use one name, the first on the search path is used, as in
+torchrun, but with a warning. torch's own distribution declares ``default``: here it means elasticlib's
+default, with or without torch.
 """
 
 from __future__ import annotations
@@ -28,18 +29,22 @@ logger = logging.getLogger(__name__)
 
 
 def known_logs_specs() -> list[str]:
-    """The names that `load_logs_specs` takes, sorted."""
+    """Return the names that `load_logs_specs` accepts, sorted."""
     return sorted({DEFAULT, *(point.name for point in entry_points(group=GROUP))})
 
 
 def load_logs_specs(name: str) -> Callable[..., LogsSpecs]:
     """
-    Return a maker of specifications, from the keywords log_dir, redirects, tee and local_ranks_filter.
+    Return a function that makes specifications from log_dir, redirects, tee and local_ranks_filter.
 
-    A class that was written for another launcher gets its streams in that launcher's ``Std``, since it may ask for the
-    type. Raises `ConfigError`: for a *name* that no installed package has, with those that they have; for a plug-in
-    that cannot be imported, from its own exception; for one that is no class of log specifications. The maker raises it
-    when the plug-in refuses the values.
+    A class that was written for another launcher gets streams of that launcher's ``Std``, since it may
+    check the type. Raises `ConfigError`:
+
+    * for a *name* that no installed package has, with the known names
+    * for a plug-in that cannot be imported, from its own exception
+    * for a plug-in that is not a class of log specifications
+
+    The returned function raises it if the plug-in refuses the values.
     """
     points = _entry_points_of(name)
     if len(points) > 1:
@@ -51,8 +56,8 @@ def load_logs_specs(name: str) -> Callable[..., LogsSpecs]:
 
 
 def _entry_points_of(name: str) -> list[EntryPoint]:
-    """Return the entry points of *name*; the default may have none."""
-    # By value: a package that is installed twice says the same.
+    """Return the entry points of *name*; the default may have none. Raises `ConfigError`."""
+    # By value: a package that is installed twice has the same value twice.
     by_value = {point.value: point for point in entry_points(group=GROUP, name=name)}
     if not by_value and name != DEFAULT:
         raise ConfigError.of_setting(
@@ -118,13 +123,13 @@ def _refuse_another_kind(name: str, found: object) -> None:
 
 
 def _has_member(found: object, name: str) -> bool:
-    # Static: a property that is not ready before `reify` must not be asked.
+    # Static: a property may fail before `reify`, so it must not be evaluated.
     return inspect.getattr_static(found, name, None) is not None
 
 
 def _std_of(kind: object) -> Callable[[int], Any]:
-    """The ``Std`` that the classes behind *kind* know: ours, unless their modules have another one."""
-    # A function has none.
+    """Return the ``Std`` that the base classes of *kind* use: ours, unless their modules have another."""
+    # A function has no base classes.
     for base in getattr(kind, "__mro__", ()):
         std = getattr(sys.modules.get(base.__module__), "Std", None)
         if isinstance(std, type) and issubclass(std, enum.IntFlag):
@@ -139,7 +144,7 @@ def _as(std: Callable[[int], Any], streams: Std | Mapping[int, Std]) -> Any:
 
 
 def _is_torchs(name: str, point: EntryPoint) -> bool:
-    # Its class keeps torch's faults, and needs torch.
+    # torch's class has bugs that ours does not have, and needs torch.
     return name == DEFAULT and point.value.startswith("torch.distributed.")
 
 
@@ -151,6 +156,6 @@ def _source(name: str, point: EntryPoint) -> str:
 
 
 def _title(found: object) -> str:
-    # A class or a function; of any other object its class.
+    # The name of a class or a function; for any other object, of its class.
     named: Any = found if hasattr(found, "__qualname__") else type(found)
     return f"{named.__module__}.{named.__qualname__}"

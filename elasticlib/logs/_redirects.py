@@ -1,8 +1,8 @@
 """
-A standard stream of this process, sent to a file for a while.
+Temporary redirection of a standard stream of this process to a file.
 
-Rules of this file: it is the descriptor that is redirected, so C code and child processes follow; what waits in
-buffers goes where it was meant to go; the former stream comes back whatever happens in between.
+Rules of this file: the descriptor is redirected, so C code and child processes follow. Buffered text
+goes to its former destination. The former stream is always restored.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ _NUMBERS = {"stdout": 1, "stderr": 2}
 
 
 def get_libc() -> ctypes.CDLL:
-    """The C library of this process."""
+    """Return the C library of this process."""
     return ctypes.CDLL(None)
 
 
 @contextmanager
 def redirect(std: str, to_file: str) -> Iterator[None]:
     """
-    Within the block, *std*, ``"stdout"`` or ``"stderr"``, goes to the file *to_file*, which is written anew.
+    Redirect *std*, ``"stdout"`` or ``"stderr"``, to the file *to_file* within the block.
 
-    It holds for all threads of this process. A Python stream without a descriptor, such as a notebook's, keeps what
-    Python writes; only what C code and child processes write goes to the file then. Raises `ConfigError` (a
-    ``ValueError``) for another stream, and OSError when the file cannot be opened.
+    The file is emptied first. The redirection affects all threads of this process. If the Python stream
+    has no descriptor, as in a notebook, it keeps Python's output. Then only the output of C code and child
+    processes goes to the file. Raises `ConfigError` (a ``ValueError``) for another stream, and OSError if
+    the file cannot be opened.
     (torch: ``torch.distributed.elastic.multiprocessing.redirects.redirect``)
     """
     if std not in _NUMBERS:
@@ -64,13 +65,13 @@ def _flush(std: str) -> None:
 
 
 redirect_stdout = functools.partial(redirect, "stdout")
-"""`redirect` of stdout."""
+"""`redirect` for stdout."""
 redirect_stderr = functools.partial(redirect, "stderr")
-"""`redirect` of stderr."""
+"""`redirect` for stderr."""
 
 
 def get_std_cm(
     std_rd: str | None, redirect_fn: Callable[[str], AbstractContextManager[None]]
 ) -> AbstractContextManager[None]:
-    """``redirect_fn(std_rd)``, or a block that changes nothing where no file is named."""
+    """Return ``redirect_fn(std_rd)``, or a context manager without effect if no file is named."""
     return redirect_fn(std_rd) if std_rd else nullcontext()
