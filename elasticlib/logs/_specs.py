@@ -1,9 +1,10 @@
 """
 `DefaultLogsSpecs`: the folders and files of a launch's logs.
 
-Rules of this file: constructing touches nothing; `check` says early what would fail late; `reify` makes folders, one
-for the launch and one below it for each round, and never overwrites anything. A launch works on its own `for_launch`
-copy, so that one specification serves any number of launches, also at the same time.
+Rules of this file: the constructor does no I/O. `check` raises early for folders that would fail later.
+`reify` makes one folder for the launch and one below it for each round, and never overwrites anything. A
+launch uses its own `for_launch` copy, so that one specification serves any number of launches, also at
+the same time.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from elasticlib.spec import LogsDest, LogsSpecs, Std
 _log = logging.getLogger("elasticlib")
 
 _NOT_WRITABLE = frozenset({errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
-"""Errors of a machine without a folder for temporary files (`tempfile` says ENOENT), or without room in it."""
+"""Errors of a machine without a folder for temporary files (`tempfile` raises ENOENT), or without room in it."""
 
 _ROOM = 4096
-"""Bytes for which a folder of streams must have room: the least that file systems give."""
+"""Free bytes that a folder of streams must have: the smallest block of file systems."""
 
 
 def _make_files(dest: LogsDest) -> None:
-    """Make the folder of each rank and its stream files, all of which are new."""
+    """Make the folder of each rank and its stream files. Raises OSError if one exists."""
     for path in dest.error_files.values():
         os.mkdir(os.path.dirname(path))
     for path in (*dest.stdouts.values(), *dest.stderrs.values()):
@@ -50,16 +51,20 @@ def _make_files(dest: LogsDest) -> None:
 
 class DefaultLogsSpecs(LogsSpecs):
     """
-    Keep redirected streams and error files below one folder.
+    Specification that keeps redirected streams and error files below one folder.
 
-    (torch: ``torch.distributed.elastic.multiprocessing.DefaultLogsSpecs``.) Where it differs: constructing
-    makes no folder, a temporary folder is removed when the launch succeeds unless it holds redirected streams, a later
-    round never deletes the logs of an earlier one, any run id will do, and the environments given to `reify` are not
-    changed.
+    (torch: ``torch.distributed.elastic.multiprocessing.DefaultLogsSpecs``.) Differences from torch:
 
-    ``log_dir=None`` takes a temporary folder; `os.devnull` keeps no files and redirects nothing. Where no temporary
-    folder can be written, as in a read-only container, workers have no error files, and only files of streams are
-    refused. Temporary folders that stay are bounded: of more than 50, those older than a day go, the oldest first.
+    * The constructor makes no folder.
+    * A temporary folder is removed after a successful launch, unless it holds redirected streams.
+    * A later round never deletes the logs of an earlier one.
+    * All run ids are valid.
+    * `reify` does not change the given environments.
+
+    ``log_dir=None`` uses a temporary folder; `os.devnull` keeps no files and redirects nothing. If no
+    temporary folder can be written, as in a read-only container, workers have no error files, and only
+    files of streams raise an error. If more than 50 temporary folders exist, those older than a day are
+    removed, the oldest first.
     """
 
     def __init__(
@@ -71,9 +76,9 @@ class DefaultLogsSpecs(LogsSpecs):
     ) -> None:
         super().__init__(os.fspath(log_dir) if log_dir else None, redirects, tee, local_ranks_filter)
         self.default_prefix = DEFAULT_PREFIX
-        """Template of what stands before tee'd lines unless the launch says it."""
+        """Template of the prefix of tee'd lines, unless the launch has one."""
         self.keeps_streams = _is_requested(redirects) or _is_requested(tee)
-        """True where the caller asked for files of streams: these stay after the launch, in a temporary folder too."""
+        """True if the caller requested files of streams: they stay after the launch, also in a temporary folder."""
         self._forget_folders()
 
     def _forget_folders(self) -> None:
@@ -84,7 +89,7 @@ class DefaultLogsSpecs(LogsSpecs):
         self._round_folder = ""
 
     def for_launch(self) -> DefaultLogsSpecs:
-        """A copy for one launch: the same settings, folders of its own. One launch uses it in one thread at a time."""
+        """Return a copy for one launch: the same settings, its own folders. Use it in one thread at a time."""
         fresh = copy.copy(self)
         fresh._forget_folders()
         return fresh
@@ -92,18 +97,18 @@ class DefaultLogsSpecs(LogsSpecs):
     @property
     def root_log_dir(self) -> str:
         """
-        *log_dir*, the folder of all launches; of a temporary one the path once `reify` made it, ``""`` before.
+        *log_dir*, the folder of all launches; for a temporary folder ``""`` until `reify` makes it.
 
-        After launches it is that of the last one to end, where it kept its folder.
+        After launches it is the folder of the last one that ended, if that was kept.
         """
         return self._base or self._last_base or self._root_log_dir or ""
 
     def note_folder_of(self, launched: DefaultLogsSpecs) -> None:
-        """Have `root_log_dir` say where *launched*, a copy for a launch that ended, left its folders, if it did."""
+        """Set `root_log_dir` to the folder that *launched*, the copy of an ended launch, has left, if any."""
         self._last_base = launched._base
 
     def check(self) -> None:
-        """Raise `LogDirError` if the log folder can be seen to be unusable; makes nothing in it."""
+        """Raise `LogDirError` if the log folder cannot be used, as far as a check without writing shows."""
         if self._root_log_dir == os.devnull:
             return
         if self._root_log_dir is None:
@@ -115,7 +120,7 @@ class DefaultLogsSpecs(LogsSpecs):
                 "log_dir", f"{self._root_log_dir!r} holds a NUL character: give the path of a folder"
             )
         if not os.path.isabs(self._root_log_dir):
-            # Raises where the working directory is gone.
+            # Raises if the working directory no longer exists.
             current_folder()
         there = absolute_path_without_parents(self._root_log_dir)
         while not os.path.lexists(there):
@@ -130,7 +135,7 @@ class DefaultLogsSpecs(LogsSpecs):
             )
 
     def _needs_files(self) -> bool:
-        """Return True where the caller asked for files, or named a folder for them."""
+        """Return True if the caller requested files, or named a folder for them."""
         return self._root_log_dir is not None or _is_requested(self._redirects) or _is_requested(self._tee)
 
     def _check_temporary(self) -> None:
@@ -140,7 +145,7 @@ class DefaultLogsSpecs(LogsSpecs):
             raise LogDirError(f"no folder for temporary logs: {error}; give log_dir or set TMPDIR") from error
 
     def has_files(self) -> bool:
-        """Return False where workers will have no files: with `os.devnull`, or on a machine where none can be made."""
+        """Return False if workers will have no files: with `os.devnull`, or without a temporary folder."""
         if self._root_log_dir is not None:
             return self._root_log_dir != os.devnull
         try:
@@ -150,7 +155,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return True
 
     def _goes_without(self, error: Exception) -> bool:
-        """Return True where *error* costs only error files, which nobody asked for: reports come through memory."""
+        """Return True if *error* prevents only error files, which the caller did not request; log it then."""
         is_unimportant = not self._needs_files() and isinstance(error, OSError) and error.errno in _NOT_WRITABLE
         if is_unimportant:
             _log.info("workers have no error files: %s", error)
@@ -160,10 +165,10 @@ class DefaultLogsSpecs(LogsSpecs):
         """
         Make the folders of one round, with its stream files empty, and return their absolute paths.
 
-        *envs* is {local rank: environment}; the lowest rank's ``TORCHELASTIC_RUN_ID`` and
-        ``TORCHELASTIC_RESTART_COUNT`` name the folders. A run id unlike the last one begins another
-        launch folder. Each error file is ``""`` with `os.devnull`, and where nothing was asked for and no temporary
-        folder can be written. Raises `LogDirError`.
+        *envs* is {local rank: environment}. ``TORCHELASTIC_RUN_ID`` and ``TORCHELASTIC_RESTART_COUNT`` of the
+        lowest rank name the folders. A new run id begins another launch folder. Error files are ``""`` with
+        `os.devnull`, and if no files were requested and no temporary folder can be written. Raises
+        `LogDirError`.
         """
         if self._root_log_dir == os.devnull:
             return self._destinations(None, len(envs))
@@ -182,9 +187,9 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def make_ready(self, run_id: str) -> None:
         """
-        Make the launch folder of *run_id*, and see that streams find room in it, before any round needs that.
+        Make the launch folder of *run_id*, and check that it has room for streams, before the first round.
 
-        `forget_unused` takes it away again. Raises `LogDirError`.
+        `forget_unused` removes it again. Raises `LogDirError`.
         """
         if self._root_log_dir == os.devnull:
             return
@@ -199,7 +204,7 @@ class DefaultLogsSpecs(LogsSpecs):
                 raise self._refusal(error) from error
 
     def forget_unused(self) -> None:
-        """Delete the launch folder that `make_ready` made, unless there is something in it by now."""
+        """Delete the launch folder that `make_ready` made, unless it has content by now."""
         if self._run_folder and not self._round_folder:
             self._remove_if_empty(self._run_folder)
 
@@ -221,7 +226,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def _make_run_folder(self, run_id: str) -> None:
         if self._base:
-            # A cleaner of /tmp may have taken them since the last round; that must not end the job.
+            # A cleaner of /tmp may have removed the folders since the last round: this must not end the job.
             make_private_folder(self._base)
         elif self._root_log_dir is not None:
             base = absolute_path_without_parents(self._root_log_dir)
@@ -230,7 +235,7 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._root_log_dir is None:
             if not self._base or not is_own_folder(
                 self._base
-            ):  # somebody was quicker: what is written there would be theirs
+            ):  # another user was quicker, and would own the files there
                 self._base, self._run_folder = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
             _old_folders.mark(self._base)
         if not self._run_folder or run_id != self._run_id:
@@ -249,11 +254,11 @@ class DefaultLogsSpecs(LogsSpecs):
         raise AssertionError("attempt_names does not end")
 
     def kept_temporary_folder(self) -> str:
-        """Return the temporary folder that stays after the launch because its streams were asked for, else ``""``."""
+        """Return the temporary folder that stays after the launch for its requested streams, else ``""``."""
         return self._base if self._root_log_dir is None and self.keeps_streams else ""
 
     def put_away(self, *, succeeded: bool) -> None:
-        """Delete a temporary folder that nobody needs after the launch."""
+        """Delete a temporary folder that is not needed after the launch."""
         if self.kept_temporary_folder():
             _old_folders.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
         else:
@@ -261,9 +266,9 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def remove_if_temporary(self, only_if_empty: bool = False) -> None:
         """
-        Delete all logs of this object's launch if their base is a temporary folder; what cannot be deleted stays.
+        Delete all logs of this object's launch if their base is a temporary folder. Errors are ignored.
 
-        *only_if_empty* keeps them when any file holds something, or may: it, or a folder, cannot be looked at.
+        *only_if_empty*: keep them if a file is not empty, or if a file or folder cannot be read.
         """
         if not self._base or self._root_log_dir is not None:
             return
@@ -274,11 +279,11 @@ class DefaultLogsSpecs(LogsSpecs):
         self._forget_folders()
 
     def temporary_round(self) -> str:
-        """The folder of the round that `reify` made last, where it is below a temporary one; ``""`` elsewhere."""
+        """Return the latest round's folder if it is below a temporary folder, else ``""``."""
         return self._round_folder if self._root_log_dir is None else ""
 
     def remove_round(self, folder: str) -> None:
-        """Delete *folder*, a `temporary_round`, and the folders around it unless other rounds' logs are there."""
+        """Delete *folder*, a `temporary_round`, and its parent folders unless they hold logs of other rounds."""
         shutil.rmtree(folder, ignore_errors=True)
         self._remove_if_empty(os.path.dirname(folder))
 
@@ -298,5 +303,5 @@ class DefaultLogsSpecs(LogsSpecs):
 
 
 def _is_requested(streams: Std | Mapping[int, Std]) -> bool:
-    """Return True where a stream of some rank was named."""
+    """Return True if a stream of some rank is selected."""
     return any(streams.values()) if isinstance(streams, Mapping) else bool(streams)

@@ -1,8 +1,9 @@
 """
-The log files of one round: made before its workers start, and followed where they are tee'd.
+The log files of one round: made before its workers start, and followed if they are tee'd.
 
-Rules of this file: every `LogsDest` reaches the tee through it. Destinations that cannot work are
-refused before a worker of the round is started. A path that several streams share is followed once.
+Rules of this file: every `LogsDest` reaches the tee through this module. Destinations that cannot work
+raise an error before a worker of the round is started. A path that several streams share is followed
+once.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class Duplicates:
     _warned: set[Std] = field(factory=set, init=False)
 
     def words(self, std: Std) -> Sequence[str]:
-        """Return the words of which a line of *std* must hold one; empty when no lines are duplicated."""
+        """Return the words that select duplicated lines of *std*; empty if no lines are duplicated."""
         return {Std.OUT: self.stdout, Std.ERR: self.stderr}[std] or ()
 
     def check(self, dest: LogsDest) -> None:
-        """Raise `ConfigError` when lines are asked for and *dest* has no file for them."""
+        """Raise `ConfigError` if lines are to duplicate and *dest* has no file for them."""
         for std, path in ((Std.OUT, dest.filtered_stdout), (Std.ERR, dest.filtered_stderr)):
             has_no_file = self.words(std) and not path
             if has_no_file:
@@ -54,7 +55,7 @@ class Duplicates:
                 )
 
     def open(self, std: Std, dest: LogsDest) -> LineFilter | None:
-        """Return the filter for the lines of *std* in the round of *dest*; None when none is needed."""
+        """Return the filter for the lines of *std* in the round of *dest*; None if none is needed."""
         words = self.words(std)
         if not words:
             return None
@@ -67,7 +68,7 @@ class Duplicates:
         return LineFilter(path, words)
 
     def _warn_once(self, std: Std) -> None:
-        """Warn that no line will ever be copied, in the first round alone."""
+        """Warn, in the first round only, that no line will ever be copied."""
         if std in self._warned:
             return
         self._warned.add(std)
@@ -79,7 +80,7 @@ class Duplicates:
 
 
 def make_run_folder(specs: LogsSpecs, run_id: str) -> None:
-    """Have *specs* make the folder of the run, where it is of our own kind; raises `LogDirError`."""
+    """Make the folder of the run if *specs* is a `DefaultLogsSpecs` with its own `reify`. Raises `LogDirError`."""
     if not isinstance(specs, DefaultLogsSpecs):
         return
     makes_own_folder = type(specs).reify is not DefaultLogsSpecs.reify
@@ -89,7 +90,7 @@ def make_run_folder(specs: LogsSpecs, run_id: str) -> None:
 
 @define
 class LogRounds:
-    """The rounds of one run, whose logs go again where they are temporary and all has ended well."""
+    """The rounds of one run; temporary logs are removed after success."""
 
     specs: LogsSpecs
     _folders: list[str] = field(factory=list, init=False)
@@ -98,8 +99,8 @@ class LogRounds:
         """
         Return the destinations of a round.
 
-        *envs*, {local rank: environment}, get the variables that `specs` has for the workers. Each
-        worker's ``TORCHELASTIC_ERROR_FILE`` is there afterwards, empty when it has none.
+        *envs*, {local rank: environment}, get the variables that `specs` sets for the workers. Each worker's
+        ``TORCHELASTIC_ERROR_FILE`` is set afterwards; it is empty for a worker without an error file.
         """
         former = self._temporary_folder()
         dest = destinations_of(self.specs.reify(envs))
@@ -115,23 +116,23 @@ class LogRounds:
         make_run_folder(self.specs, run_id)
 
     def forget_unused(self) -> None:
-        """Leave no folder of a run that has come to no round."""
+        """Delete the folder of a run that had no round."""
         if isinstance(self.specs, DefaultLogsSpecs):
             self.specs.forget_unused()
 
     def _temporary_folder(self) -> str:
-        """Return the temporary folder of the latest round; empty where there is none."""
+        """Return the temporary folder of the latest round; empty if there is none."""
         if isinstance(self.specs, DefaultLogsSpecs):
             return self.specs.temporary_round()
         return ""
 
     def put_away(self) -> None:
-        """Delete the logs of these rounds after success, unless they are temporary ones that stay."""
+        """Delete the temporary logs of these rounds after success, unless the caller requested them."""
         if isinstance(self.specs, DefaultLogsSpecs) and not self.specs.kept_temporary_folder():
             self.remove_if_temporary()
 
     def remove_if_temporary(self) -> None:
-        """Delete the logs of these rounds, and of no other run that the specification serves."""
+        """Delete the temporary logs of these rounds, but not those of other runs of the specification."""
         if not isinstance(self.specs, DefaultLogsSpecs):
             return
         while self._folders:
@@ -140,9 +141,9 @@ class LogRounds:
 
 def prepare_streams(dest: LogsDest) -> None:
     """
-    Make the stream files of *dest* that are not there, and empty the others, which are of an earlier round.
+    Make the missing stream files of *dest*, and empty the others, which belong to an earlier round.
 
-    Our own specification gives each round new files; others may not. Devices and pipes are left as they are.
+    Our own specification gives each round new files; others may not. Devices and pipes stay unchanged.
     Raises `LogDirError`.
     """
     for path in _stream_files(dest):
@@ -160,17 +161,17 @@ def _stream_files(dest: LogsDest) -> set[str]:
 
 
 def _is_device_or_pipe(path: str) -> bool:
-    """Return True for a *path* that cannot be emptied. Raise OSError for a link to nothing."""
+    """Return True for a *path* that cannot be emptied. Raises OSError for a broken link."""
     return os.path.lexists(path) and not stat.S_ISREG(os.stat(path).st_mode)
 
 
 def full_folders(dest: LogsDest) -> list[str]:
-    """Return a folder of each full file system with stream files, where lines may be missing."""
+    """Return one folder on each full file system with stream files, whose lines may be incomplete."""
     folders = {os.path.dirname(path) or "." for path in _stream_files(dest)}
     by_device: dict[int, str] = {}
     # The first folder of each file system is kept.
     for folder in sorted(folders, reverse=True):
-        # The folder was taken away.
+        # OSError: the folder was removed.
         with contextlib.suppress(OSError):
             if _is_full(folder):
                 by_device[os.stat(folder).st_dev] = folder
@@ -178,9 +179,9 @@ def full_folders(dest: LogsDest) -> list[str]:
 
 
 def _is_full(folder: str) -> bool:
-    """Return True where this user has no room left in the file system of *folder*."""
+    """Return True if this user has no room left in the file system of *folder*."""
     facts = os.statvfs(folder)
-    # Some virtual file systems count none.
+    # Some virtual file systems do not count blocks.
     has_blocks = facts.f_blocks > 0
     is_root = os.geteuid() == 0
     free = facts.f_bfree if is_root else facts.f_bavail
@@ -197,10 +198,10 @@ def follow_streams(
     """
     Copy the tee'd files of *dest* to the console, each line after its rank's prefix, and to the filtered files.
 
-    To a *console* that is the job's alone a file that is the only one, and has no prefix, is copied byte by byte.
+    On a *console* for this job only, a single file without prefix is copied byte by byte.
 
-    Raises `ConfigError` where *duplicates* asks for lines and *dest* has no file for them, or where a file to be
-    followed is none.
+    Raises `ConfigError` if *dest* lacks a file for the lines of *duplicates*, or if a path to follow is not
+    a file.
     """
     duplicates.check(dest)
     followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
@@ -212,7 +213,7 @@ def follow_streams(
     for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
         copy = duplicates.open(std, dest)
         verbatim, bar = False, None
-        # A filter must get all of them as whole lines.
+        # A filter needs whole lines, also of bars.
         if console is not None and copy is None:
             verbatim, bar = is_alone, console.bar
         for rank, path in files.items():
@@ -223,7 +224,7 @@ def follow_streams(
 
 
 def _check_stream_file(std: Std, rank: int, path: str) -> None:
-    """Raise `ConfigError` for a *path* that cannot be followed."""
+    """Raise `ConfigError` if *path* is not a file."""
     if not os.path.isfile(path):
         raise ConfigError(
             f"tee_{_NAMES[std]}s[{rank}]={path!r} is not the file of a worker's stream",
@@ -231,9 +232,9 @@ def _check_stream_file(std: Std, rank: int, path: str) -> None:
 
 
 def warn_of_strange_ranks(logs: LogsSpecs, workers: int) -> None:
-    """Log which local ranks *logs* names that this node does not have; another node of the job may have them."""
+    """Warn of local ranks that *logs* names but this node lacks; another node of the job may have them."""
     for name in ("local_ranks_filter", "redirects", "tee"):
-        # torch's own specifications keep it under this name too.
+        # torch's own specifications use the same attribute.
         named = getattr(logs, f"_{name}", None)
         if isinstance(named, (Mapping, Set)):
             _warn_of_strange_ranks_in(name, named, workers)

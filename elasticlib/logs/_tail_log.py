@@ -1,9 +1,9 @@
 """
-Files that grow, copied line by line to a text stream.
+Copies of growing files to a text stream, line by line.
 
-Rules of this file: whole lines only, each after its header; a file that is not there yet is looked for again and
-again, but a stop ends every wait at once, after what is in the files by then. (Launches do not use it: their
-console has one writer, `elasticlib.logs._tee`, which the kernel wakes.)
+Rules of this file: it copies only whole lines, each after its header. It polls for a file that does not
+exist yet. A stop ends every wait at once, and then the present content of the files is copied. (Launches
+do not use it: their console has one writer, `elasticlib.logs._tee`, which the kernel wakes.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCK = 1 << 18
 
 @define
 class _Follower:
-    """One file on its way to a text stream."""
+    """One file that is copied to a text stream."""
 
     _header: str
     _file: str
@@ -32,17 +32,17 @@ class _Follower:
     _wanted: Callable[[str], bool] | None
     _position: int = 0
     _open: bytes = b""
-    """The beginning of a line whose end is not written yet."""
+    """Beginning of a line whose end is not written yet."""
 
     def copy(self, last: bool) -> None:
-        """Copy the lines that are there; with *last* also one that has no end."""
+        """Copy the new lines; with *last* also a line without an end."""
         try:
             file = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
             if os.fstat(file).st_size < self._position:
-                # The file was cut to nothing: it is followed from its new start.
+                # The file was truncated: it is copied from its new start.
                 self._position, self._open = 0, b""
             while data := os.pread(file, _BLOCK, self._position):
                 self._position += len(data)
@@ -73,8 +73,9 @@ def tail_logfile(
     """
     Copy the lines of *file* to *dst*, each after *header*, until *finished* is set and the file is read to its end.
 
-    It looks for new lines, or for the file, every *interval_sec* seconds. *log_line_filter* gets each line with its
-    newline and says whether it is copied; without one all are (torch copies none). A last line without end gets one.
+    It polls for new lines, or for the file, every *interval_sec* seconds. *log_line_filter* gets each line
+    with its newline and returns True to copy it. Without a filter all lines are copied (torch copies none).
+    A last line without newline gets one.
     (torch: ``torch.distributed.elastic.multiprocessing.tail_log.tail_logfile``)
     """
     _copy_until(finished, interval_sec, _Follower(header, file, dst, log_line_filter).copy)
@@ -84,17 +85,18 @@ def _copy_until(finished: threading.Event, interval: float, copy: Callable[[bool
     while not finished.is_set():
         copy(False)
         finished.wait(interval)
-    # The lines that were written before the stop.
+    # Copy lines that were written before the stop.
     copy(True)
 
 
 class TailLog:
     """
-    Copies *log_files*, {number: path}, to *dst* while it runs, from one thread.
+    A thread that copies *log_files*, {number: path}, to *dst*.
 
-    A line begins with ``log_line_prefixes[number]``, by default ``[<name><number>]:``. Files need not be there yet, and
-    `stop` waits for none. *log_line_filter* gets each line, without its header, and says whether it is copied. (torch:
-    ``torch.distributed.elastic.multiprocessing.tail_log.TailLog``)
+    A line begins with ``log_line_prefixes[number]``, by default ``[<name><number>]:``. Files may be missing
+    at first, and `stop` does not wait for them. *log_line_filter* gets each line, without its header, and
+    returns True to copy it.
+    (torch: ``torch.distributed.elastic.multiprocessing.tail_log.TailLog``)
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class TailLog:
         self._stopped = False
 
     def start(self) -> Self:
-        """Begin; returns this object."""
+        """Start the thread, and return this object."""
         if self._followers and self._thread is None:
             work = (self._finished, self._interval, self._copy)
             self._thread = threading.Thread(target=_copy_until, args=work, name=f"TailLog_{self._name}", daemon=True)
@@ -133,12 +135,12 @@ class TailLog:
                 del self._followers[number]
 
     def stop(self) -> None:
-        """Copy what is in the files by now, and end; may be called again."""
+        """Copy the present content of the files, and end the thread; may be called again."""
         self._finished.set()
         if self._thread is not None:
             self._thread.join()
         self._stopped = True
 
     def stopped(self) -> bool:
-        """Whether `stop` has returned."""
+        """Return True once `stop` has returned."""
         return self._stopped

@@ -1,15 +1,19 @@
 """
 The console's copy of the workers' output: one thread that follows their log files.
 
-`Tee` is called from other threads, `_Copier` runs in the thread, `_Watches` learns which files were
-written, `_Sinks` writes to the console.
+Other threads call `Tee`. `_Copier` runs in the thread, `_Watches` detects which files were written, and
+`_Sinks` writes to the console.
 
-Rules of this file: workers write to files and never wait for us. The console has one writer and gets
-whole lines only. A stream may hold the thread for one block per turn, no longer. Memory holds one open
-line and one block per stream, since the files keep the rest. The thread sleeps until the kernel reports
-that a file was written, or, where lines gather, until it is time to look at the files again. A sink that
-fails gets no more lines, which is logged once and kept in `Tee.broken`. A fault of our own ends the
-thread and the streams that it followed, is logged once, and the next file begins with a new thread.
+Rules of this file:
+
+* Workers write to files and never wait for this thread.
+* The console has one writer and gets only whole lines.
+* A stream occupies the thread for at most one block per turn.
+* Memory holds one open line and one block per stream, since the files keep the rest.
+* The thread sleeps until the kernel reports a write. While lines gather, it sleeps until the next check.
+* A sink that fails gets no more lines, which is logged once and kept in `Tee.broken`.
+* A bug in this code ends the thread and its streams, and is logged once. The next file starts a new
+  thread.
 """
 
 from __future__ import annotations
@@ -37,12 +41,12 @@ from elasticlib.spec import Std
 logger = logging.getLogger(__name__)
 
 BLOCK = 256 * 1024
-"""Bytes of one stream per turn."""
-# Below the size from which malloc maps and unmaps memory for each read.
+"""Maximum bytes of one stream per turn."""
+# Below the size at which malloc maps and unmaps memory for each read.
 _FIRST_BLOCK = 64 * 1024
 _LEAST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 GATHER_SECONDS = 0.001
-"""Seconds for which lines in full flow gather, so that not each line wakes the thread."""
+"""Seconds in which lines of a busy stream gather, so that not each line wakes the thread."""
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
@@ -56,21 +60,21 @@ class _Stream:
     done: threading.Event = field(factory=threading.Event)
     watch: int | None = None
     polled: bool = False
-    """True where no watch could be had."""
+    """True if no watch is available."""
     flows: bool = False
-    """True where it is looked at again when lines have gathered, without a notice."""
+    """True if it is read again after lines have gathered, without a notice."""
     position: int = 0
     block: int = _FIRST_BLOCK
     end: int | None = None
-    """Size of the file when its writers were dead; None while they may live."""
+    """Size of the file after the death of its writers; None while they may live."""
     shown: int = 0
-    """Like `position`, for the sink; -1 while the sink lacks the line that has no end yet."""
+    """Position up to which the sink has the stream; -1 while a line without an end is missing there."""
     unreadable: bool = False
 
 
 @define(eq=False)
 class _CatchUp:
-    """A caller that waits until the sinks have these sizes of the files."""
+    """A caller that waits until the sinks have the files up to these sizes."""
 
     sizes: dict[_Stream, int]
     done: threading.Event = field(factory=threading.Event)
@@ -78,13 +82,14 @@ class _CatchUp:
 
 class Tee:
     """
-    Copies what workers write to their log files to *out* and *err*, line by line.
+    A thread that copies the workers' log files to *out* and *err*, line by line.
 
     `follow`, `drain_and_forget` and `finish` may be called from any thread. The thread starts with the first
-    file. *notify* False polls every 5 to 50 ms instead of asking for the kernel's notice, which is also what
-    happens where no notice is to be had. *gather* is for sinks to which a block is dear: what is written within so
-    many seconds of the last lines waits until they are over, or until somebody waits for it. *look* is called before
-    the thread waits for more; it returns the seconds after which to call it again if nothing comes, None for never.
+    file. With *notify* False, or without notices of the kernel, it polls every 5 to 50 ms.
+
+    *gather* is for sinks with expensive blocks. Lines that follow within *gather* seconds of the last ones
+    wait until that time is over, or until a caller waits for them. *look* is called before the thread waits
+    for output. It returns the seconds until the next call if no output arrives, or None.
     """
 
     def __init__(
@@ -105,11 +110,11 @@ class Tee:
         self._finished = False
         self._followed: dict[str, _Stream] = {}
         self._copier: _Copier
-        """That of the thread; it gets streams, and callers that wait, under the lock."""
+        """Copier of the thread; other threads add streams and waiting callers under the lock."""
 
     @property
     def broken(self) -> dict[Std, Exception]:
-        """The sinks that failed, with what they raised."""
+        """Failed sinks with their exceptions."""
         return self._sinks.broken
 
     def follow(
@@ -125,11 +130,11 @@ class Tee:
         """
         Copy the file at *path*, from its first byte on, to the sink of *std*, each line after *prefix*.
 
-        *verbatim*: without a prefix, byte by byte, as if it wrote there itself. *bar* says what the sink gets of a line
-        that is being rewritten; None: its state as a line of its own, once a second.
+        *verbatim*: copy byte by byte, without a prefix. *bar* makes the text for a line that is being
+        rewritten; None: its state is output as a separate line, once a second.
 
-        The file must be there (OSError) and not be followed yet (ValueError). A file that is cut to nothing
-        meanwhile is followed on from its new start. *copy* gets the same lines, also when the sink has failed.
+        Raises OSError if the file does not exist, ValueError if it is followed already. A file that is
+        truncated is followed from its new start. *copy* gets the same lines, also after the sink has failed.
         """
         with self._lock:
             if self._finished:
@@ -152,10 +157,10 @@ class Tee:
 
     def drain_and_forget(self, paths: Iterable[str], timeout: float | None = 0.1) -> bool:
         """
-        Copy what is in these files now, whose writers must be dead, with their last lines, and let go of them.
+        Copy the rest of these files, whose writers must be dead, with their last lines, and stop following.
 
-        Waits up to *timeout* seconds (None: as long as it takes) and returns whether all was written by then;
-        if not, the copying goes on beside whatever comes next. Paths that are not followed are skipped.
+        Wait up to *timeout* seconds (None: without limit), and return True if all was written by then.
+        Otherwise the copying continues in the thread. Paths that are not followed are skipped.
         """
         with self._lock:
             streams = [self._followed.pop(path) for path in paths if path in self._followed]
@@ -168,9 +173,10 @@ class Tee:
 
     def catch_up(self, timeout: float) -> bool:
         """
-        Wait until all that is in the files now was copied, with lines that have no end yet; up to *timeout* seconds.
+        Wait up to *timeout* seconds until the present content of the files was copied.
 
-        Return True where it was. The writers may live, and go on.
+        This includes lines without an end. Return True if all was copied. The writers may be alive and
+        continue.
         """
         with self._lock:
             sizes = {stream: os.fstat(stream.fd).st_size for stream in self._followed.values()}
@@ -181,22 +187,22 @@ class Tee:
             self._copier.await_catch_up(waiting)
         if waiting.done.wait(timeout):
             return True
-        # Nobody waits any more.
+        # This caller no longer waits.
         waiting.done.set()
         return False
 
     def wake(self) -> None:
-        """Have the thread, if there is one, call *look* now."""
+        """Make the thread, if it runs, call *look* now."""
         with self._lock:
             if self._thread is not None and not self._finished:
                 self._copier.wake()
 
     def finish(self, timeout: float | None = None) -> bool:
         """
-        Copy what is in all files now, whose writers must be dead, with their last lines, and end the thread.
+        Copy the rest of all files, whose writers must be dead, with their last lines, and end the thread.
 
-        Waits for the console up to *timeout* seconds (None: as long as it takes); returns whether the thread
-        has ended. May be called again; nothing can be followed after it.
+        Wait for the console up to *timeout* seconds (None: without limit), and return True if the thread has
+        ended. May be called again. Afterwards no file can be followed.
         """
         with self._lock:
             for stream in self._followed.values():
@@ -212,7 +218,7 @@ class Tee:
         return not thread.is_alive()
 
     def _mark_end(self, stream: _Stream) -> None:
-        # Not "until nothing more is read": a survivor that still writes must not delay us.
+        # A fixed size, and not the end of file: a surviving process that still writes must not delay us.
         stream.end = os.fstat(stream.fd).st_size
         self._copier.hand_over(stream)
 
@@ -227,7 +233,7 @@ class Tee:
         return start_thread(thread)
 
     def _run(self, copier: _Copier) -> None:
-        # A signal must interrupt the main thread's wait; one that the kernel delivers here would not.
+        # A signal must interrupt the main thread's wait, so the kernel must not deliver it here.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         try:
             while copier.has_streams() or not self._finished:
@@ -241,7 +247,7 @@ class Tee:
     def _close(self, copier: _Copier) -> None:
         with self._lock:
             if not self._finished:
-                # A fault ended the thread: the next file gets another one.
+                # A bug ended the thread: the next file starts another one.
                 self._thread = None
             self._followed.clear()
             copier.close()
@@ -249,10 +255,10 @@ class Tee:
 
 class _Copier:
     """
-    The copying of one thread: in each turn a block of each ready stream, then one write per sink.
+    The work of the thread: in each turn it reads a block of each ready stream, then writes once per sink.
 
-    A stream is idle, with a watch on its file; or ready, to be read in the next turn; or it is read
-    in each turn: where no watch could be had, or while its lines gather.
+    An idle stream has a watch on its file. A ready stream is read in the next turn. A stream without a
+    watch, or whose lines gather, is read in each turn.
     """
 
     def __init__(
@@ -265,7 +271,7 @@ class _Copier:
         self._sinks = sinks
         self._gather = gather
         self._look = look
-        # Other threads may append to these two, and wake this one by the descriptor.
+        # Other threads append to these two, and wake this thread by the descriptor.
         self._queue: deque[_Stream] = deque()
         self._awaited: deque[_CatchUp] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -279,15 +285,15 @@ class _Copier:
         self._pause = _LEAST_PAUSE
         self._last_found = -math.inf
         self._is_behind = False
-        """True where a stream had more than a block."""
+        """True if a stream had more than a block."""
 
     def hand_over(self, stream: _Stream) -> None:
-        """Have *stream* looked at: it is new, or its end is known."""
+        """Queue *stream*: it is new, or its end is known. Any thread may call this."""
         self._queue.append(stream)
         self.wake()
 
     def await_catch_up(self, waiting: _CatchUp) -> None:
-        """Have *waiting* done once the sinks have what it waits for."""
+        """Set ``waiting.done`` once the sinks have the sizes that it waits for."""
         self._awaited.append(waiting)
         self.wake()
 
@@ -296,11 +302,11 @@ class _Copier:
         os.eventfd_write(self._wake, 1)
 
     def has_streams(self) -> bool:
-        """Return True while there is a stream to copy."""
+        """Return True while any stream is followed or queued."""
         return bool(self._streams or self._queue)
 
     def await_work(self) -> None:
-        """Wait until a stream may have something to copy; note which ones."""
+        """Wait until a stream may have new data, and note the ready streams."""
         self._let_lines_gather()
         for fd, _ in self._poll.poll(self._poll_timeout()):
             if fd == self._wake:
@@ -321,7 +327,7 @@ class _Copier:
                 self._ready.add(stream)
 
     def _let_lines_gather(self) -> None:
-        """Wait without the notices, each of which would cost a wake-up, until enough has gathered."""
+        """Wait until lines have gathered, without notices, since each notice would cost a wake-up."""
         left = self._last_found + self._gather - monotonic()
         is_urgent = self._is_behind or self._awaited
         if left > 0 and not is_urgent:
@@ -329,7 +335,7 @@ class _Copier:
             self._woken.poll(left * 1000)
 
     def _poll_timeout(self) -> float | None:
-        """Return the milliseconds to wait for notices; None: without end."""
+        """Return the milliseconds to wait for notices; None for no limit."""
         if self._ready or self._queue:
             return 0
         waits = []
@@ -347,11 +353,11 @@ class _Copier:
             waits.append(seconds)
         if not waits:
             return None
-        # Rounded up: a wake-up before the due time would spin until it.
+        # Rounded up: after an early wake-up the loop would spin until the due time.
         return max(0.0, min(waits) * 1000 + 1)
 
     def turn(self) -> None:
-        """Copy one block of each stream that has any, then write once per sink."""
+        """Copy one block of each ready stream, then write once per sink."""
         if self._is_idle():
             return
         now = monotonic()
@@ -370,11 +376,11 @@ class _Copier:
         self._note_shown(caught_up)
         for stream in turn.ended:
             self._let_go(stream)
-        # After each notice another one says that its watch ended: not worth a wake-up of its own.
+        # After each notice a second one reports the end of its watch: read it now, to save a wake-up.
         self._ready |= self._watches.written()
         if turn.has_found:
             self._pause = _LEAST_PAUSE
-            # Not `now`: the time of a slow console gathers no lines.
+            # Not `now`, so that the time of a slow write does not count.
             self._last_found = monotonic()
         else:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
@@ -387,7 +393,7 @@ class _Copier:
     def _copy_block(self, stream: _Stream, turn: _Turn) -> None:
         data = self._read(stream) if stream.flows else b""
         if not data:
-            # Watched before it is read, else a write between the two would go unnoticed.
+            # The watch comes before the read, so that no write between the two is missed.
             self._watches.watch(stream)
             data = self._read(stream)
         stream.flows = bool(data) and self._gather > 0
@@ -402,7 +408,7 @@ class _Copier:
 
     @staticmethod
     def _end_or_read_on(stream: _Stream, end: int, data: bytes, turn: _Turn) -> None:
-        """Go on with a stream whose writers are dead; *data* is the latest block."""
+        """End a stream whose writers are dead, or read on; *data* is the latest block."""
         is_over = not data or stream.position >= end
         if is_over:
             turn.add(stream, stream.lines.finish())
@@ -413,13 +419,13 @@ class _Copier:
             turn.behind.add(stream)
 
     def _show_open_lines(self, caught_up: list[_CatchUp], turn: _Turn) -> None:
-        """End the lines that have no end yet: callers wait until these are seen."""
+        """Output the lines that have no end yet, since callers wait for them."""
         for stream in {stream for waiting in caught_up for stream in waiting.sizes}:
             if stream not in turn.ended:
                 turn.add(stream, stream.lines.finish())
 
     def _note_shown(self, caught_up: list[_CatchUp]) -> None:
-        """Note that the sinks have all lines of this turn, and let those go on who wait for that."""
+        """Note that the sinks have all lines of this turn, and wake the callers that wait for them."""
         for stream in self._streams:
             stream.shown = -1 if stream.lines.is_open else stream.position
         for waiting in caught_up:
@@ -427,7 +433,7 @@ class _Copier:
             waiting.done.set()
 
     def _has_read(self, waiting: _CatchUp) -> bool:
-        """Return True where nothing more will be read for *waiting*, or nobody waits any more."""
+        """Return True if all data for *waiting* was read, or if its caller no longer waits."""
         if waiting.done.is_set():
             return True
         return all(
@@ -442,14 +448,14 @@ class _Copier:
         if stream.unreadable:
             return b""
         if stream.std in self._sinks.broken:
-            # The filtered file gets its lines also when the console takes none.
+            # The filtered file gets its lines even after the console has failed.
             is_copied = stream.copy is not None and stream.copy.broken is None
             if not is_copied:
                 return b""
         try:
             data = os.pread(stream.fd, stream.block, stream.position)
             if not data and os.fstat(stream.fd).st_size < stream.position:
-                # The file was cut.
+                # The file was truncated.
                 stream.position = 0
                 data = os.pread(stream.fd, stream.block, 0)
         except OSError as error:
@@ -469,10 +475,10 @@ class _Copier:
             stream.done.set()
 
     def close(self) -> None:
-        """Let go of all streams, and of the callers that wait."""
+        """Close all streams, and wake the callers that wait."""
         for stream in {*self._streams, *self._queue}:
             if not stream.done.is_set():
-                # The descriptors may be what the fault was about.
+                # The descriptors may be the cause of the bug.
                 with contextlib.suppress(OSError):
                     self._let_go(stream)
         self._queue.clear()
@@ -485,7 +491,7 @@ class _Copier:
 
 @define(eq=False)
 class _Turn:
-    """One turn of the thread: its lines for each sink, and the streams that ended or have more to read."""
+    """One turn of the thread: the lines for each sink, and the streams that ended or have more data."""
 
     now: float
     lines: dict[Std, list[bytes]] = field(factory=lambda: {Std.OUT: [], Std.ERR: []})
@@ -497,24 +503,24 @@ class _Turn:
         """Add *lines* of *stream* for its sink, and write them to its filtered file."""
         self.lines[stream.std].append(lines)
         if stream.copy is not None and lines:
-            # The file first: the console may take its time.
+            # The file comes first, since the console may be slow.
             stream.copy.copy(lines, stream.prefix)
 
 
 class _Watches:
-    """The watches on the streams' files: each gives one notice; a stream without a watch is polled."""
+    """Watches on the streams' files; each gives one notice. A stream without a watch is polled."""
 
     def __init__(self, inotify: Inotify | None) -> None:
         self._inotify = inotify
         self._watched: dict[int, _Stream] = {}
 
     def register(self, poll: select.poll) -> None:
-        """Have *poll* wait for notices too."""
+        """Add the descriptor of notices to *poll*."""
         if self._inotify is not None:
             poll.register(self._inotify.fd, select.POLLIN)
 
     def watch(self, stream: _Stream) -> None:
-        """Have the next write to the file of *stream* noticed."""
+        """Watch for the next write to the file of *stream*."""
         if stream.watch is not None or stream.polled:
             return
         watch = self._inotify.add(stream.fd) if self._inotify is not None else None
@@ -525,7 +531,7 @@ class _Watches:
         self._watched[watch] = stream
 
     def written(self) -> set[_Stream]:
-        """Return the streams whose files were written, by the notices that are there."""
+        """Return the streams whose files were written, according to the pending notices."""
         if self._inotify is None:
             return set()
         notices = self._inotify.written()
@@ -539,7 +545,7 @@ class _Watches:
         return found
 
     def unwatch(self, stream: _Stream) -> None:
-        """End the watch of *stream*, where it has one."""
+        """End the watch of *stream*, if it has one."""
         if stream.watch is not None and self._inotify is not None:
             self._inotify.remove(stream.watch)
             del self._watched[stream.watch]
@@ -552,7 +558,7 @@ class _Watches:
 
 
 class _Sinks:
-    """The console's two streams; one that fails is written to no more."""
+    """The console's two streams; a stream that fails gets no more output."""
 
     def __init__(self, sinks: dict[Std, Sink]) -> None:
         self._sinks = sinks
