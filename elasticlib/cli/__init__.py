@@ -1,8 +1,9 @@
 """
-The command line: the table of options, the parser, and the request that their values make.
+The command line: the table of options, the parser, and the request made from their values.
 
-`elasticrun` is `elasticlib.run`, which uses this package. `Parser` reads options and ``PET_*`` variables, `request_of`
-makes a `LaunchConfig` and an entry point of them, `Brief` and `progress_screen` write to a terminal.
+The command `elasticrun` is `elasticlib.run`, which uses this package. `Parser` reads options and
+``PET_*`` variables. `request_of` makes a `LaunchConfig` and an entry point from them. `Brief` and
+`progress_screen` write to a terminal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """
-What `elasticrun` says of a job on a terminal: a line when it starts, and one when it has ended.
+The short report of `elasticrun` on a terminal: one line at the start of a job, and one at its end.
 
-Rules of this file: nothing is said where stderr is no terminal, so that logs and pipes hold the program's output alone.
+Rules of this file: it writes nothing if stderr is not a terminal, so that logs and pipes contain only
+the program's output.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from elasticlib.records import Record
 
 
 class Brief:
-    """Says it of the job *name* to *terminal*, in the name of *program*."""
+    """Report on the job *name*, written to *terminal* after the name of *program*."""
 
     def __init__(self, program: str, name: str, terminal: TextIO) -> None:
         self._head = f"{program}: {name}:"
@@ -23,31 +24,31 @@ class Brief:
         self._is_announced = False
 
     def sink(self, record: Record) -> None:
-        """Say of the first round how large it is."""
+        """Write the size of the first round."""
         if isinstance(record, records.RoundStarted) and not self._is_announced:
             self._is_announced = True
             self._say(size_of(record.group_world_size, record.world_size, len(record.pids)))
 
     def end(self, status: JobStatus) -> None:
-        """Say how the job has ended."""
+        """Write the outcome of the job, if its first round was reported."""
         if self._is_announced:
             self._say(outcome_of(status))
 
     def _say(self, what: str) -> None:
         try:
             print(self._head, what, file=self._terminal, flush=True)
-        # The terminal is gone, and the job goes on.
+        # The terminal is closed, but the job continues.
         except OSError:
             self._is_announced = False
 
 
 def size_of(nodes: int, ranks: int, here: int) -> str:
-    """Return how many nodes and ranks a round has, of which so many are *here*."""
+    """Return the numbers of nodes and ranks of a round; *here* are the ranks on this node."""
     if nodes * here == ranks:
         return f"{counted(nodes, 'node')} x {counted(here, 'rank')}"
     return f"{counted(nodes, 'node')} with {counted(ranks, 'rank')} in all, {here} here"
 
 
 def outcome_of(status: JobStatus) -> str:
-    """Return how a job has ended, after what time and how many restarts."""
+    """Return the final state of a job, its duration and its number of restarts."""
     return f"{status.state} after {duration(status.seconds, 1)}, {counted(status.restarts, 'restart')}"

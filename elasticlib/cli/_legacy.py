@@ -1,7 +1,7 @@
 """
-The legacy command ``python -m elasticlib.launch``: `run` with ``--use-env``, and a ``--local-rank`` for the script.
+The legacy command ``python -m elasticlib.launch``: `run` with ``--use-env``, and ``--local-rank`` for the script.
 
-Rules of this file: it adds an option and an argument to `run`, nothing else. (torch: ``torch.distributed.launch``)
+Rules of this file: it adds only one option and one argument to `run`. (torch: ``torch.distributed.launch``)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROG = "python -m elasticlib.launch"
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    """The parser of `run.get_args_parser`, with ``--use-env``."""
+    """Return the parser of `run.get_args_parser`, with ``--use-env``."""
     parser = Parser(prog=PROG)
     parser.add_argument(
         "--use-env",
@@ -31,13 +31,19 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def parse_args(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """The namespace of `run.parse_args`, with ``use_env``. (torch: ``torch.distributed.launch.parse_args``)"""
+    """
+    Return the namespace of `run.parse_args`, with ``use_env``.
+
+    (torch: ``torch.distributed.launch.parse_args``)
+    """
     return get_args_parser().parse_args(args)
 
 
 def launch(args: argparse.Namespace) -> None:
     """
-    Run what `parse_args` read, to its end. Raises `ConfigError`, and what `elastic_launch` raises.
+    Run the launch that `parse_args` has read, to its end.
+
+    Raises `ConfigError`, and the errors of `elastic_launch`.
 
     (torch: ``torch.distributed.launch.launch``)
     """
@@ -57,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> None:
         FutureWarning,
         stacklevel=2,
     )
-    # By the names that the public module has for them: a program may have replaced them there, as torch's tests do.
+    # Called by their names in the public module: a program may have replaced them there, as torch's tests do.
     run.carry_out(lambda: public.launch(public.parse_args(args)), whole_program=args is None)
 
 

@@ -1,8 +1,8 @@
 """
-The options of the command line, one row each: how they are spelled, read and explained.
+The options of the command line, one row each, with spelling, reader and help.
 
-Rules of this file: an option is one row of `OPTIONS`; its text is read in one place, whether it came from the
-command line or from the environment; the limits of a value are the business of `spec.py`.
+Rules of this file: an option is one row of `OPTIONS`. Its text is read in one place, from the command line
+or from the environment. `spec.py` checks the limits of values.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from elasticlib.spec import DEFAULT_SIGNALS, DEVICE_WORDS, START_METHODS, TOKEN_
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
 _SAID_OTHERWISE = ("rank", "timeout", "wait_for", "cert", "key", "cacert")
-"""Keys of the rendezvous that are options of their own, or other names."""
+"""Keys of the rendezvous that are separate options, or other names for keys."""
 
 
 def read_nodes(text: str) -> tuple[int, int]:
-    """(least, most) number of nodes from ``N`` or ``MIN:MAX``. Raises `NodesError` or `ConfigError`."""
+    """Return the (least, most) number of nodes from ``N`` or ``MIN:MAX``. Raises `NodesError` or `ConfigError`."""
     parts = text.split(":")
     if len(parts) > 2:
         raise NodesError(f"{text!r} has more than two parts: give a number of nodes or a range such as 1:4")
@@ -35,7 +35,7 @@ def read_nodes(text: str) -> tuple[int, int]:
 
 
 def read_workers(text: str) -> int | str:
-    """A number of workers, or the word for it."""
+    """Return the number of workers as an int, or any other text unchanged."""
     try:
         return int(text)
     except ValueError:
@@ -47,7 +47,7 @@ def _ranks(text: str) -> list[int] | None:
 
 
 def _texts(text: str) -> list[str]:
-    """Parts between commas; two commas stand for one that belongs to a part."""
+    """Return the parts between commas; two commas mean one comma within a part."""
     parts = re.findall(r"(?:[^,]|,,)+", text)
     return [part.replace(",,", ",") for part in parts]
 
@@ -61,29 +61,29 @@ def _explained(name: str, key: RdzvConfKey) -> str:
 
 
 def _as_it_is(text: str) -> str:
-    """Return the very *text*: a default is known by that."""
+    """Return the same *text* object: a default is recognized by its identity."""
     return text
 
 
 @frozen
 class Option:
-    """One option: how it is spelled, read and explained."""
+    """One option, with its spelling, reader and help."""
 
     long: str
-    """With dashes; the spelling with underscores is the name of its value."""
+    """Spelling with dashes; the spelling with underscores is the name of its value."""
     help: str
-    """In one line, for ``--help`` and for the configuration reference."""
+    """One line for ``--help`` and for the configuration reference."""
     default: str | None = None
-    """As it would be typed; None when the option has no default."""
+    """Default as a user would type it; None if the option has no default."""
     read: Callable[[str], Any] = _as_it_is
     short: tuple[str, ...] = ()
     metavar: str | None = None
     unset: str = "none"
-    """What no value stands for, in the help."""
+    """Text in the help for the effect of an option without default that is not given."""
     more: str = ""
-    """What ``--help`` goes on with; the configuration reference has it as a table of its own."""
+    """More text for ``--help``; the configuration reference has it as a separate table."""
     environment: bool = True
-    """Whether ``PET_<NAME>`` gives the default."""
+    """True if ``PET_<NAME>`` gives the default."""
     dest: str = field(init=False)
 
     @dest.default
@@ -92,12 +92,12 @@ class Option:
 
     @property
     def is_flag(self) -> bool:
-        """Whether the option takes no value on the command line."""
+        """True if the option takes no value on the command line."""
         return self.read is _flag
 
     @property
     def is_kept_as_text(self) -> bool:
-        """Whether torch's namespace holds the text, to be read later, and not the value."""
+        """True if torch's namespace holds the text, which is read later, and not the value."""
         return self.read not in (_flag, int, float, _texts)
 
     @property
@@ -106,7 +106,7 @@ class Option:
         return f"PET_{self.dest.upper()}"
 
     def value(self, text: str | None, source: str) -> Any:
-        """Read *text*; raises `ConfigError` that names *source* when it cannot be read."""
+        """Return the value of *text*; None for None. Raises `ConfigError`, which names *source*."""
         if text is None:
             return None
         try:
@@ -122,7 +122,7 @@ NOTES = {
     "several nodes": "Alike on all nodes, but for is_host and a node's own rank and address. The secret that the "
     f"nodes share is read from the variable {TOKEN_VARIABLE} alone: a command line shows in ps.",
 }
-"""What a group of options has in common."""
+"""By group of options, a note for the help."""
 
 OPTIONS: dict[str, tuple[Option, ...]] = {
     "workers": (

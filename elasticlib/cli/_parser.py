@@ -1,9 +1,9 @@
 """
-From a command line and ``PET_*`` variables to a namespace with torch's names.
+Parser of a command line and ``PET_*`` variables into a namespace with torch's names.
 
-Rules of this file: the options are the rows of `cli._options`; every value is read once, so that a bad one is refused
-under the name by which it was given; what stands after the script is the script's, to the letter, but for the ``--``
-that may part the two.
+Rules of this file: the options are the rows of `cli._option_table`. Every value is read once, so that an
+error names the option or variable that gave it. Arguments after the script go to the script unchanged,
+without a ``--`` that separates the two.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from elasticlib.spec import START_METHODS, WAITS
 PROG = "elasticrun"
 ROWS = [option for rows in OPTIONS.values() for option in rows]
 SHELLS = ("bash", "zsh", "tcsh")
-"""Those that every version of ``shtab`` makes completions for."""
+"""Shells for which every version of ``shtab`` makes completions."""
 _WORDS = {"start_method": START_METHODS, "wait_for": WAITS, "numa_binding": NUMA_MODES}
-"""What a shell may complete the values of options to."""
+"""Values of options that a shell can complete."""
 GIVEN = "_given"
-"""Name in a namespace of {value's name: option or variable that gave it}."""
+"""Attribute of a namespace: {name of a value: option or variable that gave it}."""
 _ELSEWHERE = {
     **dict.fromkeys(("-n", "-np", "--np", "--nprocs", "--num-processes", "--gpus"), "--nproc-per-node"),
     **dict.fromkeys(("-N", "--nodes", "--num-nodes", "--num-machines"), "--nnodes"),
 }
 """Options of other launchers (mpirun, srun, accelerate), and ours of the same meaning."""
 _LIKENESS = 0.75
-"""From 0 to 1: how alike two names must be for one to be a slip of the other."""
+"""Similarity, from 0 to 1, from which on a name counts as a misspelling of another."""
 _WITHOUT_VARIABLE = " and ".join(row.long for row in ROWS if not row.environment)
 
 
 class _Read(argparse.Action):
-    """Reads an option by its row, and notes that it was given."""
+    """Action that reads an option by its row, and notes that it was given."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, row: Option, **settings: Any) -> None:
         super().__init__(option_strings, dest, nargs=0 if row.is_flag else None, **settings)
@@ -53,19 +53,19 @@ class _Read(argparse.Action):
 
 
 class _PrintCompletion(argparse.Action):
-    """Prints a completion script for a shell, made from the parser by the package ``shtab``, and ends the program."""
+    """Action that prints a shell's completion script, made by the package ``shtab``, and ends the program."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         try:
-            # Only here: it is an optional package.
+            # Imported here, since the package is optional.
             import shtab
         except ImportError:
             self._check(values, SHELLS)
             parser.exit(1, "--print-completion needs the package shtab: pip install shtab\n")
         self._check(values, shtab.SUPPORTED_SHELLS)
-        # The command that is completed, whatever this program was started as.
+        # The name of the completed command, also if this program was started in another way.
         parser.prog = PROG
         for action in parser._actions:
             action.choices = _WORDS.get(action.dest)
@@ -81,11 +81,11 @@ class _PrintCompletion(argparse.Action):
 
 class Parser(argparse.ArgumentParser):
     """
-    An argparse parser of the launcher's options, to which options may be added as to any other.
+    An argparse parser with the launcher's options; programs may add further options.
 
-    Its namespace has torch's names and kinds of values (``nnodes``, ``rdzv_conf`` and the like as text), with
-    ``training_script`` and ``training_script_args``. *environ* gives ``PET_*`` defaults; None takes the process'
-    own. Raises `ConfigError` when a command line is parsed whose values, or variables, cannot be read.
+    Its namespace has torch's names and types of values (``nnodes``, ``rdzv_conf`` and similar ones as text),
+    with ``training_script`` and ``training_script_args``. *environ* gives ``PET_*`` defaults; None means
+    the environment of the process. Parsing raises `ConfigError` for a value or variable that cannot be read.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, prog: str = PROG) -> None:
@@ -121,14 +121,18 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     def _default(self, row: Option) -> Any:
-        """What the namespace holds when the option is not given; a variable that cannot be read waits for a parse."""
+        """
+        Return the value for the namespace if the option is not given.
+
+        An invalid variable raises an error only when a command line is parsed.
+        """
         try:
             return _namespace_value(row, *self._unless_given(row))
         except ConfigError:
             return _namespace_value(row, row.default, row.long)
 
     def _unless_given(self, row: Option) -> tuple[str | None, str]:
-        """Text of an option that is not on the command line, and what it is given by."""
+        """Return (text, source) of an option that is not on the command line."""
         environ = os.environ if self._environ is None else self._environ
         if row.environment and row.variable in environ:
             return environ[row.variable], row.variable
@@ -137,9 +141,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As `argparse.ArgumentParser.parse_known_args`; ends the program where no script is named."""
+        """Parse as `argparse.ArgumentParser.parse_known_args`; end the program if the script is missing."""
         options, rest = self._split(sys.argv[1:] if args is None else list(args))
-        # A script must stand here for argparse; whether there is one is seen below, after the options.
+        # argparse needs a script here. A missing one is detected below, after errors of options.
         found, unknown = super().parse_known_args([*options, "--", "-"], namespace)
         if not rest:
             self.error("the script is missing: give a file, a module after -m, or a program after --no-python")
@@ -157,7 +161,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """As `argparse.ArgumentParser.parse_args`; the refusal of an unknown option suggests the nearest."""
+        """Parse as `argparse.ArgumentParser.parse_args`; the error of an unknown option suggests a known one."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             message = f"unrecognized arguments: {' '.join(unknown)}"
@@ -166,18 +170,18 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _nearest(self, unknown: str, found: argparse.Namespace) -> str:
-        """Return the option that *unknown* most likely means, with its value if known; empty if there is none."""
+        """Return the most likely option for *unknown*, with its value if known; empty if there is none."""
         name, _, value = unknown.partition("=")
         meant = self._most_like(name)
         if not meant or self._option_string_actions[meant].nargs == 0:
             return meant
-        # The value of an unknown option was taken for the script, and the script for its first argument.
+        # The value of the unknown option was parsed as the script, and the script as its first argument.
         if not value and found.training_script_args:
             value = found.training_script
         return f"{meant} {value}".rstrip()
 
     def _most_like(self, name: str) -> str:
-        """Return the option that is most like *name*; empty if none is."""
+        """Return the option that is most similar to *name*; empty if none is."""
         dashed = name.replace("_", "-")
         elsewhere = _ELSEWHERE.get(dashed)
         if elsewhere:
@@ -189,7 +193,7 @@ class Parser(argparse.ArgumentParser):
         return alike[0] if alike else ""
 
     def _split(self, args: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Part the options, spelled in full, from the script and what follows it."""
+        """Return the options, spelled in full, and the script with its arguments."""
         options: list[str] = []
         rest = list(args)
         while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
@@ -203,7 +207,11 @@ class Parser(argparse.ArgumentParser):
         return options, _without_mark(rest)
 
     def _named(self, name: str) -> tuple[argparse.Action | None, str]:
-        """Return the one option that *name* means, whole or cut short, with dashes or underscores, and it in full."""
+        """
+        Return the action and the full spelling of *name*; (None, *name*) if it is unknown or ambiguous.
+
+        *name* may be an abbreviation, and may have dashes or underscores.
+        """
         known = self._option_string_actions
         if name in known or not name.startswith("--"):
             return known.get(name), name
@@ -211,7 +219,7 @@ class Parser(argparse.ArgumentParser):
         spelled = {text.replace("_", "-"): text for text in known if text.startswith("--")}
         if dashed in spelled:
             return known[spelled[dashed]], spelled[dashed]
-        # Cut short: both spellings of an option mean one.
+        # An abbreviation: both spellings of an option count as one.
         meant = {known[text].dest: text for each, text in spelled.items() if each.startswith(dashed)}
         if len(meant) != 1:
             return None, name
@@ -221,7 +229,7 @@ class Parser(argparse.ArgumentParser):
 
 def _without_mark(rest: list[str]) -> list[str]:
     """
-    Drop the ``--`` that ends the options: the one before the script, else the one right behind it.
+    Return *rest* without the ``--`` that ends the options, directly before or after the script.
 
     argparse drops it in both places, so torchrun's scripts never see it.
     """
@@ -233,7 +241,7 @@ def _without_mark(rest: list[str]) -> list[str]:
 
 
 def _taken(action: argparse.Action, rest: Sequence[str]) -> int:
-    """Return how many arguments after the option are its own."""
+    """Return the number of arguments after the option that belong to it."""
     if action.nargs is None:
         return 1
     if isinstance(action.nargs, int):
@@ -243,16 +251,17 @@ def _taken(action: argparse.Action, rest: Sequence[str]) -> int:
 
 
 def _namespace_value(row: Option, text: str | None, source: str) -> Any:
-    """Return the value of *text* in torch's namespace. Raises `ConfigError` that names *source*."""
+    """Return the value of *text* in torch's namespace. Raises `ConfigError`, which names *source*."""
     value = row.value(text, source)
     return text if row.is_kept_as_text else value
 
 
 def values_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
     """
-    Every option's value by name, and by what option or variable it was given, from torch's or our namespace.
+    Return {name: value} of all options, and {name: option or variable that gave it}.
 
-    What *args* lacks has its default. Raises `ConfigError` for a value that cannot be read.
+    *args* is torch's namespace or ours; options that it lacks have their defaults. Raises `ConfigError` for
+    a value that cannot be read.
     """
     given: dict[str, str] = getattr(args, GIVEN, {})
     return {row.dest: _value(row, getattr(args, row.dest, row.default), given) for row in ROWS}, given
@@ -261,9 +270,9 @@ def values_of(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]
 def _value(row: Option, present: Any, given: Mapping[str, str]) -> Any:
     source = given.get(row.dest, row.long)
     if isinstance(present, str):
-        # A default stays the very object: later code knows it by identity.
+        # A default stays the same object: later code recognizes it by identity.
         return row.value(present, source)
-    # Somebody has put a number there for an option whose text torch's namespace keeps.
+    # A program has set a number for an option that torch's namespace keeps as text.
     if present is not None and row.is_kept_as_text:
         return row.value(str(present), source)
     return present

@@ -1,8 +1,8 @@
 """
-From the values of the options to what is to be launched.
+Conversion of option values into a configuration and an entry point.
 
-Rules of this file: `cli._parser` has read the values, their limits are the business of `spec.py`; what has no effect is
-named in a warning, and what contradicts itself is refused. Nothing here imports torch.
+Rules of this file: `cli._parser` has read the values, and `spec.py` checks their limits. Options without
+effect cause a warning, and contradictions raise an error. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("elasticlib.run")
 
 
 class Script(str):
-    """The path of a Python script, spelled as it was typed: it becomes the script's ``sys.argv[0]``."""
+    """Path of a Python script, unchanged from the command line: it becomes the script's ``sys.argv[0]``."""
 
     __slots__ = ()
 
@@ -37,15 +37,15 @@ class Script(str):
 
 @frozen
 class Request:
-    """What the command line asks for."""
+    """The launch that a command line describes."""
 
     config: LaunchConfig
     entrypoint: Entrypoint
     args: tuple[str, ...]
     given: Mapping[str, str]
-    """By what option or variable a value was given, by the value's name."""
+    """{name of a value: option or variable that gave it}."""
     progress: bool = False
-    """Whether the terminal is to show the ranks' progress."""
+    """True if the terminal must show the ranks' progress."""
 
 
 def request_of(
@@ -54,7 +54,8 @@ def request_of(
     """
     Return the request of a namespace of `parse_args`, for a program with *terminal* as its stderr.
 
-    *no_rows*: why that will draw none, whatever its terminal can. Raises `ConfigError` for a value that breaks a rule.
+    *no_rows* is the reason why this program never draws rows of progress; empty if it can. Raises
+    `ConfigError` for a value that breaks a rule.
     """
     values, given = values_of(args)
     if values["progress"]:
@@ -107,7 +108,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
 
 def _start_method(name: str, given: Mapping[str, str]) -> Any:
     source = given.get("start_method", "PET_START_METHOD")
-    # Unlike an option, a variable may be meant for another launcher.
+    # Unlike an option, a variable may be intended for another launcher.
     if name not in START_METHODS and source == "PET_START_METHOD":
         log.warning("%s=%r is unknown and ignored: forkserver is used", source, name)
         return "forkserver"
@@ -125,11 +126,11 @@ _AS_GIVEN = (
     *("role", "max_restarts", "monitor_interval", "signals_to_handle", "shutdown_timeout", "exit_timeout", "preload"),
     *("local_addr", "wait_for", "event_log_handler", "virtual_local_rank", "worker_server"),
 )
-"""Fields that have the value of the option of their name."""
+"""Fields that take the value of the option with the same name."""
 
 
 def by_source(error: ConfigError, given: Mapping[str, str]) -> ConfigError:
-    """Return *error* with the option or variable that was given in place of the field's name."""
+    """Return *error* with the option or variable that the user gave instead of the field's name."""
     option = _FIELDS.get(error.setting, error.setting)
     if option not in given:
         return error
@@ -141,16 +142,16 @@ _FIELDS = {
     "rdzv_configs": "rdzv_conf",
     "numa_options": "numa_binding",
 }
-"""Fields that go by another name on the command line."""
+"""Fields with another name on the command line."""
 
 
 def _logs_specs(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpecs:
-    """Return where the output goes, by the class of a plug-in where one is named."""
+    """Return the destinations of the output, made by a plug-in if the options name one."""
     if values["progress"]:
         return _logs_beside_progress(values, given)
     kind: Callable[..., LogsSpecs] = DefaultLogsSpecs
     if values["logs_specs"] is not None:
-        # Only here: it reads the metadata of all that is installed.
+        # Imported here: it reads the metadata of all installed packages.
         from elasticlib.logs import load_logs_specs
 
         kind = load_logs_specs(values["logs_specs"])
@@ -163,7 +164,11 @@ def _logs_specs(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpec
 
 
 def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpecs:
-    """Keep all output in files, since workers that write to the terminal themselves would write across the rows."""
+    """
+    Return specs that keep all output in files, since workers must not write across the rows.
+
+    Raises `ConfigError` if other options prevent that.
+    """
     option = given.get("progress", "--progress")
     if values["logs_specs"] is not None:
         raise ConfigError(
@@ -182,7 +187,7 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
             f"give {given['redirects']} 3, or leave it out"
         )
     if "tee" not in given:
-        # The output of rank 0 stands above the rows, as in a notebook.
+        # The output of rank 0 appears above the rows, as in a notebook.
         tee = Std.ALL
         shown = shown or [0]
     specs = DefaultLogsSpecs(values["log_dir"] or None, redirects, tee, shown)
@@ -193,8 +198,8 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
 
 
 def _are_all_in_files(redirects: Any, tee: Any) -> bool:
-    """Return whether each rank's streams go to files; one that is tee'd is in a file as well."""
-    # Ranks that the mapping does not name write to the terminal.
+    """Return True if all streams of all ranks go to files; a tee'd stream has a file as well."""
+    # Ranks that are missing in the mapping write to the terminal.
     if isinstance(redirects, Mapping):
         return False
     if isinstance(tee, Mapping):
@@ -219,7 +224,7 @@ _OF_SEVERAL_NODES = (
 
 
 def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return which nodes meet where, as fields of the configuration. Raises `ConfigError` for a contradiction."""
+    """Return the fields of the configuration for the rendezvous. Raises `ConfigError` for a contradiction."""
     if values["standalone"]:
         return _standalone(values, given)
     if not given.keys() & {"nnodes", *_OF_SEVERAL_NODES}:
@@ -233,7 +238,7 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str], environ: Ma
 
 
 def _warn_of_static_options(values: Mapping[str, Any], given: Mapping[str, str]) -> None:
-    # Rank 0, the default, asks for nothing that is ignored.
+    # Rank 0 is the default, so it needs no warning.
     names = ("master_addr", "master_port") if values["node_rank"] == 0 else ("node_rank", "master_addr", "master_port")
     for name in names:
         if name in given:
@@ -241,7 +246,7 @@ def _warn_of_static_options(values: Mapping[str, Any], given: Mapping[str, str])
 
 
 def _standalone(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a job of this node alone."""
+    """Return the fields of a job on this node only. Raises `ConfigError` for several nodes."""
     least, most = values["nnodes"]
     standalone, nodes = given.get("standalone", "--standalone"), given.get("nnodes", "--nnodes")
     if least != 1:
@@ -259,7 +264,7 @@ def _standalone(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
 def _static(
     fields: dict[str, Any], values: Mapping[str, Any], given: Mapping[str, str], endpoint: str
 ) -> dict[str, Any]:
-    """Return *fields* of a job whose nodes have their ranks from their command lines."""
+    """Return *fields* with those of a job whose nodes get their ranks from their command lines."""
     address = _master(values, given, endpoint)
     if address:
         return {**fields, "rdzv_endpoint": address, "node_rank": values["node_rank"]}
@@ -271,7 +276,7 @@ def _static(
 
 
 def _warn_of_separate_jobs(environ: Mapping[str, str]) -> None:
-    """Warn once where srun starts this command on several nodes without options for them."""
+    """Warn, in one task, if srun starts this command on several nodes without options for them."""
     nodes = environ.get("SLURM_STEP_NUM_NODES", "")
     are_several = nodes.isdecimal() and int(nodes) > 1
     is_one_each = nodes == environ.get("SLURM_STEP_NUM_TASKS")
@@ -286,18 +291,18 @@ def _warn_of_separate_jobs(environ: Mapping[str, str]) -> None:
 
 
 def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) -> str:
-    """Return where node 0 of a static job is, as HOST:PORT; empty for one node without a port."""
+    """Return the HOST:PORT of node 0 of a static job; empty for one node without a port."""
     host, port = _in_brackets(values["master_addr"]), values["master_port"]
     if endpoint:
         _warn_of_another_master(host, port, values, given, endpoint)
         return endpoint
     _check_port(port)
     is_one_node = values["nnodes"][1] == 1
-    # Nobody else needs to find it.
+    # No other node needs the address.
     if port is None and is_one_node:
         return ""
     address = f"{host}:{29500 if port is None else port}"
-    # The default is on loopback, where another machine would look for itself.
+    # The default is the loopback address, which other machines cannot reach.
     is_found = is_one_node or host != _LOOPBACK or "master_addr" in given
     if not is_found:
         log.warning("--master-addr is not given: only nodes on this machine can find %s", address)
@@ -310,7 +315,7 @@ def _check_port(port: int | None) -> None:
 
 
 def _in_brackets(host: str) -> str:
-    """Return *host* as it stands before a port: an IPv6 address in brackets."""
+    """Return *host* in the form before a port: an IPv6 address in brackets."""
     is_plain_ipv6 = ":" in host and not host.startswith("[")
     return f"[{host}]" if is_plain_ipv6 else host
 
@@ -318,7 +323,7 @@ def _in_brackets(host: str) -> str:
 def _warn_of_another_master(
     host: str, port: int | None, values: Mapping[str, Any], given: Mapping[str, str], endpoint: str
 ) -> None:
-    """Warn of an address of node 0 that is not that of *endpoint*, which counts."""
+    """Warn of an address of node 0 that differs from *endpoint*, which is used."""
     known_host, _, known_port = endpoint.rpartition(":")
     addresses = {"master_addr": (host, known_host), "master_port": (str(port), known_port)}
     for name, (text, known) in addresses.items():

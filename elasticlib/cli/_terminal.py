@@ -1,9 +1,9 @@
 """
-The terminal under ``--progress``: the job's rows stay at its foot, what workers print and the launcher logs runs above.
+The terminal under ``--progress``: the job's rows at its foot, and above them output and log messages.
 
-Rules of this file: the package ``rich`` draws, and is imported only where something is drawn. A terminal that is gone
-costs no job. A row holds printable text only, whatever a worker wrote. Where there are more ranks than rows, those that
-a reader must see come first: the failed ones, then the slowest.
+Rules of this file: the package ``rich`` draws, and is imported only for drawing. A closed terminal does
+not affect the job. A row contains only printable text, for any output of a worker. If there are more
+ranks than rows, the failed ranks come first, then the slowest.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ if TYPE_CHECKING:
 
 _STYLES = {"running": "green", "succeeded": "bold green", "stopped": "yellow", "failed": "red"}
 _PER_SECOND = 4
-"""Drawings of the rows."""
+"""Number of drawings of the rows."""
 BETWEEN_BLOCKS = 0.05
-"""Seconds between two blocks of output above the rows, each of which has these drawn anew."""
+"""Seconds between two blocks of output above the rows; each block redraws the rows."""
 _SILENT = 10.0
-"""Seconds without a step after which a row says so."""
+"""Seconds after which a row shows the age of its last step."""
 _ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\].*?(\x07|\x1b\\)|[@-Z\\-_])")
 
 
 def why_not(stream: TextIO | None, environ_term: str | None) -> str:
-    """Why no rows can be drawn on *stream*; empty where they can. Raises `ConfigError` where ``rich`` is missing."""
+    """
+    Return the reason why no rows can be drawn on *stream*; empty if they can.
+
+    Raises `ConfigError` if ``rich`` is not installed.
+    """
     if stream is None or not stream.isatty():
         return "stderr is no terminal"
     if environ_term in (None, "", "dumb", "unknown"):
@@ -51,9 +55,10 @@ def why_not(stream: TextIO | None, environ_term: str | None) -> str:
 @contextlib.contextmanager
 def progress_screen() -> Iterator[Callable[[Callable[[], JobStatus]], contextlib.AbstractContextManager[None]]]:
     """
-    Lead what this program writes to its terminal past the rows, for the length of the block.
+    Print this program's terminal output above the rows within the block.
 
-    Gives a function of a job's ``status`` that shows its rows for the length of a block within; the last ones stay.
+    Yields a function that takes a job's ``status`` and returns a context manager, which shows the rows. The
+    last rows stay on the terminal.
     """
     from rich.console import Console
 
@@ -81,7 +86,7 @@ def _shown(console: rich.console.Console, status: Callable[[], JobStatus]) -> It
     from rich.live import Live
 
     def draw() -> rich.console.RenderableType:
-        # Half of the terminal at most: the rest is for what runs above.
+        # At most half of the terminal: the rest is for the output above.
         return _drawn(picture_of(status(), console.height // 2 - 2))
 
     live = Live(
@@ -128,7 +133,7 @@ def _drawn(picture: JobPicture) -> rich.console.RenderableType:
 
 
 class _Above(io.TextIOBase):
-    """A stream whose whole lines appear above the rows, with their colours, and without anything else that escapes."""
+    """A stream whose whole lines appear above the rows, with colours but without other escape sequences."""
 
     def __init__(self, console: rich.console.Console) -> None:
         from rich.ansi import AnsiDecoder
@@ -136,7 +141,7 @@ class _Above(io.TextIOBase):
         self._console = console
         self._decoder = AnsiDecoder()
         self._open = ""
-        """A line that has no end yet."""
+        """Line without an end."""
 
     def writable(self) -> bool:
         return True
@@ -147,7 +152,7 @@ class _Above(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """Write a line that has no end, too."""
+        """Print a last line without an end."""
         left, self._open = self._open, ""
         with contextlib.suppress(OSError):
             self._print([left] if left else [])
@@ -156,7 +161,7 @@ class _Above(io.TextIOBase):
         from rich.text import Text
 
         if lines:
-            # As a terminal has it: what comes after a carriage return takes the line's place.
+            # As on a terminal: text after a carriage return replaces the line.
             seen = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
             text = Text("\n").join([self._decoder.decode_line(line) for line in seen])
             self._console.print(text, soft_wrap=True)
@@ -167,33 +172,33 @@ class _Above(io.TextIOBase):
 
 @frozen
 class Row:
-    """One rank."""
+    """The row of one rank."""
 
     rank: str
     state: str
-    """As `RankStatus` has it."""
+    """State as in `RankStatus`."""
     shown_state: str
-    """That with the exit status of a failed rank."""
+    """State with the exit status of a failed rank."""
     share: float | None
-    """Of all its steps; None where it did not tell how many there are."""
+    """Completed share of its steps, 0 to 1; None if it did not report their number."""
     steps: str
     metrics: str
     line: str
-    """Its last line of output."""
+    """Last line of its output."""
 
 
 @frozen
 class JobPicture:
-    """A job as it is now."""
+    """The present picture of a job."""
 
     head: str
     rows: Sequence[Row]
     rest: str
-    """About the ranks without a row; empty where there are none."""
+    """Text about the ranks without a row; empty if there are none."""
 
 
 def picture_of(status: JobStatus, room: int) -> JobPicture:
-    """What to show of *status* where there is room for so many rows, one at least."""
+    """Return the picture of *status* with at most *room* rows, but at least one."""
     ranks = sorted(status.ranks, key=lambda each: each.rank)
     kept, left = ranks, []
     if len(ranks) > max(1, room):
@@ -240,5 +245,5 @@ def _rest(left: Sequence[RankStatus]) -> str:
 
 
 def printable(text: str) -> str:
-    """*text* in one line, without what would do anything to a terminal."""
+    """Return *text* in one line, without characters that control a terminal."""
     return "".join(each if each.isprintable() else " " for each in _ESCAPE.sub("", text)).strip()

@@ -43,7 +43,7 @@ class Duplicates:
         return {Std.OUT: self.stdout, Std.ERR: self.stderr}[std] or ()
 
     def check(self, dest: LogsDest) -> None:
-        """Raise `ConfigError` if lines are to duplicate and *dest* has no file for them."""
+        """Raise `ConfigError` if words are set and *dest* has no file for their lines."""
         for std, path in ((Std.OUT, dest.filtered_stdout), (Std.ERR, dest.filtered_stderr)):
             has_no_file = self.words(std) and not path
             if has_no_file:
@@ -80,7 +80,11 @@ class Duplicates:
 
 
 def make_run_folder(specs: LogsSpecs, run_id: str) -> None:
-    """Make the folder of the run if *specs* is a `DefaultLogsSpecs` with its own `reify`. Raises `LogDirError`."""
+    """
+    Make the folder of the run if *specs* is a `DefaultLogsSpecs` that does not override `reify`.
+
+    Raises `LogDirError`.
+    """
     if not isinstance(specs, DefaultLogsSpecs):
         return
     makes_own_folder = type(specs).reify is not DefaultLogsSpecs.reify

@@ -1,9 +1,10 @@
 """
-What a notebook's cell shows of a job: its output, figures and progress bars, and the errors of its workers.
+Display of a job in a notebook's cell: output, figures, progress bars, and errors of workers.
 
-`CallersStream` takes the output of a job that runs beside the cell; `Mark` is how a worker's output
-says where a figure or a bar belongs. `render_error` and `render_worker_error` are what IPython shows of an error.
-Rules of this package: IPython and its widgets are asked where they are there, and never imported.
+`CallersStream` writes a job's output to the cell. A `Mark` in a worker's output gives the place of a
+figure or a bar. `render_error` and `render_worker_error` make the lines that IPython shows of an error.
+
+Rules of this package: it uses IPython and its widgets if they are loaded, and never imports them.
 """
 
 from __future__ import annotations

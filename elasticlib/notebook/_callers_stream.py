@@ -1,9 +1,9 @@
 """
-The output of a job in the caller's ``sys.stdout``: in the cell that waits for it, with its figures and progress bars.
+The output of a job in the caller's ``sys.stdout``: in the waiting cell, with figures and progress bars.
 
-Rules of this file: output is fed by another thread, one block after the other; the caller's context goes with each
-write, since a kernel's streams look there for the cell. What the caller's stream or displays fail with is logged, and
-costs the job nothing.
+Rules of this file: another thread feeds the output, one block after the other. Each write runs in the
+caller's context, since a kernel's streams find the cell there. Errors of the caller's stream or displays
+are logged, and do not affect the job.
 """
 
 from __future__ import annotations
@@ -30,37 +30,38 @@ logger = logging.getLogger(__name__)
 
 _MOST_SHOWN = 200_000
 """
-Characters of a job's output that a notebook's cell shows from its beginning; `Tail` has the end. JupyterLab draws all
-text of a cell again for whatever is added to it: 100,000 lines held its page up for 0.3 s with this limit, for minutes
-with a million.
+Maximum characters that a notebook's cell shows from the beginning of a job's output; `Tail` has the end.
+
+JupyterLab draws all text of a cell again after each addition. With this limit 100,000 lines blocked its
+page for 0.3 s, with a limit of a million for minutes.
 """
 _MOST_DISPLAYED = 50_000_000
-"""Bytes of objects that a notebook's cell shows."""
+"""Maximum bytes of objects that a notebook's cell shows."""
 _GATHER = 0.095
-"""Seconds between two messages to a notebook's front end: each costs the kernel more than a hundred lines do."""
+"""Seconds between two messages to a notebook's front end: each costs the kernel more than a hundred lines."""
 
 
 class _Target:
-    """The ``sys.stdout`` of the thread that makes it, as long as it takes text."""
+    """The ``sys.stdout`` of the thread that makes this object, until a write fails."""
 
     def __init__(self, word: str) -> None:
         self._stream, self._context = sys.stdout, contextvars.copy_context()
-        # A kernel's stream looks here for the cell; in a thread that has none, it would be any cell that runs.
+        # A kernel's stream finds the cell here; in a thread without one, it would use any running cell.
         variable = getattr(self._stream, "_parent_header", None)
         if isinstance(variable, contextvars.ContextVar):
             self._context.run(variable.set, getattr(self._stream, "parent_header", {}))
-        # A context takes one thread at a time.
+        # Only one thread at a time can enter a context.
         self._lock = threading.Lock()
         self.bytes = None if is_stdout_replaced() else console_sink(sys.stdout)
-        """Takes the bytes as they are, where that is the same place."""
+        """Sink for unchanged bytes; None if ``sys.stdout`` was replaced, and takes text."""
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.left = _MOST_SHOWN if in_kernel() else sys.maxsize
         self.tail: Tail | None = None
-        """Takes the text that comes when the cell has got all that it shows."""
+        """Receives the text beyond the cell's limit; None before."""
         self.is_within_line = False
-        """Whether the line that the cell got last has not ended."""
+        """True if the last line in the cell has no end yet."""
         self.has_tail = False
-        """Whether the cell has a display of it."""
+        """True if the cell has a display of the tail."""
         self.reader = Reader(word)
         self._displays = getattr(ipython_shell(), "display_pub", None)
         self._displays_left = _MOST_DISPLAYED
@@ -68,7 +69,7 @@ class _Target:
         if isinstance(variable, contextvars.ContextVar):
             self._context.run(variable.set, getattr(self._displays, "parent_header", {}))
         self.name = f"elasticlib-{secrets.token_hex(8)}"
-        """Begins the names of its displays."""
+        """Prefix of the names of its displays."""
         self.bars = Bars(self.name, can_change=can_replace_displays(self._stream, self._displays))
 
     def say(self, text: str) -> None:
@@ -80,7 +81,7 @@ class _Target:
             self.do(write)
 
     def display(self, mark: Mark) -> None:
-        """Show the object itself; where that cannot be, the text that stands for it."""
+        """Show the object of *mark*, or its replacement text if that fails."""
         self._displays_left -= mark.length
         try:
             if self._displays is None or self._displays_left < 0:
@@ -97,7 +98,7 @@ class _Target:
             self.say(f"{mark.text}\n" if mark.text else "")
 
     def show(self, picture: DisplayText) -> None:
-        """Make a display of text, or replace what is in it."""
+        """Make a display of text, or replace its text."""
         displays: Any = self._displays
         data, transient = {"text/plain": picture.text}, {"display_id": picture.name}
         publish = functools.partial(displays.publish, data, {}, transient=transient, update=not picture.is_new)
@@ -121,34 +122,36 @@ class _Target:
 
 class CallersStream:
     """
-    The ``sys.stdout`` of whoever makes it, for output that comes in another thread: in the caller's cell, or wherever a
-    test or a widget has put it. Where that fails, nothing more is written to it, which is logged.
+    The caller's ``sys.stdout``, for output from another thread.
+
+    This is the caller's cell, or the stream that a test or a widget has set. If a write fails, that is
+    logged, and nothing more is written to it.
     """
 
     def __init__(self) -> None:
         self.files: Callable[[], str] = str
-        """Tells the file, or the folder of several, with all of the output."""
+        """Returns the file, or the folder of several files, with the complete output."""
         self.is_full = False
-        """Whether a cell has got all that it shows, so that the files are needed."""
+        """True if a cell has reached its limit, so that the user needs the files."""
         self.catch_up: Callable[[float], bool] = lambda _: True
-        """Waits, up to so many seconds, until it has got what is in the files."""
+        """Waits, up to the given seconds, until the present content of the files was written here."""
         self.word = secrets.token_hex(8) if in_kernel() else ""
-        """With which workers mark the objects that they display; empty where only text is shown."""
+        """Key with which workers mark the objects that they display; empty if only text is shown."""
         self.gather = _GATHER if self.word else GATHER_SECONDS
-        """As of any `Console`; whoever has a stream to which a block is dear may set it before the job begins."""
+        """As in `Console`. For a stream with expensive blocks the caller may set it before the job starts."""
         self.bar: BarText | None = functools.partial(written_bar, self.word) if self.word else None
-        """What it takes for a state of a progress bar."""
+        """Makes the text for a state of a progress bar; None: lines only."""
         self._target = _Target(self.word)
         self._silence: Silence | None = None
         self._wake: Callable[[], None] = lambda: None
         self._is_pools = False
         self._words: Callable[[float], str] = str
         self._note = ""
-        """The display that says that nothing comes, while one does."""
+        """Name of the display that reports silence; empty while none does."""
         self._notes = 0
 
     def watch(self, name: str, ranks: Sequence[int] | None, *, is_pool: bool, is_started: bool) -> None:
-        """Have a cell say when nothing comes for long from the *ranks*, None for all, of the job that is called so."""
+        """Report in the cell a long silence of *ranks* (None: all) of the job *name*."""
         if self.word and (ranks is None or len(ranks) > 0):
             kind = "pool" if is_pool else "started" if is_started else "call"
             self._words = functools.partial(words, name, kind, ranks)
@@ -156,36 +159,36 @@ class CallersStream:
             self._silence = Silence(self._show_silence)
 
     def turn_here(self) -> None:
-        """From now on, up to `rest`, it is that of this caller, who waits for output."""
+        """Send output to the calling thread's ``sys.stdout``; until `rest` its user waits for output."""
         self._target = _Target(self.word)
         if self._silence is not None:
             self._silence.begin()
             self._wake()
 
     def rest(self) -> None:
-        """The caller does not wait for output any more."""
+        """Stop the reports of silence at the end of a call, and show the last lines."""
         if self._silence is not None:
             self._silence.end()
         self._show_tail(self._target, is_last=True)
 
     def begin(self, catch_up: Callable[[float], bool], wake: Callable[[], None]) -> None:
-        """Workers are about to start; *catch_up* and *wake* are to be ours."""
+        """Prepare for the start of workers; *catch_up* and *wake* are as in `Console.begin`."""
         self.catch_up, self._wake = catch_up, wake
         if self._silence is not None and not self._is_pools:
             self._silence.begin()
 
     def look(self) -> float | None:
-        """Say it if nothing has come for long; seconds until that may be so, None where nobody waits."""
+        """Report a long silence. Return the seconds until the next check; None while nobody waits."""
         return None if self._silence is None else self._silence.look()
 
     def close(self) -> None:
-        """The job is over."""
+        """Stop the reports of silence at the end of the job, and show the last lines."""
         if self._silence is not None:
             self._silence.end()
         self._show_tail(self._target, is_last=True)
 
     def _show_silence(self, seconds: float | None) -> None:
-        """Say for how long nothing has come; None: something has."""
+        """Show for how many *seconds* no output has arrived; None: remove that text."""
         target = self._target
         if seconds is None:
             note, self._note = self._note, ""
@@ -198,7 +201,7 @@ class CallersStream:
             target.show(DisplayText(self._note, self._words(seconds), is_new))
 
     def __call__(self, block: bytes) -> None:
-        """Write *block*, which may end within a character."""
+        """Write *block*, which may end in the middle of a UTF-8 character."""
         if self._silence is not None:
             self._silence.heard()
         target = self._target
@@ -227,7 +230,7 @@ class CallersStream:
                 target.show(part)
 
     def _write(self, target: _Target, text: str) -> None:
-        """Write *text* while the cell takes more, up to its last whole line; the rest is for the tail."""
+        """Write *text* up to the limit of the cell, which ends after a whole line; the tail gets the rest."""
         if target.tail is not None:
             target.tail.feed(text)
             return
@@ -245,7 +248,7 @@ class CallersStream:
         target.say(text)
 
     def _show_tail(self, target: _Target, *, is_last: bool = False) -> None:
-        """Replace the last lines that the cell shows; where it can replace nothing, write the last of them."""
+        """Replace the last lines in the cell. If it cannot replace text, write them once, when *is_last*."""
         tail = target.tail
         if tail is None or not tail.is_changed:
             return
@@ -256,6 +259,6 @@ class CallersStream:
             target.say(f"{tail.text(self.files())}\n")
 
     def say(self, text: str) -> None:
-        """Write *text*, where it is a cell."""
+        """Write *text*, but only to a notebook's cell."""
         if self.word:
             self._target.say(text)

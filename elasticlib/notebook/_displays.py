@@ -1,14 +1,17 @@
 r"""
-Displays of a notebook's cell: the progress bars of several ranks, side by side, and the last lines of a long output.
-Pure.
+Displays of a notebook's cell: progress bars of several ranks, and the last lines of a long output. Pure.
 
-Rules of this file: bars that run at the same time share a display, a piece of plain text with an identity that is
-replaced as a whole. All front ends do that (JupyterLab, Notebook, VS Code, Colab; a saved file has the last text), and
-it needs no widgets. Of text, they know ``\r`` within the last line of the last output alone, and "cursor up" only some.
-A display stays where its first bar began, with the last state of each; a bar that begins when those of its rank in it
-have ended begins another one. Where nothing can be replaced bars are lines: a state now and then, and the last.
-Of last lines, memory is bounded, whatever is fed; a line is what a terminal would show of it. `Tail` replaces its text,
-and never changes it, so that another thread may ask for it.
+Rules of this file:
+
+* Bars that run at the same time share a display: plain text with a name, which is replaced as a whole.
+* All front ends support this (JupyterLab, Notebook, VS Code, Colab) without widgets, and a saved file has
+  the last text. In text they support ``\r`` only in the last line of the last output, and only some
+  support "cursor up".
+* A display stays at the place of its first bar, with the last state of each bar. A new bar begins another
+  display if the bars of its rank in the last one have ended.
+* If nothing can be replaced, bars are lines: some states, and the last one.
+* The memory of last lines is bounded. A line is kept as a terminal would show it. `Tail` replaces its
+  strings and lists and does not change them, so that another thread may read them.
 """
 
 from __future__ import annotations
@@ -22,17 +25,21 @@ from attrs import define, field, frozen
 from elasticlib.notebook._marks import Bar
 
 LINE_PERIOD = 1.0
-"""Seconds between two states of a bar where they are lines."""
+"""Seconds between two states of a bar that is shown as lines."""
 _MOST_DISPLAYS = 100
-"""Of a cell. Browsers do not bear many; with the last one bars that have ended become lines when its rank goes on."""
+"""
+Maximum number of displays of a cell, since browsers slow down beyond that.
+
+In the last display, ended bars of a rank become lines when that rank begins another bar.
+"""
 _MOST_ROWS = 100
-"""Of a display that grows, as with nested bars that stay; the oldest that have ended become lines."""
+"""Maximum number of rows of a display; the oldest ended bars become lines."""
 _NOT_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|[\x00-\x08\x0b-\x1a]")
-"""What moves a terminal's cursor, or does anything else but colour text."""
+"""Control sequences and characters other than colours."""
 _MOST_LINES = 20
-"""Of the last lines of a long output."""
+"""Number of last lines of a long output."""
 _LONGEST_LINE = 1000
-"""Characters of such a line that are kept, from its end."""
+"""Maximum number of characters that are kept of such a line, from its end."""
 
 _Key: TypeAlias = tuple[str, int]
 
@@ -44,7 +51,7 @@ class DisplayText:
     name: str
     text: str
     is_new: bool
-    """Whether the display begins with it; else it takes the place of what is there."""
+    """True for the first text of a display; False if it replaces the present text."""
 
 
 @define(eq=False)
@@ -67,20 +74,24 @@ class _Line:
 
 
 class Bars:
-    """The bars of one cell. *name* begins the names of its displays; *can_change*: it has such that can be replaced."""
+    """
+    The bars of one cell.
+
+    *name* is the prefix of the names of its displays. *can_change*: its displays can be replaced.
+    """
 
     def __init__(self, name: str, *, can_change: bool) -> None:
         self.can_change = can_change
         self._name = name
         self._last: _BarGroup | None = None
-        """The display that began last."""
+        """Latest display."""
         self._count = 0
         self._running: dict[_Key, _BarGroup] = {}
         self._changed: list[_BarGroup] = []
         self._lines: dict[_Key, _Line] = {}
 
     def take(self, bar: Bar, now: float) -> Iterator[str | DisplayText]:
-        """Yield the part to be shown at once; `changes` has the rest."""
+        """Yield the parts to show at once; `changes` yields the rest. *now* is in seconds."""
         key, state = (bar.label, bar.number), _NOT_COLOURS.sub("", bar.state).rstrip()
         if not self.can_change:
             yield from self._as_line(key, state, bar.is_last, now)
@@ -120,7 +131,7 @@ class Bars:
             self._changed.append(group)
 
     def _begun(self, key: _Key, state: str) -> Iterator[str | DisplayText]:
-        """Give a new bar its place, in a display of its own or in one that there is."""
+        """Place a new bar in a new display or in an existing one, and yield the parts to show at once."""
         group = self._place(key[0])
         if group is None:
             self._count += 1
@@ -139,17 +150,17 @@ class Bars:
         self._running[key] = group
 
     def _rows_left(self, group: _BarGroup, label: str) -> Iterator[str]:
-        """Take rows of bars that have ended out of *group*, which got a bar of the rank *label*, as lines."""
+        """Remove ended bars from *group*, which got a bar of the rank *label*, and yield them as lines."""
         ended = [each for each in group.rows if each not in group.running]
         for key in ended:
             is_full = len(group.rows) > _MOST_ROWS
-            # In the last display a new bar takes the place of those that its rank had before.
+            # In the last display a new bar replaces the earlier bars of its rank.
             is_replaced = self._count >= _MOST_DISPLAYS and key[0] == label
             if is_full or is_replaced:
                 yield from _line(key, group.rows.pop(key))
 
     def _place(self, label: str) -> _BarGroup | None:
-        """Return the display for another bar of the rank that *label* stands for; None for a new one."""
+        """Return the display for another bar of the rank *label*; None for a new display."""
         # A nested bar belongs to the bar that its rank has running.
         of_rank = [group for (running, _), group in self._running.items() if running == label]
         if of_rank:
@@ -176,21 +187,21 @@ def _line(key: _Key, state: str) -> Iterator[str]:
 
 
 class Tail:
-    """The last lines of what is fed."""
+    """The last lines of the text that `feed` gets."""
 
     def __init__(self) -> None:
         self.is_changed = False
-        """Whether more came since `text` was asked for last."""
+        """True if more text arrived since the last call of `text`."""
         self._lines: list[str] = []
         self._count = 0
         self._open = ""
-        """The line that has not ended."""
+        """The line without an end."""
 
     def feed(self, text: str) -> None:
-        """Take what comes next."""
+        """Add *text*."""
         if not text:
             return
-        # Only the last lines of a large text are looked at.
+        # Only the last lines of a large text are processed.
         *ended, present = (self._open + text).rsplit("\n", _MOST_LINES + 1)
         self._count += text.count("\n")
         self._lines = [*self._lines, *map(_shown, ended)][-_MOST_LINES:]
@@ -198,7 +209,7 @@ class Tail:
         self.is_changed = True
 
     def text(self, place: str) -> str:
-        """A line that says what was left out, and that all is at *place*; then the last lines."""
+        """Return a line with the number of omitted lines and the *place* of the full output, then the last lines."""
         self.is_changed = False
         lines = [*self._lines, self._open] if self._open else self._lines
         count = self._count + bool(self._open)
@@ -209,6 +220,6 @@ class Tail:
 
 
 def _shown(line: str) -> str:
-    """What a terminal shows of *line*: what follows the last carriage return; one at its end waits for more."""
+    """Return the part of *line* that a terminal shows: after its last ``\\r``, but with a ``\\r`` at the end."""
     body = line.rstrip("\r")
     return (body.rpartition("\r")[2] + line[len(body) :])[-_LONGEST_LINE:]

@@ -1,7 +1,8 @@
 """
-What IPython, its kernel and its widgets say of the cell whose code runs. None of them is imported for it.
+Facts about the running cell from IPython, its kernel and its widgets, without importing them.
 
-Rules of this file: another version of them costs a name or a display at most, never an error.
+Rules of this file: with an unknown version of them a name or a display may be missing, but no error is
+raised.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ class Cell:
     """A cell that is being executed."""
 
     identity: str
-    """The same whenever that cell runs: its number in the notebook's file, else its text."""
+    """The same in every execution of the cell: its id in the notebook's file, else its text."""
     execution: int
-    """The number in its brackets."""
+    """Number in the brackets of the cell."""
 
 
 def ipython_shell() -> Any:
@@ -29,7 +30,7 @@ def ipython_shell() -> Any:
 
 
 def in_kernel() -> bool:
-    """Return True where this program is a notebook's kernel."""
+    """Return True if this program is a notebook's kernel."""
     return hasattr(ipython_shell(), "kernel")
 
 
@@ -43,7 +44,7 @@ def current_cell() -> Cell | None:
         identity = parent.get("metadata", {}).get("cellId") or shell.history_manager.input_hist_raw[-1]
         return Cell(str(identity), int(shell.execution_count))
     except (AttributeError, IndexError, TypeError, ValueError):
-        # A front end that is built otherwise.
+        # An unknown kind of front end.
         return None
 
 
@@ -57,7 +58,7 @@ def cell_label(file: str) -> str:
 
 
 def is_stdout_replaced() -> bool:
-    """Return True where ``sys.stdout`` is another place than that to which child processes write."""
+    """Return True if ``sys.stdout`` differs from the file to which child processes write."""
     stream = sys.stdout
     if stream is None or in_kernel():
         return stream is not None
@@ -71,10 +72,10 @@ def is_stdout_replaced() -> bool:
 
 def can_replace_displays(stream: Any, displays: Any) -> bool:
     """
-    Return True where *stream* and *displays*, which take text and objects, are a cell's own.
+    Return True if *stream* (for text) and *displays* (for objects) belong to a cell.
 
-    They are not under ``%%capture`` or ``redirect_stdout``, which take text and keep it; an ``Output`` widget shows
-    what it gets, and takes no replacement.
+    This is False under ``%%capture`` and ``redirect_stdout``, which collect text. It is also False in an
+    ``Output`` widget, which shows text but cannot replace it.
     """
     are_kernels = all(hasattr(each, "parent_header") for each in (stream, displays))
     return are_kernels and not _is_in_widget()

@@ -1,10 +1,10 @@
 r"""
-Where in a worker's output something richer than text belongs: a figure, or a progress bar that changes. Pure.
+Marks in a worker's output for figures and for progress bars that change. Pure.
 
-Rules of this file: a mark is what a terminal does not show (an application program command, ECMA-48), before and after
-the text that stands for the object where only text is shown; it is one line, so that lines of other workers come before
-or after it. It tells where the object is, and bears a word that only this launch knows: what a program prints of
-others' data is never taken for one.
+Rules of this file: a mark consists of control strings that a terminal does not show (application program
+commands, ECMA-48). They enclose the text that replaces the object if only text can be shown. A mark is
+one line, so that lines of other workers come before or after it. It holds the place of the object and a
+word that only this launch knows. So other data that a program prints is never mistaken for a mark.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from dataclasses import dataclass
 
 _NAME = "elasticlib"
 _ANY = re.compile(rf"\x1b_{_NAME};[^\x1b]*\x1b\\([^\x1b]*)\x1b_{_NAME};[^\x1b]*\x1b\\")
-# One for all launches: Python keeps hundreds of expressions that were compiled, the user's among them.
+# One expression for all launches: Python caches compiled expressions, also the user's, up to a limit.
 _WHOLE = re.compile(
     rf"\x1b_{_NAME};([^\x1b;]*);(?:bar;(\d+);([01]);([0-9a-f]*);([0-9a-f]*)\x1b\\\n"
     rf"|(\d+);(\d+);([01]);([^\x1b]*)\x1b\\([^\x1b]*)\x1b_{_NAME};\1\x1b\\\n)"
 )
 _LABEL = re.compile(r"^\[\d+\] \Z", re.MULTILINE)
-"""Tells which rank wrote a line; above what only changes an object it would stand for nothing."""
+"""Prefix of a line that names its rank; removed before a mark that only changes an existing object."""
 _LONGEST_REST = 1 << 16
-"""Characters that may be held back for the rest of a mark."""
+"""Maximum number of characters that wait for the rest of a mark."""
 _MOST_TEXT = 1 << 14
-"""Characters of text that stand for an object."""
+"""Maximum number of characters of the text that replaces an object."""
 _NEWLINE = "\v"
-"""Stands for it within a mark."""
+"""Replacement of newlines within a mark."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An object: *length* bytes at *offset* of the file *path*; *text* stands for it."""
+    """An object: *length* bytes at *offset* of the file *path*; *text* replaces it where only text is shown."""
 
     path: str
     offset: int
     length: int
     text: str
     is_new: bool = True
-    """Whether it takes a place of its own, and changes none that is there."""
+    """True if it is a new output; False if it changes an existing one."""
 
 
 @dataclass(frozen=True)
@@ -47,40 +47,40 @@ class Bar:
     """A state of a progress bar."""
 
     label: str
-    """Stands before it, and before all lines of its worker."""
+    """Prefix of the bar and of all lines of its worker."""
     number: int
-    """Which of that worker's it is, counted from the first one."""
+    """Number of the bar among those of its worker, in the order of their start."""
     state: str
-    """Empty: there is nothing to be seen of it now."""
+    """Text of the bar; empty if it is invisible now."""
     is_last: bool
-    """Whether it changes no more."""
+    """True for the last state of the bar."""
 
 
 _LONGEST_STATE = 4096
-"""Bytes of a bar's state; a cell shows no more of it."""
+"""Maximum bytes of a bar's state in a cell."""
 
 
 def written_bar(word: str, label: bytes, number: int, state: bytes, is_last: bool) -> bytes:
-    """The line of output for a state of a bar of the launch that has this *word*."""
-    # In hex: a state may hold any bytes, those that end a mark too.
+    """Return the line of output for a state of a bar; *word* belongs to the launch."""
+    # In hex: a state may contain any bytes, also those that end a mark.
     shown = state[:_LONGEST_STATE].hex()
     return f"\x1b_{_NAME};{word};bar;{number};{is_last:d};{label.hex()};{shown}\x1b\\\n".encode()
 
 
 def written(word: str, mark: Mark) -> str:
-    """The line of output for *mark* of the launch that has this *word*."""
+    """Return the line of output for *mark*; *word* belongs to the launch."""
     text = mark.text[:_MOST_TEXT].replace("\r", "").replace("\x1b", "").replace("\n", _NEWLINE)
     where = f"{mark.offset};{mark.length};{mark.is_new:d};{mark.path}"
     return f"\x1b_{_NAME};{word};{where}\x1b\\{text}\x1b_{_NAME};{word}\x1b\\\n"
 
 
 def without(text: str) -> str:
-    """*text* without marks, of any launch: with what stands for their objects."""
+    """Return *text* with the marks of any launch replaced by the texts of their objects."""
     return _ANY.sub(lambda found: found[1].replace(_NEWLINE, "\n"), text) if _NAME in text else text
 
 
 class Reader:
-    """Finds the marks of the launch with this *word* in text that comes in pieces."""
+    """Parser for the marks of the launch with this *word*, in text that arrives in pieces."""
 
     def __init__(self, word: str) -> None:
         self._word = word
@@ -88,7 +88,7 @@ class Reader:
         self._rest = ""
 
     def feed(self, text: str) -> Iterator[str | Mark | Bar]:
-        """What *text* brings, in its order; what may be the begin of a mark comes with its rest."""
+        """Yield the parts of *text* in order; a possible beginning of a mark waits for the next text."""
         text = self._rest + text
         at = 0
         for found in _WHOLE.finditer(text):
@@ -112,7 +112,7 @@ class Reader:
             yield text[at:until]
 
     def _open(self, text: str, at: int) -> int:
-        """Where what is to be held back begins."""
+        """Return the index from which *text* must wait for the rest of a mark; its length if it need not."""
         begin = text.find(self._head, at)
         if begin < 0:
             last = text.rfind("\x1b", at)

@@ -1,9 +1,10 @@
 """
-When a cell says that its job writes nothing, and in which words.
+Reports of silence in a cell: their times, and their text.
 
-Rules of this file: it is said after 20 s, which is longer than a launch takes, and then each time that the silence, or
-a later one of the same cell, is twice as long as what was said last: a program that writes once a minute hears of it
-once or twice. What was said goes when something comes. It has no thread: the one that shows the output says it.
+Rules of this file: the first report comes after 20 s, which is longer than a launch takes. Another one
+follows when this or a later silence of the cell is twice as long as the last reported one. A program
+that writes once a minute causes one or two reports. New output removes the report. There is no extra
+thread: the thread that shows the output also makes the reports.
 """
 
 from __future__ import annotations
@@ -16,41 +17,41 @@ from elasticlib._wording import duration
 from elasticlib.stacks import ranks_text
 
 FIRST = 20.0
-"""Seconds without output, counted from the start of the workers, until that is said."""
+"""Seconds without output, from the start of the workers on, until the first report."""
 
 
 class Silence:
-    """Of one cell's output: *say* gets the seconds for which there was none, and None when that is over."""
+    """Silence of one cell: *say* gets the seconds without output, and None when output arrives."""
 
     def __init__(self, say: Callable[[float | None], None], clock: Clock = monotonic) -> None:
         self._say = say
         self._clock = clock
         self._limit = FIRST
         self._since: float | None = None
-        """When output came last; None while nobody waits for it."""
+        """Time of the last output, in seconds; None while nobody waits for output."""
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """From now on there should be output."""
+        """Begin to expect output."""
         with self._lock:
             if self._since is None:
                 self._since = self._clock()
 
     def heard(self) -> None:
-        """Output came, and is about to be shown."""
+        """Note that output has arrived, before it is shown, and remove the report."""
         with self._lock:
             if self._since is not None:
                 self._since = self._clock()
             self._say(None)
 
     def end(self) -> None:
-        """Nobody waits for output, up to the next `begin`."""
+        """Expect no output until the next `begin`, and remove the report."""
         with self._lock:
             self._since = None
             self._say(None)
 
     def look(self) -> float | None:
-        """Say it if it is time; return the seconds until the next look, None while nobody waits."""
+        """Report a silence that is due. Return the seconds until the next check; None while nobody waits."""
         with self._lock:
             if self._since is None:
                 return None
@@ -63,7 +64,11 @@ class Silence:
 
 
 def words(name: str, kind: str, ranks: Sequence[int] | None, seconds: float) -> str:
-    """The line for a job called *name*, a ``call``, one that was ``started``, or a ``pool``; *ranks* are shown."""
+    """
+    Return the report for the job *name*.
+
+    *kind* is ``call``, ``started`` or ``pool``. *ranks* are the shown ranks; None for all.
+    """
     if ranks is None:
         who = "no rank has written anything"
     else:

@@ -1,7 +1,8 @@
 """
-Text that IPython shows of an error: the user's own lines, and nothing of ours.
+Text of an error in IPython, with the user's own frames and without elasticlib's.
 
-Rules of this file: of a deep stack the outermost frame and the innermost ones are shown; ``print(error)`` has all.
+Rules of this file: of a deep stack it shows the outermost frame and the innermost ones; ``print(error)``
+shows all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from elasticlib.notebook._front_end import cell_label
 from elasticlib.stacks import Frame, is_users, users_frames
 
 _FIRST, _LAST = 1, 3
-"""Frames of the user's that are shown of a deep stack, from outside and from inside."""
+"""Numbers of the outermost and the innermost user frames that are shown of a deep stack."""
 
 
 def traceback_heading(kind: str) -> str:
@@ -23,12 +24,12 @@ def traceback_heading(kind: str) -> str:
 
 
 def traceback_lines(frames: Iterable[Frame]) -> list[str]:
-    """Return two lines for each frame of the user's, one for those of libraries that lie between."""
+    """Return two lines for each of the user's frames, and one for the frames of libraries between them."""
     parts: list[list[str]] = []
     skipped = 0
     every = [*frames]
     for frame in every:
-        # The innermost frame is where it happened, also in a library.
+        # The innermost frame raised the error, so it is shown even if it is a library's.
         is_shown = is_users(frame.file) or frame is every[-1]
         if not is_shown:
             skipped += 1
@@ -54,6 +55,6 @@ def _frame_lines(frame: Frame) -> list[str]:
 
 
 def render_error(error: BaseException) -> list[str]:
-    """Return the lines that IPython shows of an error of this process."""
+    """Return the lines that IPython shows for an error of this process."""
     kind = type(error).__name__
     return [traceback_heading(kind), *traceback_lines(users_frames(error.__traceback__)), f"{kind}: {error}"]

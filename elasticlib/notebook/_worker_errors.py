@@ -1,7 +1,7 @@
 """
-Errors of workers in a notebook: the cell's own lines, then those of the worker, then a line about the other ranks.
+Errors of workers in a notebook: frames of the cell, frames of the worker, then the other ranks.
 
-Rules of this file: a debugger can enter the frames of a worker: their variables are text.
+Rules of this file: a debugger can enter the frames of a worker; their variables are text.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from elasticlib.notebook._tracebacks import traceback_heading, traceback_lines
 from elasticlib.stacks import ELSEWHERE, Frame, crash_frames, ranks_text, users_frames
 
 _LONGEST_LINE = 300
-"""Characters of a line of a worker's message."""
+"""Maximum number of characters of a line of a worker's message."""
 _CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
 """Python's words between the parts of a traceback."""
 
 
 def trace_of(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback with which *error* is raised, whose own one is *trace*."""
+    """Return the traceback to raise *error* with: *trace*, or in IPython the worker's frames."""
     if not isinstance(error, ChildFailedError) or ipython_shell() is None:
         return trace
     _, failure = error.get_first_failure()
@@ -30,14 +30,14 @@ def trace_of(error: BaseException, trace: TracebackType | None) -> TracebackType
 
 
 class _VariableText(str):
-    """The text of a worker's variable, which a debugger shows as it is."""
+    """Text of a worker's variable, which a debugger shows without quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 def entered(frames: Iterable[Frame]) -> TracebackType | None:
-    """Return a traceback with *frames*, the innermost last."""
+    """Return a traceback with *frames*, the innermost last; None without frames."""
     found: TracebackType | None = None
     for frame in reversed([*frames]):
         code = compile("\n" * (frame.line - 1) + "raise _Worker", frame.file, "exec").replace(co_name=frame.function)
@@ -55,11 +55,11 @@ def entered(frames: Iterable[Frame]) -> TracebackType | None:
 
 
 class _Elsewhere(Exception):  # noqa: N818 - nobody sees it
-    """Makes a frame."""
+    """Exception that is raised to make a frame."""
 
 
 def render_worker_error(error: ChildFailedError) -> list[str]:
-    """Return the lines that a notebook shows: the cell's, then the worker's, then those about the other ranks."""
+    """Return the lines that a notebook shows: the cell's frames, the worker's, then the other ranks."""
     rank, failure = error.get_first_failure()
     kind = failure.exception_type or "ChildFailedError"
     lines = [traceback_heading(kind), *traceback_lines(users_frames(error.__traceback__))]
@@ -94,14 +94,14 @@ def _shortened(line: str) -> str:
 
 
 def _cause(traceback: str) -> list[str]:
-    """Return a line with the exception that the worker's was raised from; [] where there is none."""
+    """Return a line with the cause of the worker's exception; [] if it has none."""
     before, found, _ = traceback.rpartition(_CAUSED)
     line = before.rstrip().rpartition("\n")[2].strip()
     return [f"raised from {line[:_LONGEST_LINE]}"] if found and line else []
 
 
 def _others(error: ChildFailedError, root: int) -> list[str]:
-    """Return lines about the other ranks, one for all that say the same, without those that only lost a peer."""
+    """Return lines about the other ranks, one for each distinct failure, without ranks that only lost a peer."""
     alike: dict[str, list[int]] = {}
     first = error.failures[root]
     own = first.summary(with_place=False)
