@@ -1,8 +1,8 @@
 """
 Rules for the values of a specification: a message names the value, the rule and the fix.
 
-Rules of this file: a validator has the signature of attrs, a converter takes a value, and a
-`check_...` serves functions that get the value as an argument. Nothing is changed or started.
+Rules of this file: a validator has the signature of attrs, and a converter takes a value. A
+`check_...` function is for functions that get the value as an argument. Nothing is changed or started.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _is_text(value: object) -> bool:
-    # NUL would end the value where it becomes a variable or an argument of a process.
+    # NUL would end the value in an environment variable or an argument of a process.
     return isinstance(value, str) and "\0" not in value
 
 
@@ -206,7 +206,7 @@ def words(value: Sequence[str] | str) -> tuple[str, ...]:
     """
     Return the names of modules from a list, or from comma-separated text, without blank names.
 
-    Raises `ConfigError` for other values, and for ``learn`` or ``auto`` where they cannot stand.
+    Raises `ConfigError` for other values, for ``learn``, and for ``auto`` beside other names.
     """
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not _are_texts(parts):
@@ -248,7 +248,7 @@ def _split_devices(value: Any) -> list[Any]:
 
 
 def _is_device(value: Any) -> bool:
-    """Return True for an index, or for a name that the workers' environment can hold."""
+    """Return True for an index, or for a name that fits into the workers' environment."""
     if isinstance(value, str):
         # The name becomes part of CUDA_VISIBLE_DEVICES.
         return value != "" and is_unicode(value)

@@ -124,7 +124,7 @@ def shown(value: Any) -> str:
     try:
         return f"{value!r:.40}"
     except (ValueError, RecursionError):
-        # ValueError: a number of too many digits. RecursionError: a list in lists without end.
+        # ValueError: a number with too many digits. RecursionError: lists nested too deeply.
         return f"a {type(value).__name__}"
 
 
@@ -154,7 +154,7 @@ class Refusals:
     most: int = 5
     """Log lines of one kind in one span."""
     span: float = 60.0
-    """Seconds"""
+    """Seconds of one span."""
     _spans: Mapping[str, _Span] = field(default_factory=dict)
 
     def refuse(self, kind: str, why: str, now: float) -> tuple[Self, str | None]:

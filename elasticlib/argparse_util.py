@@ -1,5 +1,5 @@
 """
-Options of a command line whose defaults come from the environment, for parsers of one's own.
+Options of a command line with defaults from the environment, for argparse parsers of any program.
 
 (torch: ``torch.distributed.argparse_util``)
 """

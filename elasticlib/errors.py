@@ -43,7 +43,7 @@ class ConfigError(ElasticError, ValueError):
 
     setting = ""
     complaint = ""
-    """The text after ``setting=``: the value, the rule, and the fix."""
+    """Text after ``setting=``: the value, the rule, and the fix."""
 
     @classmethod
     def of_setting(cls, setting: str, complaint: str) -> Self:
@@ -69,7 +69,7 @@ class UnknownNameError(ConfigError, KeyError):
     """Raised for an unknown name, where torch raises a KeyError."""
 
     def __str__(self) -> str:
-        # A KeyError would put its text in quotes.
+        # KeyError would put its text in quotes.
         return Exception.__str__(self)
 
 
@@ -244,7 +244,7 @@ class ProcessFailure:
     process: str = ""
     """Name of elasticlib's own process that ended, such as ``worker store``; empty for a worker.
 
-    `rank` is then the rank that stands for this process.
+    `rank` is then the rank that represents this process.
     """
     frames: tuple[Frame, ...] = field(default=(), repr=False, compare=False)
     """Stack of a worker of this node that raised, innermost frame last; `traceback` is its text."""
@@ -481,7 +481,7 @@ def _record(index: int, rank: int, failure: ProcessFailure, trace: str) -> str:
     }
     if failure.hint:
         facts["hint"] = failure.hint.replace("\n", "\n    ")
-    # The files may say what the exit status does not.
+    # The files may contain more than the exit status shows.
     if failure.log_files and not failure.traceback:
         facts["log files"] = ", ".join(failure.log_files)
     if failure.log_tail:

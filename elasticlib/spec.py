@@ -48,7 +48,7 @@ DEVICE_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 
 class Std(enum.IntFlag):
-    """A choice of a worker's streams. (torch: ``torch.distributed.elastic.multiprocessing.Std``)"""
+    """Selection of a worker's streams. (torch: ``torch.distributed.elastic.multiprocessing.Std``)"""
 
     NONE = 0
     OUT = 1
@@ -277,7 +277,7 @@ class LaunchConfig(DataclassView):
     duplicate_stderr_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=optional(_rules.texts)
     )
-    """The same for stderr."""
+    """As `duplicate_stdout_filters`, for stderr."""
     virtual_local_rank: bool = field(default=False, converter=_rules.truth, validator=_rules.yes_or_no)
     """Each worker gets LOCAL_RANK=0 and sees one device: its entry of CUDA_VISIBLE_DEVICES, else the device of its
     local rank."""
@@ -334,8 +334,8 @@ class LaunchConfig(DataclassView):
         default=None, validator=optional(_rules.one_of(MAINS)), kw_only=True
     )
     """Way in which workers get the caller's script. ``import``: they import it, as with ``multiprocessing``.
-    ``value``: they get the function with the parts of the script that it uses. None: ``import`` if the call stands
-    under the script's ``if __name__ == "__main__":``, else ``value``, as from a notebook."""
+    ``value``: they get the function with the parts of the script that it uses. None: ``import`` if the call is under
+    the script's ``if __name__ == "__main__":``, else ``value``, as from a notebook."""
 
     @max_nodes.validator
     def _not_below_min(self, attribute: Attribute[Any], value: int) -> None:
@@ -393,7 +393,7 @@ class WorkerSpec(DataclassView):
     local_addr: str | None = None
     event_log_handler: str = field(default="null", validator=_alone(_rules.text))
     numa_options: NumaOptions | None = field(default=None, converter=as_numa_options)
-    """As in `LaunchConfig`, but None binds nothing."""
+    """As in `LaunchConfig`, but None means no binding."""
     duplicate_stdout_filters: list[str] | None = field(
         default=None, converter=_rules.own_list, validator=_alone(optional(_rules.texts))
     )

@@ -52,7 +52,7 @@ NEXT: dict[WorkerState, frozenset[WorkerState]] = {
     _S.SUCCEEDED: frozenset({_S.HEALTHY, _S.STOPPED, _S.FAILED}),  # a peer node failed after our workers were done
     _S.FAILED: frozenset({_S.STOPPED}),
 }
-"""The life cycle as a table: state -> states that may follow. `WorkerGroup.step` holds the agent to it."""
+"""Table of the life cycle: state -> states that may follow. `WorkerGroup.step` enforces it."""
 _STORY = 20
 """Number of latest steps that a group remembers."""
 

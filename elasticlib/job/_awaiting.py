@@ -52,7 +52,7 @@ def end(
             tick()
         yield from future
     except asyncio.CancelledError as error:
-        # Since Python 3.11.
+        # `add_note` exists since Python 3.11.
         if hasattr(error, "add_note"):
             error.add_note(f"that does not stop job {name!r}: its stop() does, or the end of its with block")
         raise

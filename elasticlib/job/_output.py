@@ -101,7 +101,7 @@ def shown_ranks(config: LaunchConfig) -> Sequence[int] | None:
 def warn_of_ranks(logs: LogsSpecs, workers: int, config: LaunchConfig) -> None:
     """Warn of ranks that *logs* or ``show`` names, but that a node with *workers* workers does not have."""
     warn_of_strange_ranks(logs, workers)
-    # The other nodes of a job may have them.
+    # Other nodes of the job may have these ranks.
     if config.max_nodes > 1:
         return
     shown = set(shown_ranks(config) or ())

@@ -4,8 +4,8 @@ The error of a launch: a `ChildFailedError` that is also of the class of the wor
 Rules of this file: if an exception cannot be of both classes, it is a plain `ChildFailedError`.
 
 Python shows an uncaught error of this kind badly. The worker's traceback appears up to four times:
-as the worker wrote it, as the cause, in a note of the cause, and in the report. Between them stand
-the launcher's frames. So an exception hook shows the program's own frames, then the report, each
+as the worker wrote it, as the cause, in a note of the cause, and in the report. The launcher's
+frames appear between them. So an exception hook shows the program's own frames, then the report, each
 part once. The first error of a launch sets the hook, unless the program has a hook of its own.
 Python's hook shows all other errors.
 """
@@ -40,7 +40,7 @@ _both: weakref.WeakKeyDictionary[type, Callable[[], type | None]] = weakref.Weak
 
 
 class _Raised(ChildFailedError):  # noqa: N818 - it has the other's name
-    """The error as it is raised, with its display in a notebook. It keeps a ``name`` of the worker's exception."""
+    """The class that is raised, with a display for notebooks. It keeps a ``name`` of the worker's exception."""
 
     _elastic_item: int | None = None
     """Index of the failed item of `Pool.map`; None for other calls."""

@@ -22,7 +22,7 @@ class Place:
     """Node, host and round of a worker."""
 
     node: int
-    """The node's rank in its job."""
+    """Rank of the node in its job."""
     host: str
     round: int
     restarts: int

@@ -260,7 +260,7 @@ class BarAssembler:
         if fed and self._bars_due is None:
             self._bars_due = _next_moment(now)
         self.due = self._bars_due
-        # The topmost row has ended, and waits for a return.
+        # The topmost row has ended, and waits for "cursor up".
         if self._at > 0:
             self._make_due_by(self._rows[0].left_at + BAR_PERIOD)
         return b""

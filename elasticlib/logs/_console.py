@@ -100,7 +100,7 @@ def _wait_until_writable(buffer: Any) -> None:
 
 def matching(block: bytes, prefix: bytes, words: Sequence[bytes]) -> bytes:
     """
-    Return the lines of *block* that contain one of *words*, unchanged.
+    Return the lines of *block* that contain one of *words*, unchanged and with their prefix.
 
     Each line of *block* is *prefix*, text without newline, newline; the newline may be part of a word.
     """

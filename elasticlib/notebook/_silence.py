@@ -3,8 +3,8 @@ Reports of silence in a cell: their times, and their text.
 
 Rules of this file: the first report comes after 20 s, which is longer than a launch takes. Another one
 follows when this or a later silence of the cell is twice as long as the last reported one. A program
-that writes once a minute causes one or two reports. New output removes the report. There is no extra
-thread: the thread that shows the output also makes the reports.
+that writes once a minute causes one or two reports. New output removes the report. The thread that shows
+the output also makes the reports.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Channels:
         self.owing: dict[int, int] = {}
         """By rank, the number of the call that has not been answered."""
         self._processes: dict[int, processes.Handle] = {}
-        """By rank, the worker's process. Copies of its channel end may outlive it, so a closed channel is no sign."""
+        """By rank, the worker's process. Its channel does not show its death, since copies of its end may stay open."""
         self._silent: set[int] = set()
         """Ranks whose channel is closed."""
         self.on_ask: OnAsk = lambda *_: ({}, ())

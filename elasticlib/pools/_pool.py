@@ -148,7 +148,7 @@ class Pool:
         """
         if os.getpid() != self._owner:
             raise PoolError("this process was forked from the pool's program: only that can call its workers")
-        # An interrupt must not leave the lock taken for ever.
+        # An interrupt must not leave the lock taken.
         with DeferredSignals() as put_off:
             if not self._busy.acquire(blocking=False):
                 self._refuse_if_closed()

@@ -94,7 +94,7 @@ def _raised_in(traceback: str) -> list[tuple[str, int]]:
         return []
     # In a chain of exceptions, the last one ended the worker.
     last = traceback[tracebacks[-1].end() :]
-    # The exceptions in a group come after the frames of the group itself.
+    # The exceptions of a group come after the group's own frames.
     without_parts = _PARTS.split(last)[0]
     return [(file, int(line)) for file, line in _RAISED_IN.findall(without_parts)]
 
