@@ -196,9 +196,9 @@ NOT_AVAILABLE = "<N/A>"
 _LONGEST_LINE = 300
 about_signal: Callable[[str, str], str] | None = None
 """
-Return the text about a worker that a signal ended, for its text and its error file. Must not raise.
+Hook (text, error file) -> text, which adds facts about a worker that a signal ended. Must not raise.
 
-None, or set by the module of `ErrorHandler`, so that subclasses can add facts.
+The module of `ErrorHandler` sets it, so that subclasses can add facts; None before.
 """
 _LATEST = 1e11
 """Unix seconds; a later timestamp is not the time of a failure."""
@@ -316,7 +316,7 @@ class ProcessFailure:
         return NOT_AVAILABLE if self.exitcode >= 0 else name_of_signal(-self.exitcode, "SIG")
 
     def summary(self, *, with_place: bool = True) -> str:
-        """Return one line of at most 300 characters: the event, the reason, the place in the user's code."""
+        """Return one line: the event and the reason, and with *with_place* the place in the user's code."""
         place = place_of(self.traceback)
         event, reason = self._event_and_reason(has_place=bool(place))
         text = f"{event}: {reason}" if reason else event

@@ -358,11 +358,11 @@ def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **setti
     * ``"fresh"``: a new group for each call
     * None: functions make and destroy their own group
 
-    Backends are torch's defaults for the devices of this machine.
+    Backends are torch's defaults for the devices of this machine. (``torch.multiprocessing.Pool`` has no
+    process group.)
 
     *settings* are fields of `LaunchConfig`, such as ``devices`` or ``start_method``. Fields for many nodes
-    and restarts raise `ConfigError`, and so do values that a launch refuses. ``torch.multiprocessing.Pool``
-    has no process group.
+    and restarts raise `ConfigError`, and so do invalid values.
     """
     if group not in ("shared", "fresh", None):
         raise ConfigError(f"group={group!r} must be 'shared' (one for all calls), 'fresh' (one for each) or None")
