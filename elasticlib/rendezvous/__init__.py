@@ -1,10 +1,15 @@
 """
-How the nodes of a job find each other, agree on ranks, and end rounds together.
+The nodes of a job: how they find each other, agree on ranks and end rounds together.
 
-`protocol` is what they say to each other; `coordinator` decides, and is pure; `node` is one node's side and runs the
-coordinator where it is this node's turn; `sidecar` puts a node's side into a process of its own; `stores` carry the
-messages. One node or many, the same code runs. `handlers` are torch's rendezvous API to the same, `third_party` is for
-jobs that meet through somebody else's handler, `net` is endpoints and addresses. An agent needs a `Membership` only.
+* `protocol`: the messages of nodes and coordinator; `stores` carry them.
+* `coordinator`: decides; pure.
+* `node`: one node's side. It also runs the coordinator when it is this node's turn.
+* `sidecar`: runs a node's side in its own process.
+* `handlers`: torch's rendezvous API on top of the same code.
+* `third_party`: jobs that meet through another project's handler.
+* `net`: endpoints and addresses.
+
+Jobs of one node and of many nodes run the same code. An agent needs only a `Membership`.
 """
 
 from __future__ import annotations

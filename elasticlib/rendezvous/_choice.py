@@ -1,8 +1,10 @@
 """
-Which rendezvous a launch means: one of its own, a place in a job of several nodes, or someone else's handler. Pure.
+The rendezvous that a launch means: private, shared by several nodes, or a third-party handler.
+Pure.
 
-Rules of this file: it decides and names contradictions; it opens nothing, and what a user should hear
-without being stopped is returned, not printed. What torch takes, and could have worked, stops nobody.
+Rules of this file: it decides and reports contradictions, and opens nothing. Hints that do not stop
+the launch are returned, not printed. A setting that torch accepts, and that could have worked, is
+not an error.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from elasticlib.rendezvous.net._endpoint import is_host, parse_rendezvous_endpoi
 from elasticlib.spec import LaunchConfig
 
 DEFAULT_RUN_ID = "none"
-"""What the command line calls a job that was given no name."""
+"""Id of a job without a name on the command line."""
 
 _LOCAL_ENDPOINTS = {"c10d": "localhost:29400", **dict.fromkeys(_rdzv_options.ETCD_BACKENDS, "localhost:2379")}
-"""What no endpoint means, by back end, for more than one node."""
+"""Default endpoint by back end, for more than one node."""
 
 _SCHEDULERS = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
@@ -32,7 +34,7 @@ _SCHEDULERS = (
     ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
     ("JOB_COMPLETION_INDEX", ""),
 )
-"""Where schedulers leave a task's place and, where they do, the number of tasks."""
+"""Variables in which schedulers store a task's index and, where they do, the number of tasks."""
 
 
 @frozen
@@ -179,7 +181,7 @@ def _unused(config: LaunchConfig) -> _Warnings:
 def _private(config: LaunchConfig, options: _rdzv_options.Options, fresh_id: str) -> Private | None:
     """Return the launch's own rendezvous, if it needs no other node's; check the endpoint on the way."""
     if config.rdzv_backend in _rdzv_options.ETCD_BACKENDS:
-        return None  # the server is there for other nodes, too
+        return None  # other nodes use the server, too
     run_id = config.run_id or fresh_id
     is_in_file = options.store_type == "file"
     endpoint = config.rdzv_endpoint.strip()
@@ -215,8 +217,8 @@ def _private_at_endpoint(config: LaunchConfig, run_id: str, endpoint: str) -> Pr
         _check_nobody_looks_for(config, endpoint)
         return Private(run_id, backend)
     if backend != "static":
-        return None  # the store is at the port that was given, whatever the number of nodes
-    # A port that is given is the same, whatever the default.
+        return None  # the store is at the given port for any number of nodes
+    # A given port stays the same with another default.
     has_port = port == parse_rendezvous_endpoint(endpoint, 29401)[1]
     if not has_port:
         raise ConfigError.of_setting("rdzv_endpoint", f"{endpoint!r} has no port: give host:port, such as node0:29500")
@@ -259,7 +261,7 @@ def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, _Warnings]:
                 "run_id", "'': nodes find each other's job by its id: give the same one on all of them"
             )
         return fresh_id, (f"run_id is empty: this job is called {fresh_id}, so no other node can join it",)
-    # A static job is told from others by its endpoint: torch's commands for it leave the id out.
+    # The endpoint identifies a static job: torch's commands for it leave the id out.
     may_be_joined = config.max_nodes > 1 and not is_static
     if may_be_joined and config.run_id == DEFAULT_RUN_ID:
         return config.run_id, (

@@ -1,8 +1,10 @@
 """
-What a launch runs, with its arguments: a line by which nodes of one job are compared, and that their people read. Pure.
+The command of a launch as one line, by which nodes of one job are compared, and which people read.
+Pure.
 
-Rules of this file: equal commands give equal lines, others different ones. What stands there is seen by both nodes'
-users, so values of options that name a secret are left out; a digest of all arguments then tells them apart.
+Rules of this file: equal commands give equal lines, different ones give different lines. Users of
+other nodes see the line, so values of options that name a secret are left out. A digest of all
+arguments then keeps the lines different.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def command_line(work: str, args: Sequence[str]) -> str:
     whole = shlex.join([work, *args])
     line = shlex.join([work, *_without_secrets(args)])
     if len(line) > LONGEST:
-        # Both ends: scripts are told apart by their beginning, their last options by the end.
+        # Both ends: the beginning names the script, the end has its last options.
         half = LONGEST // 2
         line = f"{line[:half]} ... {line[-half:]}"
     # Something is left out: two commands that differ in it must give different lines all the same.

@@ -1,7 +1,7 @@
 """
-What an agent needs of a rendezvous, whoever provides it.
+The interface between an agent and its rendezvous.
 
-Rules of this file: the contract only. No call blocks; what happens comes through `drain`.
+Rules of this file: the contract only. No call blocks; events arrive through `drain`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     import socket
 
 Word: TypeAlias = Notice | ContactLost | StoreGone
-"""What an agent is told."""
+"""An event for the agent."""
 STAYS = "stays"
-"""Attribute of a log record: seconds for which whoever says it stays from now on at most, though its part is over."""
+"""
+Attribute of a log record: seconds for which the sender stays at most, though its part is over.
+"""
 
 
 class Membership(Protocol):
@@ -30,15 +32,19 @@ class Membership(Protocol):
 
     def post(self, report: WorkerReport) -> None:
         """
-        Say how the workers are: `Failed` at once, `Stopped` when all are gone, `Succeeded`; or that this node goes,
-        by a `Leave` with the round whose workers still run here (`Stopped` follows then).
+        Report the state of the workers: `Failed` at once, `Stopped` when all are gone, or
+        `Succeeded`.
+
+        A `Leave` reports that this node leaves, with the round whose workers still run here;
+        `Stopped` follows then.
         """
 
     def guard(self, handle: int) -> Term | None:
         """
-        Give a handle, still the caller's, of the process whose death ends all workers: killed if contact is lost.
+        Pass a handle of the process whose death ends all workers. The caller keeps the handle.
 
-        Whoever can end the workers does so when the lease is over that is returned; None where contact is never lost.
+        The process is killed if contact is lost. Return the term at whose end the caller must end
+        the workers, or None if contact is never lost.
         """
 
     def listener(self) -> socket.socket | None:
@@ -48,33 +54,43 @@ class Membership(Protocol):
         """A descriptor that is readable when `drain` has something."""
 
     def poll_timeout(self) -> float | None:
-        """Seconds until `drain` wants to be called whether or not anything is readable; None: not at all."""
+        """
+        Return the seconds until `drain` must be called even if nothing is readable; None: no limit.
+        """
 
     def drain(self) -> list[Word]:
-        """What came, oldest first; never blocks. Raises a `RendezvousError` when this node's part is over."""
+        """
+        Return the new events, oldest first, without blocking.
+
+        Raises a `RendezvousError` when this node's part is over.
+        """
 
     def close(self) -> None:
-        """End it; may come twice."""
+        """Close this membership; may be called twice."""
 
 
 class Requests(Protocol):
-    """What a program asks of its job, or signals ask of the program."""
+    """Requests of a program, or of a signal, to a running job."""
 
     def hurry(self) -> int:
-        """A descriptor that is readable while one is there that may not wait."""
+        """Return a descriptor that is readable while an urgent request is pending."""
 
     def drain(self) -> list[object]:
-        """Those that came, which are heeded with that."""
+        """Return and remove the pending requests."""
 
 
 class Talk(Membership, Protocol):
-    """What a handler needs besides."""
+    """A membership with the additions that a handler needs."""
 
     final: Final | None
-    """How this node's part in the job ended, once `drain` has told it."""
+    """How this node's part in the job ended, once `drain` has returned it."""
 
     def post(self, report: WorkerReport | Close) -> None:
-        """As that of every member; a `Close` ends the job for everybody, and `Final` answers."""
+        """
+        Post a report as any member does; a `Close` ends the job for all nodes, and `Final` answers.
+        """
 
     def waiting(self) -> int:
-        """How many nodes wait for ranks while a round runs, as of the last heartbeat."""
+        """
+        Return the number of nodes that waited for ranks during a round, as of the last heartbeat.
+        """

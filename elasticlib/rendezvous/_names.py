@@ -1,4 +1,6 @@
-"""How a node is called: differently from any other node, and from itself after a new start."""
+"""
+The name of a node: unique among nodes, and new after each start.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-How one node takes part in a job's rendezvous: plain data, checked, ready to be sent to another process.
+One node's part in a job's rendezvous: plain data, checked, ready to be sent to another process.
 
-Rules of this file: data only; `_rdzv_options` made the numbers, a back end reads them.
+Rules of this file: data only. `_rdzv_options` computes the numbers, and a back end reads them.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ class NodeJob(JobOptions):
     max_nodes: int = 1
     max_restarts: int = 3
     work: str = ""
-    """What the workers run: nodes of one role that run something else belong to another job."""
+    """The program of the workers: nodes of one role with another program belong to another job."""
     command: str = ""
     """`work` with its arguments, for people, equal for equal ones; empty: unknown."""
     token: str | None = field(default=None, repr=False)
     node_rank: int | None = None
     """Fixed place of this node (static)."""
     is_scheduled: bool = False
-    """Whether a scheduler gave `node_rank`."""
+    """True if a scheduler set `node_rank`."""
     local_addr: str | None = None
     wait_for: str = "quiet"
     sidecars: int = 0
-    """How many this node has lost so far."""
+    """Number of sidecars that this node has lost so far."""
     after: str = ""
-    """What ended the last of them."""
+    """The reason for which the last of them ended."""
     options: Mapping[str, Any] = Factory(dict)
-    """What else the back end knows: TLS files, prefixes."""
+    """More options of the back end: TLS files, prefixes."""
 
     @property
     def terms(self) -> Terms:
-        """What all nodes must have been told alike."""
+        """Settings that must be the same on all nodes."""
         return self.rules.terms
 
     @property
     def rules(self) -> Rules:
-        """What the coordinator goes by."""
+        """The coordinator's settings."""
         return Rules(
             self.min_nodes,
             self.max_nodes,

@@ -1,7 +1,7 @@
 """
 Opens a launch's place in its job: alone in this program, or among other nodes.
 
-Rules of this file: wiring only; whatever is opened is closed by `Rendezvous.close`.
+Rules of this file: wiring only. `Rendezvous.close` closes all that is opened here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rendezvous:
 
     @property
     def alone(self) -> bool:
-        """Whether no other node can join."""
+        """True if no other node can join."""
         return self._host is not None
 
     def close(self) -> None:

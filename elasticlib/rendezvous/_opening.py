@@ -1,8 +1,8 @@
 """
-Where a launch meets the other nodes of its job: what its configuration means on this machine, opened for its length.
+The rendezvous of a launch: chosen for this machine, and open while the launch runs.
 
-Rules of this file: the environment and the machine are looked at here, so that `_choice` need not; what is opened is
-imported only when it is.
+Rules of this file: it reads the environment and the machine, so that `_choice` stays pure. Back
+ends are imported only when they are opened.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
     if not isinstance(choice, NodeJob):
         _log_all(warnings)
         return choice
-    # Before the warnings, one of which would say that the local server is meant.
+    # Before the warnings: one of them would say that the local server is used.
     has_endpoint = bool(config.rdzv_endpoint.strip())
     if choice.backend in ETCD_BACKENDS and not has_endpoint:
         _find_local_etcd(choice)

@@ -1,11 +1,14 @@
 """
-The token of a job whose nodes must all be on this machine, where nobody gave one: that of the user who starts them.
+The default token of a job whose nodes must all be on this machine: that of the user who starts
+them.
 
-Every user of a machine reaches a port on loopback, and a node of a job runs code as the job's owner.
+Every user of a machine can reach a port on loopback, and a node of a job runs code as the job's
+owner.
 
-Rules of this file: two launches of one user find the same token, whatever their environments are (HOME and
-XDG_RUNTIME_DIR differ between a login, cron and sudo). The file is believed only if nobody else can have written or
-read it. A launch without such a file goes on without a token, and says so once.
+Rules of this file: two launches of one user find the same token, whatever their environments are.
+(HOME and XDG_RUNTIME_DIR differ between a login, cron and sudo.) The file is trusted only if no
+other user can have read or written it. A launch without such a file runs without a token, and logs
+that once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """
-The keys of ``rdzv_configs`` (``--rdzv-conf``): which back end takes which, and what their values mean. Pure.
+The keys of ``rdzv_configs`` (``--rdzv-conf``): their back ends, and the meaning of their values.
+Pure.
 
-Rules of this file: a key is one row of `RDZV_CONF_KEYS`; a value may be text, as from a command line, or typed. What
-torch would not look at either (an unknown key, one of another back end) is no error: it stands in people's job scripts.
-It is named in `Options.idle` with the mend, so that no key is ignored in silence.
+Rules of this file: a key is one row of `RDZV_CONF_KEYS`. A value may be text, as from a command
+line, or typed. A key that torch ignores, too (unknown, or of another back end), is not an error,
+because people's job scripts contain such keys. `Options.idle` names it with the fix, so that no key
+is ignored in silence.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def _seconds(is_good: Callable[[float], bool]) -> Callable[[Any], float]:
         number = _number(value)
         if not is_good(number):
             raise ValueError
-        # Longer ones cannot be counted by all that waits; so long is for ever.
+        # Some waits cannot count longer times; this one is as good as no limit.
         return min(number, LONGEST_TIME)
 
     return read
@@ -110,7 +112,7 @@ class RdzvConfKey:
     rule: str
     meaning: str
     default: str = field(default="", converter=_spelled)
-    """What counts where it is not given, for people; empty for nothing."""
+    """The default, for people; empty for none."""
 
 
 _SECONDS = (_seconds(lambda number: number > 0), "a number of seconds above 0")
@@ -131,9 +133,9 @@ _READ_BY_TORCH = {
     "etcd-v2": {"protocol", "ssl_cert", "ssl_cert_key", "ca_cert", *_OF_ROUNDS},
     "etcd": {"timeout", "last_call_timeout", "protocol", "cert", "key", "cacert", "etcd_prefix"},
 }
-"""Which keys torch looks at, by back end."""
+"""The keys that torch reads, by back end."""
 _NOT_OF_FILES = {"is_host", "read_timeout"}
-"""Those of c10d that it does not look at with ``store_type=file``."""
+"""The keys of c10d that torch ignores with ``store_type=file``."""
 _OF_TORCH = set[str]().union(*_READ_BY_TORCH.values())
 
 RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
@@ -203,12 +205,12 @@ RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
 }
 _SAME = {"cert": "ssl_cert", "key": "ssl_cert_key", "cacert": "ca_cert"}
 _FOR_BACKENDS = {"read_timeout"} | {name for name, key in RDZV_CONF_KEYS.items() if key.backends == ETCD_BACKENDS}
-"""What is handed on as it is, in `Options.others`."""
+"""The keys that are passed on unchanged, in `Options.others`."""
 
 
 @frozen(kw_only=True)
 class JobOptions:
-    """What a job goes by, in seconds and plain types."""
+    """Settings of a job, in seconds and plain types."""
 
     join_timeout: float = JOIN_TIMEOUT
     """For finding, connecting, and the first ranks together."""
@@ -223,19 +225,19 @@ class JobOptions:
     """For which the node that hosts the store stays for other jobs on it, once this one has ended."""
     store_type: str = "tcp"
     is_host: bool | None = None
-    """Whether this node hosts the store; None: whoever can bind the endpoint does."""
+    """True if this node hosts the store; None: the node that can bind the endpoint hosts it."""
 
 
 @frozen(kw_only=True)
 class Options(JobOptions):
-    """What `rdzv_configs` says."""
+    """The parsed `rdzv_configs`."""
 
     wait_for: str | None = None
     rank: int | None = None
     others: Mapping[str, Any] = field(default=Factory(dict), converter=dict)
-    """What only the back end itself understands, with canonical names."""
+    """Options that only the back end itself understands, by canonical name."""
     idle: tuple[str, ...] = ()
-    """What was given and has no effect, each with the reason, for people."""
+    """Keys that were given and have no effect, each with the reason, for people."""
 
 
 def read(backend: str, configs: Mapping[str, Any]) -> Options:
@@ -287,8 +289,8 @@ def _counts_as_join_timeout(backend: str, found: Mapping[str, Any]) -> bool:
     return backend in ("static", "etcd") or found["timeout"] != DEFAULT_RENDEZVOUS_TIMEOUT
 
 
-class _Idle(Exception):  # noqa: N818 - it is no error
-    """Says why a key has no effect."""
+class _Idle(Exception):  # noqa: N818 - not an error
+    """The reason for which a key has no effect."""
 
 
 def _read_by_torch(backend: str, configs: Mapping[str, Any]) -> set[str]:
@@ -376,7 +378,11 @@ def _in_order_of_precedence(backend: str, names: Set[str]) -> list[str]:
 
 
 def parse_conf(text: str) -> dict[str, str]:
-    """Return ``a=1,b=2`` as a dictionary, where the last of one name counts; `ConfigError` for what is no pair."""
+    """
+    Return ``a=1,b=2`` as a dictionary; the last value of a name wins.
+
+    Raises `ConfigError` for a part that is not a pair.
+    """
     found: dict[str, str] = {}
     if not text.strip():
         return found

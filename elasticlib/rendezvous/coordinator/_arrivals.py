@@ -1,10 +1,10 @@
 """
-How nodes ask for ranks, which of them are refused, and whether the running round ends for them. Pure.
+Requests of nodes for ranks: accepted or refused, and whether the running round ends for them. Pure.
 
-Rules of this file: a node that asks again keeps what is known of it, and waits at the end. It has no worker left,
-whatever it reported before. Newcomers are compared with those who are there, once. All nodes of a job have the same
-terms, and those of one role the same work. Where each node has a place of its own, it must be in range, and no other
-node's.
+Rules of this file: a node that asks again keeps its record, and waits at the end. It has no worker
+left, whatever it reported before. A newcomer is compared with the present nodes once. All nodes of
+a job have the same terms, and those of one role the same work. Where each node has a fixed place,
+it must be in range, and no other node may have it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from elasticlib.rendezvous.protocol._shortening import line
 
 
 def join(state: JobState, report: Join, seq: int, now: float) -> Outcome:
-    """Have the node of *report*, its message *seq*, wait for ranks, or refuse it."""
+    """Add the node of *report*, its message *seq*, to the waiting nodes, or refuse it."""
     node = report.node
     mailbox = mailbox_name(node, seq)
     state = _node_liveness.asks_anew(state, node)
@@ -139,7 +139,7 @@ def _compare(state: JobState, entry: Entry, *, had_ranks: bool) -> tuple[Entry, 
 
 
 def _let_wait(state: JobState, entry: Entry, now: float, why: str) -> Outcome:
-    """Have a node wait for ranks, and end the running round if it is for that node."""
+    """Add a node to the waiting nodes, and end the running round if that lets the node in."""
     node = entry.node
     waiting = dict(state.waiting)
     # A node that asks again waits at the end.

@@ -1,13 +1,14 @@
 """
-Which failure ended a round, and whether that costs a restart. Pure.
+The root cause of a round's end, and whether it uses a restart. Pure.
 
-A worker's sockets close before its death can be seen: the lost connections of its peers, on its node and on others,
-are often reported first. So a round that fails ends at once, and its cause is decided when its workers are gone: by
-then every node has told of its failures, or is known to be lost.
+A worker's sockets close before its death can be seen. So peers on its node and on others often
+report lost connections first. A round that fails therefore ends at once, and its cause is decided
+when its workers are gone: by then every node has reported its failures, or is known to be lost.
 
-Rules of this file: nothing is spent before the cause is decided, and it is decided once. Workers that take their time
-to stop hold nobody up: a failure that is more than a lost connection is the cause after `CAUSE_WAIT`. Connections alone
-that were lost while a node left, was lost, or lost its sidecar, were cut by that node, which spends no restart.
+Rules of this file: no restart is used before the cause is decided, and it is decided once. Workers
+that stop slowly delay no decision: a failure that is more than a lost connection is the cause after
+`CAUSE_WAIT`. If all failures are lost connections, and a node left, was lost or lost its sidecar
+meanwhile, that node cut them. Then no restart is used.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from elasticlib.rendezvous.protocol._messages import Elaborate, Failed, RoundEnd
 from elasticlib.rendezvous.protocol._shortening import brief, line, place, short
 
 CAUSE_WAIT = 1.0
-"""Seconds in which nodes tell of failures that came before the one that ended the round."""
+"""Seconds in which nodes may report failures that came before the one that ended the round."""
 WHOLE_CAUSES, MOST_CAUSES = 2, 16
-"""Failures of a round that are kept: so many with all that was told of them, so many in all."""
+"""Kept failures of a round: the number with all details, the number in all."""
 ASKED_EARLY = 4
 """Nodes that are asked for all of a failure before it is certain that it is the root cause."""
 
@@ -208,10 +209,10 @@ def describe(root: Cause) -> str:
 
 def request_whole_cause(state: JobState, current: Round, *, gone: bool) -> tuple[Outcome, bool]:
     """
-    Have the node of the root cause send all of it, and return whether that is still missing.
+    Request all of the root cause from its node, and return whether it is still incomplete.
 
     The node is asked soon, as it may be lost. But when thousands of nodes fail, each of them may
-    for a moment be the first that is known. So most are asked only once all workers are *gone*.
+    for a moment be the first known one. So most are asked only once all workers are *gone*.
     """
     root = root_cause(current.causes)
     if root is None or not _is_incomplete(current, root):
@@ -233,5 +234,5 @@ def _request_rest(state: JobState, current: Round, node: str) -> Outcome:
 
 
 def _is_incomplete(current: Round, root: Cause) -> bool:
-    """Return whether only a part of the failure is known, and its node is there to send the rest."""
+    """Return whether only a part of the failure is known, and its node can send the rest."""
     return root.note.cut and root.node not in current.left

@@ -1,11 +1,12 @@
 """
-Nodes that were told to run the same work with other arguments. Pure.
+Nodes that run the same work with other arguments. Pure.
 
-A sweep starts one script many times, and jobs with the same id and endpoint are one job: the second launch would wait
-as a spare of the first, end well, and have trained nothing. Arguments may also differ by node on purpose.
+A sweep starts one script many times, and jobs with the same id and endpoint are one job. The second
+launch would wait as a spare of the first, end successfully, and have trained nothing. Arguments may
+also differ by node on purpose.
 
-Rules of this file: a newcomer is compared with the first node of its role whose command is known; an unknown command
-differs from none. Only who never had ranks is refused its success.
+Rules of this file: a newcomer is compared with the first node of its role whose command is known.
+An unknown command equals every other. Only a node that never had ranks is refused its success.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ def refusal(state: JobState, entry: Entry) -> str | None:
 
 
 def compared(state: JobState, entry: Entry, *, had_ranks: bool) -> tuple[Entry, tuple[Action, ...]]:
-    """Return the newcomer as it is remembered, and the cautions for people on both nodes."""
+    """Return the newcomer's entry to remember, and the cautions for people on both nodes."""
     first = _first(state, entry)
     if first is None or not _differ(first, entry):
         return entry, ()
     caution = Caution(f"{_difference(first, entry)}: if these are two jobs, {_OWN_ID}")
     warned = [entry]
-    # Where each node has arguments of its own, the first node need not hear so of each.
+    # Where each node has other arguments, the first node gets one caution, not one for each.
     is_only = not any(_differ(first, each) for each in present(state) if _is_of_role(each, entry))
     if is_only:
         warned.insert(0, state.waiting.get(first.node, first))

@@ -1,13 +1,15 @@
 """
-Who is in a round, when it starts and ends and why, and how the job ends. Pure.
+The coordinator's decisions: who is in a round, when and why it starts and ends, and how the job
+ends. Pure.
 
     gathering --finalize--> running --failure within budget, arrival, leave, loss--> gathering
                                |----all succeeded----------------------------------> over
                                '----failure, no budget--> closing --all stopped----> over
 
-Rules of this file: `step` is a function of state, event and time; time is the coordinator's monotonic seconds. A
-finalized round's rank assignments never change. Each decision says why. Messages that repeat, or that speak of an
-older round, change nothing; a message that is missing ends the job, for nobody knows what it said.
+Rules of this file: `step` is a function of state, event and time; time is the coordinator's
+monotonic seconds. The rank assignments of a finalized round never change. Each decision has a
+reason. Messages that repeat, or that belong to an older round, change nothing. A missing message
+ends the job, because its content is unknown.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
-How nodes leave the job: they say so, are refused, or send no heartbeat for too long. Pure.
+Nodes that leave the job: on their own request, refused, or silent for too long. Pure.
 
-Rules of this file: a node that is gone gets no ranks, and a round that runs with it ends, unless the node had succeeded
-in it. A node that leaves may still be stopping its workers; a node that is lost has stopped them by itself.
+Rules of this file: a node that is gone gets no ranks, and a round that runs with it ends, unless
+the node had succeeded in it. A node that leaves may still be stopping its workers; a lost node has
+stopped them already.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ def leave(state: JobState, report: Leave, now: float) -> Outcome:
     final = Final(False, f"node {node} left: {report.why}", kind="left")
     goodbye = Send(entry.mailbox, node, final)
     if by_itself and _is_deserted(state, node):
-        # Nobody is left to whom the round's end could be sent.
+        # The round's end has no receiver left.
         state, actions = _round_end.finish(state, final)
     return state, (goodbye, *actions)
 
 
 def _entry_that_leaves(state: JobState, node: str) -> Entry | None:
-    """Return the node as it is known; None for one that is unknown or had left by itself."""
+    """Return the known entry of *node*; None if it is unknown or had left on its own request."""
     if node in state.waiting:
         return state.waiting[node]
     if state.round is None:
@@ -58,12 +59,13 @@ def _entry_that_leaves(state: JobState, node: str) -> Entry | None:
 
 def _is_in_its_round(current: Round | None, report: Leave) -> bool:
     """Return whether the node leaves the present round with workers that it has yet to stop."""
-    # A node that speaks of an older round has stopped the workers of that one, and has none of this one.
+    # A node that names an older round has stopped the workers of that round, and has none of this
+    # one.
     return current is not None and report.node in current.entries and report.round == current.number
 
 
 def _disturbs(current: Round | None, node: str) -> bool:
-    """Return whether other nodes lose time because the node leaves by itself."""
+    """Return whether other nodes lose time because this node leaves on its own request."""
     if current is None:
         return True
     # It disturbs nobody beside work that is almost done, nor where it was lost already.
@@ -169,7 +171,7 @@ def _refuse_replacements(before: JobState, state: JobState, now: float) -> Outco
 
 
 def _tell_those_heard_again(state: JobState, counts: Mapping[str, int]) -> Outcome:
-    """Tell nodes that were given up and send heartbeats that they have no part in the job any more."""
+    """Send `GivenUp` to nodes that were given up but send heartbeats again."""
     state, back = _node_liveness.heard_again(state, counts)
     notice = GivenUp(_silence(state))
     return state, tuple(Send(mailbox, node, notice) for node, mailbox in back)
@@ -219,9 +221,10 @@ def _lose_members(state: JobState, current: Round, silent: Iterable[str]) -> Out
 
 def _tell_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
     """
-    Tell nodes at once that they are given up.
+    Return a `GivenUp` notice for each entry, to be sent at once.
 
-    They may be alive, and somebody may destroy their heartbeats: later they could not be heard again.
+    The nodes may be alive while another process destroys their heartbeats; a later notice might
+    never be triggered.
     """
     return tuple(Send(entry.mailbox, entry.node, GivenUp(why)) for entry in entries)
 

@@ -1,10 +1,14 @@
 """
-When a round is finalized, and with whom. Pure.
+The moment at which a round is finalized, and its nodes. Pure.
 
-Rules of this file: nobody gets ranks while a worker of an earlier round may run, nor whose heartbeats are missed: it
-may be lost before its workers have started. Who is known to come back is waited for: without them the others would be
-stopped again when they come. Once all who stayed are back, nothing is waited for but the least number of nodes. Spares
-wait without limit.
+Rules of this file:
+
+* No node gets ranks while a worker of an earlier round may run.
+* A node whose heartbeats are missed gets no ranks: it may be lost before its workers have started.
+* A node that is known to come back is waited for; otherwise the others would be stopped again when
+  it comes.
+* Once all remaining nodes are back, the round only waits for the minimum number of nodes. Spares
+  wait without limit.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ def _available(state: JobState, now: float) -> Mapping[str, Entry]:
 
 
 def _wait_for_more(state: JobState, now: float) -> Outcome:
-    """Too few nodes are there: wait for others until the deadline, or end the job."""
+    """Wait for more nodes until the deadline, or end the job; called with too few nodes."""
     rules = state.rules
     # With join_timeout=0 no replacement is waited for, but the nodes that come back are.
     if state.round is not None and rules.join_timeout == 0:
@@ -87,7 +91,9 @@ def _wait_for_return(state: JobState, available: Mapping[str, Entry], now: float
 
 
 def _start_or_wait(state: JobState, available: Mapping[str, Entry], now: float) -> Outcome:
-    """Enough nodes are there: finalize the round, unless the first one may still grow."""
+    """
+    Finalize the round, unless it is the first one and may still grow; called with enough nodes.
+    """
     current = state.round
     present = len(available)
     most = state.rules.max_nodes

@@ -24,7 +24,10 @@ from elasticlib.rendezvous.protocol._exchange import heartbeat_key, mailbox_key
 _LAST = 2
 """Mailboxes of a node that reads in the last of them, in which something may be left."""
 _MOST = 256
-"""The latest notices of a mailbox that are deleted: how many it had is told by heartbeats, maybe a stranger's."""
+"""
+The latest notices of a mailbox that are deleted. Heartbeats, maybe a stranger's, report how many it
+had.
+"""
 
 
 @frozen
@@ -35,7 +38,7 @@ class _LastHeartbeat:
     count: int
 
     def follows(self, other: _LastHeartbeat) -> bool:
-        """Return whether the node lived after the *other* one; each mailbox counts anew."""
+        """Return whether the node lived after the *other* one; each mailbox counts from 0."""
         return self.count > (other.count if self.mailbox == other.mailbox else -1)
 
 
@@ -47,9 +50,11 @@ class Garbage:
     _gone: dict[str, float] = Factory(dict)
     """Nodes that are gone, and since when."""
     _ends: dict[str, tuple[_LastHeartbeat, float]] = Factory(dict)
-    """Nodes that were told the end: their last heartbeat, and since when."""
+    """Nodes that got the end: their last heartbeat, and since when."""
     _silent: dict[str, _LastHeartbeat] = Factory(dict)
-    """Those of them whose heartbeats stopped before they had read it, and the last one."""
+    """
+    Nodes of `_ends` whose heartbeats stopped before they had read it, with the last heartbeat.
+    """
 
     def copy(self) -> Self:
         """Return a copy that changes apart."""
@@ -88,13 +93,13 @@ class Garbage:
         for node in nodes:
             del self._gone[node]
             for mailbox, told in self._mailboxes.pop(node, {}).items():
-                # One more than it was told: where it was woken up from its wait.
+                # One more than were sent: the node was woken up from its wait there.
                 first = max(0, told - _MOST)
                 keys += (heartbeat_key(mailbox), *(mailbox_key(mailbox, index) for index in range(first, told + 1)))
         return tuple(keys), nodes
 
     def give_up_silent(self, outbox: Outbox, counts: Mapping[str, int], now: float, timeout: float) -> None:
-        """Wait no more for nodes that were told the end, and whose heartbeats have stopped since."""
+        """Stop waiting for nodes that got the end, and whose heartbeats have stopped since."""
         for node in list(outbox.unparted):
             mailbox = outbox.mailbox_of(node)
             heartbeat = _LastHeartbeat(mailbox, counts.get(mailbox, -1))
@@ -130,18 +135,21 @@ class Garbage:
         return is_alive
 
     def clear_up(self, outbox: Outbox, watched: Collection[str], state: JobState, now: float) -> tuple[str, ...]:
-        """Forget nodes that are gone; return the keys that are to be deleted for them."""
+        """Forget nodes that are gone; return the keys to delete for them."""
         here = outbox.unparted.union(watched)
         keys, gone = self.sweep(here, now, state.rules.heartbeat)
-        # A notice that is never read would be written again for ever.
+        # Otherwise a notice that is never read would be written again without end.
         for node in gone:
             outbox.give_up(node)
-        # As long as it is known to the job, what it was told must not be numbered anew.
+        # As long as the job knows the node, its notices must keep their numbers.
         outbox.retain(here.union(state.waiting, () if state.round is None else state.round.entries))
         return keys
 
     def plain(self, here: Collection[str]) -> dict[str, Any]:
-        """Return a JSON object for a successor: the nodes that are gone, as the mailboxes of those *here* are known."""
+        """
+        Return the mailboxes of nodes that are gone, as a JSON object for a successor; it knows
+        those *here* already.
+        """
         return {node: mailboxes for node, mailboxes in self._mailboxes.items() if node not in here}
 
     @classmethod

@@ -1,17 +1,24 @@
 """
-What one coordinator leaves to the next, signed where the job has a token; and who can tell that it is an old one. Pure.
+The state that one coordinator leaves to the next, signed where the job has a token. Pure.
 
-A signature keeps strangers from writing such a text. It does not keep them from putting an older one back: that is
-noticed by what nodes have seen since, and ends the job, for a round or a restart that was spent would come again.
+A signature keeps strangers from writing such a text. It does not keep them from putting an older
+one back. Nodes have seen later states, so that is noticed. It ends the job, because a round or a
+restart that was used would be used twice.
 
-Rules of this file: the text is JSON with ``"v": 1``; with a token its signature, which covers the job's id and every
-byte after it, comes first. What is not exactly that is a `RendezvousStateError`. Times are written as ages: the clock
-of another host can go on with them, and the seconds between writing and reading do not count. Signs of life are left
-out: a new coordinator gives every node a full heartbeat time. Nothing that was decided is worked out anew: ranks are
-written down, what they share once.
+Rules of this file:
 
-Size of a state: 0.7 kB, and 120 bytes for each node with a name of 30 and an address of 10 characters; a node of the
-past costs 35 bytes, a failed worker what its message and traceback do. So 10,000 nodes take 1.2 MB.
+* The text is JSON with ``"v": 1``. With a token it begins with a signature of the job's id and
+  every byte after it.
+* Any other text is a `RendezvousStateError`.
+* Times are written as ages. The clock of another host can continue them, and the time between
+  writing and reading
+does not count.
+* Signs of life are left out: a new coordinator gives every node a full heartbeat time.
+* Decisions are stored, not computed again: ranks are written down, their common parts once.
+
+Size of a state: 0.7 kB, and 120 bytes for each node with a name of 30 and an address of 10
+characters. A past node takes 35 bytes, a failed worker what its message and traceback take. So
+10,000 nodes take 1.2 MB.
 """
 
 from __future__ import annotations
@@ -37,7 +44,7 @@ from elasticlib.rendezvous.protocol._exchange import key_place, mailbox_name
 VERSION = 1
 _T = TypeVar("_T")
 _OWN = ("rank_base", "role_rank_base", "role_world_size", "heard")
-"""What differs between the ranks of nodes of a round, besides the place."""
+"""Fields, besides the place, that differ between the rank assignments of a round."""
 _SHARED = tuple(part.name for part in fields(messages.RankAssignment) if part.name not in (*_OWN, "group_rank"))
 _RULES = {part.name: PLAIN[str(part.type)] for part in fields(Rules)}
 OBJECTION = 1.0
@@ -59,7 +66,7 @@ class Handover:
 
     nonce: str
     epoch: int
-    """How often the coordination had been taken over."""
+    """Number of takeovers of the coordination."""
     state: JobState
     outbox: Outbox
     garbage: Garbage
@@ -110,9 +117,10 @@ def read_handover(
 
 def _reserved(state: JobState, now: float, signed: bool) -> JobState:
     """
-    One that may be an old one opens no round before whoever is at work had the time to say so.
+    Delay the next round if *state* may be old, so that running nodes have the time to object.
 
-    That is one without a round, and with a token any: to put an old one back is all that strangers can do with it.
+    This holds for a state without a round. With a token it holds for any: strangers can only put an
+    old state back.
     """
     if state.round is not None and not signed:
         return state
@@ -315,7 +323,7 @@ def _at(nodes: list[str], places: Any) -> frozenset[str]:
 
 
 def _age(value: Any) -> float:
-    # A failure may be told long after it happened, and be written down longer still.
+    # A failure may be reported long after it happened, and stored even longer.
     return _untrusted.seconds(value, 0.0, 2 * _untrusted.LONGEST_TIME)
 
 

@@ -1,10 +1,10 @@
 """
-What nodes write, checked as the coordinator reads it: messages and heartbeats. Pure.
+Messages and heartbeats of nodes, checked as the coordinator reads them. Pure.
 
-Rules of this file: what cannot be read, is too long or is not from where it says it is, is refused with a line for
-people, and is nothing else. Of the heartbeats of a mailbox the one with the highest count holds: a lower one is of the
-past, whoever wrote it again. A message that its node saw in the store, and that has not come within the heartbeat
-time, was removed by somebody.
+Rules of this file: data that is unreadable, too long or from another place than it claims is
+refused, with a line for people. Of the heartbeats of a mailbox the one with the highest count
+holds: a lower one is old, and somebody has written it again. A message that its node saw in the
+store was removed if it does not arrive within the heartbeat time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Incoming:
         self, mailbox: str, data: bytes | None, nonce: str, now: float
     ) -> tuple[NodeHeartbeat | None, tuple[Log, ...]]:
         """Return the heartbeat in *data*, or the known one if that is newer."""
-        # Hidden until one can be read: a heartbeat that was overwritten tells nobody that its node lives.
+        # Hidden until one can be read: an overwritten heartbeat does not show that its node lives.
         self._hidden.add(mailbox)
         if data is None:
             return None, ()

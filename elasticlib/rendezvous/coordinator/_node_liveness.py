@@ -1,10 +1,10 @@
 """
-Who is silent. Pure.
+Nodes that are silent. Pure.
 
-Rules of this file: counters are compared, never clocks of two hosts: a node whose count grows lives, and the
-coordinator times with its own clock how long one has not. A count that is lower than before is a heartbeat of the
-past which somebody wrote again. A coordinator that did not look for a while was paused itself, or is new: it blames
-nobody for what it did not see.
+Rules of this file: counters are compared, never clocks of two hosts. A node whose count grows
+lives; the coordinator measures with its own clock how long it has not grown. A count lower than
+before is an old heartbeat that somebody has written again. A coordinator that did not look for a
+while was paused, or is new: it blames no node for what it missed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _watched(state: JobState) -> Mapping[str, Entry]:
 
 
 def given_up(state: JobState) -> Mapping[str, str]:
-    """Return the mailbox of each node that was lost, and is told so if it is heard again."""
+    """Return the mailbox of each node that was lost, and gets a `GivenUp` if it is heard again."""
     return {node: sighting.mailbox for node, sighting in state.watch.given_up.items()}
 
 
@@ -93,12 +93,12 @@ def was_away(state: JobState, now: float) -> bool:
 
 
 def give_up(state: JobState, silent: Iterable[str]) -> JobState:
-    """These nodes are lost; they are listened to, in case they are heard again."""
+    """Mark the *silent* nodes as lost; keep listening, in case they are heard again."""
     return _listen(state, {node: state.watch.sightings[node] for node in silent})
 
 
 def listen_again(state: JobState, node: str, mailbox: str, now: float) -> JobState:
-    """Listen to a *node* that has no part in the job any more, to tell it so."""
+    """Listen to a *node* that has no part in the job any more, to send it a `GivenUp`."""
     if node in state.watch.given_up or node in _watched(state):
         return state
     return _listen(state, {node: Sighting(mailbox, None, now)})
@@ -125,7 +125,7 @@ def heard_again(state: JobState, counts: Mapping[str, int]) -> tuple[JobState, t
 
 
 def asks_anew(state: JobState, node: str) -> JobState:
-    """Take a node that asks for ranks out of those that were given up."""
+    """Remove a node that asks for ranks from those that were given up."""
     if node not in state.watch.given_up:
         return state
     rest = dict(state.watch.given_up)
@@ -134,7 +134,7 @@ def asks_anew(state: JobState, node: str) -> JobState:
 
 
 def read(state: JobState) -> HeartbeatsRead | None:
-    """Return the last heartbeat that was read of each node of the round; None if there was no round."""
+    """Return the last heartbeat count read of each node of the round; None without a round."""
     current = state.round
     if current is None:
         return None
