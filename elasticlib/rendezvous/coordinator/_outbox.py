@@ -1,10 +1,11 @@
 """
-The coordinator's outgoing mail: what is to be written, and what may have to be written again. Pure.
+The coordinator's outgoing mail: notices to write, and notices that may have to be written again.
+Pure.
 
-Rules of this file: bookkeeping only; times are the coordinator's seconds. A notice is kept until a heartbeat of
-its node says that it was read, or until a newer mailbox of the node takes its place. It is kept as what it says: a
-thousand nodes that are told the same share one object, and one text in what a successor gets. Mailboxes have the names
-that `mailbox_name` makes.
+Rules of this file: bookkeeping only; times are the coordinator's seconds. A notice is kept until a
+heartbeat of its node shows that it was read, or until the node has a newer mailbox. It is kept as
+an object: a thousand nodes with the same notice share it, and a successor gets its text once.
+Mailboxes have the names that `mailbox_name` makes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LONGEST_MAILBOX = _untrusted.LONGEST_NAME + 1 + 20
 class _Notice:
     notice: Told
     at: float
-    """When it was written last."""
+    """Time of the last write."""
 
     def shortened(self) -> Self:
         """Return the notice with a few lines of the root cause, if it is the end of the job."""
@@ -43,25 +44,25 @@ class Outbox:
     """Notices on their way, by mailbox."""
 
     _told: dict[str, int] = Factory(dict)
-    """How many notices each mailbox was given."""
+    """Number of notices that each mailbox was given."""
     _unread: dict[str, dict[int, _Notice]] = Factory(dict)
     _due: dict[str, Told] = Factory(dict)
     _mailboxes: dict[str, str] = Factory(dict)
     """The latest mailbox of each node."""
     unparted: set[str] = Factory(set)
-    """Nodes that were told how the job ended, and have not said that they read it."""
+    """Nodes that were sent the end of the job, and have not reported that they read it."""
 
     def copy(self) -> Self:
-        """The same, to be changed apart."""
+        """Return an independent copy."""
         told, unread, due, mailboxes = dict(self._told), dict(self._unread), dict(self._due), dict(self._mailboxes)
         return type(self)(told, unread, due, mailboxes, set(self.unparted))
 
     def next_index(self, mailbox: str) -> int:
-        """The number of the next notice in *mailbox*."""
+        """Return the number of the next notice in *mailbox*."""
         return self._told.get(mailbox, 0)
 
     def add(self, mailbox: str, node: str, notice: Told, now: float) -> int:
-        """Put a notice among what is to be written; how many the mailbox was given now."""
+        """Add a notice to those that are due; return how many the mailbox was given now."""
         self._turn(node, mailbox)
         index = self._told.get(mailbox, 0)
         self._told[mailbox] = index + 1
@@ -72,30 +73,33 @@ class Outbox:
         return index + 1
 
     def due(self) -> Mapping[str, Told]:
-        """What is to be written, by key."""
+        """Return the notices to write, by key."""
         return self._due
 
     def written(self, *, keep: bool) -> None:
-        """All that was due is in the store now; *keep* it for a reminder, where nodes tell what they read."""
+        """
+        Note that all due notices are in the store now; *keep* them for a reminder, where nodes
+        report what they read.
+        """
         self._due = {}
         if not keep:
             self._unread = {}
 
     def note(self, mailbox: str, read: int) -> None:
-        """The node has read the first *read* notices of its mailbox."""
+        """Note that the node has read the first *read* notices of its mailbox."""
         unread = self._unread.get(mailbox)
         if not unread:
             return
         self._unread[mailbox] = {index: notice for index, notice in unread.items() if index >= read}
 
     def opened(self, node: str, mailbox: str) -> None:
-        """The node looks into no older mailbox any more."""
+        """Note that the node reads no older mailbox any more."""
         old = self._mailboxes.get(node)
         if old is not None and old != mailbox:
             self._unread.pop(old, None)
 
     def _turn(self, node: str, mailbox: str) -> None:
-        """It is told there from now on, and nothing in an older mailbox."""
+        """Use *mailbox* for this node from now on, and no older one."""
         old = self._mailboxes.get(node)
         if old is not None and old != mailbox:
             self._told.pop(old, None)
@@ -112,7 +116,7 @@ class Outbox:
         return state.round is not None and node in state.round.left
 
     def expect(self, node: str, mailbox: str) -> None:
-        """The node is to be told the end there."""
+        """Note that the node must get the end of the job in *mailbox*."""
         self._turn(node, mailbox)
         self._told.setdefault(mailbox, 0)
         self.unparted.add(node)
@@ -168,7 +172,9 @@ class Outbox:
             self._unread[mailbox] = {index: each.shortened() for index, each in notices.items()}
 
     def plain(self, state: JobState) -> dict[str, Any]:
-        """As a JSON object, for whoever takes over with that *state*; what the state says is not said again."""
+        """
+        Return a JSON object for a successor with that *state*; it leaves out what *state* contains.
+        """
         texts: dict[Told, int] = {}
         mailboxes = {}
         for node, mailbox in self._mailboxes.items():
@@ -235,9 +241,10 @@ def _referred(reference: int | None, texts: Sequence[Told], state: JobState) -> 
 
 def referring(due: Mapping[str, Told]) -> dict[str, Message]:
     """
-    Return all that is to be written, in this order.
+    Return the messages to write, in this order.
 
-    A long root cause comes first, in one place for all: of ten thousand notices each has a few lines of it.
+    A long root cause comes first, in one place for all nodes: each of ten thousand notices has only
+    a few lines of it.
     """
     # Thousands of notices share one end of the job: it is shortened once, by its identity.
     short: dict[int, Told] = {}

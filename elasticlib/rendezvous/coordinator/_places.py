@@ -1,15 +1,23 @@
 """
-Nodes that are gone: what their own exits cost the next node at their place, and how long their names are known. Pure.
+Places of nodes that are gone: the price of early exits for the next node there, and how long names
+are kept. Pure.
 
-A place is a host with the number that a scheduler, or a node rank, gives it there; where there is none, with the
-address by which peers reach it. So agents that share a host's name are told apart. Agents that share the address, too,
-have one place: each exit counts one more than its node found when it came, so exits side by side are not added up.
+A place is a host with the number that a scheduler, or a node rank, gives it there. Without a
+number, it is a host with the address by which peers reach it. So agents that share a host's name
+have different places. Agents that share the address, too, have one place. Each exit counts one more
+than its node found when it came, so exits side by side are not added up.
 
-Rules of this file: an exit after a steady time, or beside a node that has succeeded, costs nothing. Others in a row
-cost pauses, and then the place. Each exit makes the other nodes start twice; the pauses keep that at six starts a
-minute with the default heartbeat time, the first start of the job included. A pause costs nobody else anything: the
-round runs on, and where too few nodes are there without the one that pauses, it is taken all the same once waiting has
-an end. A place to which nobody comes back for a steady time does no harm, either, unless it is refused by then.
+Rules of this file:
+
+* An exit after a steady time, or beside a node that has succeeded, costs nothing.
+* Other exits in a row cost pauses, and then the place. Each exit makes the other nodes start twice.
+  The pauses limit
+that to six starts a minute with the default heartbeat time, including the first start of the job.
+* A pause costs no other node anything: the round continues. If too few nodes are left without the
+  pausing one, it is
+used at the end of the wait.
+* A place to which no node returns for a steady time does no harm, either, unless it is refused by
+  then.
 """
 
 from __future__ import annotations
@@ -27,7 +35,7 @@ PAUSES = (0.0, 6.0, 6.0, 6.0)
 NAMES = 10_000
 """Nodes that are gone whose names are remembered at most."""
 _HEARTBEAT = 10.0
-"""Where the job has none."""
+"""Used where the job has no heartbeat."""
 _LONGEST_WHY = 200
 _PLACES = 1024
 """Places whose exits are remembered at most."""
@@ -78,7 +86,10 @@ def arrived(state: JobState, entry: Entry, now: float) -> tuple[JobState, Entry]
 
 
 def left(state: JobState, entry: Entry, why: str, now: float) -> JobState:
-    """Note that the node of *entry* leaves by itself before its work is done, and costs others time."""
+    """
+    Note that the node of *entry* leaves on its own request before its work is done, and costs
+    others time.
+    """
     # A node that was there for a steady time did no harm.
     if now >= entry.arrived + _steady(state.rules):
         return state

@@ -1,9 +1,10 @@
 """
-Who gets which ranks. Pure.
+The order of nodes, and their ranks. Pure.
 
-Rules of this file: nodes with a fixed index come first, by it; then the node that hosts the job's store; then
-those who stay, in their old order; then newcomers in natural order of their names. Ranks run without a gap in
-that order. Indexes count only where they differ: each Job of a Kubernetes JobSet numbers its own pods from 0.
+Rules of this file: nodes with a fixed index come first, by it. The node that hosts the job's store
+is next. Then come the nodes of the last round, in their old order, and newcomers in natural order
+of their names. Ranks run without a gap in that order. Indexes count only where they differ: each
+Job of a Kubernetes JobSet numbers its own pods from 0.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """
-Nodes that ask for the place of one that may be dead, where each node has a place of its own. Pure.
+Nodes that ask for the place of a node that may be dead, where each node has a fixed place. Pure.
 
-Pods and agents that died are often started again before it is known that they are dead. So a node that asks for a place
-which another one has waits for it, if it may be its replacement: it comes from the same host, or its scheduler gave it
-the number.
+Dead pods and agents are often started again before their death is known. So a node that asks for an
+occupied place waits for it if it may be the replacement. That is so if it comes from the same host,
+or if its scheduler gave it the number.
 
-Rules of this file: a replacement gets ranks once the node before it is lost, or has left. It is refused when that node
-is heard while it waits: then the place was given twice. Where no heartbeat tells who lives, nobody is a replacement.
+Rules of this file: a replacement gets ranks once the node before it is lost, or has left. It is
+refused if that node is heard meanwhile, as the place was given twice. Without heartbeats no node is
+a replacement.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def refusal(entry: Entry, other: Entry) -> str:
 
 
 def compared(state: JobState, entry: Entry) -> tuple[Entry, tuple[Action, ...]]:
-    """Return the node as it is remembered, and its caution if it must wait for another one's end."""
+    """Return the entry to remember, with a caution if the node must wait for another one's end."""
     other = holder(state, entry) if state.rules.fixed_places else None
     if other is None:
         return entry, ()

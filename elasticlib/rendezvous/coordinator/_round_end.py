@@ -1,9 +1,9 @@
 """
-How a round ends, and how the job does. Pure.
+The end of a round, and of the job. Pure.
 
-Rules of this file: nodes that left are told nothing; a node that waits for ranks has stopped its workers of the last
-round, and hears only what caused its end, and how the job ended. Failures spend the job's restarts, arrivals and
-leaves do not, and losses do when they repeat.
+Rules of this file: nodes that left get no notices. A node that waits for ranks has stopped its
+workers of the last round; it only gets the cause of that round's end, and the end of the job.
+Failures use the job's restarts. Arrivals and leaves do not, and losses do when they repeat.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ def count_success(state: JobState, node: str, number: int) -> JobState:
 
 
 def end_round(state: JobState, current: Round, why: str, *, restart: bool) -> Outcome:
-    """Have every node of the running round stop its workers."""
+    """
+    End the round with the reason *why*: send `RoundEnd` to its nodes, so that they stop their
+    workers.
+    """
     return stop_workers(state, current, RoundEnd(current.number, line(why), restart))
 
 
 def stop_workers(state: JobState, current: Round, end: RoundEnd) -> Outcome:
-    """End the round with *end*: have each node that may still have workers stop them."""
+    """End the round with *end*: send it to each node that may still have workers."""
     # A node that waits for ranks has stopped its workers already.
     audience = [entry for entry in current.members() if entry.node not in state.waiting]
     actions = tuple(Send(entry.mailbox, entry.node, end) for entry in audience)
@@ -49,7 +52,9 @@ def stop_workers(state: JobState, current: Round, end: RoundEnd) -> Outcome:
 
 
 def spend(state: JobState, current: Round, why: str, *, fatal: bool = False) -> tuple[JobState, RoundEnd]:
-    """Return the end of the round by a failure: it costs a restart, or ends the job if none is left."""
+    """
+    Return the end of the round by a failure: it uses a restart, or ends the job if none is left.
+    """
     restart = may_restart(state, fatal=fatal)
     if restart:
         state = evolve(state, restarts=state.restarts + 1)

@@ -1,13 +1,15 @@
 """
-The coordinator as the store sees it: what it reads and writes, and in which order. Pure.
+The coordinator's view of the store: its reads and writes, and their order. Pure.
 
     Load --> Save --> greeting --> Receive --> (Read heartbeats) --> Save, Write, greeting, Discard --> Receive --> ...
 
-What was decided is in the state log, where there is one, before anybody is told: whoever takes over tells it again.
+Decisions are in the state log, where there is one, before any node learns them: a successor sends
+them again.
 
-Rules of this file: no decision is made here (`_coordinator` does); `Server.step` is a function of the server, an
-event and the time: it returns the next server and what is to be done. A thread (`node._coordinator_host`) and the
-simulated cluster drive the same object. Times are this node's monotonic seconds, and only differences count.
+Rules of this file: no decision is made here (`_coordinator` does). `Server.step` is a function of
+the server, an event and the time; it returns the next server and the actions to do. A thread
+(`node._coordinator_host`) and the simulated cluster drive the same object. Times are this node's
+monotonic seconds, and only differences count.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ from elasticlib.rendezvous.protocol._timing import INTERVAL, LOOK, TICK
 
 _SHORTEST_LOOK = 0.01
 REFUSALS = 2
-"""Of the document, by the store, before there is nothing more to leave out of it."""
+"""
+Refusals of the document by the store after which the job ends; after the first, the document is
+shortened.
+"""
 SET_BACK = "the job's saved state was replaced by an older one"
 DESTROYED = "the job's saved state was destroyed"
 
@@ -58,29 +63,29 @@ class Server:
     """The node that coordinates."""
     key: bytes | None
     nonce: str
-    """Of this beginning of the job; a successor goes on with it."""
+    """Identifies this beginning of the job; a successor keeps it."""
     state: JobState
     journaled: bool = False
-    """Whether another node may take the coordination over."""
+    """True if another node may take over the coordination."""
     hint: str = ""
-    """What may explain that nobody comes."""
+    """A possible reason why no other node comes, for error messages."""
     seen: Seen = field(factory=Seen)
-    """What this node knows of the job as one of those who take part in it."""
+    """Knowledge of this node about the job, as one of its members."""
     logic: Any = _coordinator
-    """What decides: a module or object with the coordinator's functions."""
+    """The decisions: a module or object with the coordinator's functions."""
     stopped: bool = False
     refused: int = 0
-    """How often the store would not take the document."""
+    """Number of times that the store refused the document."""
     _epoch: int = 0
     _outbox: Outbox = field(factory=Outbox)
     _interval: float = 0.0
     _receives: bool = False
     _posted: tuple[exchange.Posted, ...] = ()
-    """What came, and is to be forgotten once what followed from it is written."""
+    """Received entries, which are discarded once their consequences are written."""
     _reads: tuple[tuple[str, str], ...] = ()
     """The nodes and their mailboxes whose heartbeats are being read."""
     _greets: bool = False
-    """Whether it is time to say again that this coordinator lives."""
+    """True if it is time for the next heartbeat of this coordinator."""
     _look_at: float = 0.0
     _looked_at: float = 0.0
     _served: float = 0.0
@@ -95,7 +100,9 @@ class Server:
     _incoming: Incoming = field(init=False, default=Factory(lambda it: Incoming(it.run_id, it.key), takes_self=True))
     _leave_by: float | None = None
     _over: str = ""
-    """Why the job ended, where it is not known any more who is to be told."""
+    """
+    The reason for which the job ended, if the nodes that must learn it are not known any more.
+    """
     _readers_until: float = 0.0
 
     def begin(self, now: float) -> tuple[Self, tuple[events.Action, ...]]:
@@ -175,7 +182,7 @@ class Server:
         if self._abandon is not None:
             self._abandon_now(self._abandon, now, out)
         if self._leaver is not None:
-            # Whatever of it still comes in, it does not wait for the answer.
+            # Its later messages do not change that: it does not wait for the answer.
             self._outbox.part(self._leaver)
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
@@ -219,7 +226,9 @@ class Server:
         out.append(Receive(None if due is None else max(0.0, due - now)))
 
     def _may_stop(self, now: float) -> bool:
-        """Return whether this coordinator is to close, and no node has yet to read the end of the job."""
+        """
+        Return whether this coordinator must close, and no node has yet to read the end of the job.
+        """
         if self._leave_by is None:
             return False
         if now >= self._leave_by:
@@ -260,7 +269,7 @@ class Server:
             elif self.state.final is None:
                 self.state = self.logic.asks_again(self.state, join.node, mailbox, now)
             elif not self._outbox.mailbox_of(join.node):
-                # It is forgotten how much it read there: by its heartbeats it says so.
+                # The number of notices that it read there was forgotten: its heartbeats report it.
                 self._garbage.expect(self._outbox, join.node, mailbox)
                 if not self._interval:
                     self._follow((self.state, self.logic.tell_end(self.state, join.node, mailbox)), now, out)
@@ -382,22 +391,26 @@ class Server:
 
     def _count(self) -> int:
         """
-        Of the coordinator's last heartbeat: above all of the epochs before.
+        Return the count of the coordinator's next heartbeat: above all counts of the epochs before.
 
-        It counts the time that was served, so that two heartbeats tell the time between, however many there are.
+        It counts the time served, so that two heartbeats show the time between them, however many
+        there are.
         """
         heartbeat = self.state.rules.heartbeat
         served = 1 + int(self._served / (heartbeat * TICK)) if heartbeat else 1
         return (self._epoch << messages.EPOCH_BITS) + served
 
-    # For whoever takes over.
+    # For the next coordinator.
 
     def _save_less(self, why: str, undone: Sequence[events.Action], now: float, out: list[events.Action]) -> None:
-        """The store refuses the document: keep less; if that does not help, end the job and say why."""
+        """
+        Keep less in the document that the store refused; if that does not help, end the job with
+        the reason.
+        """
         self.refused += 1
         if self.refused >= REFUSALS:
             self._follow(self.logic.abandon(self.state, f"the store refused the job's state: {why}"), now, out)
-        # The present state takes the place of the refused one; the actions that were to follow it come after.
+        # The present state replaces the refused one; the actions that follow a save come after it.
         self._is_unsaved = True
         self._commit(now, out)
         out += [action for action in undone if not isinstance(action, events.Save)]

@@ -1,8 +1,9 @@
 """
-What happens to a coordinator's server, and what a server has its shell do. Pure.
+Events for a coordinator's server, and the actions that its shell does for it. Pure.
 
-Rules of this file: data only. The actions of one step are done in their order; when one of them fails, those after
-it are not done. The last is `Load`, `Receive`, `Read` or `ServerStopped`, and what came of it is the next event.
+Rules of this file: data only. The actions of one step are done in their order; when one of them
+fails, those after it are skipped. The last action is `Load`, `Receive`, `Read` or `ServerStopped`,
+and its outcome is the next event.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ from attrs import frozen
 from elasticlib.rendezvous.protocol._exchange import Posted
 from elasticlib.rendezvous.protocol._operations import ClearForeign, Delete, Discard, Log, Read, Receive, Write
 
-# Events: what happened.
+# Events.
 
 
 @frozen
 class Loaded:
-    """What the last coordinator saved; None if there was none."""
+    """The saved state of the last coordinator; None if there was none."""
 
     data: bytes | None
     is_private: bool = False
-    """Whether it was where no stranger writes."""
+    """True if it was stored where strangers cannot write."""
 
 
 @frozen
 class Destroyed:
-    """What the last coordinator saved cannot be read any more."""
+    """The saved state of the last coordinator cannot be read any more."""
 
     why: str
 
 
 @frozen
 class Unsaved:
-    """The store is there, and would not take the document; *undone*: the actions that were to follow."""
+    """The store answered, but refused the document; *undone*: the actions after the save."""
 
     why: str
     undone: Sequence[Action]
@@ -44,21 +45,21 @@ class Unsaved:
 
 @frozen
 class Arrived:
-    """What came into the inbox until the wait for it ended."""
+    """Messages that came into the inbox until the wait for them ended."""
 
     entries: Sequence[Posted]
 
 
 @frozen
 class HeartbeatsFetched:
-    """What lay where the nodes' heartbeats lie."""
+    """Values at the keys of the nodes' heartbeats."""
 
     found: Sequence[bytes | None]
 
 
 @frozen
 class Abandon:
-    """The job is to end for everybody; *leaver* needs no answer."""
+    """A request to end the job for all nodes; *leaver* needs no answer."""
 
     why: str
     leaver: str | None = None

@@ -1,8 +1,8 @@
 """
-What the coordinator knows, what it hears and what it may do: data alone. Pure.
+Data of the coordinator: its knowledge, its events and its actions. Pure.
 
-Rules of this file: nothing is changed in place, mappings included; time is the coordinator's monotonic
-seconds. Texts that name many nodes name the first few.
+Rules of this file: nothing is changed in place, mappings included. Time is the coordinator's
+monotonic seconds. Texts that name many nodes name the first few.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _whom(_: object, attribute: Attribute[str], value: str) -> None:
 
 @frozen
 class Rules:
-    """What the job asked for; raises a `ConfigError` for a value that breaks its rule."""
+    """Settings of the job; raises a `ConfigError` for a value that breaks its rule."""
 
     min_nodes: int = field(default=1, validator=_count(1))
     max_nodes: int = field(default=1, validator=_count(1))
@@ -68,8 +68,12 @@ class Rules:
     heartbeat: float = field(default=0.0, validator=_heartbeat)
     """Seconds without a new heartbeat after which a node is lost; 0: no node is ever thought lost."""
     wait_for: str = field(default="quiet", validator=_whom)
-    """For whom a first round waits between min and max: for ``max`` until `join_timeout`, for ``min``, or
-    until it is ``quiet``."""
+    """
+    Nodes for which a first round waits between min and max.
+
+    ``max``: for all until `join_timeout`; ``min``: for none; ``quiet``: until no node joined for
+    some time.
+    """
     fixed_places: bool = field(default=False)
     """Each node brings its group rank, and a round needs all of them."""
     shared_store: bool = False
@@ -127,7 +131,7 @@ class Tick:
 
 @frozen
 class Send:
-    """Tell a node, in the mailbox that its latest `Join` opened."""
+    """Send a notice to a node, to the mailbox that its latest `Join` opened."""
 
     mailbox: str
     node: str
@@ -152,11 +156,11 @@ Action: TypeAlias = Send | WakeAt | ClearStore
 
 @frozen
 class Exits:
-    """Exits in a row that the nodes at a place made by themselves, without having done any work."""
+    """Exits in a row on the nodes' own request at one place, without any work done."""
 
     times: int
     at: float
-    """When the last one was."""
+    """Time of the last one."""
     why: str
 
 
@@ -169,17 +173,17 @@ class Entry:
     seq: int
     descriptor: messages.Descriptor
     requested_at: float = field(default=0.0, eq=False)
-    """When it asked, in the coordinator's seconds: a sign of life."""
+    """Time of its request, in the coordinator's seconds: a sign of life."""
     arrived: float = field(default=0.0, eq=False)
-    """When it asked for the first time."""
+    """Time of its first request."""
     exits: int = 0
     """Exits in a row at its place that counted when it came."""
     is_other: bool = False
-    """Whether it was told to run other arguments than the job's first node, and never had ranks."""
+    """True if its arguments differ from those of the job's first node, and it never had ranks."""
     is_replacement: bool = False
-    """Whether it waits for the end of another node that has its place."""
+    """True if it waits for the end of another node that has its place."""
     free_at: float = 0.0
-    """When it may have ranks at the earliest: a node that comes and goes pauses."""
+    """Earliest time at which it may have ranks: a node that comes and goes must pause."""
 
 
 @frozen
@@ -193,7 +197,7 @@ class Cause:
 
 @frozen
 class Round:
-    """A finalized round: `entries` and `assignments` stay as they are; the rest tells how far it came."""
+    """A finalized round: `entries` and `assignments` never change; the rest is its progress."""
 
     number: int
     entries: Mapping[str, Entry]
@@ -205,19 +209,23 @@ class Round:
     left: Mapping[str, str] = Factory(dict)
     """Nodes that left or were lost, each with the reason."""
     lost: frozenset[str] = frozenset()
-    """Those of `left` that did not go by their own will."""
+    """Nodes of `left` that did not leave on their own request."""
     causes: tuple[Cause, ...] = ()
     requested: frozenset[str] = field(default=frozenset(), eq=False)
     """Nodes that were asked for the rest of their failures; the next coordinator asks again."""
     end: messages.RoundEnd | None = None
     rejoined: str = ""
-    """Which node asked for ranks again as its sidecar had ended, and how that ended; empty: none did."""
+    """
+    The node that asked for ranks again as its sidecar had ended, and how that ended; empty: none.
+    """
     cause_due: float | None = field(default=None, eq=False)
-    """When nodes are told of a cause that was open when the round ended; None: there is nothing to tell."""
+    """Time to report a cause that was open when the round ended; None: nothing to report."""
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers of this round may still run: no node may get ranks before they are gone."""
+        """
+        True if workers of this round may still run; no node may get ranks until they are gone.
+        """
         return len(self.stopped) + len(self.succeeded) < len(self.entries)
 
     def may_run_on(self, node: str) -> bool:
@@ -239,10 +247,10 @@ class Sighting:
     count: int | None
     """None: it has joined and sent no heartbeat yet."""
     at: float
-    """When the coordinator saw that it had changed."""
+    """Time at which the coordinator saw it change."""
 
     def is_before(self, count: int | None) -> bool:
-        """Return whether a heartbeat with *count*, if there is one, is newer than the last one."""
+        """Return whether a heartbeat with *count* is newer than the last one; False for None."""
         if count is None:
             return False
         return self.count is None or count > self.count
@@ -250,13 +258,16 @@ class Sighting:
 
 @frozen
 class Sightings:
-    """Who was seen when; a new coordinator begins without."""
+    """Last signs of life of each node; a new coordinator begins without."""
 
     sightings: Mapping[str, Sighting] = Factory(dict)
     given_up: Mapping[str, Sighting] = Factory(dict)
-    """Nodes that were lost and have not asked anew, the latest ones; one that is heard again is told so."""
+    """
+    The latest nodes that were lost and have not asked again; one that is heard again gets a
+    `GivenUp`.
+    """
     at: float | None = None
-    """When heartbeats were last read."""
+    """Time at which heartbeats were last read."""
 
 
 @frozen
@@ -267,7 +278,7 @@ class JobState:
     heard: Mapping[str, int] = Factory(dict)
     """Number of the last message of each node that was handled, in the order of their first."""
     has_forgotten: bool = False
-    """Whether the oldest nodes that are gone are not among these any more."""
+    """True if the oldest nodes that are gone were removed from `heard`."""
     waiting: Mapping[str, Entry] = Factory(dict)
     """Nodes without ranks, in the order in which they came."""
     round: Round | None = None
@@ -282,7 +293,7 @@ class JobState:
     gathering_since: float | None = None
     last_join: float = 0.0
     opens_at: float = field(default=0.0, eq=False)
-    """Until then nobody gets ranks: nodes may be at work of whom this memory knows nothing."""
+    """No node gets ranks before this time: unknown nodes may be at work."""
     final: messages.Final | None = None
     watch: Sightings = field(factory=Sightings, eq=False)
 
@@ -298,7 +309,7 @@ def present(state: JobState) -> Iterator[Entry]:
 
 
 def entry_of(state: JobState, node: str) -> Entry | None:
-    """Return the *node* as it is in the job now; None if it is not there."""
+    """Return the present entry of *node*; None if it is not in the job."""
     if node in state.waiting:
         return state.waiting[node]
     current = state.round
@@ -318,7 +329,7 @@ def named(nodes: Iterable[str], reasons: Mapping[str, str] | None = None) -> str
     hosts = Counter(map(host_of, known))
     texts = []
     for node in known[:MOST_NAMES]:
-        # Two nodes of one host are told apart by their whole names.
+        # Two nodes of one host differ by their whole names.
         text = node
         if hosts[host_of(node)] == 1:
             text = host_of(node)

@@ -1,9 +1,10 @@
 """
-The rendezvous as code that calls it itself knows it: handler, parameters, result.
+The public rendezvous API, for code that calls it directly: handler, parameters, result.
 
-Rules of this file: names, order of arguments and meaning are those of ``torch.distributed.elastic.rendezvous``;
-a bad value is a `ConfigError` (a ``ValueError``) that names value, rule and mend. Nothing here talks to anybody
-but `RendezvousStoreInfo.build`, which uses the store that it is given.
+Rules of this file: names, order of arguments and meaning are those of
+``torch.distributed.elastic.rendezvous``. A bad value is a `ConfigError` (a ``ValueError``) that
+names value, rule and fix. Only `RendezvousStoreInfo.build` communicates, through the store that it
+is given.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @define
 class RendezvousStoreInfo:
-    """Where the workers of a round find the store by which they set up their process group."""
+    """Address of the store that the workers of a round use to set up their process group."""
 
     MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
     MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
@@ -35,11 +36,12 @@ class RendezvousStoreInfo:
     @staticmethod
     def build(rank: int, store: Store, local_addr: str | None, server_port: int | None = None) -> RendezvousStoreInfo:
         """
-        Rank 0 says through *store* where it is, everybody reads that, waiting for it as long as *store* does.
+        Publish rank 0's address through *store*, and return it on all ranks; other ranks wait as
+        long as *store* does.
 
-        The address is *local_addr*, else this machine's name; the port *server_port*, else one that was free a
-        moment ago: whoever wants it for sure binds it first and gives it here. Raises `RendezvousStateError`
-        when the store holds something else.
+        The address is *local_addr*, else this machine's name. The port is *server_port*, else one
+        that was free a moment ago: to be sure of a port, bind it first and pass it. Raises
+        `RendezvousStateError` when the store holds something else.
         """
         if rank == 0:
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, local_addr or socket.getfqdn())
@@ -75,11 +77,14 @@ class RendezvousHandler(abc.ABC):
 
     @abc.abstractmethod
     def get_backend(self) -> str:
-        """The name under which it is registered."""
+        """Return the name under which the back end is registered."""
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the workers may use the store at the round's `bootstrap_store_info`, which lives with the agent."""
+        """
+        True if workers may use the store at the round's `bootstrap_store_info`, which lives with
+        the agent.
+        """
         return False
 
     @abc.abstractmethod
@@ -87,14 +92,18 @@ class RendezvousHandler(abc.ABC):
         """
         Wait for the next round and return this node's place in it.
 
-        Raises `RendezvousClosedError` when the job is over, `RendezvousTimeoutError` when too few nodes came,
-        `RendezvousConnectionError` when the store cannot be reached, `RendezvousStateError` when it holds what
-        this job did not write, `RendezvousGracefulExitError` when this node was a spare and the job ended well.
+        Raises:
+
+        * `RendezvousClosedError` when the job is over
+        * `RendezvousTimeoutError` when too few nodes came
+        * `RendezvousConnectionError` when the store cannot be reached
+        * `RendezvousStateError` when the store holds data that this job did not write
+        * `RendezvousGracefulExitError` when this node was a spare and the job succeeded
         """
 
     @abc.abstractmethod
     def is_closed(self) -> bool:
-        """Whether the job is known to be over; others may know earlier."""
+        """Return whether the job is known to be over; other nodes may know earlier."""
 
     @abc.abstractmethod
     def set_closed(self) -> None:
@@ -102,19 +111,23 @@ class RendezvousHandler(abc.ABC):
 
     @abc.abstractmethod
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait for a round; above 0: stop the workers and call `next_rendezvous` again."""
+        """
+        Return the number of nodes that wait for a round.
+
+        If it is above 0, stop the workers and call `next_rendezvous` again.
+        """
 
     @abc.abstractmethod
     def get_run_id(self) -> str:
-        """The job's id."""
+        """Return the job's id."""
 
     @abc.abstractmethod
     def shutdown(self) -> bool:
-        """Close the job and free everything; whether that worked."""
+        """Close the job and free all resources; return whether that worked."""
 
 
 def check_nodes(min_nodes: Any, max_nodes: Any) -> None:
-    """Raise `ConfigError` unless a job can have so many nodes, at least and at most."""
+    """Raise `ConfigError` unless the numbers are a valid range of nodes."""
     for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
         # True is an int in Python, and no number of nodes.
         if isinstance(value, bool) or not isinstance(value, int):
@@ -127,9 +140,9 @@ def check_nodes(min_nodes: Any, max_nodes: Any) -> None:
 
 class RendezvousParameters:
     """
-    What a handler is made from; the keywords are its back end's own options (``--rdzv-conf``).
+    Parameters of a handler; the keywords are the back end's own options (``--rdzv-conf``).
 
-    Raises `ConfigError` for an empty *backend*, numbers of nodes that are none, ``min_nodes < 1`` and
+    Raises `ConfigError` for an empty *backend*, invalid numbers of nodes, ``min_nodes < 1`` and
     ``max_nodes < min_nodes``.
     """
 

@@ -1,8 +1,8 @@
 """
-A job's shared state in a torch store.
+The shared state of a job in a torch store.
 
-Rules of this file: each write has a mark of its own, so that two writers of the same state are told apart. Who hosts
-the store is found out as for any job, see `c10d`.
+Rules of this file: each write has a unique mark, so that two writers of the same state can be
+distinguished. The host of the store is found as for any job, see `c10d`.
 
 (torch: ``torch.distributed.elastic.rendezvous.c10d_rendezvous_backend``)
 """
@@ -54,12 +54,18 @@ class C10dRendezvousBackend(RendezvousBackend):
         return "c10d"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and its token; None when there is none yet."""
+        """Return the state and its token; None if nothing was written yet."""
         return _read(self._look())
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write *state* over that of *token*, or as the first; return what is there then, and whether it is *state*."""
-        # With a mark of its own: the same state written twice is two states, and their writers are told apart.
+        """
+        Write *state* over that of *token*, or as the first one.
+
+        Return the state that is in the store then, its token, and whether it is *state*. Return
+        None if there is no state.
+        """
+        # With a unique mark: the same state written twice is two states, so that its writers can be
+        # distinguished.
         value = base64.b64encode(state) + b"." + uuid.uuid4().hex.encode()
         if len(value) > _LONGEST:
             why = f"a state of {len(state):,} bytes is more than a store of torch takes: {_LONGEST:,} bytes as base64"
@@ -78,7 +84,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         return (*current, found == value)
 
     def _look(self) -> bytes:
-        """Return the text that is there; `_ABSENT` where there is none."""
+        """Return the stored text, or `_ABSENT` if there is none."""
         return self._swap(_ABSENT, _ABSENT)
 
     def _swap(self, expected: bytes, value: bytes) -> bytes:
@@ -93,14 +99,21 @@ class C10dRendezvousBackend(RendezvousBackend):
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
     """
-    The shared state of ``params.run_id``, and the store that holds it: opened here, or connected to.
+    Return the shared state of ``params.run_id``, and the store that holds it: opened here, or
+    connected to.
 
-    Of the options it reads ``store_type`` (``tcp`` or ``file``: then the endpoint is a path, or a temporary file
-    where it is empty), ``is_host`` (else whoever has the endpoint's address opens the store) and ``read_timeout``
-    (seconds for finding a TCP store, and for its own waits; 60). A server ends with the last reference to the store.
+    It reads these options:
 
-    Raises `ConfigError` (a ``ValueError``) for options that cannot work, `RendezvousConnectionError` when the store
-    is not there in time. (torch: ``torch.distributed.elastic.rendezvous.c10d_rendezvous_backend.create_backend``)
+    * ``store_type``: ``tcp`` or ``file``. With ``file`` the endpoint is a path, or empty for a
+      temporary file.
+    * ``is_host``: without it, the process that has the endpoint's address opens the store.
+    * ``read_timeout``: seconds for finding a TCP store, and for its own waits; 60.
+
+    A server ends with the last reference to the store.
+
+    Raises `ConfigError` (a ``ValueError``) for options that cannot work, and
+    `RendezvousConnectionError` when the store is not found in time. (torch:
+    ``torch.distributed.elastic.rendezvous.c10d_rendezvous_backend.create_backend``)
     """
     job = job_of(params, "c10d")
     if job.store_type == "file":
@@ -126,7 +139,7 @@ def _tcp_store(job: NodeJob, limit: float) -> Any:
             except RendezvousConnectionError as error:
                 if monotonic() >= deadline:
                     raise RendezvousConnectionError(f"{error}; given up after read_timeout={limit:g} s") from error
-                sleep(_AGAIN)  # nobody can tell when its host comes
+                sleep(_AGAIN)  # the time at which its host starts is unknown
 
 
 def _file_store(endpoint: str) -> Any:

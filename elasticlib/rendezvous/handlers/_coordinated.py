@@ -72,10 +72,12 @@ class CoordinatedHandler(RendezvousHandler):
     """
 
     def __init__(self, job: NodeJob, connect: Callable[..., Talk] | None = None) -> None:
-        """*connect* makes a node of a job in place of `SharedSidecar`; whoever gives it has checked the job."""
+        """
+        *connect* makes a node of a job in place of `SharedSidecar`; its caller has checked the job.
+        """
         self.job = job
         if connect is None:
-            backend_of(job)  # says here and now what cannot work
+            backend_of(job)  # raises for settings that cannot work
         self._connect = connect or SharedSidecar
         self._member: Talk | None = None
         self._agents_member: Talk | None = None
@@ -95,12 +97,15 @@ class CoordinatedHandler(RendezvousHandler):
         return self.job.backend
 
     def get_run_id(self) -> str:
-        """The job's id."""
+        """Return the job's id."""
         return self.job.run_id
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the workers may use the round's store; no where ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE`` is 1."""
+        """
+        True if the workers may use the round's store: unless ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE``
+        is 1.
+        """
         return os.environ.get(NO_SHARING) != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -116,7 +121,7 @@ class CoordinatedHandler(RendezvousHandler):
                 try:
                     return self._info(assignment)
                 except RendezvousConnectionError:
-                    # Group rank 0 died between its ranks and now; the coordinator will say so.
+                    # Group rank 0 died after it got its ranks; the coordinator will report it.
                     if not self._notes.wait_for(self._notes.has_ended, self.job.heartbeat):
                         raise
 
@@ -153,7 +158,7 @@ class CoordinatedHandler(RendezvousHandler):
             is_known = self._seeks or self._notes.assignment is not None
             self._post_close(member)
             if not is_known:
-                member.join(1, ROLE)  # whoever never asked for ranks gets no answer
+                member.join(1, ROLE)  # a node that never asked for ranks gets no answer
         self._wait_until_closed()
         self._closed = True
 
@@ -179,7 +184,7 @@ class CoordinatedHandler(RendezvousHandler):
             self._notes.check()
             if self._member is None or not self._notes.round_is_over:
                 return 0
-            # The round is over, so that this node's peers wait at least, whatever the last heartbeat said.
+            # The round is over: this node's peers wait at least, whatever the last heartbeat said.
             return max(1, self._member.waiting())
 
     def shutdown(self) -> bool:
@@ -196,7 +201,7 @@ class CoordinatedHandler(RendezvousHandler):
                 self.set_closed()
         except ElasticError as error:
             _log.warning("job %r: closing the rendezvous failed: %s", self.job.run_id, error)
-            # A static job's others go on by themselves: for them nothing failed.
+            # The other nodes of a static job continue without this one: nothing failed for them.
             heard = self._fixed
         self._release()
         return heard
@@ -256,7 +261,8 @@ class CoordinatedHandler(RendezvousHandler):
         with self._turned:
             old = self._notes.forget_round()
             self._stores.clear()
-            # No worker of it runs any more, by this call's contract: the others need not wait for that.
+            # By this call's contract none of its workers runs any more: the others do not have to
+            # wait for that.
             if old is not None:
                 member.post(Stopped(member.node, old.round, ()))
             member.join(1, ROLE)
@@ -340,7 +346,7 @@ class CoordinatedHandler(RendezvousHandler):
 @define(eq=False)
 class _Notes:
     """
-    What the coordinator said, as one thread notes it and the caller's threads read it.
+    The coordinator's notices, written by one thread and read by the caller's threads.
 
     A thread holds *changed* while it reads several of them; it is notified after each change.
     """
@@ -349,20 +355,20 @@ class _Notes:
     assignment: RankAssignment | None = None
     """The ranks of the latest round; None once other ones are asked for."""
     ended: bool = False
-    """Whether that round is over, or this node was cut off from it."""
+    """True if that round is over, or this node was cut off from it."""
     final: Final | None = None
-    """How the job ended."""
+    """The end of the job."""
     error: ElasticError | None = None
-    """What ended the conversation."""
+    """The error that ended the conversation."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will be said."""
+        """True if no more notices will come."""
         return self.final is not None or self.error is not None
 
     @property
     def round_is_over(self) -> bool:
-        """Whether there was a round, and it is over."""
+        """True if there was a round, and it is over."""
         return self.assignment is not None and self.ended
 
     def has_final(self) -> bool:
