@@ -1,9 +1,10 @@
 """
-The rendezvous of nodes that meet in one shared state, whatever holds it.
+The rendezvous of nodes that meet in one shared state, for any back end that stores it.
 
-Rules of this file: names, order of arguments and meaning are torch's; times are ``timedelta`` here, because they are
-there, and seconds everywhere below. A back end that somebody made is an object of this program, so no process of its
-own can keep the contact: this node is silent when the program stands still, and dies with it without a goodbye.
+Rules of this file: names, order of arguments and meaning are torch's. Times are ``timedelta`` here,
+as in torch, and seconds in all code below. A back end made by other code is an object of this
+program, so no separate process can keep the contact. This node is silent while the program stands
+still, and dies with it without a message.
 
 (torch: ``torch.distributed.elastic.rendezvous.dynamic_rendezvous``)
 """
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("elasticlib")
 _HEARTBEAT = 5.0
 ROOT = "/job"
-"""What all keys lie below: a state belongs to one job."""
+"""Prefix of all keys: a state belongs to one job."""
 _LOOK, _SHORTEST_LOOK = 1 / 15, 0.25
 """Share of the heartbeat time, and seconds at least, that may lie between two looks of a node that waits."""
 
@@ -61,7 +62,7 @@ def _above_zero(_: Any, attribute: Attribute[Any], value: Any) -> None:
 
 @frozen(eq=False, init=False)
 class RendezvousTimeout:
-    """How long the parts of a rendezvous may take."""
+    """Time limits for the parts of a rendezvous."""
 
     join: timedelta = field(validator=_above_zero)
     """For finding the others and ranks together; 600 s."""
@@ -86,7 +87,7 @@ class RendezvousTimeout:
 
 @frozen(eq=False)
 class RendezvousSettings:
-    """What a `DynamicRendezvousHandler` goes by."""
+    """Settings of a `DynamicRendezvousHandler`."""
 
     run_id: str
     min_nodes: int
@@ -108,12 +109,16 @@ class RendezvousSettings:
 
 class DynamicRendezvousHandler(CoordinatedHandler):
     """
-    One node of the job whose nodes meet in the state that a `RendezvousBackend` holds; made by `from_backend`.
+    One node of a job whose nodes meet in the state of a `RendezvousBackend`; made by
+    `from_backend`.
 
-    Whoever holds the coordination writes what all agree upon into the state; when it dies another node takes over.
-    Differs from torch's as `CoordinatedHandler` says. In place of a pickled object the state holds JSON, so nodes of
-    torch and of elasticlib cannot share one. The contact is kept by threads of this program: a program that stands
-    still for the length of the silence limit is lost to the others.
+    The coordinator writes the common decisions into the state; when it dies, another node takes
+    over.
+
+    Differs from torch's as described at `CoordinatedHandler`. The state holds JSON in place of a
+    pickled object, so nodes of torch and of elasticlib cannot share one. Threads of this program
+    keep the contact. The others count this node as lost if the program stands still for the length
+    of the silence limit.
     """
 
     def __init__(
@@ -156,13 +161,17 @@ class DynamicRendezvousHandler(CoordinatedHandler):
         cas_backoff_max_seconds: float = 0.0,
     ) -> DynamicRendezvousHandler:
         """
-        The handler of a node of job *run_id*, which takes part by *backend*.
+        Return the handler of a node of job *run_id* whose state is in *backend*.
 
-        *store* is what `next_rendezvous` gives back, with keys of the round alone; *local_addr* is where peers
-        reach this machine. *keep_alive_interval* is in seconds, *cas_backoff_max_seconds* has no effect.
+        `next_rendezvous` returns *store*, with keys of the round alone. Peers reach this machine at
+        *local_addr*. *keep_alive_interval* is in seconds; *cas_backoff_max_seconds* has no effect.
 
-        Raises `ConfigError` (a ``ValueError``) for an empty *run_id*, ``min_nodes < 1``, ``max_nodes < min_nodes``,
-        times that are not above 0, and whatever is not of the type that is asked for.
+        Raises `ConfigError` (a ``ValueError``) for these values:
+
+        * an empty *run_id*
+        * ``min_nodes < 1`` or ``max_nodes < min_nodes``
+        * a time that is not above 0
+        * a value of the wrong type
         """
         settings = RendezvousSettings(
             run_id,
@@ -177,11 +186,11 @@ class DynamicRendezvousHandler(CoordinatedHandler):
 
     @property
     def settings(self) -> RendezvousSettings:
-        """What it goes by."""
+        """Settings of this handler."""
         return self._settings
 
     def _connect_here(self, job: NodeJob, *, stall: float | None = None) -> Talk:
-        # It has no meaning here: all threads of a program stand still together.
+        # *stall* has no meaning here: all threads of a program stand still together.
         del stall
         runtime = NodeRuntime(job, backend=StateBackend(self._holder, job.heartbeat, _address_beside(self._store)))
         runtime.start()
@@ -270,15 +279,19 @@ def _backoff(value: Any) -> float:
 
 
 def _seconds(name: str, value: object) -> timedelta:
-    """So many seconds; raises `ConfigError` where that is no time."""
+    """Return *value* seconds as a ``timedelta``; raises `ConfigError` if it is not a valid time."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        with suppress(ValueError, OverflowError):  # what is no number, and what lasts for ever
+        with suppress(ValueError, OverflowError):  # not a number, or infinite
             return timedelta(seconds=value)
     raise ConfigError(f"{name}={value!r} must be a number of seconds above 0")
 
 
 def _address_beside(store: Any) -> str | None:
-    """Where peers reach this machine that use *store*, too: loopback where the store is there; None for loopback."""
+    """
+    Return the address of this machine for the peers that use *store*, too; None for loopback.
+
+    It is loopback where the store is on loopback.
+    """
     # A PrefixStore has no host of its own: the innermost one has the address.
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

@@ -60,19 +60,20 @@ class EtcdRendezvousHandler(CoordinatedHandler):
 
     @property
     def version(self) -> int:
-        """The number of the last round; 0 before the first."""
+        """Return the number of the last round; 0 before the first."""
         assignment = self._notes.assignment
         return 0 if assignment is None else assignment.round + 1
 
 
 class EtcdRendezvous:
     """
-    What a job on etcd goes by, and one place in it by `rendezvous_barrier`.
+    A job on etcd, and one place in it through `rendezvous_barrier`.
 
-    *client* is ``host:port`` of the servers, with commas between several, or our own client, such as that of
-    `EtcdServer.get_client`; torch's takes one of python-etcd, which nobody keeps up. *timeout* and
-    *last_call_timeout* are seconds. For TLS use `create_rdzv_handler`. Nothing is contacted before the first call
-    that needs it. Raises `ConfigError` (a ``ValueError``) for values that cannot work.
+    *client* is ``host:port`` of the servers, with commas between several, or elasticlib's own
+    client, such as that of `EtcdServer.get_client`. torch's takes a client of python-etcd, which is
+    unmaintained. *timeout* and *last_call_timeout* are seconds. For TLS use `create_rdzv_handler`.
+    Nothing is contacted before the first call that needs it. Raises `ConfigError` (a
+    ``ValueError``) for values that cannot work.
     """
 
     job: NodeJob
@@ -102,16 +103,17 @@ class EtcdRendezvous:
 
     @classmethod
     def of(cls, params: RendezvousParameters) -> EtcdRendezvous:
-        """That of *params*, with all the options of back end ``etcd``."""
+        """Return the rendezvous of *params*, with all the options of back end ``etcd``."""
         made = cls.__new__(cls)
         made.job = create_handler(params).job
         return made
 
     def rendezvous_barrier(self) -> tuple[int, int, int]:
         """
-        Wait for the next round; its number, this node's rank in it and its size.
+        Wait for the next round; return its number, this node's rank in it and its size.
 
-        Raises `RendezvousTimeoutError` when too few nodes came, `RendezvousClosedError` when the job is over.
+        Raises `RendezvousTimeoutError` when too few nodes came, `RendezvousClosedError` when the
+        job is over.
         """
         handler = self._handler()
         info = handler.next_rendezvous()
@@ -122,12 +124,15 @@ class EtcdRendezvous:
         self._handler().set_closed()
 
     def shutdown(self) -> bool:
-        """End the job for all and free the place that `rendezvous_barrier` took; whether that worked."""
+        """
+        End the job for all nodes and free the place that `rendezvous_barrier` took; return whether
+        that worked.
+        """
         place, self._place = self._place, None
         return True if place is None else place.shutdown()
 
     def setup_kv_store(self, rdzv_version: int) -> EtcdStore:
-        """A store on etcd for the round of that number, which outlives its nodes by two hours."""
+        """Return a store on etcd for round *rdzv_version*; it outlives its nodes by two hours."""
         from elasticlib.rendezvous.handlers._etcd_store import EtcdStore
 
         backend = EtcdBackend(self.job)
@@ -166,10 +171,12 @@ def _endpoint(client: str | V3Keys) -> str:
 
 class EtcdRendezvousBackend(RendezvousBackend):
     """
-    The state of job *run_id* below *key_prefix*, by *client*: that of `create_backend` or `EtcdServer.get_client`.
+    The state of job *run_id* below *key_prefix*, in the etcd of *client*.
 
-    It stays for *ttl* seconds (two hours) after it was last written, or two thirds of that at least. torch's takes a
-    client of python-etcd, which nobody keeps up; ours speaks etcd's v3 API by itself.
+    The client is that of `create_backend` or `EtcdServer.get_client`. The state stays in etcd for
+    *ttl* seconds (default: two hours) after the last write, or at least two thirds of that time.
+    torch's takes a client of python-etcd, which is unmaintained; elasticlib's own client speaks
+    etcd's v3 API.
     """
 
     def __init__(self, client: V3Keys, run_id: str, key_prefix: str | None = None, ttl: int | None = None) -> None:
@@ -189,14 +196,20 @@ class EtcdRendezvousBackend(RendezvousBackend):
         return "etcd-v2"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and its token; None when there is none yet."""
+        """Return the state and its token; None if nothing was written yet."""
         (item,), _ = self._client.read([self._path])
         return None if item is None else (item.data, item.version)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Write *state* over that of *token*, or the first state; what is there then, and whether that is this one."""
+        """
+        Write *state* over that of *token*, or as the first one.
+
+        Return the state that is in etcd then, its token, and whether it is *state*. Return None if
+        there is no state.
+        """
         version = 0 if token is None else token
-        # A first state has version 0, and a token is above 0: anything else is no token of ours.
+        # A first state has version 0, and a token is above 0: any other value is not a token of
+        # this back end.
         if type(version) is int and (version > 0) is (token is not None):
             self._client.keep(self._folder)
             written = self._client.swap(self._path, state, version)
@@ -217,7 +230,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     """
     from elasticlib.rendezvous.handlers._etcd_store import EtcdStore
 
-    # Whoever calls this directly may have given any name: the endpoint is etcd's all the same.
+    # Direct callers may pass any name: the endpoint belongs to etcd all the same.
     backend = params.backend if params.backend.startswith("etcd") else "etcd"
     job = job_of(params, backend)
     keys = EtcdBackend(job).connect(float(job.options.get("read_timeout", _CONNECT)))

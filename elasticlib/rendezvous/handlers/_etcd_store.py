@@ -1,8 +1,8 @@
 """
 torch's `Store` over etcd, for code that was written against ``torch.distributed.elastic``'s.
 
-Rules of this file: it imports torch, so it is imported by whoever uses the class, by way of `etcd_store`. elasticlib's
-own workers never use it: their store is a TCPStore.
+Rules of this file: it imports torch, so only users of the class import it, through `etcd_store`.
+elasticlib's own workers never use it: their store is a TCPStore.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EtcdStore(Store):
     """Keys and values below *prefix*. (torch: ``torch.distributed.elastic.rendezvous.etcd_store.EtcdStore``)"""
 
     timeout: datetime.timedelta
-    """How long `get` and `wait` wait, as `set_timeout` said: torch's part of the store keeps it."""
+    """Time limit of `get` and `wait`; `set_timeout` changes it in torch's part of the store."""
 
     def __init__(self, etcd_client: Keys, etcd_store_prefix: str, timeout: datetime.timedelta | None = None) -> None:
         """*timeout*: how long `get` and `wait` wait for a key."""
@@ -38,7 +38,10 @@ class EtcdStore(Store):
         self.client.write({self._path(key): data})
 
     def get(self, key: str) -> bytes:
-        """The value, once it is there; raises LookupError after the store's timeout."""
+        """
+        Return the value, and wait for it if it is missing; raises LookupError after the store's
+        timeout.
+        """
         (item,) = self._await([key], self.timeout)
         return item.data
 
@@ -56,11 +59,11 @@ class EtcdStore(Store):
                 return total
 
     def wait(self, keys: Sequence[str], override_timeout: datetime.timedelta | None = None) -> None:
-        """Return once all keys are there; raises LookupError after the timeout."""
+        """Return once all keys exist; raises LookupError after the timeout."""
         self._await(keys, self.timeout if override_timeout is None else override_timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there now."""
+        """Return whether all keys exist now."""
         items, _ = self.client.read([self._path(key) for key in keys])
         return None not in items
 
@@ -68,7 +71,7 @@ class EtcdStore(Store):
         return f"{self.prefix}/{component(key)}"
 
     def _await(self, keys: Sequence[str], limit: datetime.timedelta) -> list[KeyFound]:
-        """Return all keys once they are there."""
+        """Return all keys once they exist."""
         paths = [self._path(key) for key in keys]
         deadline = monotonic() + limit.total_seconds()
         while True:

@@ -1,9 +1,10 @@
 """
-Which handler a back end's name stands for: our own, those that a program registers, those of plug-ins.
+Handlers by the name of their back end: elasticlib's own, those that a program registers, those of
+plug-ins.
 
-Rules of this file: what is wrong with the parameters of our own is said here, by their names; nothing is contacted. A
-plug-in is looked up when a handler is first made or asked for, never at import; one that is broken costs one warning
-that names it, and nothing else.
+Rules of this file: errors in the parameters of elasticlib's own back ends are raised here, by
+parameter name. Nothing is contacted. A plug-in is looked up when a handler is first made or asked
+for, never at import. A broken plug-in costs one warning that names it, and nothing else.
 
 (torch: ``torch.distributed.elastic.rendezvous.registry`` and ``static_tcp_rendezvous``)
 """
@@ -40,7 +41,9 @@ _log = logging.getLogger("elasticlib")
 
 
 def job_of(params: RendezvousParameters, backend: str, *, index: int | None = None) -> NodeJob:
-    """What *params* ask for with that *backend*; options without effect are named in a warning."""
+    """
+    Return the job of *params* with that *backend*; log a warning for each option without effect.
+    """
     options = _rdzv_options.read(backend, params.config)
     for why in options.idle:
         _log.warning(why)
@@ -60,9 +63,10 @@ def job_of(params: RendezvousParameters, backend: str, *, index: int | None = No
 
 def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
     """
-    The handler of *params* for one of our own back ends; nothing is contacted yet.
+    Return the handler of *params* for one of elasticlib's own back ends; nothing is contacted yet.
 
-    Raises `ConfigError` for whatever breaks a rule; options without effect are named in a warning.
+    Raises `ConfigError` for a value that breaks a rule; logs a warning for each option without
+    effect.
     """
     job = job_of(params, params.backend, index=scheduler_index(os.environ))
     job = evolve(job, token=token_of(job, os.environ))
@@ -91,9 +95,10 @@ class StaticTCPRendezvous(CoordinatedHandler):
     """
     Node *rank* of *world_size* nodes; rank 0 hosts the store at *master_addr*:*master_port*.
 
-    *timeout* seconds are for finding, connecting and ranks together. Differs from torch's: after a call of
-    `next_rendezvous` on one node `num_nodes_waiting` is positive on the others, so that all can meet again, and
-    the keys of the round before are gone then.
+    *timeout* is in seconds, for finding, connecting and ranks together.
+
+    Differs from torch's: when one node calls `next_rendezvous` again, `num_nodes_waiting` is
+    positive on the others, so that all can meet again. The keys of the round before are gone then.
     """
 
     def __init__(
@@ -168,7 +173,7 @@ class RendezvousHandlerRegistry:
             for plugin in importlib.metadata.entry_points(group=group):
                 try:
                     self.register(plugin.name, plugin.load()())
-                except Exception as error:  # whatever somebody else's code raises
+                except Exception as error:  # any exception of other people's code
                     reason = f"{type(error).__name__}: {error}"
                     _log.warning(
                         "rendezvous plug-in %r (%s) is left out: %s", plugin.name, plugin.value, reason, exc_info=True

@@ -1,8 +1,8 @@
 """
-Whether an endpoint is on this machine, and the listening socket if it is.
+The listening socket of an endpoint, if the endpoint is on this machine.
 
-Rules of this file: the kernel decides, by letting us bind or not; a name alone never does. No wider than needed:
-one address is bound as that address, loopback as loopback.
+Rules of this file: the kernel decides, by letting us bind or not; a name alone never does. A socket
+is no wider than needed: one address is bound as that address, loopback as loopback.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _bind_loopback_name(
 def _bind_outer_name(
     host: str, port: int, outer: Sequence[Address], addresses: Sequence[Address], alone: bool
 ) -> socket.socket | Elsewhere | Taken:
-    """Bind a name that leads to the *outer* addresses, some of which may be of this machine."""
+    """Bind a name that leads to the *outer* addresses; some of them may belong to this machine."""
     here = [address for address in outer if is_here(address)]
     if not here:
         return Elsewhere(f"{host} ({_spell_all(addresses)}) is no address of this machine, {socket.gethostname()}")
@@ -141,7 +141,7 @@ def _listen(address: Address, port: int) -> socket.socket:
         # Connections of a predecessor that are still in TIME_WAIT do not keep its port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address.family == socket.AF_INET6:
-            # Only the address of all interfaces takes IPv4 along, whatever this machine's default is.
+            # Only the address of all interfaces includes IPv4, whatever this machine's default is.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address.host != "::")
         listener.bind(address.place(port))
         listener.listen(BACKLOG)

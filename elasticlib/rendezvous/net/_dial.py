@@ -1,8 +1,9 @@
 """
-One attempt to reach an endpoint, and a text that says what came of it.
+One attempt to reach an endpoint, with a text about its outcome.
 
-Rules of this file: nothing here blocks longer than it was allowed to, whatever the other side does: sockets of
-our own find out who answers, and what cannot be interrupted runs in a thread that may be left behind.
+Rules of this file: no call blocks longer than its limit, whatever the other side does. Our own
+sockets find out who answers. A call that cannot be interrupted runs in a thread that may be left
+behind.
 """
 
 from __future__ import annotations
@@ -33,11 +34,17 @@ AT_EXIT = 1.0
 
 
 class RefusedError(RendezvousConnectionError):
-    """You get it when the machine is there and nobody listens at the port, at any address of the host."""
+    """
+    Raised when the machine answers and nobody listens at the port, at any address of the host.
+    """
 
 
 def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) -> tuple[Address, str]:
-    """Return the first address that accepts a connection, and this machine's own then; an error says why none does."""
+    """
+    Return the first address that accepts a connection, and this machine's own address then.
+
+    The error says why no address accepts one.
+    """
     deadline = monotonic() + timeout
     whys, refused = [], 0
     for index, address in enumerate(addresses):
@@ -110,7 +117,7 @@ def _begin(call: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             attempt.set_result(call())
-        # Whatever it is, the thread that waits must hear of it.
+        # The waiting thread must get any exception.
         except BaseException as error:
             attempt.set_exception(error)
         _unfinished.discard(attempt)

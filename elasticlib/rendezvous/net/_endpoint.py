@@ -1,7 +1,8 @@
 """
-What a rendezvous endpoint says: host and port, and what kind of host. Pure.
+The parts of a rendezvous endpoint: host, port, and the kind of host. Pure.
 
-Rules of this file: text in, facts out; nothing is looked up. A host is kept as it was written, without brackets.
+Rules of this file: text in, facts out; nothing is looked up. A host is kept as it was written,
+without brackets.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def is_host(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can be meant, whatever a name server says."""
+    """Return whether *host* can only mean this machine, whatever a name server says."""
     address = address_of(host)
     if address is None:
         name = host.lower().rstrip(".")
@@ -93,7 +94,7 @@ def is_loopback(host: str) -> bool:
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the numeric address that *host* spells out, in whatever form resolvers take; None for a name."""
+    """Return the numeric address in *host*, in any form that resolvers accept; None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

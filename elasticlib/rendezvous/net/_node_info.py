@@ -1,8 +1,10 @@
 """
-What a node brings to a round: a bound socket for the workers' store, and the addresses where it is reached.
+The descriptor of a node for a round: a bound socket for the workers' store, and the node's
+addresses.
 
-Rules of this file: a new socket for each round; loopback where all the job is on this machine. Where it is
-not, the socket listens on all interfaces, since peers may reach this machine by any of them.
+Rules of this file: each round gets a new socket. It is on loopback if the whole job is on this
+machine. Otherwise it listens on all interfaces, since peers may reach this machine through any of
+them.
 """
 
 from __future__ import annotations
@@ -27,18 +29,21 @@ _GLOBAL_SCOPE = "00"
 
 @define(eq=False)
 class BoundNodeInfo:
-    """Binds a socket for each round; `address` tells how peers reach this machine, once that is known."""
+    """
+    Binds a socket for each round; `address` returns this machine's address for peers, once it is
+    known.
+    """
 
     address: Callable[[], str] = loopback
     port: int = 0
     """Port to bind; 0 for any."""
     index: int | None = None
     hosts: Callable[[], bool] = lambda: False
-    """Whether the job's store lives here."""
+    """Return whether this node hosts the job's store."""
     work: str = ""
-    """What the workers run."""
+    """The program of the workers."""
     command: str = ""
-    """The same with its arguments."""
+    """The program with its arguments."""
     _listener: socket.socket | None = None
 
     def describe(self, slots: int, role: str) -> Descriptor:
@@ -62,7 +67,7 @@ class BoundNodeInfo:
 
 @frozen
 class FixedNodeInfo:
-    """Where the job's own store serves the workers, too: nothing is bound."""
+    """Descriptor of a node whose workers use the job's own store; no socket is bound."""
 
     address: str
     port: Callable[[], int]
@@ -71,10 +76,10 @@ class FixedNodeInfo:
     work: str = ""
     command: str = ""
     is_scheduled: bool = False
-    """Whether a scheduler gave `index`."""
+    """True if a scheduler set `index`."""
 
     def describe(self, slots: int, role: str) -> Descriptor:
-        """The same for each round."""
+        """Return the same descriptor for each round."""
         known = self.index, self.hosts(), self.work, self.command, self.is_scheduled
         return Descriptor(slots, role, (self.address,), self.port(), *known)
 

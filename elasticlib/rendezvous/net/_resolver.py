@@ -1,8 +1,9 @@
 """
 Numeric addresses of a host, within a time limit.
 
-Rules of this file: the resolver of the C library knows no time limit, so names are looked up in a process
-that can be killed. That process does without `QUIET_LOOKUPS`, which whoever hosts a store sets for itself.
+Rules of this file: the resolver of the C library has no time limit, so a process that can be killed
+looks names up. That process runs without `QUIET_LOOKUPS`, which the host of a store sets for
+itself.
 """
 
 from __future__ import annotations

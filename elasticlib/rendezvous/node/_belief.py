@@ -1,8 +1,9 @@
 """
-What a node believes of what lies in the store. Pure.
+Messages of this node's job in the store, checked before a node believes them. Pure.
 
-Rules of this file: bytes come in, and a message goes out that is of this job, of its coordinator and of the place
-where it lay, or a `RendezvousStateError` that says why not.
+Rules of this file: bytes come in, a message goes out. The message is of this job, of its
+coordinator and of the place where it was found; otherwise a `RendezvousStateError` names the
+reason.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ _SAME_TOKEN = (
 
 @frozen
 class Doubt:
-    """A greeting that cannot be ours."""
+    """A greeting that does not seem to be this job's."""
 
     since: float
     at: float
-    """When it was read last."""
+    """Time of the last read."""
 
     @property
     def look_at(self) -> float:
-        """When to read it again."""
+        """Time of the next read."""
         return self.at + LOOK_AGAIN
 
     def is_over(self) -> bool:
-        """Whether it stood there for too long to be someone's scribble."""
+        """Return whether the greeting stayed for too long to be a stray write."""
         return self.at > self.since + DOUBT
 
 
 def doubted(doubt: Doubt | None, now: float) -> Doubt:
-    """The doubt after one more look."""
+    """Return the doubt after one more read at *now*."""
     return Doubt(now if doubt is None else doubt.since, now)
 
 
 @frozen
 class Belief:
-    """By what a node tells its own job and coordinator from others, and how it makes itself known to them."""
+    """The identity of a node's job and coordinator, and of the node itself."""
 
     run_id: str
     node: str
@@ -65,12 +66,15 @@ class Belief:
     nonce: str = ""
     """The coordinator's, once its greeting was read."""
     after: str = ""
-    """What ended the sidecar of this node that was there before; empty for the first one."""
+    """The end of this node's previous sidecar; empty for the first one."""
     sent: int = 0
-    """Number that no message of that sidecar exceeds."""
+    """Upper bound of the numbers of that sidecar's messages."""
 
     def announcement(self, data: bytes) -> messages.Announcement:
-        """The greeting; raises `RendezvousClosedError` when the job that this node was in is not there any more."""
+        """
+        Return the greeting; raises `RendezvousClosedError` when this node's job was replaced by
+        another one.
+        """
         try:
             announcement = messages.decode(data, self.key, key_place(self.run_id, "", ANNOUNCEMENT))
         except RendezvousStateError as error:
@@ -84,11 +88,13 @@ class Belief:
         return announcement
 
     def heard(self, data: bytes | None) -> tuple[messages.CoordinatorHeartbeat | None, str]:
-        """The coordinator's heartbeat; or None, and why what lies there is none that can be believed."""
+        """
+        Return the coordinator's heartbeat, or None with the reason why *data* cannot be believed.
+        """
         return heartbeat_of(data, self.run_id, self.nonce, self.key)
 
     def notice(self, key: str, data: bytes, last: int = -1) -> messages.Told:
-        """The notice that lay at *key*; *last* is the last round in which this node had ranks."""
+        """Return the notice at *key*; *last* is the last round in which this node had ranks."""
         message = messages.decode(data, self.key, key_place(self.run_id, self.nonce, key))
         if not isinstance(message, messages.Told):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")

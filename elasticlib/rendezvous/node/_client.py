@@ -1,9 +1,11 @@
 """
-One node's side of the rendezvous: the threads and descriptors around a `Session`, which decides everything.
+One node's side of the rendezvous: the threads and descriptors around a `Session`, which decides
+everything.
 
-Rules of this file: the owner's calls only step the session, so that no silent store can hold the owner up; whoever
-steps it holds `turned`, and does at once what the session asks. No call under that lock can block. The threads of
-a connection perform what they are asked and tell what came of it; they decide nothing.
+Rules of this file: the owner's calls only step the session, so that no silent store can block the
+owner. A thread that steps it holds `turned`, and does at once what the session asks. No call under
+that lock can block. The threads of a connection perform the session's requests and report their
+outcome; they decide nothing.
 """
 
 from __future__ import annotations
@@ -54,21 +56,27 @@ Dial: TypeAlias = Callable[[float], Exchange]
 
 
 class NodeInfo(Protocol):
-    """What this node brings to a round."""
+    """The descriptor of this node for a round, and its socket."""
 
     def describe(self, slots: int, role: str) -> messages.Descriptor:
-        """Bind what a round needs; called in a thread of its own, once contact is there."""
+        """
+        Bind the socket for a round and return the descriptor; called in a separate thread, once
+        contact is there.
+        """
 
     def listener(self) -> socket.socket | None:
-        """What was bound for the last descriptor, now the caller's own; None when there is nothing."""
+        """
+        Return the socket that was bound for the last descriptor, now the caller's own; None if
+        there is none.
+        """
 
 
 class NodeClient:
     """
-    The node called *node*, as it speaks with the coordinator of job *run_id*; fulfils `Membership`.
+    The node called *node*, as a partner of the coordinator of job *run_id*; fulfils `Membership`.
 
-    Nothing is contacted before `start`: *dial* is called in a thread, and may use whoever made the member.
-    Each report raises `RendezvousClosedError` after `close`.
+    Nothing is contacted before `start`: *dial* is called in a thread, and may use the object that
+    made the member. Each report raises `RendezvousClosedError` after `close`.
     """
 
     def __init__(
@@ -91,13 +99,13 @@ class NodeClient:
         self.round: int | None = None
         """The round of the last rank assignment."""
         self.final: messages.Final | None = None
-        """How this node's part in the job ended, once `drain` has told it."""
+        """The end of this node's part in the job, once `drain` has returned it."""
         self._dial = dial
         self._offer = offer
         self._clock = clock
         self._on_leave = on_leave
         self.turned = threading.Condition(threading.RLock())
-        """Held by whoever calls a connection; notified when there is something to do."""
+        """Held while a connection is called; notified when there is something to do."""
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._connection: Connection | None = None
         belief = Belief(run_id, node, key, after=after, sent=sent)
@@ -117,18 +125,19 @@ class NodeClient:
 
     def post(self, report: messages.WorkerReport | messages.Close) -> None:
         """
-        Say how the workers are, or end the job for everybody, in a message that is no longer than it may be.
+        Report the state of the workers, or end the job for all nodes; long reports are shortened.
 
-        `Final` or `RoundEnd` answers a `Succeeded`, `Final` a `Close` and a `Leave`: that one is said as soon as it is
-        known that this node goes and starts no worker any more. Until the `Stopped` of the round that it names, nobody
-        takes the place of its workers. A node that never joined is unknown and gets no answer.
+        `Final` or `RoundEnd` answers a `Succeeded`, `Final` a `Close` and a `Leave`. A `Leave` is
+        sent as soon as it is known that this node leaves and starts no worker any more. Until the
+        `Stopped` of the round that it names, no node takes the place of its workers. A node that
+        never joined is unknown and gets no answer.
         """
         # Where the job must end with this node, its coordinator is here and needs no message.
         if not isinstance(report, messages.Leave) or not self._on_leave(report.why):
             self._say(events.Tell(_checked(fitting(report))), type(report).__name__)
 
     def hold(self, paused: bool) -> None:
-        """Let this node's heartbeats rest, so that the others think it lost, or take them up again."""
+        """Pause this node's heartbeats, so that the others count it as lost, or resume them."""
         self.tell(events.SuspendHeartbeats(paused))
 
     def fail(self, error: RendezvousError) -> None:
@@ -141,41 +150,51 @@ class NodeClient:
     # What comes.
 
     def listener(self) -> socket.socket | None:
-        """The bound socket for the worker store of a round in which this node has group rank 0."""
+        """
+        Return the bound socket for the worker store of a round in which this node has group rank 0.
+        """
         return self._offer.listener()
 
     def waiting(self) -> int:
-        """How many nodes wait for ranks while a round runs, as of the last heartbeat."""
+        """
+        Return the number of nodes that waited for ranks during a round, as of the last heartbeat.
+        """
         return self._session.spares
 
     def seen(self) -> Seen:
-        """How far this node knows the job to have come."""
+        """Return the latest known state of the job."""
         return self._session.seen
 
     def is_over(self) -> bool:
-        """Whether `Final` came."""
+        """Return whether `Final` came."""
         return self.final is not None
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `drain` has something; it is closed by `close`."""
+        """Return a descriptor that is readable when `drain` has something; `close` closes it."""
         return self._ready
 
     def poll_timeout(self) -> float | None:
-        """Seconds until `drain` wants to be called though nothing is readable."""
+        """Return the seconds until `drain` must be called even if nothing is readable."""
         return self._until(self._session.wake_at())
 
     def kill_in(self) -> float | None:
-        """Seconds until workers that still run here must be killed; None: no need that can be foreseen."""
+        """
+        Return the seconds until workers that still run here must be killed; None: no limit yet.
+        """
         when = self._session.kill_at()
         return None if when is None else when - self._clock()
 
     def drain(self) -> list[Word]:
         """
-        What came, oldest first; never blocks.
+        Return the new events, oldest first, without blocking.
 
-        Raises `RendezvousNotFoundError` when the job was not found in time, `RendezvousConnectionError` when
-        contact was lost for good, and `RendezvousStateError` or `RendezvousClosedError` when the job is not
-        this node's, `ConfigError` when the store cannot be used in the way that was asked for.
+        Raises:
+
+        * `RendezvousNotFoundError` when the job was not found in time
+        * `RendezvousConnectionError` when contact was lost for good
+        * `RendezvousStateError` or `RendezvousClosedError` when this node does not belong to the
+          job
+        * `ConfigError` when the store cannot be used in the requested way
         """
         with self.turned:
             if self._session.closed:
@@ -185,7 +204,7 @@ class NodeClient:
                 os.eventfd_read(self._ready)
             self.tell(TimePassed())
             self._session, notices = self._session.drain()
-            # After the job's end a connection may break: that is no news for the agent.
+            # After the job's end a connection may break: the agent does not need to know.
             error = None if self._session.final is not None else self._session.error
             if error is not None and notices:
                 # The next call raises it.
@@ -252,7 +271,9 @@ class NodeClient:
         return math.inf if times is None else times
 
     def describe(self, slots: int, role: str) -> messages.Descriptor:
-        """What this node brings to a round; raises `RendezvousStateError` for what it may not say."""
+        """
+        Return this node's descriptor; raises `RendezvousStateError` if it is not a valid message.
+        """
         descriptor = self._offer.describe(slots, role)
         join = messages.Join(self.node, descriptor, None)
         _checked(join)
@@ -262,7 +283,10 @@ class NodeClient:
         return descriptor
 
     def idle(self) -> float | None:
-        """Seconds until the lane that speaks is to look for work by itself. Call with `turned` held."""
+        """
+        Return the seconds until the speaking lane must look for work on its own. Call with `turned`
+        held.
+        """
         return self._until(self._session.speaks_at())
 
     def _until(self, when: float | None) -> float | None:
@@ -312,7 +336,7 @@ class NodeClient:
 
 
 def _is_own_work(action: events.Action, connection: int | None, lane: events.Lane | None) -> bool:
-    """Return whether the *lane* that is at work finds the action by itself."""
+    """Return whether the *lane* that is at work finds the action on its own."""
     if not isinstance(action, events.Ask):
         return False
     return action.connection == connection and action.lane == lane
@@ -334,7 +358,10 @@ class Connection:
 
     number: int
     client: NodeClient
-    """Whose the connection is: it holds `turned` when it calls, and is told what happens without it."""
+    """
+    The owner of the connection: it holds `turned` when it calls, and the threads report to it
+    without that lock.
+    """
     dial: Dial
     limit: float
     """Seconds for the attempt to connect."""
@@ -383,7 +410,8 @@ class Connection:
         except (RendezvousError, ConfigError, StartError) as error:
             self.client.tell(events.Refused(self.number, error))
         except Exception as error:
-            # A mistake of ours, or of somebody's back end: without this the node would wait for ever.
+            # An error of this library or of a back end: without this the node would wait without
+            # end.
             _log.exception("a thread of the rendezvous failed")
             self.client.tell(events.Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))
 
@@ -391,7 +419,7 @@ class Connection:
         exchange = self._exchange = self.dial(self.limit)
         try:
             with self.client.turned:
-                # Before anything is asked: when the first notice is awaited, its connection is there.
+                # Before the first request: when the first notice is awaited, its connection exists.
                 if not self._ending:
                     self._run(self._listen, "elasticlib-notices")
             self.client.tell(events.Connected(self.number))

@@ -1,8 +1,8 @@
 """
-Runs the coordinator: a thread that performs what a `Server` asks for and tells it what came of that.
+Runs the coordinator: a thread that performs the requests of a `Server` and returns their outcomes.
 
-Rules of this file: nothing is decided here. One thread does all the work; whoever else has something to say steps
-the server under a lock that is never held while a store is asked.
+Rules of this file: nothing is decided here. One thread does all the work. Other threads step the
+server under a lock that is never held during a request to the store.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class CoordinatorHost:
         start_thread(self._thread)
 
     def abandon(self, why: str, leaver: str | None = None) -> None:
-        """End the job for everybody, *leaver* needs no answer; may be called from any thread."""
+        """End the job for all nodes; *leaver* needs no answer. May be called from any thread."""
         self._tell(events.Abandon(why, leaver))
 
     def close(self, linger: float = 0.0) -> None:
         """
         Stop answering and end the thread, once all nodes have read how the job ended.
 
-        Waits *linger* seconds for that at the most. Nodes that were told nothing yet are not told.
+        Waits *linger* seconds for that at most. Nodes that have no notice yet get none.
         """
         self._tell(events.CloseServer(linger))
         self._done.wait(linger + _STOPPING)
@@ -80,7 +80,7 @@ class CoordinatorHost:
             self._thread.join(0.1)
 
     def is_over(self) -> bool:
-        """Whether the job has ended."""
+        """Return whether the job has ended."""
         return self._server.is_over()
 
     def run(self) -> None:
@@ -95,7 +95,7 @@ class CoordinatorHost:
                 with self._stepping:
                     self._server, actions = self._server.begin(self._clock())
                 self._work(actions)
-            # Not this coordinator's failure: whoever runs it decides what that means.
+            # Not a failure of this coordinator: the caller decides what that means.
             except (LeadershipLost, RendezvousConnectionError):
                 raise
             except Exception as error:
@@ -103,7 +103,7 @@ class CoordinatorHost:
                 # A mistake of ours: the nodes must hear that nobody decides any more, and why.
                 self._work(self._step(events.OperationFailed(f"the coordinator failed: {error!r}")))
         except RendezvousError as error:
-            # In a thread of its own there is nobody to whom it could be raised.
+            # In a separate thread no caller could catch it.
             if self._thread is None and isinstance(
                 error, (LeadershipLost, RendezvousConnectionError, RequestRefusedError)
             ):
@@ -167,7 +167,9 @@ class CoordinatorHost:
             return actions
 
     def _tell(self, event: events.Event) -> None:
-        """For any thread: what is to be done at once is done by another one."""
+        """
+        Step the server from any thread; urgent actions are done here, all others by its own thread.
+        """
         for action in self._step(event):
             self._do(action)
 

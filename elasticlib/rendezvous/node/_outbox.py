@@ -20,7 +20,7 @@ from elasticlib.rendezvous.protocol._shortening import early, fitting, whole
 
 @frozen
 class Written:
-    """A message; it is no report yet as long as nobody has said what this node brings."""
+    """A message; it is not a report until this node's descriptor is known."""
 
     seq: int
     what: Report | Describe
@@ -28,7 +28,7 @@ class Written:
 
 @frozen
 class NodeOutbox:
-    """What is to be said, and how far the saying has come."""
+    """Messages to send, and how far they were sent."""
 
     envelopes: tuple[Written, ...] = ()
     seq: int = 0
@@ -38,30 +38,35 @@ class NodeOutbox:
     join_seq: int = 0
     """Number of the last message that asks for ranks; 0: there is none."""
     join_sent: float | None = None
-    """When it was sent for the first time: it may have arrived then, though nothing came back."""
+    """Time of the first attempt to send it: it may have arrived then, though no answer came."""
     join: Join | None = None
-    """What that message says."""
+    """The content of that message."""
     succeeded: int = -1
-    """The round whose success was told before ranks were asked for, which was by a sidecar before this one."""
+    """The round whose success was reported before ranks were asked for, by an earlier sidecar."""
     late: tuple[Written, ...] = ()
-    """Messages that were said from the last but one on that asks for ranks: the coordinator may not have read them."""
+    """
+    Messages sent since the last but one request for ranks; the coordinator may not have read them.
+    """
     whole: Failed | Stopped | None = None
-    """The latest failures, with all that a message could say of them."""
+    """The latest failures, with all details that fit into a message."""
     asked: int = -1
-    """The round of whose failures all is to be said."""
+    """The round of which all failures were requested."""
 
     @property
     def next(self) -> Written | None:
-        """The message to be sent; None: all are said."""
+        """The message to send next; None: all were sent."""
         return self.envelopes[0] if self.envelopes else None
 
     @property
     def has_joined(self) -> bool:
-        """Whether the last message that asks for ranks was said."""
+        """True if the last message that asks for ranks was sent."""
         return self.join_seq > 0 and self.said >= self.join_seq
 
     def add(self, what: Report | Describe) -> Self:
-        """With one message more; of a round that ended before ranks were asked for, only that it succeeded."""
+        """
+        Return the outbox with one more message. For a round that ended before the request for
+        ranks, only its success counts.
+        """
         # By a sidecar that took another one's place: the request for ranks will say that all workers are gone.
         if not self.join_seq and isinstance(what, Failed | Stopped | Succeeded):
             return evolve(self, succeeded=what.round) if isinstance(what, Succeeded) else self
@@ -74,7 +79,7 @@ class NodeOutbox:
         return evolve(out, join_seq=out.seq, join_sent=None, join=None) if isinstance(what, Describe) else out
 
     def elaborate(self, round: int, node: str) -> Self:
-        """With all that is known of the failures of that *round*, now and from now on."""
+        """Return an outbox that sends all known failures of that *round*, now and from now on."""
         out, whole = evolve(self, asked=round), self.whole
         if whole is None or whole.round != round:
             return out
@@ -85,7 +90,7 @@ class NodeOutbox:
         return evolve(self, envelopes=(*self.envelopes, Written(seq, what)), seq=seq)
 
     def described(self, seq: int, report: Report) -> Self:
-        """The message *seq* is known now."""
+        """Return the outbox with *report* as the content of message *seq*."""
         report = evolve(report, succeeded=self.succeeded) if isinstance(report, Join) else report
         join = report if seq == self.join_seq and isinstance(report, Join) else self.join
         envelopes = tuple(Written(seq, report) if it.seq == seq else it for it in self.envelopes)
@@ -93,10 +98,11 @@ class NodeOutbox:
 
     def denied(self, event: Denied, posted: bool, node: str) -> tuple[Self, RendezvousError | None]:
         """
-        The store is there, and refuses what *node* asked; an error when that ends its part.
+        Handle the store's refusal of a request of *node*; return an error if that ends the node's
+        part.
 
-        Of a message that was *posted* less is said, and if that does not help, in its place, that the job cannot go
-        on: the store does not have it, so its number is free.
+        Of a message that was *posted* a shorter form is sent. If that does not help, a `Close`
+        replaces it. The store does not have the message, so its number is free.
         """
         envelope = self.next
         error = RendezvousError(f"node {node} cannot go on: {event.why}")
@@ -108,7 +114,8 @@ class NodeOutbox:
         if isinstance(envelope.what, Close):
             # Not even this gets through: there is nothing less to say.
             return evolve(self, envelopes=()), error
-        # Rather no job than a round that waits for ever for a message that no store takes.
+        # Better to end the job than to have a round wait without end for a message that no store
+        # accepts.
         close = fitting(Close(node, f"the store refused a message of node {node}: {event.why}"))
         return self.described(envelope.seq, close), error
 
