@@ -1,9 +1,9 @@
 """
-A node's own heartbeats: when the next one goes out, and which of them the coordinator has read. Pure.
+A node's own heartbeats: the time of the next one, and those that the coordinator has read. Pure.
 
-Rules of this file: times are this node's monotonic seconds. While the heartbeats rest the coordinator is listened to in
-their place. It tells by number which heartbeat it has read last; this node's own clock tells how long
-ago that one was sent.
+Rules of this file: times are this node's monotonic seconds. While the heartbeats are paused, the
+node still reads the coordinator's. The coordinator reports the number of the last heartbeat that it
+has read; this node's own clock measures how long ago that one was sent.
 """
 
 from __future__ import annotations
@@ -20,65 +20,74 @@ from elasticlib.rendezvous.protocol._timing import INTERVAL
 _UNANSWERED = frozenset(6 * 2**times for times in range(20))
 """Heartbeats without ranks after which the request to join may have been removed from the store."""
 _FAR = TOLD_MODULO // 2
-"""So many heartbeats after one that was read, what is told of a later one is not heard: it might mean an older one."""
+"""
+Heartbeats after one that was read from which reports are ignored: they might mean an older
+heartbeat.
+"""
 _KEPT = 64
 """Heartbeats of a node without ranks whose sending is remembered."""
 
 
 @frozen
 class OwnHeartbeats:
-    """By default, those of a node that has sent none yet."""
+    """Heartbeats of one node; the defaults are those of a node that has sent none yet."""
 
     count: int = 0
     held: bool = False
-    """Whether they rest."""
+    """True while they are paused."""
     due_at: float = 0.0
-    """When it is time for `turn`."""
+    """Time of the next `turn`."""
     ranks: RankAssignment | None = None
     """The latest, since the last request to join."""
     unanswered: int = 0
     """Heartbeats since the last request to join."""
     stored: float = -math.inf
-    """When the last one of these was sent that is in the store."""
+    """Time at which the last heartbeat that is in the store was sent."""
     answered: int = 0
-    """Of these, those after which the coordinator's was read."""
+    """Number of heartbeats after which the coordinator's was read."""
     _known: int = 1
-    """None of a lower number is the last that was read."""
+    """The last heartbeat that was read has this number or a higher one."""
     _sent: tuple[tuple[int, float], ...] = ()
-    """The last ones of these, each with the time when it was sent."""
+    """The latest heartbeats, each with the time when it was sent."""
 
-    # When.
+    # The time of the next one.
 
     def hold(self, held: bool, now: float) -> Self:
-        """They are to rest, or to go on at once."""
-        # At once where they go on: the others may be about to count this node as lost.
+        """Pause the heartbeats, or resume them at once."""
+        # The others may be about to count this node as lost.
         return evolve(self, held=held, due_at=self.due_at if held else now)
 
     def turn(self, now: float, heartbeat: float) -> tuple[Self, bool]:
-        """It is time: whether one goes out, or the coordinator is listened to; *heartbeat* is the heartbeat time."""
+        """
+        Plan the next turn; return True if a heartbeat is sent now, False if the coordinator's is
+        only read.
+
+        *heartbeat* is the heartbeat time in seconds.
+        """
         after = evolve(self, due_at=now + INTERVAL * heartbeat)
-        # The coordinator's heartbeat is still read: the workers' time counts from what it says.
+        # The coordinator's heartbeat is still read: the workers' time counts from its contents.
         if self.held:
             return after, False
         sent = (*self._sent[1 - (_KEPT if self.ranks is None else _FAR) :], (self.count + 1, now))
         return evolve(after, count=self.count + 1, unanswered=self.unanswered + 1, sent=sent), True
 
     def is_late(self) -> bool:
-        """Whether an answer to the request to join should long have come, and it is time to say so."""
+        """Return whether the answer to the request to join is overdue, and it is time to say so."""
         return self.unanswered in _UNANSWERED
 
-    # Which was read.
+    # The ones that were read.
 
     def joins(self) -> Self:
-        """A new mailbox is opened, in which there is no heartbeat."""
+        """Start over for a new mailbox, which has no heartbeat yet."""
         first = self.count + 1
         return evolve(self, ranks=None, unanswered=0, stored=-math.inf, answered=0, known=first, sent=())
 
     def assigned(self, ranks: RankAssignment, join_sent: float | None) -> tuple[Self, float]:
         """
-        With these *ranks*, and when that was sent by which the coordinator knew of this node, at the earliest.
+        Take *ranks*; return the earliest time at which this node sent the message that the
+        coordinator last knew.
 
-        Infinitely long ago where that was so many heartbeats ago that it is not known.
+        The time is minus infinity if so many heartbeats were sent since that it is unknown.
         """
         # The request itself counts where no heartbeat was read yet.
         after = evolve(self, ranks=ranks, known=max(self._known, ranks.heard))
@@ -86,14 +95,16 @@ class OwnHeartbeats:
         return after, -math.inf if known is None or after._is_far() else known
 
     def _is_far(self) -> bool:
-        # Only a remainder of a number is told: so far ahead it could mean an older heartbeat.
+        # Only a remainder of a number is reported: so far ahead it could mean an older heartbeat.
         return self.count - self._known >= _FAR
 
     def hears(self, told: HeartbeatsRead | None, *, answered: bool) -> tuple[Self, float | None]:
         """
-        After what the coordinator has *told*, and when the last one was sent that was read, where it tells that.
+        Take the coordinator's report *told*; return the time at which the last heartbeat it has
+        read was sent.
 
-        *answered*: that was asked for after one of these.
+        The time is None if the report does not show it. *answered*: the report was requested after
+        one of these heartbeats.
         """
         if answered:
             self = evolve(self, answered=self.answered + 1)

@@ -1,8 +1,8 @@
 """
-One node's whole share in a job's rendezvous: its member, and whatever of the job lives on this node.
+One node's whole share in a job's rendezvous: its member, and the parts of the job on this node.
 
-Rules of this file: wiring only. In c10d whoever can bind the endpoint hosts the store, and the store's host
-coordinates; in etcd whoever holds the lease does, and any node may be next.
+Rules of this file: wiring only. In c10d the node that can bind the endpoint hosts the store, and
+the store's host coordinates. In etcd the holder of the lease does, and any node may be next.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ _log = logging.getLogger("elasticlib")
 
 _MOST_NAMES = 8
 _MOST_MESSAGES = 1_000_000_000
-"""Of a node, by one sidecar."""
+"""Messages of one node through one sidecar."""
 _AGAIN = 0.5
 _RESIGNING = 2.0
 """Seconds that `NodeRuntime.close` waits until this node's candidate has resigned."""
 
 
 def backend_of(job: NodeJob) -> Any:
-    """What carries *job*; nothing is contacted. Raises `ConfigError` for a job that cannot work."""
+    """
+    Return the back end of *job*; nothing is contacted. Raises `ConfigError` for a job that cannot
+    work.
+    """
     if job.backend.startswith("etcd"):
         from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 
@@ -53,7 +56,7 @@ def backend_of(job: NodeJob) -> Any:
 
 
 def _named(run_id: str) -> str:
-    """The id of another job, for people: anybody may have written it."""
+    """Return the id of another job as a text for people: its author is unknown."""
     return repr(cut(run_id, SHORT, 0.75))
 
 
@@ -91,10 +94,10 @@ class NodeRuntime:
         self._served: str | None = None
         """Id of the job whose store this one is a guest in; empty where that job has ended; None: in its own."""
         self._store_mark: bytes | None = None
-        """What that store's process made up: another one has nothing of this job."""
+        """A mark that the store's process made up: another process has no data of this job."""
         self._closing = False
         self._witnessed = False
-        """Whether the others were told why this node goes."""
+        """True if the other nodes know why this node leaves."""
         self._leads = False
         self._pause = threading.Event()
         self._lock = threading.Lock()
@@ -132,7 +135,7 @@ class NodeRuntime:
 
     @property
     def hosts_store(self) -> bool:
-        """Whether the job ends with this node."""
+        """True if the job ends with this node."""
         return self._host is not None and self._candidate is None
 
     @property
@@ -144,16 +147,18 @@ class NodeRuntime:
         return listening
 
     def witness(self, why: str, workers_gone: bool) -> None:
-        """The agent is dead: say so in its place."""
+        """Send a `Leave` in place of the dead agent."""
         self._witnessed = True
         with contextlib.suppress(RendezvousError):
             self.member.post(Leave(self.job.node, why, None if workers_gone else self.member.round, lost=True))
 
     def close(self, linger: float) -> None:
         """
-        Say goodbye if that was not done, wait *linger* s for others to read the end, free everything.
+        Leave the job if that was not done, wait *linger* s for others to read the end, free all
+        resources.
 
-        Whatever the store does, that is over five seconds later: what hangs in it is left behind with its thread.
+        It returns at most five seconds later than that: a thread that hangs in the store is left
+        behind.
         """
         with self._lock:
             if self._closing:
@@ -185,7 +190,7 @@ class NodeRuntime:
         how = "has ended" if final is None or final.succeeded else "has failed"
         what = f"job {self.job.run_id!r} {how}; node {self.job.node}, which hosts the store at {self.job.endpoint},"
         why = f"stays for job{'s' * (len(jobs) > 1)} {names}, which also {'use' if len(jobs) > 1 else 'uses'} it"
-        # Whoever waits for this process must know how long that may be.
+        # People who wait for this process must know how long that may take.
         _log.warning("%s %s: %g s at most (store_linger), or until Ctrl-C", what, why, limit, extra={STAYS: limit})
 
     def _offer(self) -> BoundNodeInfo | FixedNodeInfo:
@@ -202,16 +207,16 @@ class NodeRuntime:
     def _address(self) -> str:
         if self.job.local_addr:
             return self.job.local_addr
-        # Where all workers are on this node, nobody else is to reach their store.
+        # If all workers are on this node, no other node may reach their store.
         return loopback() if self.job.max_nodes == 1 else self._backend.address() or loopback()
 
     def _left(self, why: str) -> bool:
-        """Whether the job must end because this node goes."""
+        """Return whether the job must end because this node leaves; end it then."""
         self._witnessed = True
         if not self.hosts_store:
             return False
         assert self._host is not None
-        # After the job's end, too: this node is not to be waited for.
+        # After the job's end, too: nobody has to wait for this node.
         self._host.abandon(f"node {self.job.node}, which hosts the job's store, left: {why}", self.job.node)
         return True
 
@@ -283,7 +288,7 @@ class NodeRuntime:
     def _share_store(self, exchange: Exchange, served: str) -> None:
         """Use the store of the job *served*: the first node of this job that claims it coordinates."""
         backend, job = self._backend, self.job
-        # By this mark a store that is opened again later is told from this one.
+        # This mark differs from that of a store that is opened again later.
         self._served, self._store_mark = served, backend.word_of(exchange)
         if not backend.claim(exchange):
             return
@@ -345,7 +350,9 @@ class NodeRuntime:
         _log.warning("node %s no longer coordinates job %r: %s", self.job.node, self.job.run_id, why)
 
     def _broke(self, error: Exception) -> None:
-        """Nobody is to wait for a coordinator that is not coming: this node ends, and says why."""
+        """
+        End this node with *error*, so that no node waits for a coordinator that will not come.
+        """
         why = f"node {self.job.node} could not coordinate job {self.job.run_id!r}: {type(error).__name__}: {error}"
         broken = RendezvousError(why)
         broken.__cause__ = error

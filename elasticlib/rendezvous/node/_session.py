@@ -1,13 +1,15 @@
 """
-One node's session with its job: what it asks of the store and what it makes of the answers. Pure.
+One node's session with its job: its requests to the store, and its use of the answers. Pure.
 
-A connection has two lanes, each with one operation at a time: one speaks (greeting, messages, heartbeats), one watches
-for the next notice in this node's mailbox. A connection that was given up is not heard any more; what was asked of it
-and matters is asked of the next one again, since messages carry numbers.
+A connection has two lanes, each with one operation at a time. One speaks (greeting, messages,
+heartbeats), one watches for the next notice in this node's mailbox. A connection that was given up
+is ignored. Requests on it that matter are repeated on the next one, which is possible since
+messages have numbers.
 
-Rules of this file: `Session.step` is a function of the session, an event and the time: it returns the next session
-and what is to be done, and has no clock, no thread and no store. Threads (`_client`) and the simulated cluster drive
-the same object. Times are this node's monotonic seconds, and only differences count.
+Rules of this file: `Session.step` is a function of the session, an event and the time. It returns
+the next session and the actions to do, and has no clock, no thread and no store. Threads
+(`_client`) and the simulated cluster drive the same object. Times are this node's monotonic
+seconds, and only differences count.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ class Session:
     closed: bool = False
     parted: bool = False  # closed, and everything that could be sent was sent
     spares: int = 0  # nodes that wait for ranks, as the coordinator says
-    status: str = ""  # for whom the job waits, as the coordinator says
-    seen: Seen = field(factory=Seen)  # how far this node knows the job to have come
+    status: str = ""  # the nodes for which the job waits, as the coordinator says
+    seen: Seen = field(factory=Seen)  # the latest known state of the job
     _host: str = ""
     _outbox: NodeOutbox = field(factory=NodeOutbox)
     _mailbox: Mailbox = field(factory=Mailbox)
@@ -74,9 +76,9 @@ class Session:
         return session, tuple(out)
 
     def step(self, event: events.Event, now: float) -> tuple[Self, tuple[events.Action, ...]]:
-        """The session after *event*, and what is to be done; *now* never goes back."""
+        """Return the session after *event*, and the actions to do; *now* never goes back."""
         after, out = memory.copied(self), list[events.Action]()
-        # What came while this node stood still is judged by what it knows now, not by what it knew then.
+        # Events that came while this node stood still are judged by its present knowledge.
         after._judge(TimePassed(), now, out)
         after._hear(event, now, out)
         after._go_on(now, out)
@@ -84,16 +86,21 @@ class Session:
         return after, tuple(out)
 
     def drain(self) -> tuple[Self, tuple[Word, ...]]:
-        """The session without what came, and that, oldest first. Take a `step` before: time may have passed."""
+        """
+        Return the session without its new events, and these, oldest first. Take a `step` before:
+        time may have passed.
+        """
         return evolve(self, words=()), tuple(map(self._in_time, self.words))
 
     def wake_at(self) -> float | None:
-        """When a `Tick` is wanted, whoever brings it; None: not at all."""
+        """Return the time at which the session needs a `Tick`; None: no need."""
         contact = None if self.final or self.error or self.closed else _session_liveness.wake_at(self.contact)
         return soonest(contact, None if self._waiting is None else self._waiting.due_at())
 
     def speaks_at(self) -> float | None:
-        """When the lane that speaks wants a `Tick`; None: not before something happens."""
+        """
+        Return the time at which the speaking lane needs a `Tick`; None: not before the next event.
+        """
         if not self._connected or self.parted:
             return None
         if not self._lanes.is_free(events.Lane.SPEAK):
@@ -103,11 +110,13 @@ class Session:
         return None if self._doubt is None else self._doubt.look_at
 
     def kill_at(self) -> float | None:
-        """When workers that still run here must be killed; None: there is no need that can be foreseen."""
-        ended = self.final is not None and self.final.kind != "left"  # who left may still stop them
+        """
+        Return the time at which workers that still run here must be killed; None: no limit yet.
+        """
+        ended = self.final is not None and self.final.kind != "left"  # a node that left may still stop them
         return None if ended else _session_liveness.kill_at(self.contact)
 
-    # What happened.
+    # Events.
 
     def _hear(self, event: events.Event, now: float, out: list[events.Action]) -> None:
         if getattr(event, "connection", None) not in (None, self._connection):
@@ -191,7 +200,11 @@ class Session:
         self.error = self.belief.gave_up(action.closed, f"{place}: {action.why}")
 
     def _stop(self, why: str, grace: float | None = None) -> None:
-        """Others may have this node's ranks by now, and an assignment that was not taken yet is none any more."""
+        """
+        Report the loss of contact to the agent; ranks that it did not take yet are withdrawn.
+
+        Other nodes may have this node's ranks by now.
+        """
         loss = messages.ContactLost(why, GRACE * self.contact.limits.heartbeat if grace is None else grace)
         self.words = (*(word for word in self.words if not isinstance(word, messages.RankAssignment)), loss)
         self._unsure = False
@@ -376,16 +389,18 @@ class Session:
             self._stop("the ranks that it got came too late")
 
     def _in_time(self, word: Word) -> Word:
-        """The word itself, if it is no assignment of ranks that others may have by now."""
+        """
+        Return *word*, or a `ContactLost` for an assignment of ranks that others may have by now.
+        """
         if not isinstance(word, messages.RankAssignment) or self.final is not None or not self.contact.fenced:
             return word
         why = f"the ranks of round {word.round} came while contact was lost"
         return messages.ContactLost(why, GRACE * self.contact.limits.heartbeat)
 
-    # What comes next.
+    # Next requests.
 
     def _go_on(self, now: float, out: list[events.Action]) -> None:
-        """Keep both lanes busy, or part once there is nobody to whom the rest can be sent."""
+        """Keep both lanes busy, or part once the rest cannot be sent to anyone."""
         if self.closed and self._cannot_send():
             self._part(out)
         if not self._connected or self.parted:

@@ -1,5 +1,5 @@
 """
-What happens to a node's session, and what a session has its shell do. Pure.
+Events for a node's session, and the actions that its shell does for it. Pure.
 
 Rules of this file: data only. A connection has two lanes, and each carries one operation at a time.
 """
@@ -18,29 +18,29 @@ from elasticlib.rendezvous.protocol._operations import Log, Operation, Result
 
 Answered: TypeAlias = Result | Descriptor
 Permanent: TypeAlias = RendezvousError | ConfigError | StartError
-"""What ends a node's part: no further attempt helps."""
+"""An error that ends a node's part: no further attempt helps."""
 
 
 class Lane(enum.Enum):
-    """Which of a connection's two lanes."""
+    """A lane of a connection."""
 
     SPEAK = "speak"
     WATCH = "watch"
 
 
-# Events: what happened.
+# Events.
 
 
 @frozen
 class Connected:
-    """The connection of this number is there."""
+    """The connection of this number was made."""
 
     connection: int
 
 
 @frozen
 class ConnectionLost:
-    """It could not be made, or it broke. *gone*: nobody listens there any more."""
+    """The connection could not be made, or it broke. *gone*: nobody listens there any more."""
 
     connection: int
     why: str
@@ -49,7 +49,7 @@ class ConnectionLost:
 
 @frozen
 class OperationDone:
-    """What came of operation *number*."""
+    """The result of operation *number*."""
 
     connection: int
     number: int
@@ -58,7 +58,7 @@ class OperationDone:
 
 @frozen
 class Refused:
-    """Something that no further attempt can mend; *connection* None: it has to do with no connection."""
+    """A permanent error; *connection* None: it belongs to no connection."""
 
     connection: int | None
     error: Permanent

@@ -1,24 +1,26 @@
 """
-Whether one node still has contact with its job, and what to do when it has not. Pure.
+One node's contact with its job: whether it is lost, and what to do then. Pure.
 
     SEEKING --greeted--> LIVE --silence, or a broken connection--> SEEKING --greeted--> ...
        '--- no greeting in time, or the host is gone --> OVER
 
-Self-fencing: the coordinator gives the ranks of a node away `heartbeat` seconds after it last read a new heartbeat of
-that node, and says which it has read. It read it no earlier than it was sent. So whoever stops its workers within
-`heartbeat` seconds after it *sent* the last one that was read can never work beside its successors, whatever the
-network does in between, whoever removes, keeps or shows again what lies in the store, and whatever the clocks of others
-say.
+Self-fencing: the coordinator assigns the ranks of a node to others `heartbeat` seconds after it
+last read a new heartbeat of that node. It reports which heartbeats it has read, and it read none
+earlier than it was sent. So a node can stop its workers within `heartbeat` seconds after it *sent*
+the last one that was read. Then they never run beside their successors. This holds whatever the
+network does in between. It holds if somebody removes, keeps or repeats values in the store, and for
+any clocks of other hosts.
 
-Where any node may coordinate, the coordinator's heartbeat stands still until another one has taken over, who gives
-every node the whole time anew: meanwhile it is enough that the store has this node's heartbeats. Somebody who removes
-these, and hides the coordinator's own for long, makes workers run beside their successors for as long as he does that.
+Where any node may coordinate, the coordinator's heartbeat stands still until a takeover. The new
+coordinator gives every node the whole time again. Meanwhile it is enough that the store has this
+node's heartbeats. An attacker who removes these, and hides the coordinator's own for long, can make
+workers run beside their successors for that time.
 
-A machine that sleeps does not see that time has passed. So the coordinator's heartbeat counts time: when it has
-gone on by about `heartbeat` seconds between two looks of this node, it may have been given up, and stops its workers at
-once.
+A machine that sleeps does not see that time has passed. So the coordinator's heartbeat counts time.
+If it has grown by about `heartbeat` seconds between two looks of this node, the node may have been
+given up. It stops its workers at once.
 
-Rules of this file: `step` is a function of state, event and time; times are this node's monotonic
+Rules of this file: `step` is a function of state, event and time. Times are this node's monotonic
 seconds, and only differences count.
 """
 
@@ -36,16 +38,16 @@ from elasticlib.rendezvous.protocol._timing import FENCE, GRACE, KILL, STALE, ST
 
 SLEPT = 16
 """
-Growth of the coordinator's heartbeat between two looks which says that this node may have been given up.
+Growth of the coordinator's heartbeat between two looks by which this node may have been given up.
 
-A node that is awake is fenced `FENCE` after a heartbeat that the first look told it was read: that is 15 at most. One
-that slept through its loss mostly sees more; where it does not, it is told by whoever gave it up, and fenced as its
-heartbeats are not read.
+A node that is awake is fenced `FENCE` after the heartbeat that the first look showed as read: that
+is 15 at most. A node that slept through its loss mostly sees more. Otherwise it gets a notice from
+the coordinator that gave it up, and is fenced as its heartbeats are not read.
 """
 ATTEMPT = 5.0
 """Seconds for one attempt to connect."""
 RECONNECT = 0.25
-"""Share of the heartbeat time for one, where contact was lost."""
+"""Share of the heartbeat time for one attempt, after contact was lost."""
 NOTHING_HEARD = -1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _REFUSALS = 4
@@ -60,9 +62,13 @@ class Limits:
     """For finding the store, connecting and the coordinator's greeting together."""
     reconnect_timeout: float = 60.0
     heartbeat: float = 0.0
-    """0: nobody is ever thought lost."""
+    """
+    Seconds without a new heartbeat after which a node is lost; 0: no node is ever thought lost.
+    """
     elected: bool = False
-    """Whether another node may take the coordination over; its silence is no reason to stop then."""
+    """
+    True if another node may take over the coordination; its silence is then no reason to stop.
+    """
 
 
 @frozen
@@ -81,7 +87,7 @@ class Assigned:
 
 @frozen
 class Acknowledged:
-    """What was sent at *sent* is in the store."""
+    """The message that was sent at *sent* is in the store."""
 
     sent: float
 
@@ -92,11 +98,14 @@ class HeartbeatRead:
 
     sent: float
     count: int
-    """Its count; `NOTHING_HEARD` where none was found."""
+    """Count of the coordinator's heartbeat; `NOTHING_HEARD` if none was found."""
     doubt: str = ""
-    """Why none was."""
+    """The reason why none was found."""
     read: float | None = None
-    """When what it says to be the last heartbeat that was read of this node was sent, where it says so."""
+    """
+    Time at which the last heartbeat that the coordinator has read of this node was sent; None if
+    unknown.
+    """
 
 
 @frozen
@@ -135,7 +144,7 @@ class GiveUp:
     why: str
     closed: bool
     gone: bool = False
-    """Whether the store's process is known to have ended."""
+    """True if the store's process is known to have ended."""
 
 
 Action: TypeAlias = ReplaceConnection | Fence | GiveUp
@@ -147,28 +156,36 @@ class SessionLiveness:
 
     limits: Limits
     began: float
-    """When it began to seek: at its start, or when contact was lost."""
+    """Start of the search: the node's start, or the loss of contact."""
     met: bool = False
-    """Whether there was contact ever."""
+    """True if there was ever contact."""
     live: bool = False
     trying: bool = False
-    """Whether an attempt is on its way."""
+    """True while an attempt is running."""
     acknowledged: float = 0.0
-    """When the last thing was sent that the store acknowledged, while there was a coordinator."""
+    """
+    Time of sending of the last message that the store acknowledged, while there was a coordinator.
+    """
     read: float | None = None
-    """When the last heartbeat was sent that the coordinator has read; None while this node has no ranks."""
+    """
+    Time of sending of the last heartbeat that the coordinator has read; None while this node has no
+    ranks.
+    """
     heard: int = NOTHING_HEARD
     heard_at: float = 0.0
-    """When that count was read first."""
+    """Time at which that count was first read."""
     quiet_since: float | None = None
-    """Since when the store answers and the coordinator's heartbeat stands still; None while it grows."""
+    """
+    Start of the time in which the store answers but the coordinator's heartbeat does not grow; None
+    while it grows.
+    """
     doubt: str = ""
-    """Why the coordinator's heartbeat does not count that was looked for last; empty where it does."""
+    """The reason why the coordinator's last heartbeat does not count; empty if it does."""
     fenced: bool = False
     compares: bool = False
-    """Whether the coordinator's heartbeat was looked for since the present request to join."""
+    """True if the coordinator's heartbeat was read since the present request to join."""
     doomed_at: float | None = None
-    """When workers of a node that slept must be killed."""
+    """Time at which workers of a node that slept must be killed."""
     trouble: str = "the first attempt is not over yet"
     refusals: int = 0
     pause: float = _FIRST_PAUSE
@@ -180,12 +197,12 @@ Outcome: TypeAlias = tuple[SessionLiveness, tuple[Action, ...]]
 
 
 def begin(limits: Limits, now: float) -> Outcome:
-    """A node that knows nobody yet."""
+    """Return the state of a node without any contact, and its first attempt to connect."""
     return evolve(SessionLiveness(limits, began=now, try_at=now), trying=True), (ReplaceConnection(),)
 
 
 def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
-    """What *event* changes, and what to do about it; *now* never goes back."""
+    """Return the state after *event*, and the actions to do; *now* never goes back."""
     if contact.over:
         return contact, ()
     match event:
@@ -225,23 +242,28 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
 
 
 def observe(contact: SessionLiveness, event: Event, now: float) -> SessionLiveness:
-    """What *event* says of how long workers may run, where nothing else about contact matters any more."""
+    """Return the state after *event*, of which only the time left for workers still matters."""
     return _heard(contact, event, now) if isinstance(event, HeartbeatRead) else contact
 
 
 def rejoin(contact: SessionLiveness) -> SessionLiveness:
-    """No worker of this node runs any more, and it asks for ranks: what was before does not matter."""
+    """
+    Return the state of a node that asks for ranks: no worker of it runs any more, and earlier times
+    do not count.
+    """
     known = contact.acknowledged if contact.read is None else max(contact.read, contact.acknowledged)
     return evolve(contact, compares=False, doomed_at=None, read=None, acknowledged=known)
 
 
 def is_stale(contact: SessionLiveness, sent: float, now: float) -> bool:
-    """Whether this node may have been given up if nothing was read that it sent after *sent*."""
+    """
+    Return whether this node may have been given up if none of its messages after *sent* was read.
+    """
     return bool(contact.limits.heartbeat) and now >= sent + STALE * contact.limits.heartbeat
 
 
 def wake_at(contact: SessionLiveness) -> float | None:
-    """When `step` wants a `TimePassed` at the latest."""
+    """Return the time at which `step` needs a `TimePassed` at the latest."""
     if contact.over:
         return None
     times: list[float | None] = []
@@ -254,9 +276,11 @@ def wake_at(contact: SessionLiveness) -> float | None:
 
 
 def _next_check(contact: SessionLiveness) -> float | None:
-    """Return when the workers are fenced or the connection is given up; None: neither is to come."""
+    """
+    Return when the workers are fenced or the connection is given up; None: neither can happen.
+    """
     if not contact.limits.heartbeat:
-        # Nobody is ever thought lost: the workers may run on.
+        # No node is ever thought lost: the workers may continue.
         return None
     if contact.met and not contact.fenced:
         return _fence_at(contact)
@@ -264,18 +288,21 @@ def _next_check(contact: SessionLiveness) -> float | None:
 
 
 def attempt_of(contact: SessionLiveness) -> float:
-    """Seconds for one attempt to connect: after a loss of contact there are fewer to lose."""
+    """Return the seconds for one attempt to connect: fewer after a loss of contact."""
     heartbeat = contact.limits.heartbeat
     return min(ATTEMPT, max(1.0, RECONNECT * heartbeat)) if heartbeat else ATTEMPT
 
 
 def search(contact: SessionLiveness, now: float) -> str:
-    """What hinders the search and how long it may take yet, for people; empty while there is contact."""
+    """
+    Return the obstacle of the search and the seconds left, for people; empty while there is
+    contact.
+    """
     return "" if contact.live else f"{contact.trouble}; {max(0.0, _deadline(contact) - now):.0f} s left"
 
 
 def kill_at(contact: SessionLiveness) -> float | None:
-    """When workers that still run here must be killed, whoever else has been told."""
+    """Return the time at which workers that still run here must be killed; None: no limit."""
     if not contact.met or not contact.limits.heartbeat:
         return None
     return _killed_at(contact)
@@ -357,12 +384,16 @@ def _fence_at(contact: SessionLiveness) -> float:
 
 
 def _doubt_at(contact: SessionLiveness) -> float:
-    """When contact that came back, and acknowledged nothing since, is sought anew."""
+    """
+    Return the time to search again after contact came back, if nothing was acknowledged since.
+    """
     return contact.began + FENCE * contact.limits.heartbeat
 
 
 def _silent_at(contact: SessionLiveness) -> float:
-    """When a coordinator whose heartbeat stands still, though its store answers, is given up."""
+    """
+    Return the time to give up a coordinator whose heartbeat stands still, though its store answers.
+    """
     quiet = math.inf if contact.quiet_since is None else contact.quiet_since
     return quiet + contact.limits.heartbeat + contact.limits.reconnect_timeout
 

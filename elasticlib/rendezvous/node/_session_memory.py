@@ -1,12 +1,16 @@
 """
-The parts of a session's memory: what is asked, the mailbox it reads, its wait for ranks. Pure.
+The parts of a session's memory: its open requests, its mailbox, its wait for ranks. Pure.
 
-Rules of this file: one operation at a time on each of a connection's lanes; an answer finds the question by its number.
-Each request to join opens a new mailbox. What may be left in an old one is deleted once a notice came in the new one:
-then nobody of this node looks into the old one, nor writes there. What was read is deleted once there are ranks, when
-nobody is in a hurry, and counts as there until that is acknowledged. It is the lane that watches which does so: nothing
-holds a heartbeat up. When people are told that a node still waits for its
-ranks is data; what is said is made by whoever knows.
+Rules of this file: one operation at a time on each of a connection's lanes; an answer finds its
+request by its number.
+
+Each request to join opens a new mailbox. The rest of an old one is deleted once a notice came in
+the new one: then no thread of this node reads or writes the old one. Notices that were read are
+deleted once there are ranks, when time does not matter. They count as present until that is
+acknowledged. The watching lane deletes, so that no heartbeat is delayed.
+
+The times at which people learn that a node still waits for its ranks are data; the caller logs the
+text.
 """
 
 from __future__ import annotations
@@ -27,17 +31,17 @@ SLICE = 60.0
 GREETING = 1.0
 """Seconds of one wait for the coordinator's greeting."""
 WAKE = b""
-"""What a node writes for itself where its next notice would lie, to wait there no more."""
+"""The value that a node writes to the key of its own next notice, to end the wait for it."""
 HEARD = (COORDINATOR_HEARTBEAT,)
-"""What a node reads of its coordinator, again and again."""
+"""The coordinator's keys that a node reads regularly."""
 _TELL_AFTER = (5.0, 15.0, 30.0)
-"""Seconds of waiting after which it is told."""
+"""Seconds of waiting after which the wait is logged."""
 _TELL_EVERY = 60.0
-"""Seconds between two tellings afterwards."""
+"""Seconds between two of these log lines afterwards."""
 
 
 class Task(enum.Enum):
-    """What an operation is for."""
+    """The purpose of an operation."""
 
     FIND = "wait for the greeting"
     GREET = "read the greeting"
@@ -70,27 +74,30 @@ class PendingOperation:
 
 @frozen
 class Lanes:
-    """What was asked, and not answered yet."""
+    """Requests without an answer yet."""
 
     count: int = 0
     """Number of the last operation."""
     _busy: Mapping[Lane, PendingOperation] = Factory(dict)
 
     def is_free(self, lane: Lane) -> bool:
-        """Whether something can be asked."""
+        """Return whether the lane can take a request."""
         return lane not in self._busy
 
     def ask(
         self, task: Task, sent: float, key: str = "", seq: int = 0, what: Operation | Describe | None = None
     ) -> Self:
-        """Its lane is busy with that."""
+        """Return the lanes with one more request, which occupies its task's lane."""
         number = self.count + 1
         return evolve(
             self, count=number, busy={**self._busy, task.lane: PendingOperation(number, task, sent, key, seq, what)}
         )
 
     def answered(self, number: int) -> tuple[Self, PendingOperation | None]:
-        """The lane of that operation is free; None when nobody waits for its answer."""
+        """
+        Return the lanes without request *number*, and the request; None if no request has this
+        number.
+        """
         # An answer may come after the lanes were cleared: nobody waits for it any more.
         for lane, asked in self._busy.items():
             if asked.number == number:
@@ -98,7 +105,7 @@ class Lanes:
         return self, None
 
     def cleared(self) -> Self:
-        """No answer is waited for."""
+        """Return the lanes without any request."""
         return evolve(self, busy={})
 
 
@@ -116,50 +123,60 @@ class Mailbox:
     litter: tuple[str, ...] = ()
     """Keys of older mailboxes."""
     settled: bool = False
-    """Whether the last that was read were ranks."""
+    """True if the last notice that was read had ranks."""
 
     @property
     def next_key(self) -> str | None:
-        """Where the next notice will lie."""
+        """The key of the next notice; None without a mailbox."""
         return mailbox_key(self.name, self.read) if self.name else None
 
     def opened(self, name: str, epoch: int) -> Self:
-        """A new one, under the coordinator of that epoch."""
+        """
+        Return the mailbox *name*, opened under the coordinator of *epoch*; the keys of the old one
+        become `litter`.
+        """
         if not self.name:
             return evolve(self, name=name)
-        # A coordinator that took over may have written again what was read before, and did not know of it.
+        # A coordinator that took over may have written a notice again, without knowing that it was
+        # read.
         first = 0 if epoch else self.read
         left = (heartbeat_key(self.name), *(mailbox_key(self.name, index) for index in range(first, self.read + 1)))
         return evolve(self, name=name, read=0, litter=(*self.litter, *left))
 
     def awaits(self, key: str | None) -> Self:
-        """That one is watched, or none."""
+        """Return the mailbox with *key* as the watched one; None: none."""
         return evolve(self, awaited=key)
 
     def woken(self, key: str) -> Self:
-        """Whoever watched that one does so no more."""
+        """Return the mailbox after the watch of *key* ended."""
         return self.awaits(None) if key == self.awaited else self
 
     def stale(self, key: str | None) -> str | None:
-        """What is watched, where it is not *key*, at which the next notice will lie."""
+        """Return the watched key if it is not *key*, the key of the next notice."""
         return self.awaited if self.awaited != key else None
 
     def taken(self, key: str, settles: bool) -> Self:
-        """What lies there was read, be it a notice or not; *settles*: it was one of ranks."""
+        """
+        Return the mailbox after the value at *key* was read, even if it is not a notice; *settles*:
+        it had ranks.
+        """
         return evolve(self, done=(*self.done, key), settled=settles)
 
     def further(self) -> Self:
-        """After one more notice."""
+        """Return the mailbox after one more notice."""
         return evolve(self, read=self.read + 1)
 
     def deletable(self, key: str | None) -> tuple[str, ...]:
-        """What is to be deleted before *key* is watched: all if that is None, or was read, or there are ranks."""
+        """
+        Return the keys to delete before *key* is watched: all if that is None, or was read, or
+        there are ranks.
+        """
         if key is None or self.settled or key in self.done:
             return tuple(dict.fromkeys((*self.done, *(self.litter if self.read else ()))))
         return ()
 
     def cleared(self, keys: tuple[str, ...]) -> Self:
-        """After these were deleted."""
+        """Return the mailbox after these keys were deleted."""
         done, litter = ([key for key in each if key not in keys] for each in (self.done, self.litter))
         return evolve(self, done=tuple(done), litter=tuple(litter)) if keys else self
 
@@ -176,25 +193,27 @@ def copied(one: _T) -> _T:
 
 
 def search(where: str, host: str, status: str) -> str:
-    """Where a job is, as far as is known: the store's place, who coordinates, what else was heard."""
+    """
+    Return the known facts about a job as a text: the store's place, the coordinator, its status.
+    """
     status = f"coordinated by node {host}" if host else status
     return f" ({'; '.join(filter(None, (where, status)))})" if where or status else ""
 
 
 @frozen
 class Waiting:
-    """Since when a node has waited, and how often that was told."""
+    """The wait of a node for its ranks: its start, and the number of log lines about it."""
 
     since: float
     told: int = 0
 
     def due_at(self) -> float:
-        """When it is to be told next."""
+        """Return the time of the next log line."""
         more = self.told - len(_TELL_AFTER)
         return self.since + (_TELL_AFTER[self.told] if more < 0 else _TELL_AFTER[-1] + _TELL_EVERY * (more + 1))
 
     def complain(self, node: str, job: str, why: str, now: float) -> tuple[Self, str]:
-        """Tell it once more, and how: *why* may be empty."""
+        """Return the wait after one more log line, and that line; *why* may be empty."""
         why = why or "the job is found, but its coordinator has not reported its nodes yet"
         said = f"node {node} has waited {now - self.since:.0f} s for job {job!r}: {why}"
         return evolve(self, told=self.told + 1), said

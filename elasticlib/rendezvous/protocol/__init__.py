@@ -1,4 +1,4 @@
-"""What nodes and their coordinator say to each other: messages, how they look in a store, what is asked of it. Pure."""
+"""Messages of nodes and their coordinator, their form in a store, and operations on it. Pure."""
 
 from __future__ import annotations
 

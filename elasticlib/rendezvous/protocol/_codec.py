@@ -1,9 +1,9 @@
 """
-How small frozen classes become JSON, and come back when nothing about them is wrong. Pure.
+JSON for small frozen classes, checked when it is read. Pure.
 
-Rules of this file: it knows no message; a class is given by its fields, whose annotations name their readers. What
-is not exactly as it should be is a ``ValueError`` that says what. Every text of a peer comes in by here, and is safe
-to be shown from then on.
+Rules of this file: it knows no message; a class is given by its fields, whose annotations name
+their readers. Any deviation is a ``ValueError`` that names it. Every text of a peer is read here,
+and is safe to be shown from then on.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Place: TypeAlias = str | Callable[[Any], str]
 """The spot where a message belongs; where it names that itself, what makes it of the message."""
 
 Name: TypeAlias = str
-"""A field that names somebody, in keys and signatures too; refused where it cannot be that."""
+"""A field with a name, also used in keys and signatures; refused if it is not a valid name."""
 Lines: TypeAlias = str
 """A field of many lines for people. One that is annotated as ``str`` is a single line."""
 Code: TypeAlias = str
-"""A field that is compared, stands in keys and is never shown: it stays as it is."""
+"""A field that is compared, used in keys and never shown: it is not changed."""
 
 
 class Codec:
@@ -68,13 +68,13 @@ class Codec:
     def plain(self, message: Any) -> dict[str, Any]:
         """Return the object as plain data, with its name and the version."""
         body = asdict(message)
-        # asdict loses the class of what is nested: its name must be written beside it.
+        # asdict loses the class of nested objects: its name must be written beside it.
         if "report" in body:
             body["report"] = self.plain(message.report)
         return body | {"v": self._version, "type": self._names[type(message)]}
 
     def read(self, data: bytes, key: bytes | None, place: Place) -> Any:
-        """Return the object that *data* holds, signed with *key* for *place*; unsigned where there is no key."""
+        """Return the object in *data*, signed with *key* for *place*; unsigned if *key* is None."""
         return self.of(_untrusted.parse(data), key, place)
 
     def of(self, body: Any, key: bytes | None = None, place: Place = "") -> Any:
@@ -82,7 +82,7 @@ class Codec:
         if not isinstance(body, dict):
             raise ValueError("it is no JSON object")
         version = body.get("v")
-        is_ours = type(version) is int and version == self._version  # True equals 1, and is no version
+        is_ours = type(version) is int and version == self._version  # True equals 1, but is not a version
         if not is_ours:
             raise ValueError(f"it has version {_untrusted.shown(version)}, this node reads version {self._version}")
         body = dict(body)
@@ -188,4 +188,4 @@ PLAIN: Mapping[str, Reader] = {
     "Name | None": _or_none(_untrusted.name),
     "tuple[str, ...]": _many(_untrusted.line),
 }
-"""What reads a field, by its annotation."""
+"""The reader of a field, by its annotation."""

@@ -1,5 +1,5 @@
 """
-The few things that a store must do to carry a job, and where messages lie in it.
+The operations that a store must support to carry a job, and the keys of its messages.
 
     hello             `Announcement` of the coordinator
     pulse             `CoordinatorHeartbeat` of the coordinator
@@ -8,8 +8,8 @@ The few things that a store must do to carry a job, and where messages lie in it
     box/<mailbox>/<k> notice k = 0, 1, ... to the node whose latest Join named this mailbox
     beat/<mailbox>    `NodeHeartbeat` of that node
 
-Rules of this file: nothing here but the contract and the key names. A key of a mailbox has one writer and one
-reader, who deletes it once read; so any reader can be woken by a value put into its own key.
+Rules of this file: only the contract and the key names. A key of a mailbox has one writer and one
+reader, who deletes it once read. So any reader can be woken by a value put into its own key.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Posted:
 
 
 class RequestRefusedError(RendezvousError):
-    """You get it when the store answers, and says that it will not do what it was asked, however often that is."""
+    """Raised when the store answers, and refuses a request for good."""
 
     def __init__(self, why: str, too_large: bool = False) -> None:
         super().__init__(why, too_large)
         self.too_large = too_large
-        """Whether less might be taken."""
+        """True if a smaller value might be accepted."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -51,13 +51,13 @@ class RequestRefusedError(RendezvousError):
 
 class Exchange(Protocol):
     """
-    One connection to the store of one job; its keys are apart from those of every other job.
+    One connection to the store of one job; its keys are separate from those of every other job.
 
-    One thread at a time uses a connection: `clone` it for another one. A call may block for as long as the
-    store is silent. A store that cannot be reached, or that ended, raises `RendezvousConnectionError`; a
-    connection that raised that is done with. A store that is there and refuses raises `RequestRefusedError`, and
-    the connection goes on. What `write`, `update` or `post` wrote is there, for every connection, once
-    it returned.
+    One thread at a time uses a connection: `clone` it for another one. A call may block for as long
+    as the store is silent. A store that cannot be reached, or that ended, raises
+    `RendezvousConnectionError`; the connection cannot be used again. A store that answers and
+    refuses raises `RequestRefusedError`, and the connection stays usable. Once `write`, `update` or
+    `post` returned, every connection sees the data.
     """
 
     def post(self, data: bytes, values: Mapping[str, bytes] = NOTHING) -> None:
@@ -65,10 +65,11 @@ class Exchange(Protocol):
 
     def receive(self, timeout: float | None) -> Sequence[Posted]:
         """
-        Entries that this connection has not received yet, oldest first; blocks for at most *timeout* seconds
-        (None: for ever) until there is one. For the coordinator only. Entries stay in the store until
-        `discard`: whoever coordinates next receives them again. An entry whose poster died on the way is
-        passed over after a second.
+        Return the entries that this connection has not received yet, oldest first.
+
+        Blocks until there is one, for at most *timeout* seconds (None: no limit). For the
+        coordinator only. Entries stay in the store until `discard`: the next coordinator receives
+        them again. An entry whose poster died on the way is skipped after a second.
         """
 
     def discard(self, entries: Sequence[Posted]) -> None:
@@ -78,10 +79,10 @@ class Exchange(Protocol):
         """Write all values, wake all who wait for their keys."""
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The value of each key; None for a key that was never written, or deleted since."""
+        """Return the value of each key; None for a key that was never written, or deleted since."""
 
     def update(self, values: Mapping[str, bytes], keys: Sequence[str]) -> list[bytes | None]:
-        """As `write` and then `read`, in fewer requests where the store can."""
+        """Do `write` and then `read`, in fewer requests where the store can."""
         self.write(values)
         return self.read(keys)
 
@@ -93,38 +94,43 @@ class Exchange(Protocol):
         return data
 
     def wait(self, key: str, timeout: float | None) -> bool:
-        """Block until the key is there, at most *timeout* seconds (None: for ever); whether it was."""
+        """
+        Block until the key exists, for at most *timeout* seconds (None: no limit); return whether
+        it does.
+        """
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Forget the keys; a key that is not there is forgotten already."""
+        """Delete the keys; a missing key is not an error."""
 
     def clear_foreign(self) -> None:
-        """Where workers share this store: delete every key of theirs. Elsewhere nothing."""
+        """Delete every key of the workers, where they share this store."""
 
     def clone(self) -> Exchange:
-        """Another connection to the same store, for use by another thread."""
+        """Return another connection to the same store, for use by another thread."""
 
     def close(self) -> None:
-        """Give the connection up; never blocks; may come twice."""
+        """Give the connection up without blocking; may be called twice."""
 
 
 def mailbox_name(node: str, seq: int) -> str:
-    """The mailbox that a node's Join opens: *seq* is the number of the message that holds it."""
+    """
+    Return the mailbox that a node's Join opens: *seq* is the number of the message that holds it.
+    """
     return f"{node}/{seq}"
 
 
 def mailbox_key(mailbox: str, index: int) -> str:
-    """Where notice *index* of a mailbox lies."""
+    """Return the key of notice *index* of a mailbox."""
     return f"box/{mailbox}/{index}"
 
 
 def heartbeat_key(mailbox: str) -> str:
-    """Where the heartbeats of a mailbox lie."""
+    """Return the key of the heartbeats of a mailbox."""
     return f"beat/{mailbox}"
 
 
 def report_place(run_id: str, nonce: str, node: str, seq: int) -> str:
-    """What the signature of a message covers besides its text."""
+    """Return the text that the signature of a message covers besides its own."""
     return f"{run_id}/{nonce}/inbox/{node}/{seq}"
 
 

@@ -1,6 +1,7 @@
 """
-Which heartbeats of the nodes of a round the coordinator has read, as short as can be: it says so in each of its own.
-Pure.
+The last heartbeats of a round's nodes that the coordinator has read, in a short form. Pure.
+
+The coordinator includes them in each of its own heartbeats.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _NONE = ".."
 
 @frozen
 class HeartbeatsRead:
-    """Of each node of a round, in the order of group ranks: the count of the last heartbeat that was read."""
+    """
+    Counts of the last heartbeats that were read, one for each node of a round, in the order of
+    group ranks.
+    """
 
     round: int
     last: Code
