@@ -1,12 +1,14 @@
 """
-What nodes and coordinator say to each other, and how it looks on the wire. Pure.
+Messages of nodes and their coordinator, and their wire format. Pure.
 
-Rules of this file: a message is a small frozen class; its fields, as annotated, are its wire format and say what
-they take. The wire is JSON with ``"v": 1`` and sorted keys. `decode` trusts nothing: whatever is not exactly a
-message of this version is a `RendezvousStateError`. No wall clock travels: times are ages in seconds.
+Rules of this file: a message is a small frozen class; its annotated fields are its wire format and
+state valid values. The wire is JSON with ``"v": 1`` and sorted keys. `decode` trusts nothing:
+anything but a valid message of this version is a `RendezvousStateError`. No wall clock travels:
+times are ages in seconds.
 
-With a key, a message carries an HMAC-SHA256 over its body and its *place*: a text that names the job, the
-coordinator's nonce and the one spot where this message belongs, so that a copy is worth nothing elsewhere.
+With a key, a message carries an HMAC-SHA256 over its body and its *place*. The place is a text that
+names the job, the coordinator's nonce and the one key or number of this message, so that a copy is
+worthless elsewhere.
 """
 
 from __future__ import annotations
@@ -26,37 +28,37 @@ VERSION = 1
 MOST_SLOTS = 1_000_000
 """Workers on one node: more processes than a kernel has."""
 EPOCH_BITS = 32
-"""Of the count of a coordinator's heartbeat, those below its coordinator's epoch."""
+"""Bits of a heartbeat's count that lie below the epoch of its coordinator."""
 LAST_EPOCH = (1 << 30) - 1
-"""More often no coordination is taken over; such heartbeats are numbers that every reader takes."""
+"""Limit of takeovers; heartbeats up to it have counts that every reader accepts."""
 
 
 @frozen
 class Descriptor:
-    """What a node offers to one round."""
+    """The offer of a node for one round."""
 
     slots: int = field(validator=and_(ge(1), le(MOST_SLOTS)))
-    """Workers that it will run."""
+    """Number of workers that it will run."""
     role: str
     addresses: tuple[str, ...] = field(validator=min_len(1))
-    """Where peers reach this node, best first."""
+    """Addresses at which peers reach this node, best first."""
     store_port: int = field(validator=and_(ge(0), le(65535)))
     """Port that this node has bound for the round's worker store, in case it becomes group rank 0."""
     index: int | None = field(default=None, validator=optional(ge(0)))
     """Place in the order of ranks, where the user or a scheduler fixed one."""
     hosts: bool = False
-    """Whether the job's store lives on this node: without fixed places it comes first."""
+    """True if the job's store lives on this node: without fixed places it comes first."""
     work: str = ""
-    """What its workers run, for telling two jobs of one name apart."""
+    """The program of its workers, which distinguishes two jobs of one name."""
     command: str = ""
     """`work` with its arguments, equal for equal ones; empty: unknown."""
     is_scheduled: bool = False
-    """Whether a scheduler gave `index`, which no two living nodes have then."""
+    """True if a scheduler set `index`; then no two living nodes have the same."""
 
 
 @frozen
 class Terms:
-    """What all nodes of a job must have been told alike."""
+    """Settings that must be the same on all nodes of a job."""
 
     min_nodes: int
     max_nodes: int
@@ -70,15 +72,24 @@ class Join:
     node: Name
     descriptor: Descriptor
     terms: Terms | None = None
-    """Checked against the coordinator's own, where given."""
+    """Compared with the coordinator's own, where given."""
     round: int = field(default=-1, validator=ge(-1))
     """The last round in which this node had ranks; -1: none."""
     epoch: int = field(default=0, validator=and_(ge(0), le(LAST_EPOCH)))
-    """The latest coordinator's of which it heard: one that remembers less was given an old memory."""
+    """
+    The latest coordinator's epoch that this node knows; a coordinator with a lower one was given an
+    old memory.
+    """
     pulse: int = field(default=0, validator=ge(0))
-    """Count of the coordinator's latest heartbeat it has read; 0: none. No coordinator needs it any more."""
+    """
+    Count of the latest heartbeat of the coordinator that it has read; 0: none. No coordinator uses
+    it any more.
+    """
     after: str = ""
-    """What ended this node's last sidecar, if this is the first message of a new one: earlier ones may be missing."""
+    """
+    The end of this node's last sidecar, if this is the first message of a new one; earlier ones may
+    be missing.
+    """
     succeeded: int = field(default=-1, validator=ge(-1))
     """The round whose success that sidecar may not have passed on; -1: none."""
 
@@ -101,11 +112,14 @@ class FailureNote:
     age: float = field(default=0.0, validator=ge(0))
     """Seconds between the failure and the sending of this note."""
     fatal: bool = False
-    """True where a restart would only meet it again: the job ends, whatever restarts are left."""
+    """True if a restart would only repeat it: the job ends, whatever restarts are left."""
     process: str = ""
-    """Which process of elasticlib's own ended; empty: a worker. `rank` stands for it then."""
+    """The helper process of elasticlib that ended, with `rank` in its place; empty: a worker."""
     cut: bool = False
-    """True where texts were left out, and more of them can be had: from its node, or where the root cause lies."""
+    """
+    True if texts were left out, and more of them can be requested: from its node, or at the root
+    cause's key.
+    """
 
 
 @frozen
@@ -164,9 +178,9 @@ class RankAssignment:
     """Addresses of group rank 0, best first."""
     master_port: int = field(validator=and_(ge(0), le(65535)))
     why: str
-    """What made the round start."""
+    """The reason for the start of the round."""
     cause: str = ""
-    """Why the last round ended, where its workers failed."""
+    """The reason for the end of the last round, if its workers failed."""
     heard: int = field(default=0, validator=ge(0))
     """Count of the last heartbeat of this node that was read since it asked for ranks; 0: none was yet."""
 
@@ -188,13 +202,18 @@ class RoundEnd:
     why: str
     restart: bool
     decided: bool = True
-    """False where workers that still stop may tell of an earlier failure: another one with the cause follows, or the
-    next ranks, or the job's end, have it."""
+    """
+    False if workers that still stop may report an earlier failure. The cause then follows in
+    another `RoundEnd`, in the next ranks or in the job's end.
+    """
 
 
 @frozen
 class GivenUp:
-    """To a node that is heard again after it was counted as lost: it has no part in the job until it asks anew."""
+    """
+    Notice to a node that was counted as lost and is heard again: it has no part in the job until it
+    asks for ranks.
+    """
 
     why: str
 
@@ -222,8 +241,15 @@ class Final:
     root_node: Name | None = None
     root: FailureNote | None = None
     kind: str = "failed"
-    """Sort of an end without success: ``failed`` (workers), ``timeout`` (too few nodes), ``closed`` (the job had
-    ended, or was ended from outside), ``refused`` (this node may not take part), ``left`` (it said so itself)."""
+    """
+    Sort of an end without success.
+
+    * ``failed``: workers failed
+    * ``timeout``: too few nodes
+    * ``closed``: the job had ended, or was ended from outside
+    * ``refused``: this node may not take part
+    * ``left``: this node asked to leave
+    """
     round: int | None = None
     """The round that succeeded, whose results are the job's."""
 
@@ -253,18 +279,18 @@ class Envelope:
 
 @frozen
 class Announcement:
-    """The coordinator's greeting, for whoever comes: which job this is, and how it is run."""
+    """The coordinator's greeting to every node: the identity of the job, and its settings."""
 
     run_id: Code
     nonce: Name
-    """Random, made anew when a job begins; kept when another node takes the coordination over."""
+    """Random, new when a job begins; kept when another node takes over the coordination."""
     host: str
-    """Who coordinates, for people."""
+    """The node that coordinates, for people."""
     terms: Terms
     heartbeat: float = field(validator=or_(in_((0,)), ge(SHORTEST_HEARTBEAT)))
     """Seconds of silence after which a node is lost; 0: no node is ever thought lost."""
     signed: bool = False
-    """Whether all messages of this job carry a MAC."""
+    """True if all messages of this job carry a MAC."""
 
 
 @frozen
@@ -272,20 +298,22 @@ class CoordinatorHeartbeat:
     """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time in which it looked around."""
 
     nonce: Name
-    """Of the beginning of the job that it coordinates."""
+    """Identifies the beginning of the job that it coordinates."""
     count: int = field(validator=and_(ge(0), lt((LAST_EPOCH + 1) << EPOCH_BITS)))
     status: str = ""
-    """For whom the job waits, for people; empty while it runs."""
+    """The nodes for which the job waits, for people; empty while it runs."""
     waiting: int = field(default=0, validator=ge(0))
     """Nodes that wait for ranks while a round runs."""
     over: str = ""
-    """Why the job ended, where the coordinator may not know any more who is to be told."""
+    """
+    The reason for the job's end, if the coordinator may not know all nodes that must learn it.
+    """
     read: HeartbeatsRead | None = None
-    """Of the nodes of the last round."""
+    """Heartbeats of the nodes of the last round that the coordinator has read."""
 
     @property
     def epoch(self) -> int:
-        """How often the coordination had been taken over."""
+        """Number of takeovers of the coordination."""
         return self.count >> EPOCH_BITS
 
 
@@ -314,22 +342,25 @@ class ContactLost:
 
 @frozen
 class StoreGone:
-    """To an agent, by its own node: nobody coordinates the job any more, nor will. The error that says so follows."""
+    """
+    Notice to an agent from its own node: no coordinator is left or will come. The error about that
+    follows.
+    """
 
     why: str
 
 
 WorkerReport: TypeAlias = Failed | Stopped | Succeeded | Leave
-"""What an agent says of its workers."""
+"""Report of an agent about its workers."""
 
 Report: TypeAlias = Join | WorkerReport | Acknowledgement | Close
-"""What nodes tell the coordinator."""
+"""Message of a node to the coordinator."""
 
 Notice: TypeAlias = RankAssignment | RoundEnd | Final
-"""What the coordinator tells nodes."""
+"""Notice of the coordinator to a node."""
 
 Told: TypeAlias = Notice | GivenUp | Elaborate | Caution
-"""Besides, what is meant for a node's session, and not for its agent."""
+"""The same, with notices for a node's session instead of its agent."""
 
 Message: TypeAlias = Report | Told | Envelope | Announcement | CoordinatorHeartbeat | NodeHeartbeat
 

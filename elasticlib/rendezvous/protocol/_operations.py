@@ -1,8 +1,8 @@
 """
-What the protocol asks of a store, as data: the contract of `Exchange`, one class for each call.
+The operations of the protocol on a store, as data: one class for each call of `Exchange`.
 
-Rules of this file: an operation says what it needs and nothing of why; `perform` does one, and is all that a real
-store and a pure object of the protocol have in common.
+Rules of this file: an operation contains its arguments and no reason. `perform` does one; real
+stores and the pure objects of the protocol share nothing else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Read:
 
 @frozen
 class Wait:
-    """Block until the key is there, *timeout* seconds at most. Answer: whether it was."""
+    """Block until the key exists, for at most *timeout* seconds. Answer: whether it does."""
 
     key: str
     timeout: float
@@ -57,7 +57,7 @@ class Update:
 
 @frozen
 class Take:
-    """Read *key* once it is there, *timeout* seconds at most. Answer: its value, or None."""
+    """Read *key* once it exists, after at most *timeout* seconds. Answer: its value, or None."""
 
     key: str
     timeout: float
@@ -72,7 +72,10 @@ class Delete:
 
 @frozen
 class Receive:
-    """Wait for entries of the inbox, *timeout* seconds at most (None: for ever). Answer: the entries."""
+    """
+    Wait for entries of the inbox, for at most *timeout* seconds (None: no limit). Answer: the
+    entries.
+    """
 
     timeout: float | None
 
@@ -86,7 +89,7 @@ class Discard:
 
 @frozen
 class ClearForeign:
-    """Where workers share the store: delete every key of theirs. Answer: None."""
+    """Delete every key of the workers, where they share the store. Answer: None."""
 
 
 @frozen

@@ -1,7 +1,8 @@
 """
-How far a node knows its job to have come: by that it notices a coordinator whose memory was set back. Pure.
+A node's latest knowledge of its job, by which it detects a coordinator whose memory was set back.
+Pure.
 
-Rules of this file: what was seen only grows, as long as the job does not begin anew.
+Rules of this file: the values only grow, until the job begins again.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from elasticlib.rendezvous.protocol._messages import CoordinatorHeartbeat, RankA
 
 @frozen
 class Seen:
-    """By default, that of a node which knows nothing yet."""
+    """
+    Progress of a job as one node knows it; the defaults are those of a node that knows nothing yet.
+    """
 
     nonce: str = ""
-    """Of the beginning of the job that it speaks of."""
+    """Identifies the beginning of the job in question."""
     epoch: int = 0
-    """How often the coordination had been taken over."""
+    """Number of takeovers of the coordination."""
     round: int = -1
     """The last round in which the node had ranks."""
     heard: int = 0

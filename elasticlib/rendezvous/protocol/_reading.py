@@ -1,7 +1,8 @@
 """
-What a job's coordinator has left in the store, as anybody may read it: its greeting and its heartbeat. Pure.
+The greeting and heartbeat that a job's coordinator has left in the store, for any reader. Pure.
 
-Rules of this file: bytes come in that anybody can have written; with a token, what is not signed by it is nothing.
+Rules of this file: anybody can have written the bytes. With a token, data without its signature
+does not count.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Announcem
 def heartbeat_of(
     data: bytes | None, run_id: str, nonce: str, key: bytes | None
 ) -> tuple[CoordinatorHeartbeat | None, str]:
-    """Return the heartbeat of the coordinator of that beginning; or None, and why there is none that is valid."""
+    """Return the heartbeat of the coordinator with that *nonce*; or None, with the reason."""
     if data is None:
         return None, "the store answers, but no heartbeat of the job's coordinator is there"
     try:
         heartbeat = decode(data, key, key_place(run_id, nonce, COORDINATOR_HEARTBEAT))
     except RendezvousStateError as error:
         return None, f"the heartbeat of the job's coordinator was overwritten: {error}"
-    # Another beginning of the job has a heartbeat, too: only a token's signature would tell it from this one's.
+    # Another beginning of the job has a heartbeat, too: only a token's signature would distinguish
+    # the two.
     if not isinstance(heartbeat, CoordinatorHeartbeat) or heartbeat.nonce != nonce:
         return None, "the heartbeat in the store is not that of this job's coordinator"
     return heartbeat, ""
@@ -45,17 +47,20 @@ def heartbeat_of(
 
 @frozen
 class LastHeartbeat:
-    """How far the heartbeat of a coordinator had come when it was looked at last; by default nobody did."""
+    """A coordinator's heartbeat when it was last read; the defaults mean that it was never read."""
 
     nonce: str = ""
     count: int = -1
     """-1: there was none."""
 
     def then(self, announcement: Announcement, data: bytes | None, key: bytes | None) -> tuple[Self, bool]:
-        """Return it as it is now, of the coordinator that greets so; and whether it has grown: then that one lives."""
+        """
+        Return the heartbeat in *data*, and whether it has grown: then the coordinator that wrote
+        *announcement* lives.
+        """
         heartbeat, _ = heartbeat_of(data, announcement.run_id, announcement.nonce, key)
         count = -1 if heartbeat is None else heartbeat.count
         now = type(self)(announcement.nonce, count)
-        # Of one heartbeat alone nobody can say when it was written.
+        # One heartbeat alone does not show when it was written.
         has_grown = now.nonce == self.nonce and now.count > self.count >= 0
         return now, has_grown

@@ -1,8 +1,9 @@
 """
-What a node may say at most, and what is left out where it has more to say. Pure.
+Size limits of messages, and what is left out of longer ones. Pure.
 
-Rules of this file: sizes are bytes on the wire, where a character costs one to twelve. Wherever a text was cut it says
-so. Of several failures the one that may be the root cause loses its text last.
+Rules of this file: sizes are bytes on the wire, where a character costs one to twelve. A mark
+stands wherever a text was cut. Of several failures the one that may be the root cause loses its
+text last.
 """
 
 from __future__ import annotations
@@ -16,19 +17,24 @@ from elasticlib.rendezvous.protocol._codec import write
 from elasticlib.rendezvous.protocol._messages import Close, Failed, FailureNote, Final, Leave, Report, Stopped, encode
 
 ENVELOPE = 64 * 1024
-"""Bytes of a node's message: one failure with two texts of 20,000 characters, and a few lines of each other."""
+"""
+Bytes of a node's message: one failure with two texts of 20,000 characters, and a few lines of each
+other.
+"""
 EARLY = 8 * 1024
-"""Bytes of a message on failures, none known yet to be the root cause: who has that is asked for all."""
+"""
+Bytes of a message on failures before the root cause is known; its node is asked for all later.
+"""
 WHOLE = 2 * 1024
-"""Bytes of a root cause that each node is told in a notice of its own: a longer one lies in one place for all."""
+"""Bytes of a root cause in each node's notice; a longer one is stored once for all nodes."""
 LINE = 1000
 """Bytes of a text that goes to every node of a job."""
 SHORT = 200
-"""Bytes of each text of a failure that is not told whole."""
+"""Bytes of each text of a failure in its short form."""
 MOST_NOTES = 32
-"""Failures that one message tells."""
+"""Failures in one message."""
 _ENVELOPE = 1024
-"""Bytes that a message has besides its report, or its report besides texts: number, signature, names."""
+"""Bytes of a message besides its report, or of a report besides texts: number, signature, names."""
 _MARK = "[... {:,} characters were cut here ...]"
 _MARK_COST = 60
 _BEGINNING = 0.25
@@ -42,7 +48,7 @@ def cost(text: str) -> int:
 
 def cut(text: str, most: int, beginning: float = _BEGINNING) -> str:
     """Return the text in at most so many bytes: its beginning, as large a share as that, a mark, and its end."""
-    # The length first: the cost of a very long text need not be counted.
+    # The length first: it saves counting the cost of a very long text.
     is_short = len(text) <= most and cost(text) <= most
     if is_short:
         return text
@@ -79,15 +85,19 @@ def short(note: FailureNote) -> FailureNote:
 
 
 def brief(final: Final) -> Final:
-    """Return the same end, with a few lines of its root cause, of which there is no more."""
+    """
+    Return the same end, with a few lines of its root cause, for readers that cannot request more.
+    """
     if final.root is None:
         return final
     return evolve(final, root=evolve(short(final.root), cut=False))
 
 
 def refers(final: Final) -> Final:
-    """Return the same end, for each node's notice, where the whole root cause lies in one place for all."""
-    # The whole lies in the store as its node's message: without a node there is none.
+    """
+    Return the same end for each node's notice; its long root cause is stored once for all nodes.
+    """
+    # The root cause is stored as its node's message: without a node it is not stored.
     if final.root is None or final.root_node is None:
         return final
     if _fits((final.root,), WHOLE):
@@ -169,7 +179,7 @@ def _marked(note: FailureNote, wholes: Sequence[FailureNote]) -> FailureNote:
 
 
 def _fits(notes: Sequence[FailureNote], most: int) -> bool:
-    # A text costs its length at least: most that are too long need not be looked at.
+    # A text costs its length at least: this sorts out most that are too long.
     least = sum(len(text) for note in notes for text in _texts(note))
     if least > most:
         return False

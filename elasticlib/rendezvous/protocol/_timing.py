@@ -1,10 +1,15 @@
 """
 The times of the protocol, as shares of the heartbeat time that the coordinator announces. Pure.
 
-0 .. INTERVAL .. FENCE .. FENCE + GRACE < KILL .. 1: a node sends a heartbeat each INTERVAL, and reads what the
-coordinator says. The coordinator reads all heartbeats each LOOK, and says then which it has read. FENCE after a
-node sent the last one that was read, it stops its workers, which have GRACE for it; at KILL they are killed; 1 after
-it was read the coordinator takes the node for lost. So it works with clocks alone, whatever is lost, late or removed.
+The order is 0 .. INTERVAL .. FENCE .. FENCE + GRACE < KILL .. 1.
+
+* A node sends a heartbeat each INTERVAL, and reads the coordinator's.
+* The coordinator reads all heartbeats each LOOK, and reports which it has read.
+* FENCE after a node sent the last one that was read, it stops its workers. They have GRACE for it.
+* At KILL they are killed.
+* 1 after the coordinator read it, the node counts as lost.
+
+So each side only needs its own clock, whatever is lost, late or removed.
 """
 
 SHORTEST_HEARTBEAT = 0.1
@@ -12,13 +17,18 @@ SHORTEST_HEARTBEAT = 0.1
 LOOK = 0.1
 """Share of the heartbeat time between two readings of all heartbeats."""
 INTERVAL = 0.15
-"""Share of the heartbeat time between two heartbeats of a node, with each of which it reads the coordinator's."""
+"""
+Share of the heartbeat time between two heartbeats of a node; it reads the coordinator's with each.
+"""
 STALE = 0.5
-"""Share after which ranks that come are believed only once the coordinator says that it has heard the node since."""
+"""
+Share after which ranks that come are believed only once the coordinator reports a later heartbeat
+of the node.
+"""
 FENCE = 0.75
-"""Share after which, unread, the workers are told to stop."""
+"""Share after which a node whose heartbeats were not read stops its workers."""
 GRACE = 0.15
-"""Share that they have for it."""
+"""Share that workers have to stop."""
 KILL = 0.95
 """Share after which they are killed."""
 DEAF = 0.45

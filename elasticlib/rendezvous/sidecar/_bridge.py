@@ -1,12 +1,16 @@
 """
-The sidecar: one node's share in a job, in a process beside its launcher (which holds a `_client.SidecarClient`).
+The sidecar: one node's share in a job, in a process beside its launcher (which holds a
+`_client.SidecarClient`).
 
-It keeps the contact while the launcher may be busy; lets the node count as lost when the launcher stands
-still; kills the spawner, and with it all workers, when they outlive the contact; and when the launcher dies it
-says so to the others. It ends with the launcher, seconds later at most.
+* It keeps the contact while the launcher may be busy.
+* It lets the node count as lost when the launcher stands still.
+* It kills the spawner, and with it all workers, when they outlive the contact.
+* When the launcher dies, it reports that to the other nodes.
 
-Rules of this file: one thread speaks with the launcher, and waits for everything at once; whatever the
-launcher said is taken in before it is judged by its silence.
+It ends with the launcher, seconds later at most.
+
+Rules of this file: one thread talks to the launcher, and waits for everything at once. All messages
+of the launcher are read before its silence is judged.
 """
 
 from __future__ import annotations
@@ -51,14 +55,14 @@ if TYPE_CHECKING:
     from elasticlib.rendezvous.node._runtime import NodeRuntime
 
 _DEATH_LIMIT = 5
-"""Seconds from the launcher's death until this process is gone, come what may."""
+"""Seconds from the launcher's death until this process is gone, in any case."""
 _OWN_END = 1.0
-"""Seconds that a dead launcher's workers get to end by themselves: their reaper sees to it."""
+"""Seconds that a dead launcher's workers get to end on their own: their reaper stops them."""
 _GOODBYE = 1.0
 
 
 class LogLines(logging.Handler):
-    """What is logged here, in any thread, until it is sent to where people see it."""
+    """Log lines of this process, from any thread, until they are sent to the launcher."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -114,18 +118,23 @@ class Bridge:
         return said_goodbye
 
     def begin(self) -> None:
-        """Tell the launcher that this process is there."""
+        """Send the launcher a sign of life."""
         self.watch = SidecarWatch(self.heartbeat, self.clock(), self.clock(), self.stall)
         self.channel.send({"op": "alive"})
 
     def step(self, timeout: float | None) -> bool | None:
-        """Wait *timeout* seconds for whatever comes, and act; whether the launcher said goodbye, None if it lives."""
+        """
+        Wait *timeout* seconds for the next event, and act.
+
+        Return True if the launcher said goodbye, False if it died, None if it lives.
+        """
         watched: list[int | Waitable] = [self.channel, self.lines, self.launcher]
         if not self._broken:
             watched.append(self.share.member)
         ready = wait_readable(watched, timeout)
-        # All that the launcher said comes before the judgement by its silence: where both stood still (a laptop
-        # that slept, a stopped container), its signs of life are in the channel and only this process is late.
+        # All messages of the launcher come before the judgement by its silence. Where both stood
+        # still (a laptop that slept, a stopped container), its signs of life are in the channel and
+        # only this process is late.
         while wait_readable([self.channel], 0):
             received = self.channel.receive()
             if received is None:
@@ -159,11 +168,11 @@ class Bridge:
                 self.channel.send(line)
 
     def outlast(self, limit: float) -> bool:
-        """Whether no worker is left, after *limit* seconds at most."""
+        """Return whether no worker is left, after *limit* seconds at most."""
         return not self.watch.running or (self.guarded is not None and self.guarded.ends(limit))
 
     def kill(self) -> None:
-        """Have all workers die now."""
+        """Kill all workers now."""
         if self.guarded is not None:
             self.guarded.send(signal.SIGKILL)
 
@@ -223,7 +232,7 @@ class Bridge:
                 self.channel.send(self._notice_message(notice))
 
     def _send_ranks(self, ranks: RankAssignment) -> None:
-        # Workers may run from now on: the lease must say so before the launcher can start one.
+        # Workers may run from now on: the lease must allow it before the launcher can start one.
         self.watch = self.watch.assigned()
         self._renew_lease()
         message = self._notice_message(ranks)
@@ -282,24 +291,29 @@ def error_message(error: Exception) -> Message:
 
 
 def follow(parent: int) -> processes.Handle:
-    """Have this process, a program of ours, live as long as its *parent*, which is returned."""
+    """
+    Make this process, one of elasticlib's own, end with its *parent*; return a handle of the
+    parent.
+    """
     # What a scheduler sends to every process of the job is for the launcher, which then leaves the job in order.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
-    # These two are inherited: the time limit of the end must kill, whatever the launcher had ignored or blocked.
+    # These two are inherited: the time limit of the end must kill, even if the launcher had ignored
+    # or blocked it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.set_inheritable(CHANNEL_FD, False)
     wake_with_parent()
     handle = processes.handle_of_parent(parent)
-    # It may have died before there was a handle: then that is one of a process which got its number.
+    # It may have died before the handle was made: then the handle is of a process that got its
+    # number.
     if os.getppid() != parent:
         os._exit(1)
     return handle
 
 
 def import_for(backend: str) -> None:
-    """Import what a sidecar needs for a job of that *backend*."""
+    """Import the modules that a sidecar needs for a job of that *backend*."""
     import elasticlib.rendezvous.node._runtime
 
     if backend.startswith("etcd"):
@@ -310,7 +324,7 @@ def import_for(backend: str) -> None:
 
 
 def main() -> NoReturn:
-    """Be the sidecar of the parent, whose channel is descriptor `CHANNEL_FD`."""
+    """Run the sidecar of the parent, whose channel is descriptor `CHANNEL_FD`."""
     launcher = follow(os.getppid())
     serve(Channel.adopt(CHANNEL_FD), launcher)
 
@@ -363,7 +377,7 @@ def _leave(bridge: Bridge, linger: float) -> None:
         finally:
             os.eventfd_write(closed, 1)
 
-    # In a thread: this one goes on with the log lines, some of which say for whom it waits.
+    # In a thread: this one goes on with the log lines, which may name the jobs for which it waits.
     threading.Thread(target=close, daemon=True).start()
     ready: set[int] = set()
     while not ready & {closed, bridge.launcher}:

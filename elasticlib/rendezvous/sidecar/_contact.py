@@ -1,11 +1,11 @@
 """
-Whether a launcher's sidecar answers, and by when it must. Pure.
+The contact of a launcher with its sidecar: whether it answers, and the deadline for that. Pure.
 
     starting --first answer--> answering --no answer in time--> silent --answer--> answering
 
-Rules of this file: times are this machine's monotonic seconds. A sidecar that starts may take the whole join time, as
-importing torch from a cold disk does; one that has begun answers within a share of the heartbeat time. One that is
-silent has the job's reconnect time to answer again.
+Rules of this file: times are this machine's monotonic seconds. A sidecar that starts may take the
+whole join time, as importing torch from a cold disk does. One that has begun answers within a share
+of the heartbeat time. A silent one has the job's reconnect time to answer again.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ class ContactLimits:
     answer: float | None
     """Between two answers; None where none is expected."""
     reconnect: float
-    """To answer again, once it was found to be silent."""
+    """Seconds to answer again, once it was found to be silent."""
 
 
 @define
 class SidecarContact:
-    """What was heard of one sidecar."""
+    """Times and state of the contact with one sidecar."""
 
     limits: ContactLimits
     born: float
-    """When it was started."""
+    """Time of its start."""
     heard: float
-    """When it answered last."""
+    """Time of its last answer."""
     begun: bool = False
-    """Whether it has imported all that it needs."""
+    """True if it has imported all that it needs."""
     silent_since: float | None = None
-    """When it was found to be silent, and the agent was told."""
+    """Time at which it was found to be silent, and the agent got the notice."""
     _report_after: float = FIRST_REPORT
 
     @property
     def is_silent(self) -> bool:
-        """Whether it was found to be silent, and has not answered since."""
+        """True if it was found to be silent, and has not answered since."""
         return self.silent_since is not None
 
     def hear(self, now: float, *, begins: bool) -> None:

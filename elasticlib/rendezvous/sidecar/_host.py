@@ -1,9 +1,9 @@
 """
-The host of a program's sidecars: it imports once what they need, and each is forked from it.
+The host of a program's sidecars: it imports their modules once, and each is forked from it.
 
-Rules of this file: one thread, which opens nothing and speaks with nobody but the program, so that what is forked here
-is as whole as a program that was started. A sidecar knows nothing of the others, and outlives this process; it ends
-with the program.
+Rules of this file: one thread, which opens nothing and only talks to the program. So a forked
+sidecar is as whole as a program that was started. A sidecar knows nothing of the others, and
+outlives this process; it ends with the program.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def main() -> NoReturn:
 
 
 def _imported(backend: str) -> Message | None:
-    """Import what a sidecar of that *backend* needs; the frame for what went wrong."""
+    """
+    Import the modules of a sidecar of that *backend*; return the frame about a failure, or None.
+    """
     try:
         _bridge.import_for(backend)
     except Exception as error:
@@ -78,7 +80,7 @@ def _be_sidecar(descriptor: int, control: Channel, launcher: processes.Handle) -
     control.close()
     close_all_but({0, 1, 2, descriptor, *launcher.inherited()})
     channel = Channel.adopt(descriptor)
-    # The client is no parent of this process: it gets a handle of it by this message.
+    # This process is not a child of the client, which gets a handle of it through this message.
     with processes.own_descriptors() as descriptors:
         channel.send({"op": "born", "pid": os.getpid()}, descriptors)
     _bridge.serve(channel, launcher)

@@ -1,8 +1,9 @@
 """
-What a launcher keeps of a sidecar that hosts the job's store, so that another one can go on in its place.
+The parts of a sidecar that a launcher keeps if it hosts the job's store, so that another one can
+continue.
 
-The listening socket of the endpoint stays open: nodes that look for the store wait, and are not refused. The document
-says who is in the job, and in which round.
+The listening socket of the endpoint stays open: nodes that look for the store wait, and are not
+refused. The document names the nodes of the job, and its round.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from elasticlib.rendezvous.stores._kept_document import KeptDocument
 
 @define(eq=False)
 class Kept:
-    """By default nothing: the job ends with the sidecar that hosts its store."""
+    """The kept parts; by default none: the job ends with the sidecar that hosts its store."""
 
     document: KeptDocument | None = None
-    """What the coordinator in the sidecar writes down."""
+    """The coordinator's document in the sidecar."""
     endpoint: socket.socket | None = None
     """The listening socket of the store, once a sidecar hosts it."""
 
@@ -63,13 +64,16 @@ class Kept:
         return True
 
     def forget_endpoint(self) -> None:
-        """No sidecar of this node will be replaced any more: whoever looks for the store is refused."""
+        """
+        Close the listening socket, so that other nodes are refused; no sidecar of this node will be
+        replaced any more.
+        """
         if self.endpoint is not None:
             self.endpoint.close()
             self.endpoint = None
 
     def close(self) -> None:
-        """Free all of it; may come twice."""
+        """Close all of it; may be called twice."""
         self.forget_endpoint()
         if self.document is not None:
             self.document.close()

@@ -1,12 +1,13 @@
 """
-What the sidecar watches besides the job: its launcher, and the time that this node's workers have. Pure.
+The sidecar's watch of its launcher, and of the time that this node's workers have. Pure.
 
-A launcher that says nothing for a while stands still: the node's heartbeats rest, so that it counts as lost.
-Workers may run from when ranks were passed on until something is heard of their end, and no longer than the contact
-allows.
+A launcher that sends nothing for a while stands still: the node's heartbeats pause, so that it
+counts as lost. Workers may run from the time at which ranks were passed on until their end is
+reported. They may run no longer than the contact allows.
 
-Rules of this file: times are this machine's monotonic seconds. When workers must be dead is data that is passed in;
-once that has come, whoever is named as the process with which they die is killed, until they are known to be gone.
+Rules of this file: times are this machine's monotonic seconds. The time at which workers must be
+dead is an argument. Once it has come, the process with which they die is killed, until they are
+known to be gone.
 """
 
 from __future__ import annotations
@@ -26,25 +27,27 @@ _ANSWER = 0.15
 
 @frozen
 class SidecarWatch:
-    """What is known, and what follows from it."""
+    """State of the watch."""
 
     heartbeat: float
     heard: float
-    """When the launcher gave its last sign of life."""
+    """Time of the launcher's last sign of life."""
     answered: float
     stall: float = SILENCE
-    """Share of the heartbeat time: the heartbeats of a node whose launcher is silent for longer rest."""
+    """
+    Share of the heartbeat time: if a launcher is silent for longer, its node's heartbeats pause.
+    """
     generation: int = 0
-    """Which request of the launcher's the notices answer."""
+    """Number of the launcher's request that the notices answer."""
     paused: bool = False
-    """Whether the heartbeats rest."""
+    """True while the heartbeats are paused."""
     running: bool = False
-    """Whether workers may run."""
+    """True if workers may run."""
     due: bool = False
-    """Whether they must be dead."""
+    """True if they must be dead."""
 
     def said(self, now: float) -> Self:
-        """The launcher said something."""
+        """Note a message of the launcher."""
         return evolve(self, heard=now)
 
     def answer(self, now: float) -> tuple[Self, bool]:
@@ -77,11 +80,14 @@ class SidecarWatch:
 
     @property
     def _silent_at(self) -> float:
-        """When a launcher that says nothing more stands still."""
+        """Time at which a silent launcher counts as standing still."""
         return self.heard + self.stall * self.heartbeat
 
     def lease_end(self, kill_at: float | None) -> float | None:
-        """Return until when workers may run (infinite: nothing limits it); None once they should be dead: as it was."""
+        """
+        Return the time until which workers may run (infinite: no limit); None: unchanged, as they
+        should be dead.
+        """
         if self.due:
             return None
         # Without workers, or without heartbeats that others count, nothing limits their time.
@@ -90,7 +96,7 @@ class SidecarWatch:
         return kill_at
 
     def wake_at(self, kill_at: float | None) -> float | None:
-        """Return when `judge` is wanted, if nothing happens before."""
+        """Return the time at which `judge` must be called, if nothing happens before."""
         silent_at = None
         if self.heartbeat and not self.paused:
             silent_at = self._silent_at

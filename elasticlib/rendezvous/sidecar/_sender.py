@@ -1,8 +1,8 @@
 """
-Sends what the launcher says to its sidecar, and from time to time that the launcher lives.
+Sends a launcher's messages to its sidecar, and regular signs of life.
 
-Rules of this file: no call blocks. What does not go at once is sent by a thread, which ends with the process at the
-other end, or when the last word is sent.
+Rules of this file: no call blocks. A thread sends the messages that cannot go at once. It ends with
+the process at the other end, or when the last message is sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Sender:
         self._interval = interval
         self._turned = threading.Condition()
         self._sending = True
-        """Whether the thread has something in hand: what comes then must wait for its turn."""
+        """True while the thread is sending: new messages must wait for their turn."""
         self._closed = False
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque([first])
         """With descriptors that are closed when they are sent."""
@@ -73,7 +73,8 @@ class Sender:
             try:
                 is_open = self._send(*frame)
             except OSError:
-                # The process was stopped for so long that nothing goes in any more: its silence says so.
+                # The process was stopped for so long that the channel is full: its silence will be
+                # noticed.
                 return
             if not is_open:
                 return

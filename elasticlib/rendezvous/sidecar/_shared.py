@@ -37,7 +37,7 @@ class _Host:
     """The process that sidecars are forked from."""
 
     given: tuple[dict[str, str], str, CallerIdentity]
-    """Its environment and search path, and who started it."""
+    """Its environment and search path, and the identity of the user who started it."""
     child: Process
     link: Link
     users: int = 0
@@ -60,7 +60,7 @@ class _Host:
 
 @define(eq=False)
 class _Hosts:
-    """Those of this program."""
+    """The hosts of this program."""
 
     _lock: threading.Lock = field(factory=threading.Lock)
     _kept: list[_Host] = field(factory=list)
@@ -78,7 +78,7 @@ class _Hosts:
             return found
 
     def give_back(self, host: _Host) -> None:
-        """Its sidecar has ended."""
+        """Note that a sidecar of *host* has ended; end an unused host."""
         with self._lock:
             host.users -= 1
             if host.users or host not in self._kept:
@@ -95,7 +95,7 @@ class _Hosts:
 
 def _start(variables: dict[str, str], path: str, identity: CallerIdentity) -> _Host:
     ours, theirs = Channel.pair()
-    # A host that was stopped must not hold up the caller for ever.
+    # A host that was stopped must not block the caller without end.
     ours.limit(_SEND_LIMIT)
     link = Link(ours)
     try:

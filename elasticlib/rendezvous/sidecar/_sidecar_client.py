@@ -84,19 +84,19 @@ _PROGRAM = BEGIN_CODE + "from elasticlib.rendezvous.sidecar._bridge import main;
 
 class SidecarClient:
     """
-    This node's place in *job*, kept by a process of its own that starts now; fulfils `Membership`.
+    This node's place in *job*, kept by a separate process that starts now; fulfils `Membership`.
 
-    This program counts as standing still, and its node's heartbeats rest, when no thread of it runs for 0.15 of the
-    heartbeat time, or *stall* times the heartbeat time where that is given: for a program that supervises
-    no workers, whatever keeps its other threads from running does not make it dead.
+    This program counts as standing still when no thread of it runs for 0.15 of the heartbeat time;
+    then its node's heartbeats pause. *stall* replaces that share for a program without workers:
+    whatever blocks its other threads does not make it dead.
 
-    Raises `StartError` when the process cannot be started; what it finds wrong later comes from `drain`.
+    Raises `StartError` when the process cannot be started; `drain` raises its later errors.
     """
 
     requests: Requests | None = None
-    """Where requests to end come in; one that comes while `close` stays for other jobs ends that wait."""
+    """Source of requests to end; while `close` stays for other jobs, a request ends that wait."""
     _is_shared = False
-    """Whether the owner is a handler, whose caller decides what a loss means."""
+    """True if the owner is a handler, whose caller decides what a loss means."""
 
     def __init__(
         self, job: NodeJob, *, stall: float | None = None, program: str = _PROGRAM, clock: Clock = monotonic
@@ -105,7 +105,7 @@ class SidecarClient:
         self._job = job
         self._stall, self._program = stall, program
         self.final: Final | None = None
-        """How this node's part in the job ended, once `drain` has told it."""
+        """The end of this node's part in the job, once `drain` has returned it."""
         self._clock = clock
         self._owner = os.getpid()
         self._limits = _limits_of(job, stall or 0.0)
@@ -115,10 +115,13 @@ class SidecarClient:
         self._gone = False
         self._closed = False
         self._hosts = False
-        """Whether the job's store lives in the process, and the job ends with it."""
+        """True if the job's store lives in the process, and the job ends with it."""
         self._kept = Kept() if self._is_shared else Kept.of(job)
         self._leases: list[Lease] = []
-        """Of each process that there was: the last one's is in use, earlier ones may still end workers."""
+        """
+        Leases of all processes so far: the last one's is in use, earlier ones may still end
+        workers.
+        """
         self._start()
 
     def _start(self) -> None:
@@ -129,7 +132,7 @@ class SidecarClient:
             undo.callback(link.close)
             with contextlib.closing(theirs):
                 child = self._begin(self._program, theirs)
-            # Whatever fails from here on must not leave a process behind that waits for its job.
+            # If a later step fails, no process must stay behind that waits for its job.
             undo.callback(child.wait, 0.0)
             now = self._clock()
             contact = SidecarContact(self._limits, born=now, heard=now)
@@ -230,7 +233,7 @@ class SidecarClient:
                 self._lose_process(notices)
                 continue
             message, descriptors = received
-            # One that was forked says so before it knows its job.
+            # A forked process sends its number before it knows its job.
             self._contact.hear(self._clock(), begins=message["op"] != "born")
             notices += self._hear(message, descriptors)
         return notices
@@ -299,7 +302,9 @@ class SidecarClient:
         return self._job.sidecars != _MOST_LOST
 
     def _replace_process(self, why: str) -> None:
-        """Have another process take part for this node, under its name: that of a node which asks for ranks again."""
+        """
+        Start another process for this node, under its name, as a node that asks for ranks again.
+        """
         self._sender.close()
         self._link.close()
         self._waiting = 0
@@ -361,7 +366,8 @@ class SidecarClient:
         self._closed = True
         self._kept.forget_endpoint()
         self._sender.close(encoded_message({"op": "close"}))
-        # The process is asked for anew each time: that of a forked sidecar may not be known yet.
+        # The function returns the process anew each time: that of a forked sidecar may not be known
+        # yet.
         end = _End(self._link, lambda: self._child, self._hear, self.requests, limit, _ENDING)
         try:
             if not self._gone:
@@ -384,12 +390,15 @@ class SidecarClient:
 
 @define(eq=False)
 class _Notices:
-    """What the coordinator says by the process; of the latest request for ranks alone, as earlier ones are void."""
+    """
+    The coordinator's notices through the process, for the latest request for ranks; earlier ones
+    are void.
+    """
 
     generation: int = 0
-    """How often ranks were asked for."""
+    """Number of requests for ranks so far."""
     _listener: socket.socket | None = None
-    """Of a round in which this node has group rank 0."""
+    """The listener of a round in which this node has group rank 0."""
 
     def receive(self, message: Message, descriptors: list[int]) -> RankAssignment | RoundEnd | Final | None:
         """Return the notice of a message; None where it answers an earlier request."""
@@ -420,28 +429,31 @@ class _Notices:
 @define(eq=False)
 class _End:
     """
-    The wait for the end of a sidecar that was told to end.
+    The wait for the end of a sidecar that was asked to end.
 
-    It speaks until it closes its channel, and then it exits. While it stays for other jobs in its store, a request to
-    end ends the wait.
+    It sends messages until it closes its channel, and then it exits. While it stays for other jobs
+    in its store, a request to end ends the wait.
     """
 
     link: Link
     child: Callable[[], Process]
-    """The process as it is known by now: one that was forked may still be about to say which it is."""
+    """Return the process as far as it is known; a forked one may not have sent its number yet."""
     hear: Callable[[Message, list[int]], object]
-    """Gets each message."""
+    """Called with each message."""
     requests: Requests | None
     limit: float
     """Seconds that it may take."""
     grace: float
-    """Seconds that it may take beyond the time for which it says that it stays."""
+    """Seconds that it may take beyond the time that it announced."""
     stays: bool = field(init=False, default=False)
-    """Whether it stays for other jobs, though this one has ended."""
+    """True if it stays for other jobs, though this one has ended."""
     _deadline: float = field(init=False, default=0.0)
 
     def wait(self) -> None:
-        """Return when the process has ended, or the time for it is over: then it is to be killed."""
+        """
+        Return when the process has ended, or the time for that is over; in the second case the
+        caller must kill it.
+        """
         # It may have been stopped, alone: then it could not end.
         self.child().send(signal.SIGCONT)
         self._deadline = monotonic() + self.limit
@@ -511,7 +523,8 @@ def environment() -> dict[str, str]:
 
 
 def _rebuilt(kind: str, setting: str, text: str) -> ElasticError:
-    # The name comes from a process of ours, but any class that is no such error is refused all the same.
+    # The name comes from our own process, but a class that is not such an error is refused all the
+    # same.
     found = getattr(errors, kind, None)
     if setting and isinstance(found, type) and issubclass(found, errors.ConfigError):
         return found.of_setting(setting, text)

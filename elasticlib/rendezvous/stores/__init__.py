@@ -1,1 +1,4 @@
-"""Stores that carry a job: in memory, torch's TCPStore and FileStore, and whatever can compare and set."""
+"""
+Stores that carry a job: in memory, torch's TCPStore and FileStore, and any store with compare and
+set.
+"""

@@ -1,8 +1,10 @@
 """
-Jobs that meet in a store of torch: a TCPStore that one of the nodes hosts, or a FileStore on one machine.
+Jobs that meet in a store of torch: a TCPStore that one of the nodes hosts, or a FileStore on one
+machine.
 
-Rules of this file: torch is imported where it is needed only. A TCPStore is given numeric addresses, a socket that
-we bound, and a thread that may be left behind, because it looks names up and waits without limit.
+Rules of this file: torch is only imported where it is needed. A TCPStore looks names up and waits
+without limit. So it gets numeric addresses, a socket that we bound, and a thread that may be left
+behind.
 """
 
 from __future__ import annotations
@@ -53,29 +55,32 @@ from elasticlib.rendezvous.stores._torch_store import (
 )
 
 LOOK_UP = 10.0
-"""Seconds that the host's name may take to look up when it is to be decided who hosts the store."""
+"""Seconds for the lookup of the host's name, before it is decided which node hosts the store."""
 START = 20.0
-"""Seconds for the start of a store, which takes a thousandth of that unless it looks names up."""
+"""Seconds for the start of a store; it takes a thousandth of that unless it looks names up."""
 CLONE = 10.0
 """Seconds for one more connection to a store that has just answered."""
 ANNOUNCED = 3.0
-"""Seconds within which a hosting node has written whom it serves, however busy it is: who finds nothing then takes
-the store for one without a job, and coordinates its own there."""
+"""
+Seconds within which a hosting node has written which job it serves, however busy it is.
+
+A node that finds nothing then takes the store for one without a job, and coordinates its own there.
+"""
 DESCRIPTORS = 1 << 20
-"""As many descriptors as anybody needs; the kernel's own limit may be a thousand times that."""
+"""Enough descriptors for any use; the kernel's own limit may be a thousand times that."""
 PREDECESSOR = 10.0
 """Seconds for which the store of a node that was killed may outlive it at most."""
 GREETING = 2.0
-"""Seconds for asking who hosts the store where this node should."""
+"""Seconds to find out which node hosts the store in this node's place."""
 _FORGETTING = 2.0
 """Seconds to reach the store once more, at the end."""
 STORE_LIMIT = timedelta(seconds=1)
-"""What a store waits where it cannot be told otherwise."""
+"""Time limit of a store for calls that have no limit argument."""
 
 
 @define(eq=False)
 class C10dBackend:
-    """How one node reaches the store of its job, or hosts it."""
+    """One node's access to the store of its job, which it may host."""
 
     job: NodeJob
     host: str = field(init=False, default="localhost")
@@ -89,7 +94,7 @@ class C10dBackend:
     listening: socket.socket | None = field(init=False, default=None)
     """The endpoint's socket, besides the server's own: it stays open when the server's process dies."""
     _inner: Address | None = field(init=False, default=None)
-    """Where this very process reaches its server."""
+    """Address of this process's own server, for itself."""
     _local: str | None = field(init=False, default=None)
     _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, default=Factory(dict))
     _claim: Claim = field(init=False)
@@ -110,13 +115,13 @@ class C10dBackend:
 
     @property
     def endpoint(self) -> str:
-        """The store's place, with the true port once it is bound."""
+        """Return the store's place, with the true port once it is bound."""
         if self.job.store_type == "file":
             return self._path or ""
         return spell(self.host, self.port)
 
     def prepare(self) -> None:
-        """Import torch, however long a cold disk takes for that: no store is to be judged by it."""
+        """Import torch, however long a cold disk takes for that: no store may be judged by it."""
         # A node that has bound the endpoint looks like a store that does not answer: torch comes before that.
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: F401
 
@@ -197,10 +202,12 @@ class C10dBackend:
 
     def claim(self, exchange: Exchange) -> bool:
         """
-        Return whether this node is to coordinate its job on a store that serves another one, or none.
+        Return whether this node must coordinate its job on a store that serves another job, or
+        none.
 
-        The first node that asks is; so is the next one when that node was silent for two heartbeats. Raises
-        `RendezvousConnectionError` until that is known, `RendezvousClosedError` for a file in which a job has ended.
+        The first node that asks must; so must the next one when that node was silent for two
+        heartbeats. Raises `RendezvousConnectionError` until that is known, `RendezvousClosedError`
+        for a file in which a job has ended.
         """
         assert isinstance(exchange, StoreExchange)
         if isinstance(exchange.store, PolledFileStore):
@@ -231,9 +238,11 @@ class C10dBackend:
 
     def stay(self, limit: float, tell: Callable[[list[str]], None], gone: threading.Event) -> None:
         """
-        Where other jobs live in the store that this process hosts, wait until they have ended, at most *limit* s.
+        Wait until all other jobs in the store that this process hosts have ended, at most *limit*
+        seconds.
 
-        Who they are is told before the wait, if there is any; *gone* ends it. This job is over: its id is free.
+        *tell* gets their names before the wait, if there is any; *gone* ends it. This job is over:
+        its id is free.
         """
         if self.server is None or self.job.store_type == "file":
             return
@@ -327,15 +336,17 @@ class C10dBackend:
 
 @define(eq=False)
 class _HostRole:
-    """Whether this node must host the store of *job*, and by which setting: errors name that one."""
+    """
+    The role of this node as host of *job*'s store, with the setting that decides it, for errors.
+    """
 
     job: NodeJob
     must_host: bool | None
-    """None: whichever node can bind the endpoint hosts the store."""
+    """None: the node that can bind the endpoint hosts the store."""
     setting: str
     value: str
     _taken_since: float | None = None
-    """When this node, which must host the store, first found somebody else in its place."""
+    """Time at which this node, which must host the store, first found another one in its place."""
 
     @classmethod
     def of(cls, job: NodeJob) -> Self:
@@ -378,7 +389,7 @@ class _HostRole:
 def _claim_of(job: NodeJob) -> Claim:
     word = secrets.token_hex(16).encode()
     if job.store_type == "file":
-        # The process's signature tells others whether it still runs.
+        # The process's signature shows others whether it still runs.
         word = b" ".join([sign(), word])
     key = key_of(job.token) if job.token else None
     return Claim(job.run_id, job.heartbeat, word, key)
