@@ -4,13 +4,15 @@ One node's part in the election of its job's coordinator. Pure.
     connect --> look --taken--> await a change --> look ...
                  '--free--> seize --ours--> lead: renew, rest, renew, rest ... --over--> look ...
 
-A term ends for its holder no later than for everybody else, since the holder counts from when it *sent* its
-last renewal. Whatever ended a term, its holder stands again, as it may be the only one.
+A term ends for its holder no later than for all other nodes, since the holder counts from when it
+*sent* its last renewal. After any end of a term its holder stands again, as it may be the only
+candidate.
 
-Rules of this file: `Candidacy.step` is a function of the candidacy, an event and the time: it returns the next one and
-what is to be done. The actions of a step are done in their order; the last is the one whose outcome is the next event.
-The first event is `Done`. A thread (`_election`) and the simulated cluster drive the same object. Times are this
-node's monotonic seconds, and only differences count.
+Rules of this file: `Candidacy.step` is a function of the candidacy, an event and the time. It
+returns the next candidacy and the actions to do. The actions of a step are done in their order; the
+outcome of the last one is the next event. The first event is `Done`. A thread (`_election`) and the
+simulated cluster drive the same object. Times are this node's monotonic seconds, and only
+differences count.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores._keys import KEEP, RenewedKey
 
 SLICE = 20.0
-"""Seconds after which a wait looks again by itself."""
+"""Seconds after which a wait ends and looks again."""
 PAUSE = 0.2
 """Seconds between two attempts to reach a store that is away."""
 _RENEWALS = 3
-"""How often a hold is renewed within its time to live."""
+"""Renewals of a hold within its time to live."""
 
-# Events: what happened.
+# Events.
 
 
 @frozen
@@ -48,7 +50,7 @@ class ConnectionBroke:
 
 @frozen
 class Found:
-    """Whether somebody leads, as of that version."""
+    """The result of a look: whether a node leads, as of that version."""
 
     version: int
     is_taken: bool
@@ -68,14 +70,14 @@ class Elected:
 
 @frozen
 class Declined:
-    """It does not, though it might: others shall."""
+    """This node does not coordinate, though it might: others shall."""
 
     why: str
 
 
 @frozen
 class Renewed:
-    """Whether it was still ours."""
+    """The result of a renewal: whether the key was still ours."""
 
     is_ours: bool
 
@@ -137,9 +139,9 @@ class Renew:
 @frozen
 class Keep:
     """
-    Have the job's keys outlive what is written.
+    Extend the life of the job's keys beyond that of a single value.
 
-    No answer but `ConnectionBroke`, in whose case what follows is not done.
+    The only answer is `ConnectionBroke`; the actions after it are then skipped.
     """
 
 
@@ -166,37 +168,40 @@ class ReleaseLeadership:
 
 
 Connected: TypeAlias = FindLeader | Await | Acquire | Lead | Renew | Keep | ReleaseLeadership
-"""Those that need a connection."""
+"""Actions that need a connection."""
 Action: TypeAlias = ConnectToStore | Rest | StepDown | Log | Connected
 
 
 @define(eq=False, repr=False)
 class Candidacy:
-    """A node that stands for election again and again."""
+    """A node's candidacy, over all its terms."""
 
     ttl: float
     """Seconds until a silent holder is replaced."""
     until: float = 0.0
-    """When the term ends, unless it is renewed."""
+    """End of the term, unless it is renewed."""
     stopped: bool = False
-    """This node stands no more."""
+    """True if this node stands no more."""
     hold: RenewedKey | None = None
     """Our lease."""
     _is_leader: bool = False
-    """Elected, and has not stepped down."""
+    """True if this node was elected, and has not stepped down."""
     _connected: bool = False
-    """There is a connection, or one was asked for."""
+    """True if there is a connection, or one was asked for."""
     _closing: bool = False
     _sent: float = 0.0
-    """When that was sent whose answer makes the term longer."""
+    """Time of sending of the request whose answer extends the term."""
     _kept: float | None = None
 
     def close(self) -> Self:
-        """Return the one that stands no more, and resigns if it leads; its action under way is to be cut short."""
+        """
+        Return a candidacy that stands no more, and resigns if it leads; the caller must cut its
+        present action short.
+        """
         return evolve(self, closing=True)
 
     def step(self, event: Event, now: float) -> tuple[Self, tuple[Action, ...]]:
-        """Return the candidacy after *event*, and what is to be done; *now* never goes back."""
+        """Return the candidacy after *event*, and the actions to do; *now* never goes back."""
         after, out = copy.copy(self), list[Action]()
         if not self.stopped:
             wanted = after._hear(event, now, out)
@@ -246,7 +251,7 @@ class Candidacy:
         return Rest(hold.ttl / _RENEWALS)
 
     def _keep_keys(self, now: float, out: list[Action]) -> None:
-        """Have the job's keys live on, long before they would go."""
+        """Extend the life of the job's keys, long before they would expire."""
         is_due = self._kept is None or now - self._kept > KEEP / 3
         if is_due:
             self._kept = now

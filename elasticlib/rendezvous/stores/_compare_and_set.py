@@ -37,7 +37,7 @@ class CompareAndSetExchange(Exchange):
     _check: Callable[[], None] = lambda: None
     _received: int = field(init=False, default=0)
     _found: tuple[str, bytes] | None = field(init=False, default=None)
-    """What the last wait has found, and nobody has read yet."""
+    """The key and value that the last wait has found, until they are read."""
     _paths: dict[int, str] = field(init=False, factory=dict)
 
     def post(self, data: bytes, values: Mapping[str, bytes] = NOTHING) -> None:

@@ -1,10 +1,12 @@
 """
-Who coordinates a job, and what it writes down before it acts, where any node may take the coordination over.
+The election of a job's coordinator, and its log of state, where any node may take over the
+coordination.
 
-Rules of this file: the coordinator is the holder of one key, which goes when its holder falls silent. A thread performs
-what a `Candidacy` asks for and tells it what came of that; it decides nothing. Whatever a holder wrote to the state log
-is kept for its successor, and from the moment that there is a successor it can write nothing more. What a holder saves
-also needs the store's consent: one that was paused past its term, and knows nothing of it, changes nothing.
+Rules of this file: the coordinator is the holder of one key, which disappears when its holder falls
+silent. A thread performs the actions of a `Candidacy` and returns their outcomes; it decides
+nothing. The state log keeps a holder's writes for its successor. Once there is a successor, the
+holder can write nothing more. A save also needs the store's consent: a holder that was paused past
+its term, without knowing that, changes nothing.
 """
 
 from __future__ import annotations
@@ -46,18 +48,18 @@ class LeaderTerm:
 
     hold: RenewedKey
     until: float
-    """When it ends, unless it is renewed."""
+    """End of the term, unless it is renewed."""
     _clock: Clock
     why: str = ""
-    """What ended it."""
+    """The reason for its end."""
     last: bool = False
-    """Whether no other term of anybody is to follow: the job is over."""
+    """True if no other term of any node may follow: the job is over."""
     _over: threading.Event = Factory(threading.Event)
 
     def end(self, why: str) -> None:
         """End it; the first reason counts."""
         if not self._over.is_set():
-            # In this order: whoever sees the end reads the reason.
+            # In this order: a thread that sees the end reads the reason.
             self.why = why
             self._over.set()
 
@@ -120,9 +122,12 @@ class StateLog:
 
     def save(self, data: bytes) -> None:
         """
-        Replace what was saved; it is there once this returned. Outlasts short outages of the store. Raises
-        `LeadershipLost`: then nothing was saved, and this term is over. Raises `RendezvousStateError` if a
-        stranger changed what was there; the next `save` overwrites that.
+        Replace the saved data; it is in the store once this returned. Outlasts short outages of the
+        store.
+
+        Raises `LeadershipLost` if this term is over; then nothing was saved. Raises
+        `RendezvousStateError` if a stranger changed the saved data; the next `save` overwrites
+        that.
         """
         packed = _pack(data)
         self._term.check()
@@ -136,7 +141,10 @@ class StateLog:
             self._version = version
 
     def exchange(self) -> CompareAndSetExchange:
-        """A new connection, whose writing and deleting raise `LeadershipLost` once the term is over."""
+        """
+        Return a new connection, whose writing and deleting raise `LeadershipLost` once the term is
+        over.
+        """
         self._term.check()
         # Of several servers the one used before may be gone.
         self._reconnect(self._term.left())
@@ -377,7 +385,7 @@ class KeysBackend(abc.ABC):
     def __init__(self, name: str, root: str, heartbeat: float) -> None:
         self.name = name
         self._root = root
-        """What all keys lie below."""
+        """Prefix of all keys."""
         self._heartbeat = heartbeat
         self._address: str | None = None
 
@@ -408,7 +416,7 @@ class KeysBackend(abc.ABC):
         seconds = max(2.0, self._heartbeat / 2) if ttl is None else ttl
         return Candidate(self.connect, self._root, name, seconds, on_elected, on_lost)
 
-    def close(self) -> None:  # noqa: B027 - nobody need do more
+    def close(self) -> None:  # noqa: B027 - nothing more to do by default
         """Nothing: connections are closed by those who have them, and a store by its owner."""
 
 

@@ -1,7 +1,9 @@
 """
-A FileStore of torch as the exchange needs it, for the nodes of one machine: their process ids mean something there.
+A FileStore of torch as the exchange needs it, for the nodes of one machine: process ids are only
+valid there.
 
-Rules of this file: what a store cannot tell of is looked for again and again, the more seldom the longer it takes.
+Rules of this file: a store that cannot report changes is polled, with pauses that grow with the
+time waited.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from elasticlib.errors import ConfigError
 from elasticlib.utils import stat_words
 
 SOONEST, LATEST = 0.001, 0.02
-"""Bounds, in seconds, of the pause between two looks at what a store cannot tell of."""
+"""Bounds, in seconds, of the pause between two polls."""
 
 
 def poll(is_so: Callable[[], bool], limit: float, clock: Clock = monotonic) -> bool:
-    """Ask again and again, the more seldom the longer it takes; whether it was so within *limit* seconds."""
+    """Poll *is_so*, with growing pauses; return whether it was true within *limit* seconds."""
     deadline, pause = clock() + limit, SOONEST
     while not is_so():
         if (left := deadline - clock()) <= 0:
@@ -72,17 +74,20 @@ class PolledFileStore:
         return []
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long `get` waits."""
+        """Set the time limit of `get`."""
         self._patience = timeout
 
     def get(self, key: str) -> bytes:
-        """Return the key's value once it is there; raise torch's DistStoreError if it is not in time."""
+        """
+        Return the value of *key*, and wait for it; raises torch's DistStoreError if it is not there
+        in time.
+        """
         self.wait([key], self._patience)
         value: bytes = self._store.get(key)
         return value
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Return once the keys are there; raises torch's DistStoreError when they are not in time."""
+        """Return once the keys exist; raises torch's DistStoreError if they do not in time."""
         from torch.distributed import DistStoreError
 
         if not poll(lambda: self.check(keys), timeout.total_seconds()):
@@ -90,7 +95,7 @@ class PolledFileStore:
 
 
 def sign() -> bytes:
-    """Text by which `is_stale` tells whether this process lives."""
+    """Return a text by which `is_stale` detects whether this process lives."""
     return f"{_namespace()} {os.getpid()} {_born(os.getpid())}".encode()
 
 

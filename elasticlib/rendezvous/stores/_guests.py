@@ -1,8 +1,10 @@
 """
-Jobs that are guests in the store of another one: how a guest is claimed and announced, and how its host sees it live.
+Guests: jobs in the store of another job. How they are claimed and announced, and how the host sees
+them live.
 
-Rules of this file: whatever stands in the store may be a stranger's, and costs nothing but a wait that is bounded. A
-guest lives while its coordinator's heartbeat changes, whatever it says: that may be signed with another job's token.
+Rules of this file: any value in the store may be a stranger's, and costs nothing but a bounded
+wait. A guest lives while its coordinator's heartbeat changes, whatever its content: that may be
+signed with another job's token.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVES, StoreExchange
 
 SILENT = 2.0
-"""Heartbeats without a sign of life after which a guest's coordinator is taken for dead."""
+"""Heartbeats without a sign of life after which a guest's coordinator counts as dead."""
 MOST = 1000
 """Guests that are looked at, at one time."""
 _NOBODY = ""
-"""What stands for a job's id in the keys of the store itself: no job has that one."""
+"""The id in the keys of the store itself: no job has it."""
 _FOLDER = "guests"
 _ANSWER = 1.0
 """Seconds that a coordinator which lives takes to answer at most, unless it is very busy: then it is asked again."""
@@ -43,19 +45,23 @@ _Answer = TypeVar("_Answer")
 @define(eq=False)
 class LeaderExchange(StoreExchange):
     """
-    By which one node writes as its job's coordinator: `write` raises `LeadershipLost` once another one coordinates it.
+    The connection of a job's coordinator: `write` raises `LeadershipLost` once another node
+    coordinates the job.
 
-    Who does is what a greeting says that is of this job, signed where there is a token. What bears no signature is
-    written again: a stranger's scribble on it costs a wait, and another coordinator one an end.
+    The coordinator is the node that a greeting of this job names, signed where there is a token. An
+    unsigned value is written again: a stranger's overwriting of it costs a wait, and that of
+    another coordinator ends this one.
     """
 
     claim: Claim = field(kw_only=True)
     again: Mapping[str, bytes] = field(kw_only=True)
-    """What else tells of the coordinator, by its place in the store: written anew with each greeting."""
+    """
+    Other values about the coordinator, by their key in the store: written again with each greeting.
+    """
     _greeted: bytes | None = field(init=False, default=None)
     """Our greeting, once it was written."""
     _rival: LastHeartbeat = field(init=False, factory=LastHeartbeat)
-    """Of another coordinator of the job."""
+    """The last heartbeat of another coordinator of the job."""
 
     def write(self, values: Mapping[str, bytes]) -> None:
         announcement = values.get(ANNOUNCEMENT)
@@ -91,7 +97,7 @@ class LeaderExchange(StoreExchange):
         [announcement] = self.read([ANNOUNCEMENT])
         if announcement == self._greeted:
             return True
-        # Nobody can have begun and ended the job without the node that hosts the store.
+        # No node can have begun and ended the job without the node that hosts the store.
         hosts_store = SERVES in self.again
         return announcement is None and hosts_store
 
@@ -99,8 +105,9 @@ class LeaderExchange(StoreExchange):
         """
         Raise `LeadershipLost` if another node coordinates the job, too.
 
-        An older greeting may be written again by anybody, and the one of a dead coordinator stands there: whoever
-        coordinates goes on with its heartbeat. Of two the one that sees that first stops, before it writes again.
+        Anybody may write an older greeting again, and that of a dead coordinator stays in the
+        store. So only a heartbeat that grows counts. Of two coordinators the one that sees that
+        first stops, before it writes again.
         """
         [data] = self.read([ANNOUNCEMENT])
         if data == self._greeted:
@@ -116,7 +123,7 @@ class LeaderExchange(StoreExchange):
 
 @define(eq=False)
 class Claim:
-    """How one node of job *run_id* comes to coordinate it in a store that serves another one."""
+    """The claim of one node of job *run_id* to coordinate it in a store that serves another job."""
 
     run_id: str
     heartbeat: float
@@ -131,7 +138,7 @@ class Claim:
     _silent: tuple[bytes, float] | None = field(default=None, init=False)
     """The claimant that was found silent first, and when."""
     _heartbeat: LastHeartbeat = field(factory=LastHeartbeat, init=False)
-    """Of the coordinator that greeted when it was looked for last."""
+    """The last heartbeat of the coordinator whose greeting was last found."""
 
     def take(self, exchange: StoreExchange) -> bool:
         """Claim the job; return whether this node is the first one to do so."""
@@ -202,8 +209,8 @@ class Claim:
         """
         Return whether a node coordinates the job.
 
-        A greeting is written before the inbox is emptied, and anybody can do that: whoever finds one that is not for
-        this node joins, and ends with the reason.
+        A greeting is written before the inbox is emptied, and anybody can empty it. So a node that
+        finds another job's greeting joins, and ends with the reason.
         """
         answers = exchange.answers(_ANSWER)
         data, heartbeat = exchange.read([ANNOUNCEMENT, COORDINATOR_HEARTBEAT])
@@ -223,7 +230,7 @@ class Claim:
 
 
 def forget(exchange: StoreExchange) -> None:
-    """Delete what tells a job that is over from one that never was."""
+    """Delete the keys that distinguish a job that is over from one that never was."""
     exchange.delete([ANNOUNCEMENT, COORDINATOR_HEARTBEAT, CAUSE, "inbox", CLAIMANT])
 
 
@@ -233,9 +240,9 @@ class _Guest:
     heartbeat: float
     """Seconds."""
     since: float
-    """When the coordinator's last heartbeat was found."""
+    """Time at which the coordinator's last heartbeat was found."""
     last: bytes | None = None
-    """That heartbeat."""
+    """The coordinator's last heartbeat."""
 
 
 @define(eq=False)
@@ -249,14 +256,14 @@ class Guests:
     _exchange: StoreExchange
     _clock: Clock = monotonic
     _known: dict[int, _Guest] = Factory(dict)
-    """Those that live, or may, by the number of their announcement."""
+    """Guests that live, or may, by the number of their announcement."""
 
     def living(self) -> list[str]:
         """
-        Return the ids of those that live, or may.
+        Return the ids of the guests that live, or may.
 
-        Call it again and again, as a heartbeat that stands still tells the dead. Raises `RendezvousConnectionError`
-        once the store itself is gone.
+        Call it regularly: a heartbeat that stands still reveals a dead guest. Raises
+        `RendezvousConnectionError` once the store itself is gone.
         """
         while True:
             announced, has_more = self._look()
@@ -278,9 +285,10 @@ class Guests:
 
     def _look(self) -> tuple[set[int], bool]:
         """
-        Learn of new guests.
+        Read the announcements of new guests.
 
-        Return those of the known ones that are announced, and whether there was no room for more.
+        Return the numbers of known guests that are still announced, and whether there are more
+        guests than fit.
         """
         numbers = self._ask(_NOBODY, _numbers)
         if numbers is None:
@@ -332,7 +340,10 @@ class Guests:
         return self._clock() < job.since + SILENT * job.heartbeat
 
     def _ask(self, run_id: str, question: Callable[[StoreExchange], _Answer]) -> _Answer | None:
-        """Return the store's answer to a question of that job; None where it ends the connection for it."""
+        """
+        Return the answer to *question* about that job; None if the store ends the connection for
+        it.
+        """
         try:
             return question(self._exchange.of(run_id))
         except RendezvousConnectionError:
@@ -343,7 +354,11 @@ class Guests:
 def wait_for_jobs(
     guests: Guests, limit: float, tell: Callable[[list[str]], None], gone: threading.Event, clock: Clock = monotonic
 ) -> None:
-    """Wait until no guest lives, at most *limit* s; who they are is told before, if there is any; *gone* ends it."""
+    """
+    Wait until no guest lives, at most *limit* seconds.
+
+    *tell* gets their names before the wait, if there is any; *gone* ends the wait.
+    """
     deadline = clock() + limit
     pause = 0.0
     while (living := guests.living()) and clock() < deadline:
@@ -358,7 +373,7 @@ def _numbers(store: StoreExchange) -> list[int]:
     try:
         return store.numbers(_FOLDER)
     except RendezvousStateError:
-        # A stranger's key that is no text keeps the store from listing its keys.
+        # A stranger's key that is not valid text keeps the store from listing its keys.
         pass
     last = 0
     with suppress(RendezvousStateError):
@@ -369,7 +384,7 @@ def _numbers(store: StoreExchange) -> list[int]:
 
 
 def _read(data: bytes, now: float) -> _Guest | None:
-    """Return the guest that announced itself so; None for what is no announcement."""
+    """Return the guest of the announcement *data*; None if it is not a valid announcement."""
     try:
         body = _untrusted.parse(data)
         run_id = _untrusted.exactly(body["run_id"], str)

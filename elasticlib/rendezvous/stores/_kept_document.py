@@ -1,8 +1,9 @@
 """
-The coordinator's document in memory that a launcher keeps, for the sidecar that replaces the one with the store.
+The coordinator's document in memory that a launcher keeps, for the sidecar that replaces the one
+with the store.
 
-Rules of this file: whoever writes may be killed at any moment. So a document is written beside the last one, and holds
-once the head says where it is.
+Rules of this file: the writer may be killed at any moment. So a new document is written beside the
+last one. It counts once the head contains its place.
 """
 
 from __future__ import annotations

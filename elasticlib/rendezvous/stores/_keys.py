@@ -1,8 +1,8 @@
 """
-What the etcd back end needs of a server.
+The operations that the etcd back end needs from a server.
 
-Rules of this file: the contract, and the names of the keys. A path looks like a file's; a *version* grows with
-every change anywhere in the store, so that versions order what happened.
+Rules of this file: the contract, and the names of the keys. A path looks like a file's. A *version*
+grows with every change anywhere in the store, so that versions order all changes.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from urllib.parse import quote
 from attrs import frozen
 
 KEEP = 7200
-"""Seconds that a job's keys outlive the last sign of the job: nothing stays for ever in a cluster of others."""
+"""
+Seconds that a job's keys outlive its last sign of life: nothing may stay without end in a shared
+cluster.
+"""
 
 RAISE = "start etcd with a larger --max-request-bytes"
-"""What to do where a request is too large though less cannot be said."""
+"""Advice for a request that is too large and cannot be shortened."""
 
 
 @frozen
 class KeyFound:
-    """A key that is there."""
+    """A key with its value."""
 
     path: str
     data: bytes
     version: int
-    """Of its last change."""
+    """Version of its last change."""
     born: int
     """Version of its creation."""
 
@@ -38,7 +41,7 @@ class RenewedKey:
 
     path: str
     token: str
-    """Its value: unlike that of any other hold."""
+    """Its value: different from that of any other hold."""
     born: int
     lease: int
     ttl: float
@@ -88,16 +91,18 @@ class Keys(Protocol):
         """Delete the key now, if it is still ours."""
 
     def keep(self, folder: str) -> None:
-        """Have what this connection, or whoever, writes in the folder stay for `KEEP` seconds from now."""
+        """
+        Extend the life of all keys in the folder, of any connection, to `KEEP` seconds from now.
+        """
 
     def clone(self) -> Keys:
-        """Another connection."""
+        """Return another connection."""
 
     def interrupt(self) -> None:
         """End the wait of another thread in `changed`, and every later one."""
 
     def close(self) -> None:
-        """Give the connection up; may come twice."""
+        """Give the connection up; may be called twice."""
 
 
 def component(name: str) -> str:

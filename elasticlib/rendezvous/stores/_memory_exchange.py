@@ -16,10 +16,10 @@ from elasticlib.rendezvous.protocol._exchange import NOTHING, Exchange, Posted
 
 @define(eq=False)
 class _Shelf:
-    """What all connections share."""
+    """The data that all connections share."""
 
     changed: threading.Condition = Factory(threading.Condition)
-    """Its lock guards all that is here."""
+    """Its lock guards all fields."""
     values: dict[str, bytes] = Factory(dict)
     inbox: dict[int, bytes] = Factory(dict)
     posted: int = 0
@@ -44,7 +44,7 @@ class MemoryExchange(Exchange):
     def receive(self, timeout: float | None) -> Sequence[Posted]:
         shelf = self._shelf
         with shelf.changed:
-            # Entries may be discarded meanwhile: the counter tells what came, not the entries.
+            # Entries may be discarded meanwhile: new ones are counted by number, not by entry.
             shelf.changed.wait_for(lambda: shelf.posted > self._received, timeout)
             new = [Posted(number, data) for number, data in shelf.inbox.items() if number > self._received]
             self._received = shelf.posted

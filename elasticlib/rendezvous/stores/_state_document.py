@@ -3,8 +3,9 @@ Keys and values in one text that is written whole. Pure.
 
     {"v": 1, "rev": 7, "keys": {path: [data, version, born]}, "held": {path: [ttl, renewals]}}
 
-Rules of this file: a document never changes, each change makes another one; *rev* counts changes, and is the version
-of what a change wrote. Plain ASCII stays readable, other bytes are base64 in a list.
+Rules of this file: a document never changes; each change makes another one. *rev* counts changes,
+and is the version of the keys that a change wrote. Plain ASCII stays readable; other bytes are
+base64 in a list.
 """
 
 from __future__ import annotations

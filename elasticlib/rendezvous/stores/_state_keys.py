@@ -1,12 +1,16 @@
 """
-Keys of a job in a `RendezvousBackend`: whatever can hold one state and compare before it sets carries a job. (torch:
-``torch.distributed.elastic.rendezvous.dynamic_rendezvous``)
+Keys of a job in a `RendezvousBackend`: any store of one state, with compare and set, can carry a
+job.
 
-Rules of this file: every change is one conditional write of the whole state, so what must hold together does. The back
-end is called by one thread at a time. It cannot tell of changes: who waits looks again and again, the more seldom the
-longer nothing came, and one look serves all who wait.
-A state with fewer changes than one that was seen is not believed: it was put back by somebody, or read from a copy.
-A holder is gone when its renewals stand still for its time to live, by the clock of whoever looks.
+(torch: ``torch.distributed.elastic.rendezvous.dynamic_rendezvous``)
+
+Rules of this file: every change is one conditional write of the whole state, so that related values
+change together. The back end is called by one thread at a time. It cannot report changes: a waiting
+thread polls, with pauses that grow with the time waited, and one look serves all waiting threads.
+
+A state with fewer changes than a known one is not believed: somebody put it back, or it was read
+from a copy. A holder is gone when its renewals stand still for its time to live, by the reader's
+clock.
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ from elasticlib.rendezvous.stores._keys import KeyFound, Keys, RenewedKey
 from elasticlib.rendezvous.stores._state_document import Document, Held, decode_document
 
 SHORTEST, LONGEST = 0.01, 1.0
-"""Bounds, in seconds, of the pause between two looks of one who waits."""
+"""Bounds, in seconds, of the pause between two looks of a waiting thread."""
 _SHARED = 0.9
-"""Share of its pause for which one who waits is content with a look of somebody else's."""
+"""Share of its pause within which a waiting thread uses the look of another thread."""
 _REMEMBERED = 64
-"""Waits of which it is known how long nothing came."""
+"""Number of waits whose duration is remembered."""
 _COLLISION = 0.005
 """Seconds of the first pause after a write that another one forestalled, at most; twice that after the next one."""
 _COLLISIONS = 6
@@ -47,24 +51,25 @@ class RendezvousBackend(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The back end's name."""
+        """Return the name of the back end."""
 
     @abc.abstractmethod
     def get_state(self) -> tuple[bytes, Token] | None:
         """
-        The state and its token; None when there is none yet.
+        Return the state and its token; None if nothing was written yet.
 
-        Raises `RendezvousConnectionError` when the store fails and `RendezvousStateError` when what it holds
-        was not written by such a back end.
+        Raises `RendezvousConnectionError` when the store fails, and `RendezvousStateError` when
+        such a back end did not write its content.
         """
 
     @abc.abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
         """
-        Write *state* if the present one is that of *token*; without a token, if there is none yet.
+        Write *state* if the present one is that of *token*; without a token, if nothing was written
+        yet.
 
-        What is there afterwards, its token, and whether that was written by this call. None when nothing was
-        written and there is no state either. Raises as `get_state`.
+        Return the state that is stored then, its token, and whether this call wrote it. Return None
+        if nothing was written and nothing is stored. Raises as `get_state`.
         """
 
 
@@ -77,23 +82,25 @@ class SharedState:
     longest: float = LONGEST
     """Seconds of the pause between two looks where nothing has come for long."""
     turned: threading.Condition = field(init=False, factory=threading.Condition)
-    """Told of every change that this program makes or sees."""
+    """Notified of every change that this program makes or sees."""
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
     _data: bytes | None = field(init=False, default=None)
     _token: Token | None = field(init=False, default=None)
     _document: Document = field(init=False, factory=Document)
     _looked: float = field(init=False, default=-float("inf"))
     _sightings: dict[tuple[KeyFound, Held], float] = field(init=False, factory=dict)
-    """What is held, and since when it stands so."""
+    """Held keys, and since when their renewals stand still."""
     _shown: tuple[bytes | None, frozenset[str]] = field(init=False, default=(None, frozenset()))
     _views: int = field(init=False, default=0)
     _still: dict[tuple[str, bool], tuple[object, float]] = field(init=False, factory=dict)
 
     def read(self, max_age: float = 0.0) -> tuple[Document, int]:
         """
-        Return the state as it was at most *max_age* seconds ago, without keys whose holders are gone.
+        Return the state as it was at most *max_age* seconds ago, without keys whose holders are
+        gone.
 
-        Besides, a number that grows when any of that changes: a holder goes though nobody writes.
+        Also return a number that grows when any of that changes: a holder may disappear without a
+        write.
         """
         with self._lock:
             is_old = self.clock() - self._looked > max_age
@@ -103,9 +110,10 @@ class SharedState:
 
     def pause(self, path: str, folder: bool, part: object) -> float:
         """
-        Return the seconds until one who waits for another *part* at *path* is to look again.
+        Return the seconds until a thread that waits for another *part* at *path* must look again.
 
-        They are as many as it has been that one. A wait that was cut short and taken up again is one wait.
+        They are as many as the part has been the same. A wait that was cut short and resumed is one
+        wait.
         """
         now = self.clock()
         with self._lock:
@@ -323,7 +331,9 @@ def _is_ours(document: Document, hold: RenewedKey | None) -> bool:
 
 
 def _answer_of(call: Callable[[], _T]) -> _T:
-    """Return the back end's answer; turn whatever it raises into an error that a rendezvous knows."""
+    """
+    Return the back end's answer; turn any exception of it into an error that a rendezvous knows.
+    """
     try:
         return call()
     except RendezvousError:

@@ -29,34 +29,43 @@ from elasticlib.rendezvous.protocol._exchange import NOTHING, Exchange, Posted, 
 from elasticlib.rendezvous.stores._file_store import SOONEST, poll
 
 ROOT = "elasticlib/"
-"""What all our keys start with; workers that share the store use others."""
+"""Prefix of all our keys; workers that share the store use others."""
 SERVES = f"{ROOT}serves"
 """Run id of the job whose node hosts the store."""
 SERVER = f"{ROOT}server"
 """A random word that the hosting node made up."""
 CLAIMANT = "claimant"
-"""Who coordinates the job: a word of that process's own."""
+"""The coordinator of the job: a random word of its process."""
 TOGETHER = 1000
 """Keys in one request."""
 LATE = 60.0
-"""Seconds that a number without an entry is looked after; a poster that took longer must not rely on its entry."""
+"""
+Seconds for which a number without an entry is looked for; a slower poster must not rely on its
+entry.
+"""
 SHORTEST, LONGEST = 0.01, 1.0
 """Bounds, in seconds, of the pause between two looks at missing entries."""
 MOST = 100_000
-"""Numbers that may be new at once: more were not given out by posters."""
+"""Numbers that may be new at once: posters cannot have used more."""
 LONGEST_WAIT = 3600.0
 _BYTES = 128 * 1024
-"""Of values in one request that writes several: TCPStore's time for a request grows with the square of its length."""
+"""
+Bytes of values in one request that writes several: TCPStore's time for a request grows with the
+square of its length.
+"""
 _LONGEST_VALUE, _LONGEST_KEY = 8 * 1024 * 1024, 8 * 1024 - 1
-"""Bytes that TCPStore takes; it resets the connection of whoever sends more, which looks like an outage."""
+"""
+Limits of TCPStore in bytes; it resets the connection of a client that sends more, which looks like
+an outage.
+"""
 
 _DIGITS = 20
-"""Of a counter at most: it has 64 bits."""
+"""Digits of a counter at most: it has 64 bits."""
 _NUMBER = re.compile("[1-9][0-9]{0,17}")
 
 
 class Store(Protocol):
-    """What we use of torch's stores; values are bytes, whatever their stubs say."""
+    """The methods of torch's stores that we use; values are bytes, whatever their stubs say."""
 
     def set(self, key: str, value: bytes) -> None: ...
     def add(self, key: str, value: int) -> int: ...
@@ -76,16 +85,23 @@ class _Arrivals:
     """
     The entries of the inbox that one connection has received, by number.
 
-    Every number below the next one was received, is missing (its poster is on its way, paused or dead), or was missing
-    for so long that nobody looks for it any more.
+    Each number below the next one is in one of three states:
+
+    * received
+    * missing: its poster is on its way, paused or dead
+    * given up, as it was missing for too long
     """
 
     next: int
     _missing: dict[int, float] = Factory(dict)
-    """Numbers whose entries were not there, and since when."""
+    """Numbers whose entries were missing, and since when."""
 
     def numbers(self, count: int) -> list[int]:
-        """Return the numbers of all entries of *folder* that are there, whatever its counter says."""
+        """
+        Return the numbers of entries to look for: the missing ones, and new ones up to *count*.
+
+        Raises `RendezvousStateError` if *count* cannot be right.
+        """
         is_possible = self.next - 1 <= count < self.next + MOST
         if not is_possible or len(self._missing) > MOST:
             raise RendezvousStateError(f"the inbox counter was overwritten: it holds {count} after {self.next - 1}")
@@ -94,21 +110,24 @@ class _Arrivals:
         return numbers
 
     def received(self, number: int) -> None:
-        """Note that the entry was there."""
+        """Note that the entry was found."""
         self._missing.pop(number, None)
 
     def missed(self, number: int, now: float) -> None:
-        """Note that the entry was not there."""
+        """Note that the entry was missing."""
         if now - self._missing.setdefault(number, now) > LATE:
             del self._missing[number]
 
     @property
     def is_complete(self) -> bool:
-        """Whether no entry is missing."""
+        """True if no entry is missing."""
         return not self._missing
 
     def pause(self, left: float, now: float) -> float:
-        """Return the time until the next look, *left* s at most: the longer an entry is missing, the longer it is."""
+        """
+        Return the seconds until the next look, *left* at most; they grow with the time that an
+        entry is missing.
+        """
         age = now - max(self._missing.values())
         pause = min(max(age, SHORTEST), LONGEST)
         return min(pause, left)
@@ -252,12 +271,17 @@ class StoreExchange(Exchange):
                     store.delete_key(key)
 
     def replace(self, key: str, old: bytes, new: bytes) -> bytes:
-        """Write *new* if *old* is there, or nothing is and *old* is empty; what stands there afterwards."""
+        """
+        Write *new* if the present value is *old*, or is missing and *old* is empty; return the
+        value afterwards.
+        """
         with self._speaking() as store:
             return store.compare_set(self.full_key(key), old, new)
 
     def append(self, folder: str, data: bytes, values: Mapping[str, bytes] = NOTHING) -> int:
-        """Leave *data* as the next entry of *folder*, and write *values*; its number."""
+        """
+        Append *data* as the next entry of *folder*, and write *values*; return the entry's number.
+        """
         with self._speaking() as store:
             number = store.add(self.full_key(folder), 1)
             if number < 1:
@@ -273,12 +297,12 @@ class StoreExchange(Exchange):
 
     def count(self, folder: str) -> int:
         """Return the number of the last entry of *folder*; 0 where there never was one."""
-        # The counter is read as text: add(0) on a key that is no number breaks the connection.
+        # The counter is read as text: add(0) on a key that is not a number breaks the connection.
         [text] = self.read([folder])
         return _counted(folder, text or b"0")
 
     def numbers(self, folder: str) -> list[int]:
-        """Return the numbers of all entries of *folder* that are there, whatever its counter says."""
+        """Return the numbers of all existing entries of *folder*, whatever its counter says."""
         prefix = self.full_key(f"{folder}/")
         with self._speaking() as store:
             found = (key[len(prefix) :] for key in self._list(store) if key.startswith(prefix))
@@ -289,7 +313,7 @@ class StoreExchange(Exchange):
         return len(self.full_key(key).encode()) <= _LONGEST_KEY
 
     def of(self, run_id: str) -> StoreExchange:
-        """This very connection, for the keys of another job."""
+        """Return this very connection, for the keys of another job."""
         return StoreExchange(self.store, self._open, run_id, self.where, self.served_run, clock=self._clock)
 
     def clone(self) -> StoreExchange:
@@ -300,7 +324,10 @@ class StoreExchange(Exchange):
         self.store = None
 
     def root(self, key: str, timeout: float) -> bytes | None:
-        """Return a key that belongs to no job, once it is there; None if that takes longer than *timeout* s."""
+        """
+        Return the value of a key that belongs to no job, and wait for it; None after *timeout*
+        seconds.
+        """
         with self._speaking() as store:
             if not _wait(store, key, timeout):
                 return None
@@ -337,19 +364,19 @@ class StoreExchange(Exchange):
             raise RendezvousConnectionError(f"lost the store at {self.where}: {what}") from error
 
     def _read(self, store: Store, keys: list[str]) -> list[bytes | None]:
-        """Return the values. Most keys that are asked for are there: then two round trips do for all."""
+        """Return the values. Most requested keys exist: then two round trips are enough for all."""
         if len(keys) > 2 and store.check(keys):
             values = self._read_present(store, keys)
             if values is not None:
                 return values
         if len(keys) < 4:
             return [self._read_one(store, key) for key in keys]
-        # Some are absent, most often few: one half of the keys, or a quarter, is there as a whole.
+        # Some are absent, most often few: one half of the keys, or a quarter, is complete.
         middle = len(keys) // 2
         return [*self._read(store, keys[:middle]), *self._read(store, keys[middle:])]
 
     def _read_present(self, store: Store, keys: list[str]) -> list[bytes | None] | None:
-        """Return the values of keys that were all there just now; None where that is not so any more."""
+        """Return the values of keys that all existed just now; None if that has changed."""
         from torch.distributed import DistStoreError
 
         # A key that is deleted meanwhile reads as empty, which no message is, or lets multi_get run into its limit.
@@ -368,7 +395,7 @@ class StoreExchange(Exchange):
 
 
 def _wait(store: Store, key: str, timeout: float) -> bool:
-    """Return whether the key is there within *timeout* seconds."""
+    """Return whether the key exists within *timeout* seconds."""
     from torch.distributed import DistStoreError
 
     try:

@@ -1,18 +1,20 @@
 """
-How nodes that somebody else's handler brought together agree on ranks, ends and the outcome, through its store.
+The agreement of nodes that a third-party handler brought together: ranks, ends and the outcome,
+through its store.
 
     elasticlib/call                    nonce of the present round, by its rank 0
-    elasticlib/<nonce>/offer/<rank>    what a node brings, and how far it knows the job to be
+    elasticlib/<nonce>/offer/<rank>    a node's description, and how far it knows the job to be
     elasticlib/<nonce>/seat/<node>     its ranks, written by rank 0
     elasticlib/<nonce>/ends, ended     how many wanted to end the round; the first one's word
     elasticlib/<nonce>/done, heard     nodes whose workers ended well; nodes that know how the job ended
-    elasticlib/<nonce>/gone/<rank>     after the last restart: what failed on that node, now that its workers are gone
+    elasticlib/<nonce>/gone/<rank>     after the last restart: the failures on that node, now that its workers are gone
     elasticlib/<nonce>/final           the outcome of the node that ended the round
 
-Rules of this file: `set`, `get`, `add` and `check` are all that the store must have, and no call of it is left to
-wait for a key. The store may be the same for every round, with all that lies in it: what is read belongs to the
-nonce of this round, and a node follows the call whenever it changes. A failure's time is the judge's own clock less the
-age that its node told; all nodes take the judge's word, and a node that gets none in time says what it knows itself.
+Rules of this file: the store only needs `set`, `get`, `add` and `check`, and no call of it may wait
+for a key. The store may be the same for every round, with all its old values. So this round's nonce
+is part of the keys that are read, and a node follows the call whenever it changes. A failure's time
+is the judge's own clock less the age that its node reported. All nodes take the judge's word; a
+node that gets none in time reports its own knowledge.
 """
 
 from __future__ import annotations
@@ -52,14 +54,14 @@ _GRACE = 15.0
 
 @frozen
 class Past:
-    """What a node knows of the job so far."""
+    """A node's knowledge of the job so far."""
 
     round: int = -1
     """Number of the last round in which it was."""
     restarts: int = 0
     """Restarts of the job, its own last request among them."""
     nonce: str = ""
-    """Of that last round."""
+    """Nonce of that last round."""
 
 
 @define
@@ -116,7 +118,7 @@ class Agreement:
         self._set(f"offer/{self.rank}", f"{past.round} {past.restarts} ".encode() + encode(join))
 
     def _assign(self, max_restarts: int) -> bool:
-        """Give all nodes their ranks, once all offers are there; return whether they were."""
+        """Give all nodes their ranks if all offers exist; return whether they do."""
         keys = [f"offer/{rank}" for rank in range(self.size)]
         if not self._there(keys):
             return False
@@ -218,17 +220,17 @@ class FailureCollection:
     why: str
     """Why the round ended, as far as was known then."""
     began: float
-    """Seconds of the clock whose time `outcome` is given."""
+    """Start, in seconds of the clock whose time `outcome` gets."""
     _causes: list[tuple[float, str, FailureNote]] = Factory(list)
     _heard: set[int] = Factory(set)
 
     def report_failures(self, stopped: Stopped) -> None:
-        """Tell what happened here."""
+        """Report the failures on this node."""
         self._hear(self.table.rank, stopped, self.began)
         self.table.report_failures(stopped)
 
     def outcome(self, now: float) -> Final | None:
-        """Return how the job ended, once that is settled."""
+        """Return the end of the job, once that is settled."""
         if self.judges:
             return self._judge(now)
         final = self.table.read(Final, "final")
@@ -236,7 +238,7 @@ class FailureCollection:
             return final
         is_late = now >= self.began + TIMEOUT + _GRACE
         if is_late:
-            # The judge is gone: each node says what it knows itself.
+            # The judge is gone: each node reports its own knowledge.
             return self._final()
         return None
 

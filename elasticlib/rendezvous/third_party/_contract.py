@@ -1,9 +1,10 @@
 """
-What is expected of somebody else's rendezvous handler, what its errors mean, and what a node brings to its rounds.
+The contract with a third-party rendezvous handler: its methods, its errors, and this node's
+descriptor.
 
-Rules of this file: a handler is known by its methods and an error by the names of its classes, so that nothing
-of torch's own launcher needs to be imported. A store that served workers before is not offered again, for it may hold
-their keys.
+Rules of this file: a handler is known by its methods and an error by the names of its classes, so
+that nothing of torch's own launcher needs to be imported. A store that served workers before is not
+offered again, for it may hold their keys.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ _FINALS = {
     "RendezvousClosedError": Final(False, "", kind="closed"),
     "RendezvousTimeoutError": Final(False, "", kind="timeout"),
 }
-"""Which exceptions end this node's part, by the names of their classes."""
+"""Exceptions that end this node's part, by the names of their classes."""
 _ERRORS: tuple[type[RendezvousError], ...] = (RendezvousConnectionError, RendezvousStateError)
-"""Which exceptions keep their class."""
+"""Exceptions that keep their class."""
 
 
 def checked_handler(handler: Any) -> RendezvousHandler:
-    """Return the same handler, of which no more than `METHODS` are called; raise `ConfigError` when it is none."""
+    """
+    Return the same handler; only its `METHODS` are called. Raises `ConfigError` if it lacks one of
+    them.
+    """
     missing = [name for name in METHODS if not callable(getattr(handler, name, None))]
     if missing:
         raise ConfigError(f"rdzv_handler={handler!r} is no rendezvous handler: it has no {', '.join(missing)}")
@@ -43,7 +47,10 @@ def checked_handler(handler: Any) -> RendezvousHandler:
 
 
 def meaning(error: Exception, handler: object) -> Final | RendezvousError:
-    """Return what an exception of a handler, known by the names of its classes, means for this node."""
+    """
+    Return the meaning for this node of a handler's exception, which is known by the names of its
+    classes.
+    """
     # By name: torch's own classes are never imported, and a handler may have classes of its own below them.
     names = {cls.__name__ for cls in type(error).__mro__}
     text = str(error) or type(error).__name__
@@ -54,7 +61,7 @@ def meaning(error: Exception, handler: object) -> Final | RendezvousError:
         return error
     known = (each for each in _ERRORS if each.__name__ in names)
     kind = next(known, RendezvousError)
-    # The agent raises it elsewhere, where nothing else tells what raised it.
+    # The agent raises it elsewhere, where its origin would be unknown without this text.
     raised = kind(f"{type(handler).__name__} raised {type(error).__name__}: {text}")
     raised.__cause__ = error
     return raised
@@ -62,7 +69,10 @@ def meaning(error: Exception, handler: object) -> Final | RendezvousError:
 
 @define(eq=False)
 class ThirdPartyNodeInfo:
-    """What a node brings to a round: as rank 0, also the workers' store. Peers reach it at *local_addr*, if known."""
+    """
+    Descriptor of a node for a round: for rank 0, also the workers' store. Peers reach it at
+    *local_addr*, if known.
+    """
 
     local_addr: str | None
     _served: set[tuple[str, int]] = Factory(set)

@@ -1,13 +1,13 @@
 """
-The rounds of one node of a job for which somebody else's rendezvous handler finds peers.
+The rounds of one node of a job for which a third-party rendezvous handler finds peers.
 
     IDLE --ranks--> RUNNING --our workers ended well--> BARRIER --all others', too--> OVER
                        '--a node ends the round--> ENDED --ranks are asked for--> IDLE
                                                      '--no restart is left--> JUDGED --outcome--> OVER
 
-Rules of this file: one thread makes every call to the handler and its store. What torch's contract leaves open (root
-cause, agreed end, restarts of the whole job) the nodes settle among themselves through the round's store, see
-`_agreement`.
+Rules of this file: one thread makes every call to the handler and its store. torch's contract
+leaves root cause, agreed end and restarts of the whole job open. The nodes settle these through the
+round's store, see `_agreement`.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class HandlerCalls:
     handler: RendezvousHandler
     clock: Clock
     seeking: bool = field(init=False, default=False)
-    """Whether the handler is in `next_rendezvous`, from which nobody can call it back."""
+    """True while the handler is in `next_rendezvous`, which cannot be interrupted."""
     since: float | None = field(init=False, default=None)
-    """When a call began that must return soon; None where there is none."""
+    """Start of a call that must return soon; None if there is none."""
 
     def next_rendezvous(self) -> Any:
         """Return the handler's next round, however long that takes."""
@@ -117,7 +117,9 @@ class HandlerCalls:
 
 @define(eq=False, kw_only=True)
 class HandlerRounds:
-    """The thread's side of a `HandlerMember`: it obeys *orders*, and *tells* the agent what came of them."""
+    """
+    The thread's side of a `HandlerMember`: it obeys *orders*, and *tells* the agent their outcome.
+    """
 
     node: str
     calls: HandlerCalls
@@ -135,14 +137,14 @@ class HandlerRounds:
     _phase: _Phase = field(init=False, default=_Phase.IDLE)
     _past: Past = field(init=False, factory=Past)
     _table: Agreement | None = field(init=False, default=None)
-    """Of the latest round."""
+    """Agreement of the latest round."""
     _failure_collection: FailureCollection | None = field(init=False, default=None)
     _judges: bool = field(init=False, default=False)
-    """Whether this node ended the round, so that it says how the job ended."""
+    """True if this node ended the round, so that it decides how the job ended."""
     _deadline: float = field(init=False, default=0.0)
-    """Of the barrier."""
+    """Deadline of the barrier."""
     _is_decided: bool = field(init=False, default=False)
-    """Whether the job's end is known to this node, so that the handler is to be shut down."""
+    """True if the job's end is known to this node, so that the handler must be shut down."""
     _last_end: RoundEnd | None = field(init=False, default=None)
 
     def run(self) -> None:
@@ -250,7 +252,7 @@ class HandlerRounds:
         goes_on = self._look_at_others() if is_at_barrier else self._look_for_arrivals()
         if not goes_on:
             return
-        # Whoever ends the round may close the rendezvous next: then that end counts.
+        # The node that ends the round may close the rendezvous next: then that end counts.
         if self.calls.is_closed() and self._assigned.ended() is None:
             self._finish(Final(False, "the rendezvous was closed", kind="closed"))
 

@@ -1,8 +1,9 @@
 """
-The etcd back end: any node may go, the one that coordinates included.
+The etcd back end: any node may leave, including the coordinating one.
 
-Rules of this file: a connection is made here, and errors are told apart here; values are checked when the back
-end is made, before anything waits. Nobody hosts anything: the servers are there before the job and after it.
+Rules of this file: connections are made here, and their errors are distinguished here. Values are
+checked when the back end is made, before anything waits. No node hosts the store: the servers exist
+before the job and after it.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from elasticlib.rendezvous.stores.etcd._v3 import Keeper, V3Keys
 DEFAULT_PORT = 2379
 NAMES = ("etcd", "etcd-v2", "etcd-v3")
 _TLS_FILES = {"ssl_cert": "cert", "ssl_cert_key": "key", "ca_cert": "cacert"}
-"""Options that name files, and what else they are called."""
+"""Options that name files, with their other names."""
 
 
 class EtcdBackend(KeysBackend):
     """
-    Makes connections for one job, by etcd's v3 API whichever of `NAMES` the back end has.
+    Makes connections for one job through etcd's v3 API, for each of `NAMES`.
 
     The endpoint may name several servers, with commas: any one will do.
     """
@@ -50,7 +51,10 @@ class EtcdBackend(KeysBackend):
         root = f"/{self.prefix}/job_{component(job.run_id)}".replace("//", "/")
         super().__init__(job.backend, root, job.heartbeat)
         self._limit = float(job.options.get("read_timeout", 60.0))
-        """Seconds that one call may take: a silent server is to be noticed well before this node is thought lost."""
+        """
+        Seconds that one call may take: a silent server must be noticed well before this node is
+        thought lost.
+        """
         if job.heartbeat:
             self._limit = min(self._limit, max(2.0, job.heartbeat / 2))
         self._keeper = Keeper()
@@ -141,7 +145,7 @@ def _context(cert: str | None, key: str | None, ca: str | None) -> ssl.SSLContex
     if not cert:
         return context
     try:
-        # Without a password's prompt: nobody is there to answer it.
+        # Without a password's prompt: no user would answer it.
         context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, OSError) as error:
         why = f"ssl_cert={cert!r} and ssl_cert_key={key!r} are no certificate and key of it: {error}"

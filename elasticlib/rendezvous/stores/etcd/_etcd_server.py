@@ -1,8 +1,8 @@
 """
-A private etcd server of one's own, for tests and for trying things out.
+A private etcd server, for tests and experiments.
 
-Rules of this file: the server lives in a folder and on ports of its own, on loopback only, and dies with the
-program that started it, however that ends.
+Rules of this file: the server has its own folder and its own ports, on loopback only. It dies with
+the program that started it, however that ends.
 """
 
 from __future__ import annotations
@@ -81,8 +81,10 @@ class EtcdServer:
 
     def start(self, timeout: float = 60, num_retries: int = 3, stderr: int | IO[Any] | None = None) -> None:
         """
-        Return once it answers. A port that somebody else took meanwhile is worth *num_retries* more attempts.
-        Raises `ConfigError` when there is no etcd program, `StartError` when it does not get to work.
+        Return once the server answers. If another process took the port meanwhile, try
+        *num_retries* more times.
+
+        Raises `ConfigError` when there is no etcd program, `StartError` when it does not answer.
         """
         if self._process is not None:
             _log.warning("this etcd server was started already: start() has no effect until it is stopped")

@@ -1,8 +1,8 @@
 """
-HTTP to one etcd server, with the standard library's client: it can do all that etcd's API asks for.
+HTTP to one etcd server, with the standard library's client, which is enough for etcd's API.
 
-Rules of this file: every call has a time limit; whatever goes wrong is a `RendezvousConnectionError` that names
-the URL and tells the causes apart; a wait has a connection of its own and can be ended from another thread.
+Rules of this file: every call has a time limit. Every failure is a `RendezvousConnectionError` that
+names the URL and the cause. A wait has a separate connection and can be ended from another thread.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from elasticlib.rendezvous.net._endpoint import spell
 
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 _GONE = (OSError, ValueError, http.client.HTTPException)
-"""What a connection raises that broke, or that another thread shut down."""
+"""Exceptions of a connection that broke, or that another thread shut down."""
 
 
 @frozen
 class Site:
-    """Where a server answers."""
+    """The address of a server."""
 
     host: str
-    """As the user wrote it; what a certificate must be for."""
+    """The host as the user wrote it; a certificate must be for it."""
     port: int
     address: str
     """Numeric: names are looked up once, by somebody with a time limit."""
@@ -42,13 +42,13 @@ class Site:
 
     @property
     def url(self) -> str:
-        """For people."""
+        """The server's URL, for people."""
         return f"{'http' if self.tls is None else 'https'}://{spell(self.host, self.port)}"
 
 
 @frozen
 class HttpAnswer:
-    """What the server said."""
+    """The server's answer to a request."""
 
     url: str
     status: int
@@ -82,7 +82,10 @@ class Line:
     _closed: bool = False
 
     def call(self, method: str, path: str, body: str = "") -> HttpAnswer:
-        """Send a request, return the answer, whatever its status; raises `RendezvousConnectionError`."""
+        """
+        Send a request and return the answer, whatever its status; raises
+        `RendezvousConnectionError`.
+        """
         try:
             connection = self._connection()
             connection.sock.settimeout(self.limit)
@@ -99,8 +102,8 @@ class Line:
         """
         Post *body*; return the first line of a long answer that *is_news*, or a refusal.
 
-        Return None when none came within *timeout* seconds or the answer ended without. Whoever calls `interrupt` ends
-        it early.
+        Return None when none came within *timeout* seconds or the answer ended without. A call of
+        `interrupt` ends it early.
         """
         if timeout <= 0:
             return None

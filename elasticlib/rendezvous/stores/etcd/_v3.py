@@ -27,13 +27,15 @@ from elasticlib.rendezvous.stores.etcd._http import Line, Site
 _NOT_FOUND = 5
 _OPERATIONS = 120
 _BYTES = 500_000
-"""Of values in one request: etcd takes 1.5 MiB of keys, values and names of fields, unless told otherwise."""
+"""
+Bytes of values in one request: by default etcd accepts 1.5 MiB of keys, values and names of fields.
+"""
 _REFUSALS = {3: "invalid", 7: "denied", 8: "exhausted", 12: "unknown", 16: "unauthenticated"}
-"""Codes of answers that are the same however often is asked; others speak of a server in trouble."""
+"""Codes of answers that every repetition gets; other codes mean a server in trouble."""
 _PASSING = "too many requests"
 _TOO_LARGE = ("too large", "larger than max")
 _ENTRIES = 2000
-"""That one look into a folder returns at most."""
+"""Most entries in the result of one look into a folder."""
 
 
 @define(eq=False)
@@ -61,7 +63,10 @@ class V3Keys(Keys):
         return self._line.site
 
     def lasting(self, seconds: float) -> V3Keys:
-        """Another connection, whose keys stay for so long after its last writing, or two thirds of that at least."""
+        """
+        Return another connection, whose keys stay for *seconds* after its last write, or at least
+        two thirds of that.
+        """
         return V3Keys(self._line.clone(), self._root, Keeper(seconds=seconds))
 
     def read(self, paths: Sequence[str]) -> tuple[list[KeyFound | None], int]:
@@ -112,7 +117,7 @@ class V3Keys(Keys):
         self._commit([{"request_delete_range": _folder(folder)}], hold)
 
     def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
-        # Whoever watches a key is sent its value, too: that a folder grew is learnt from a key without one.
+        # A watch of a key also gets its value: a key without one shows that a folder grew.
         keys = {"key": _b64(_bell(path) if folder else path)}
         body = dumps({"create_request": keys | {"start_revision": str(since + 1)}})
         answer = self._line.listen(f"{self._root}/watch", body, timeout, _is_event)
