@@ -49,7 +49,7 @@ class Private:
 
 @frozen
 class PlugIn:
-    """A rendezvous whose handler the registry makes."""
+    """A rendezvous whose handler comes from the registry."""
 
     run_id: str
     backend: str
@@ -60,7 +60,10 @@ _Warnings: TypeAlias = tuple[str, ...]
 
 
 def scheduler_index(environ: Mapping[str, str]) -> int | None:
-    """Return this node's place as its scheduler numbers it; None where none does, or where there is one task only."""
+    """
+    Return this node's place as its scheduler numbers it; None without a scheduler, or with one task
+    only.
+    """
     for place, size in _SCHEDULERS:
         index = environ.get(place, "")
         # Where a scheduler leaves no number of tasks, there may be several.
@@ -77,8 +80,9 @@ def choose(
     """
     Return the rendezvous that *config* means, and warnings for its user.
 
-    *node* is this node's name in a job, *fresh_id* the id of a job that was given none, *index* the
-    scheduler's number for this node. Raises `ConfigError` for what contradicts itself or cannot be found.
+    *node* is this node's name in a job, *fresh_id* the id of a job without one, *index* the
+    scheduler's number for this node. Raises `ConfigError` for settings that contradict each other,
+    or that cannot work.
     """
     _check_local_addr(config)
     if config.rdzv_backend not in _rdzv_options.ALL:
@@ -129,7 +133,9 @@ def _check_rank_is_given(config: LaunchConfig, rank: int | None) -> None:
 
 
 def _warn_of_one_node(config: LaunchConfig) -> _Warnings:
-    """Warn that a launch with a rendezvous of its own could have several nodes by its configuration."""
+    """
+    Warn that a launch with a private rendezvous could have several nodes by its configuration.
+    """
     if config.max_nodes == 1:
         return ()
     place = "on a free port, where" if config.rdzv_endpoint.strip() else "a file of this node alone, so that"
@@ -179,7 +185,9 @@ def _unused(config: LaunchConfig) -> _Warnings:
 
 
 def _private(config: LaunchConfig, options: _rdzv_options.Options, fresh_id: str) -> Private | None:
-    """Return the launch's own rendezvous, if it needs no other node's; check the endpoint on the way."""
+    """
+    Return the launch's private rendezvous if it needs no other node; check the endpoint on the way.
+    """
     if config.rdzv_backend in _rdzv_options.ETCD_BACKENDS:
         return None  # other nodes use the server, too
     run_id = config.run_id or fresh_id
@@ -237,7 +245,7 @@ def _check_nobody_looks_for(config: LaunchConfig, endpoint: str) -> None:
 
 
 def _node_rank(config: LaunchConfig, options: _rdzv_options.Options) -> tuple[int | None, _Warnings]:
-    """Return the fixed place of this node, in range, None when none was given; and warnings."""
+    """Return the fixed place of this node, in range, or None if none was given; and warnings."""
     rank = options.rank if config.node_rank is None else config.node_rank
     if rank is None:
         return None, ()
@@ -274,7 +282,7 @@ def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, _Warnings]:
 def _wait_for(config: LaunchConfig, options: _rdzv_options.Options) -> str:
     if options.wait_for is None:
         return config.wait_for
-    # "quiet" is the default, so that it does not say that somebody asked for it.
+    # "quiet" is the default: it does not show that anybody asked for it.
     if config.wait_for not in ("quiet", options.wait_for):
         raise ConfigError.of_setting(
             "wait_for",

@@ -25,14 +25,14 @@ _DIGITS = 8
 
 
 def command_line(work: str, args: Sequence[str]) -> str:
-    """Return *work* with *args*, shortened, and without what may be secret."""
+    """Return *work* with *args*, shortened, and without values that may be secret."""
     whole = shlex.join([work, *args])
     line = shlex.join([work, *_without_secrets(args)])
     if len(line) > LONGEST:
         # Both ends: the beginning names the script, the end has its last options.
         half = LONGEST // 2
         line = f"{line[:half]} ... {line[-half:]}"
-    # Something is left out: two commands that differ in it must give different lines all the same.
+    # Text was left out: two commands that differ there must give different lines all the same.
     if line == whole:
         return line
     return f"{line} (arguments {_digest(args)})"

@@ -48,10 +48,13 @@ class Membership(Protocol):
         """
 
     def listener(self) -> socket.socket | None:
-        """With group rank 0: the bound socket for the round's worker store, now the caller's own."""
+        """
+        Return the bound socket for the round's worker store, now the caller's own; for group rank
+        0.
+        """
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `drain` has something."""
+        """Return a descriptor that is readable when `drain` has something."""
 
     def poll_timeout(self) -> float | None:
         """

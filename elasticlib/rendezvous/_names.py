@@ -11,10 +11,13 @@ from elasticlib._untrusted import as_name
 
 
 def host_name(local_addr: str | None = None) -> str:
-    """*local_addr*, else this machine's name."""
+    """Return *local_addr*, else this machine's name."""
     return local_addr or os.uname().nodename
 
 
 def node_name(local_addr: str | None = None) -> str:
-    """``host/process-random``, where the host is as in `host_name`, but for what no other node would take."""
+    """
+    Return ``host/process-random``, with the host of `host_name` without characters that other nodes
+    would refuse.
+    """
     return f"{as_name(host_name(local_addr))}/{os.getpid()}-{uuid.uuid4().hex[:8]}"

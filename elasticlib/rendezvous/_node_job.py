@@ -22,7 +22,9 @@ class NodeJob(JobOptions):
 
     run_id: str
     node: str
-    """Name of this node in the job, unlike that of any other: host, process and a random part."""
+    """
+    Name of this node in the job, different from that of any other: host, process and a random part.
+    """
     backend: str
     """``c10d``, ``static``, ``etcd``, ``etcd-v2`` or ``etcd-v3``."""
     endpoint: str
@@ -33,7 +35,7 @@ class NodeJob(JobOptions):
     work: str = ""
     """The program of the workers: nodes of one role with another program belong to another job."""
     command: str = ""
-    """`work` with its arguments, for people, equal for equal ones; empty: unknown."""
+    """`work` with its arguments, for people; equal for equal commands; empty: unknown."""
     token: str | None = field(default=None, repr=False)
     node_rank: int | None = None
     """Fixed place of this node (static)."""
@@ -69,12 +71,12 @@ class NodeJob(JobOptions):
         )
 
     def plain(self) -> dict[str, Any]:
-        """As a JSON object; ``Job(**plain)`` makes it again."""
+        """Return a JSON object; ``Job(**plain)`` makes the job again."""
         return asdict(self)
 
     @classmethod
     def of(cls, options: Options, *, backend: str, endpoint: str, node_rank: int | None, **given: Any) -> NodeJob:
-        """The part in a job of *backend* that *options* and the fields that are *given* besides say."""
+        """Return the part in a job of *backend* with *options* and the other *given* fields."""
         said = {name: getattr(options, name) for name in fields_dict(JobOptions)}
         if backend == "static":
             # Ranks are given, so that every node is waited for, and the first one hosts the store.

@@ -22,11 +22,11 @@ from elasticlib.rendezvous.stores._memory_exchange import MemoryExchange
 
 @frozen
 class Rendezvous:
-    """One launch's place in its job: speak through `member`, `close` it at the end."""
+    """One launch's place in its job: communicate through `member`, `close` it at the end."""
 
     run_id: str
     backend: str
-    """Name by which reports call it."""
+    """Name of the back end in reports."""
     member: Membership
     _host: CoordinatorHost | None = None
 
@@ -52,9 +52,9 @@ def open_local(
     run_id: str, rules: Rules, *, backend: str = "c10d", node: str | None = None, port: int = 0
 ) -> Rendezvous:
     """
-    A rendezvous of this program with itself: coordinator and member in threads.
+    Return a rendezvous of this program with itself: coordinator and member in threads.
 
-    No socket but that of the workers' store, on loopback and *port* (0: any).
+    The only socket is that of the workers' store, on loopback and *port* (0: any).
     """
     exchange = MemoryExchange()
     name = node or host_name()
@@ -70,9 +70,10 @@ def open_local(
 
 def open_remote(job: NodeJob, requests: Requests | None = None) -> Rendezvous:
     """
-    A place in *job* among other nodes, kept by a process of its own.
+    Return a place in *job* among other nodes, kept by a separate process.
 
-    One of the *requests* ends the wait of `Rendezvous.close` for other jobs that use this one's store.
+    One of the *requests* ends the wait of `Rendezvous.close` for other jobs that use this one's
+    store.
     """
     member = SidecarClient(job)
     member.requests = requests

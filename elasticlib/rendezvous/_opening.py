@@ -29,7 +29,7 @@ _log = logging.getLogger("elasticlib")
 
 
 def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choice:
-    """Return the rendezvous that *config* means on this machine; log what its user should know."""
+    """Return the rendezvous that *config* means on this machine; log hints for its user."""
     choice, warnings = _choice.choose(
         config,
         node=node_name(config.local_addr),
@@ -54,7 +54,10 @@ def _log_all(warnings: Iterable[str]) -> None:
 
 
 def _find_local_etcd(job: NodeJob) -> None:
-    """Raise `ConfigError` unless somebody listens at the endpoint that none means: nobody would wait for that one."""
+    """
+    Raise `ConfigError` unless a server listens at the default endpoint: without one no node would
+    come.
+    """
     # Only here: most launches need none.
     import socket
 

@@ -32,11 +32,14 @@ _log = logging.getLogger("elasticlib")
 
 _TOKEN = re.compile("[0-9a-f]{64}")
 _warned = set[int]()
-"""Users who heard that they have no token."""
+"""Users for whom the warning about a missing token was logged."""
 
 
 def token_of(job: NodeJob, environ: Mapping[str, str]) -> str | None:
-    """Return the token of *job*: its own, else the variable's (empty: none), else that of its user on loopback."""
+    """
+    Return the token of *job*: its own, else that of the variable (empty: none), else its user's on
+    loopback.
+    """
     if job.token is not None:
         return job.token
     if TOKEN_VARIABLE in environ:
@@ -47,12 +50,16 @@ def token_of(job: NodeJob, environ: Mapping[str, str]) -> str | None:
 
 
 def _is_local(job: NodeJob) -> bool:
-    """Return whether the job's store listens on loopback alone, and no node can reach it by a forwarded port."""
+    """
+    Return whether the job's store only listens on loopback, and no node can reach it through a
+    forwarded port.
+    """
     if job.backend not in ("c10d", "static"):
         return False
     if job.backend == "c10d" and job.store_type != "tcp":
         return False
-    # Who says which node hosts the store may reach it on loopback by a port that is forwarded.
+    # If a setting names the host of the store, other nodes may reach it through a forwarded port on
+    # loopback.
     if job.backend == "c10d" and job.is_host is not None:
         return False
     host, _ = parse_rendezvous_endpoint(job.endpoint, DEFAULT_PORT)
@@ -62,7 +69,7 @@ def _is_local(job: NodeJob) -> bool:
 def _own_token() -> str | None:
     user = os.geteuid()
     try:
-        # Of the user database and not of HOME, which sudo and cron set to other folders.
+        # From the user database and not from HOME, which sudo and cron set to other folders.
         path = Path(_home(user), ".cache", "elasticlib", "token")
         return read_or_make(path, user)
     except (OSError, ValueError) as error:
@@ -81,7 +88,10 @@ def _home(user: int) -> str:
 
 
 def read_or_make(path: Path, user: int) -> str:
-    """Return the token in the file at *path*, written there if nobody did; raise OSError or ValueError on failure."""
+    """
+    Return the token in the file at *path*, and write the file if it is missing; raise OSError or
+    ValueError on failure.
+    """
     with suppress(FileNotFoundError):
         return _read(path, user)
     make_private_folder(str(path.parent))
@@ -99,10 +109,11 @@ def read_or_make(path: Path, user: int) -> str:
 
 
 def _read(path: Path, user: int) -> str:
-    # Without following a link, and without waiting for a named pipe that somebody may have put there.
+    # Without following a link, and without waiting for a named pipe that an attacker may have put
+    # there.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        # Of the open file: a look at the path could see another one.
+        # Check the open file: the path could lead to another one by now.
         facts = os.fstat(descriptor)
         is_private = facts.st_uid == user and not facts.st_mode & 0o077
         if not is_private or not stat.S_ISREG(facts.st_mode):

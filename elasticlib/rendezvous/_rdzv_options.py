@@ -36,7 +36,7 @@ KEEP_ALIVE_INTERVAL = 5.0
 KEEP_ALIVE_ATTEMPTS = 3
 RECONNECT_TIMEOUT = 60.0
 STORE_LINGER = 3600.0
-"""All in seconds, but for the attempts."""
+"""All in seconds, except the attempts."""
 ETCD_PREFIX = "/torchelastic/p2p"
 
 YES = frozenset({"1", "true", "t", "yes", "y"})
@@ -105,7 +105,7 @@ def _spelled(value: str | float) -> str:
 
 @frozen
 class RdzvConfKey:
-    """One key: who takes it, how it is read, and what a good value is, for people."""
+    """One key: its back ends, its reader, and a description of valid values for people."""
 
     backends: frozenset[str]
     read: Callable[[Any], Any]
@@ -213,16 +213,21 @@ class JobOptions:
     """Settings of a job, in seconds and plain types."""
 
     join_timeout: float = JOIN_TIMEOUT
-    """For finding, connecting, and the first ranks together."""
+    """Time limit for finding, connecting, and the first ranks together."""
     last_call: float = LAST_CALL
     heartbeat: float = HEARTBEAT
     """Silence after which a node is lost."""
     reconnect_timeout: float = RECONNECT_TIMEOUT
-    """For which a node that lost its store tries to find it again."""
+    """Time for which a node that lost its store tries to find it again."""
     close_timeout: float = CLOSE_TIMEOUT
-    """For which the node that hosts the store waits for the others to read how the job ended."""
+    """
+    Time for which the node that hosts the store waits for the others to read how the job ended.
+    """
     store_linger: float = STORE_LINGER
-    """For which the node that hosts the store stays for other jobs on it, once this one has ended."""
+    """
+    Time for which the node that hosts the store stays for other jobs on it, once this one has
+    ended.
+    """
     store_type: str = "tcp"
     is_host: bool | None = None
     """True if this node hosts the store; None: the node that can bind the endpoint hosts it."""
@@ -242,13 +247,14 @@ class Options(JobOptions):
 
 def read(backend: str, configs: Mapping[str, Any]) -> Options:
     """
-    Return what *configs* means for *backend*, one of `ALL`; a value of None counts as not given.
+    Return the meaning of *configs* for *backend*, one of `ALL`; a value of None counts as not
+    given.
 
-    Raises `ConfigError` for a value that breaks its key's rule, where torch looks at it too.
+    Raises `ConfigError` for a value that breaks its key's rule, if torch reads that key, too.
     """
     idle: list[str] = []
     found = _read_values(backend, configs, idle)
-    # Read all the same, so that a value that breaks its rule is named.
+    # Read all the same, so that an invalid value is reported.
     backoff = found.pop("cas_backoff_max_seconds", 0)
     if backoff:
         idle.append(f"rdzv_configs={{'cas_backoff_max_seconds': {backoff:g}}} has no effect: no write is retried")
@@ -268,11 +274,11 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
 
 
 def _read_values(backend: str, configs: Mapping[str, Any], idle: list[str]) -> dict[str, Any]:
-    """Return the values that have an effect, by name; add to *idle* those that have none."""
+    """Return the values that have an effect, by name; add the others to *idle*."""
     found = {}
     read_by_torch = _read_by_torch(backend, configs)
     for name, value in configs.items():
-        # Not given: programs pass options on whose default is None.
+        # Counts as not given: programs pass options whose default is None.
         if value is None:
             continue
         try:
@@ -285,7 +291,7 @@ def _read_values(backend: str, configs: Mapping[str, Any], idle: list[str]) -> d
 def _counts_as_join_timeout(backend: str, found: Mapping[str, Any]) -> bool:
     if "timeout" not in found or "join_timeout" in found:
         return False
-    # A launch always has a timeout; where torch does not look at it, its default says nothing.
+    # A launch always has a timeout; where torch ignores it, its default says nothing.
     return backend in ("static", "etcd") or found["timeout"] != DEFAULT_RENDEZVOUS_TIMEOUT
 
 
@@ -294,7 +300,7 @@ class _Idle(Exception):  # noqa: N818 - not an error
 
 
 def _read_by_torch(backend: str, configs: Mapping[str, Any]) -> set[str]:
-    """Return the keys that torch looks at; those that it does not have at all are as any that it reads."""
+    """Return the keys that torch reads; keys that it does not know at all are included."""
     read = _READ_BY_TORCH.get(backend, _OF_TORCH) | (RDZV_CONF_KEYS.keys() - _OF_TORCH)
     store_type = str(configs.get("store_type", "")).strip().lower()
     if backend == "c10d" and store_type == "file":
@@ -316,7 +322,7 @@ def _value(backend: str, name: Any, value: Any, *, is_read_by_torch: bool) -> An
 
 
 def _stranger(backend: str, name: Any) -> str:
-    """Return why *backend* does not take the key *name*, and what to do."""
+    """Return why *backend* does not accept the key *name*, and what to do."""
     if name in RDZV_CONF_KEYS:
         others = ", ".join(sorted(RDZV_CONF_KEYS[name].backends))
         return f"{name} has no effect with rdzv_backend={backend!r}, only with {others}: leave it out"
@@ -328,7 +334,10 @@ def _stranger(backend: str, name: Any) -> str:
 
 
 def bounded(silence: float) -> float:
-    """Return the heartbeat time that is nearest to a *silence* in torch's terms, which may have any length."""
+    """
+    Return the heartbeat time that is nearest to a *silence* in torch's terms, which may be of any
+    length.
+    """
     return min(max(silence, SHORTEST_HEARTBEAT), LONGEST_TIME)
 
 
@@ -348,7 +357,10 @@ def _heartbeat(found: Mapping[str, Any], idle: list[str]) -> float:
 
 
 def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str, Any]:
-    """Return what only the back end understands, by canonical names; add to *idle* what has no effect."""
+    """
+    Return the options that only the back end understands, by canonical name; add ineffective ones
+    to *idle*.
+    """
     others: dict[str, Any] = {}
     for name in _in_order_of_precedence(backend, _FOR_BACKENDS & found.keys()):
         canonical = _SAME.get(name, name)
@@ -368,7 +380,8 @@ def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str
 
 
 def _in_order_of_precedence(backend: str, names: Set[str]) -> list[str]:
-    # Of two names of one file the one that torch reads counts: the back end called etcd has names of its own.
+    # Of two names of one file the one that torch reads counts: the back end "etcd" has its own
+    # names.
     has_names_of_its_own = backend == "etcd"
 
     def precedence(name: str) -> tuple[bool, str]:

@@ -62,11 +62,14 @@ def join(state: JobState, report: Join, seq: int, now: float) -> Outcome:
     return state, (*cautions, *actions)
 
 
-# Who is refused.
+# Refusals.
 
 
 def _refusal(state: JobState, report: Join, entry: Entry) -> str | None:
-    """Return why the node of *report*, remembered as *entry*, may not take part in the job; None if it may."""
+    """
+    Return why the node of *report*, with the new *entry*, may not take part in the job; None if it
+    may.
+    """
     return _of_terms(state, report) or _of_work(state, report) or _of_place(state, entry)
 
 
@@ -85,7 +88,7 @@ def _terms(terms: Terms) -> str:
 def _of_work(state: JobState, report: Join) -> str | None:
     role, work = report.descriptor.role, report.descriptor.work
     peer = _peer_with_work(state, role)
-    # Work that is not known differs from none.
+    # Unknown work equals any other.
     if peer is None or work in ("", peer.descriptor.work):
         return None
     return (
@@ -95,7 +98,10 @@ def _of_work(state: JobState, report: Join) -> str | None:
 
 
 def _peer_with_work(state: JobState, role: str) -> Entry | None:
-    """Return a node of the *role* whose work is known: one for all, as each was compared when it came."""
+    """
+    Return a node of the *role* whose work is known; one is enough, as each was compared when it
+    came.
+    """
     for entry in present(state):
         if entry.descriptor.role == role and entry.descriptor.work:
             return entry
@@ -112,13 +118,14 @@ def _of_place(state: JobState, entry: Entry) -> str | None:
     if index >= rules.max_nodes:
         return f"node rank {index} of node {node} is out of range: {rules.max_nodes} nodes have the ranks {places}"
     other = _replacements.holder(state, entry)
-    # A node that died is often started again before its loss is known: it waits for that instead.
+    # A dead node is often started again before its loss is known: the new one waits for that
+    # instead.
     if other is None or _replacements.may_replace(state, entry, other):
         return None
     return _replacements.refusal(entry, other)
 
 
-# Who waits.
+# Waiting nodes.
 
 
 def _as_known(entry: Entry, known: Entry) -> Entry:
@@ -147,7 +154,7 @@ def _let_wait(state: JobState, entry: Entry, now: float, why: str) -> Outcome:
     waiting[node] = entry
     state = evolve(state, waiting=waiting, last_join=now)
     current = state.round
-    # A node that has succeeded in this round waits for the next one, and disturbs nobody.
+    # A node that has succeeded in this round waits for the next one, without any effect on others.
     if current is None or node in current.succeeded:
         return state, ()
     if node in current.entries:
@@ -162,7 +169,7 @@ def _let_wait(state: JobState, entry: Entry, now: float, why: str) -> Outcome:
 
 
 def _rejoin(state: JobState, current: Round, node: str, why: str) -> Outcome:
-    """Take a member that asks for ranks as stopped; *why* is how its sidecar ended, if it did."""
+    """Count a member that asks for ranks as stopped; *why* is how its sidecar ended, if it did."""
     text = f"node {node} joins again"
     rejoined = current.rejoined
     if why:
@@ -186,7 +193,7 @@ def _let_in(state: JobState, current: Round, node: str) -> Outcome:
 
 
 def let_in_rested(state: JobState, current: Round, now: float) -> Outcome:
-    """Let in a newcomer whose pause is over; else say when the next pause will be."""
+    """Let in a newcomer whose pause is over; else ask to be woken at the end of the next pause."""
     for node in _places.rested(state, now):
         state, actions = _let_in(state, current, node)
         if actions:

@@ -31,7 +31,7 @@ ASKED_EARLY = 4
 
 
 def add_failures(state: JobState, current: Round, report: Failed | Stopped, now: float) -> Outcome:
-    """Note the failures that a node reports, or that its workers stopped; the running round ends."""
+    """Note the failures in a report; end the running round."""
     # Kept within bounds at each report: a handover holds all of them.
     current = evolve(current, causes=worth_keeping(_with_failures(current, report, now)))
     if isinstance(report, Stopped):
@@ -46,7 +46,7 @@ def add_failures(state: JobState, current: Round, report: Failed | Stopped, now:
 
 
 def _with_failures(current: Round, report: Failed | Stopped, now: float) -> Collection[Cause]:
-    """Return the failures that are known of the round, those of *report* among them."""
+    """Return the known failures of the round, including those of *report*."""
     causes = {(cause.node, cause.note.rank): cause for cause in current.causes}
     for note in report.failures:
         known = causes.get((report.node, note.rank))
@@ -59,7 +59,10 @@ def _with_failures(current: Round, report: Failed | Stopped, now: float) -> Coll
 
 
 def _end_for_failure(state: JobState, current: Round, reporter: str, now: float) -> Outcome:
-    """End the running round, whose cause is yet to be decided, because workers of the node *reporter* failed."""
+    """
+    End the running round, before its cause is decided, because workers of the node *reporter*
+    failed.
+    """
     root = root_cause(current.causes)
     why = f"workers of node {reporter} failed" if root is None else describe(root)
     restart = _round_end.may_restart(state, fatal=is_fatal(current))
@@ -70,20 +73,20 @@ def _end_for_failure(state: JobState, current: Round, reporter: str, now: float)
 
 
 def decide(state: JobState, current: Round, end: RoundEnd, now: float, *, gone: bool) -> Outcome:
-    """Decide on the cause once it is time, and report it where neither ranks nor the job's end will soon."""
+    """Decide on the cause if it is time; report it if neither ranks nor the job's end will soon."""
     is_late = current.cause_due is not None and now >= current.cause_due
     has_turned = False
     if not end.decided and _is_decidable(current, gone=gone, is_late=is_late):
         expected = end.restart
         state, end = _decided(state, current, end.why)
-        # The nodes heard that the job ends, and must hear that it does not.
+        # The nodes know that the job ends, and must learn that it does not.
         has_turned = end.restart and not expected
         current = evolve(current, end=end)
         state = evolve(state, round=current)
     if not end.decided:
         return state, ()
     if not is_late and not has_turned:
-        # Ranks, or the end of the job, will soon say why the round ended.
+        # Ranks, or the end of the job, will soon report the cause.
         return state, ()
     state = evolve(state, round=evolve(current, cause_due=None))
     return state, _report_cause(state, current, end)
@@ -98,7 +101,7 @@ def _report_cause(state: JobState, current: Round, end: RoundEnd) -> tuple[Send,
 
 
 def _is_decidable(current: Round, *, gone: bool, is_late: bool) -> bool:
-    """Return whether no report that may change the cause is waited for."""
+    """Return whether no more report can change the cause."""
     if gone:
         return True
     # A lost connection has a cause, which a node that still stops may yet report.
@@ -106,7 +109,7 @@ def _is_decidable(current: Round, *, gone: bool, is_late: bool) -> bool:
 
 
 def _are_lost_connections(current: Round) -> bool:
-    """Return whether all that is known of the failure is that peers lost connections."""
+    """Return whether all known failures are connections to peers that were lost."""
     return all(cause.note.secondary and not cause.note.fatal for cause in current.causes)
 
 
@@ -147,7 +150,7 @@ def _reasons(current: Round, nodes: Collection[str]) -> Mapping[str, str]:
 
 
 def is_fatal(current: Round) -> bool:
-    """Return whether a restart would only meet one of the failures again."""
+    """Return whether a restart would only repeat one of the failures."""
     return any(cause.note.fatal for cause in current.causes)
 
 
@@ -204,7 +207,7 @@ def describe(root: Cause) -> str:
     return f"{text} ({line(message.splitlines()[0])})"
 
 
-# All of it.
+# The whole root cause.
 
 
 def request_whole_cause(state: JobState, current: Round, *, gone: bool) -> tuple[Outcome, bool]:

@@ -21,7 +21,7 @@ _OWN_ID = "give each job an id of its own (--rdzv-id)"
 
 def refusal(state: JobState, entry: Entry) -> str | None:
     """Return why the newcomer *entry* may not be a spare of this job; None if it may."""
-    # With several nodes arguments may differ on purpose: a caution must do.
+    # With several nodes arguments may differ on purpose: a caution is enough.
     if state.rules.max_nodes > 1:
         return None
     first = _first(state, entry)
@@ -46,7 +46,10 @@ def compared(state: JobState, entry: Entry, *, had_ranks: bool) -> tuple[Entry, 
 
 
 def final_for(entry: Entry, final: Final) -> Final:
-    """Return the job's end for the node of *entry*: a node that ran nothing of its own command did not succeed."""
+    """
+    Return the job's end for the node of *entry*: a node whose own command never ran did not
+    succeed.
+    """
     # It never had ranks, and its own arguments were not run by any other node.
     ran_nothing = entry.is_other
     if not final.succeeded or not ran_nothing:

@@ -48,7 +48,7 @@ def step(state: JobState, event: Event, now: float) -> Outcome:
 
 
 def abandon(state: JobState, why: str, kind: str = "closed") -> Outcome:
-    """End the job for everybody at once, without a failed worker as its cause."""
+    """End the job for all nodes at once, without a failed worker as its cause."""
     # The first end counts.
     if state.final is not None:
         return state, ()
@@ -57,7 +57,8 @@ def abandon(state: JobState, why: str, kind: str = "closed") -> Outcome:
 
 def asks_again(state: JobState, node: str, mailbox: str, now: float) -> JobState:
     """
-    Note that *node*, which has *mailbox*, still waits: its answer got lost, or it works in an earlier round.
+    Note that *node*, which has *mailbox*, still waits: its answer got lost, or it works in an
+    earlier round.
 
     A coordinator that took over does not know which nodes the last one gave up: it listens to them.
     """
@@ -75,7 +76,7 @@ def _receive(state: JobState, event: MessageReceived, now: float) -> Outcome:
     heard = state.heard.get(report.node, 0)
     is_unknown = heard == 0
     if is_unknown and not isinstance(report, (messages.Join, messages.Close)):
-        # Nobody knows the node any more: of thousands that are gone, the oldest are forgotten.
+        # The node is unknown by now: of thousands that are gone, the oldest are forgotten.
         return state, ()
     actions: tuple[Action, ...] = ()
     if _is_one_missing(state, event, heard):
@@ -108,7 +109,7 @@ def _is_one_missing(state: JobState, event: MessageReceived, heard: int) -> bool
 
 
 def _hear(state: JobState, event: MessageReceived, now: float) -> Outcome:
-    """Handle a message that was not heard before."""
+    """Handle a new message."""
     report = event.report
     if isinstance(report, messages.Join):
         return _arrivals.join(state, report, event.seq, now)
@@ -136,7 +137,8 @@ def _hear_of_workers(
         return state, ()
     if isinstance(report, messages.Succeeded):
         return _round_end.count_success(state, report.node, report.round), ()
-    # Workers that have succeeded fail no more, but a helper of their node may, which others use.
+    # Workers that have succeeded cannot fail any more, but a helper of their node can, which others
+    # use.
     has_succeeded = report.node in current.succeeded
     if has_succeeded and not _names_helpers_alone(report):
         return state, ()
@@ -158,11 +160,11 @@ def _names_helpers_alone(report: messages.WorkerReport) -> bool:
     return bool(report.failures) and all(note.process for note in report.failures)
 
 
-# What follows.
+# Consequences.
 
 
 def _settle(state: JobState, now: float) -> Outcome:
-    """Do what the state itself calls for, after any event."""
+    """Do the actions that the state requires, after any event."""
     current = state.round
     if state.final is not None:
         return state, ()
@@ -195,8 +197,8 @@ def _settle_ended(state: JobState, current: Round, end: messages.RoundEnd, now: 
 
 
 def _are_workers_gone(current: Round) -> bool:
-    """Return whether no node will report any more of the round's workers."""
-    # A node that left with workers at work is not waited for: it reports nothing more of them.
+    """Return whether no node will report anything more about the round's workers."""
+    # A node that left with running workers is not waited for: it reports nothing more about them.
     unreported = sum(current.may_run_on(node) for node in current.left)
     return len(current.stopped) + len(current.succeeded) + unreported == len(current.entries)
 
@@ -214,7 +216,7 @@ def _close(state: JobState, current: Round, end: messages.RoundEnd, *, gone: boo
 
 
 def _cause_due(state: JobState, now: float) -> float | None:
-    """Return when the cause of the round's end must be decided; None if that is not to come."""
+    """Return when the cause of the round's end must be decided; None if no time limit applies."""
     if state.final is not None or state.round is None:
         return None
     due = state.round.cause_due

@@ -24,7 +24,7 @@ SILENT = "no heartbeat for {:g} s"
 
 
 def leave(state: JobState, report: Leave, now: float) -> Outcome:
-    """Take a node out that leaves; the last one that does ends the job."""
+    """Remove a node that leaves; the last one that does ends the job."""
     node = report.node
     entry = _entry_that_leaves(state, node)
     by_itself = not report.lost
@@ -50,7 +50,7 @@ def _entry_that_leaves(state: JobState, node: str) -> Entry | None:
     if state.round is None:
         return None
     current = state.round
-    # A node that was lost may yet say that it leaves.
+    # A lost node may still report that it leaves.
     had_left = node in current.left and node not in current.lost
     if had_left:
         return None
@@ -68,7 +68,7 @@ def _disturbs(current: Round | None, node: str) -> bool:
     """Return whether other nodes lose time because this node leaves on its own request."""
     if current is None:
         return True
-    # It disturbs nobody beside work that is almost done, nor where it was lost already.
+    # It costs nothing beside work that is almost done, nor if the node was lost already.
     if current.succeeded or node in current.lost:
         return False
     is_gathering = current.end is not None
@@ -86,14 +86,14 @@ def _is_deserted(state: JobState, leaver: str) -> bool:
     if is_anyone_left:
         return False
     if current.end is not None:
-        # A round that ends without a restart ends the job with the reason of its own.
+        # A round that ends without a restart ends the job with its own reason.
         return current.end.restart
     # A running round needs neither spares nor members that have succeeded.
     return leaver in current.entries and leaver not in current.succeeded
 
 
 def refuse(state: JobState, entry: Entry, why: str) -> Outcome:
-    """Take out a node that may not take part in the job."""
+    """Remove a node that may not take part in the job."""
     state, actions = _remove(state, entry.node, why)
     final = Final(False, why, kind="refused")
     return state, (Send(entry.mailbox, entry.node, final), *actions)
@@ -113,14 +113,14 @@ def _remove_member(
 ) -> Outcome:
     is_unreported = not may_still_run and current.may_run_on(node)
     if is_unreported:
-        # Nobody will report that its workers have stopped.
+        # No node will report that its workers have stopped.
         current = evolve(current, stopped=current.stopped | {node})
     was_known = node in current.left
     if not was_known:
         current = _note_gone(current, {node: why}, are_lost=not by_itself)
     state = evolve(state, round=current)
     if was_known or node in current.succeeded:
-        # The round ended for it before, or needs it no more.
+        # The round ended before, or does not need this node any more.
         return state, ()
     if current.end is not None:
         return state, ()
@@ -132,7 +132,7 @@ def _remove_member(
 def _without_waiting(state: JobState, nodes: Iterable[str]) -> JobState:
     waiting = dict(state.waiting)
     for node in nodes:
-        # One with ranks does not wait.
+        # A node with ranks does not wait.
         waiting.pop(node, None)
     return evolve(state, waiting=waiting)
 
@@ -152,7 +152,9 @@ def _end_for_losses(state: JobState, current: Round, lost: Mapping[str, str]) ->
 
 
 def note_heartbeats(state: JobState, counts: Mapping[str, int], now: float) -> Outcome:
-    """Note the heartbeats that were read, and take out the nodes that have been silent for too long."""
+    """
+    Note the heartbeats that were read, and remove the nodes that have been silent for too long.
+    """
     if state.final is not None or not state.rules.heartbeat:
         return state, ()
     before, notices = _tell_those_heard_again(state, counts)
@@ -178,7 +180,7 @@ def _tell_those_heard_again(state: JobState, counts: Mapping[str, int]) -> Outco
 
 
 def _lose(state: JobState, silent: Iterable[str]) -> Outcome:
-    """Take out the *silent* nodes, and end the round if it needs one of them."""
+    """Remove the *silent* nodes, and end the round if it needs one of them."""
     silent = [node for node in silent if _must_live(state, node)]
     if not silent:
         return state, ()
@@ -194,7 +196,9 @@ def _lose(state: JobState, silent: Iterable[str]) -> Outcome:
 
 
 def _must_live(state: JobState, node: str) -> bool:
-    """Return whether the job needs the node: one that succeeded owes nothing to a round that stands."""
+    """
+    Return whether the job needs the node; a running round does not need a node that succeeded.
+    """
     current = state.round
     if current is None or node in state.waiting:
         return True

@@ -44,13 +44,14 @@ def gather(state: JobState, now: float) -> Outcome:
         return state, ()
     if state.gathering_since is None:
         state = evolve(state, gathering_since=now)
-    # A successor that may have read an old document waits until nodes at work have had the time to object.
+    # A successor that may have read an old document waits until nodes at work have had the time to
+    # object.
     if now < state.opens_at:
         return state, (WakeAt(state.opens_at),)
     available = _available(state, now)
     if len(available) < state.rules.min_nodes:
         return _wait_for_more(state, now)
-    # Without those that come back the others would be stopped again at once.
+    # Without the returning nodes the others would be stopped again at once.
     if _is_any_returning(state):
         return _wait_for_return(state, available, now)
     return _start_or_wait(state, available, now)
@@ -60,7 +61,7 @@ def _available(state: JobState, now: float) -> Mapping[str, Entry]:
     available = without_replacements(state, ready(state, now))
     is_short = len(available) < state.rules.min_nodes
     if is_short and now >= _deadline(state, now):
-        # Rather a node that still pauses than the end of the job.
+        # Better to use a pausing node than to end the job.
         return without_replacements(state, state.waiting)
     return available
 
@@ -68,7 +69,7 @@ def _available(state: JobState, now: float) -> Mapping[str, Entry]:
 def _wait_for_more(state: JobState, now: float) -> Outcome:
     """Wait for more nodes until the deadline, or end the job; called with too few nodes."""
     rules = state.rules
-    # With join_timeout=0 no replacement is waited for, but the nodes that come back are.
+    # With join_timeout=0 returning nodes are waited for, but no replacements.
     if state.round is not None and rules.join_timeout == 0:
         possible = len(state.waiting) + len(returning(state))
         if possible < rules.min_nodes:
@@ -80,7 +81,7 @@ def _wait_for_more(state: JobState, now: float) -> Outcome:
 
 
 def _wait_for_return(state: JobState, available: Mapping[str, Entry], now: float) -> Outcome:
-    """Some nodes of the last round are still to ask for ranks: wait for them until the deadline."""
+    """Wait until the deadline for nodes of the last round that have not asked for ranks yet."""
     deadline = _deadline(state, now)
     if now < deadline:
         return state, (WakeAt(deadline),)
@@ -99,7 +100,8 @@ def _start_or_wait(state: JobState, available: Mapping[str, Entry], now: float) 
     most = state.rules.max_nodes
     if present >= most:
         return finalize(state, f"all {most} nodes are there", available)
-    # After a restart nobody new is waited for; where all of the last round are gone, it is like a first round.
+    # After a restart no new node is waited for; if all of the last round are gone, it is like a
+    # first round.
     if current is not None and len(current.left) < len(current.entries):
         why = f"all nodes that stayed after round {current.number} are back, {present} are there"
         return finalize(state, why, available)
@@ -117,7 +119,10 @@ def _wake(state: JobState, due: float, now: float) -> WakeAt:
 
 
 def finalize(state: JobState, why: str, available: Mapping[str, Entry]) -> Outcome:
-    """Give ranks to the *available* nodes: first to those that had some, then as they arrived."""
+    """
+    Give ranks to the *available* nodes: first to those with earlier ranks, then in the order of
+    their arrival.
+    """
     rules, current = state.rules, state.round
     heard = [node for node, entry in available.items() if not is_missed(state, entry)]
     if len(heard) < min(len(available), rules.max_nodes):
@@ -182,7 +187,9 @@ def _cause_of_restart(last: Round | None) -> str:
 
 
 def status(state: JobState, now: float) -> str:
-    """Describe for which nodes the job or a spare waits, and how long; empty when nobody waits."""
+    """
+    Describe for which nodes the job or a spare waits, and how long; empty if nothing is waited for.
+    """
     current = state.round
     if state.final is not None:
         return ""
@@ -242,7 +249,7 @@ def _is_any_returning(state: JobState) -> bool:
     current = state.round
     if current is None:
         return False
-    # Each join leads here: mostly the numbers answer without a walk through all nodes.
+    # Each join leads here: mostly the numbers are enough, without a walk through all nodes.
     stayed = len(current.entries) - len(current.left)
     return stayed > len(state.waiting) or bool(returning(state))
 
@@ -253,7 +260,7 @@ def _deadline(state: JobState, now: float) -> float:
 
 
 def _due(state: JobState, present: int, now: float) -> tuple[float, str]:
-    """Return when enough nodes start without others, and the reason for then."""
+    """Return when a round with enough nodes starts, and the reason for that time."""
     rules = state.rules
     deadline = _deadline(state, now)
     match rules.wait_for:

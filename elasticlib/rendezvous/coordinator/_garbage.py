@@ -1,11 +1,12 @@
 """
 Keys of nodes that are gone: nobody will read them any more, so the coordinator deletes them. Pure.
 
-A node that lives clears up behind itself: once it reads in a new mailbox, it deletes what is left of the old ones. What
-it did not come to, when it is lost, leaves or has read the end, lies in its last mailboxes.
+A node that lives clears up its own keys: once it reads in a new mailbox, it deletes the rest of the
+old ones. The keys that it had not deleted when it was lost, left or read the end are in its last
+mailboxes.
 
-Rules of this file: bookkeeping only; times are the coordinator's seconds. Who has only just gone may still read its
-answer: its keys stay for a while.
+Rules of this file: bookkeeping only; times are the coordinator's seconds. A node that has only just
+gone may still read its answer: its keys stay for a while.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from elasticlib.rendezvous.coordinator._state import JobState
 from elasticlib.rendezvous.protocol._exchange import heartbeat_key, mailbox_key
 
 _LAST = 2
-"""Mailboxes of a node that reads in the last of them, in which something may be left."""
+"""The last mailboxes of a node that may still have keys, once the node reads in the newest one."""
 _MOST = 256
 """
 The latest notices of a mailbox that are deleted. Heartbeats, maybe a stranger's, report how many it
@@ -57,7 +58,7 @@ class Garbage:
     """
 
     def copy(self) -> Self:
-        """Return a copy that changes apart."""
+        """Return an independent copy."""
         return type(self)(dict(self._mailboxes), dict(self._gone), dict(self._ends), dict(self._silent))
 
     def opened(self, node: str, mailbox: str, told: int = 0) -> None:
@@ -67,7 +68,7 @@ class Garbage:
         self._gone.pop(node, None)
 
     def know(self, mailboxes: Mapping[str, str], outbox: Outbox) -> None:
-        """Note the live nodes that a predecessor left, and their mailboxes."""
+        """Take over the predecessor's live nodes, with their mailboxes."""
         for node, mailbox in mailboxes.items():
             self.opened(node, mailbox, outbox.next_index(mailbox))
         # They may be gone: each is waited for again once a heartbeat of it is read.
@@ -75,14 +76,17 @@ class Garbage:
             self._silent[node] = _LastHeartbeat(mailbox, -1)
 
     def has_read(self, node: str, mailbox: str) -> None:
-        """Note that the node reads there: it clears up the mailboxes before the last one itself."""
+        """Note that the node reads there: it clears up its earlier mailboxes."""
         known = self._mailboxes.get(node, {})
         # Only a node that reads in its newest mailbox has cleared up the older ones.
         if len(known) > _LAST and next(reversed(known)) == mailbox:
             self._mailboxes[node] = dict(list(known.items())[-_LAST:])
 
     def sweep(self, here: Collection[str], now: float, timeout: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Keys of nodes that have been gone, who are not *here*, for *timeout* seconds; and these nodes."""
+        """
+        Return the keys of nodes that were gone, and not *here*, for *timeout* seconds; and these
+        nodes.
+        """
         for node in self._mailboxes:
             if node in here:
                 self._gone.pop(node, None)
@@ -110,22 +114,31 @@ class Garbage:
             elif now >= since + timeout:
                 outbox.part(node)
                 self._silent[node] = last
-        # Nodes that have read the end are waited for no more, either.
+        # Nodes that have read the end are not waited for any more, either.
         for node in self._ends.keys() - outbox.unparted:
             del self._ends[node]
 
     def expect(self, outbox: Outbox, node: str, mailbox: str) -> None:
-        """Note that the node waits there: it is back at its first heartbeat, or else is given up again."""
+        """
+        Note that the node waits there: it counts as back at its first heartbeat, or is given up
+        again.
+        """
         outbox.expect(node, mailbox)
         self._silent[node] = _LastHeartbeat(mailbox, -1)
 
     def awaited(self, outbox: Outbox) -> Mapping[str, str]:
-        """Nodes that have not read the end, and where their heartbeats are if they live: the last mailbox of each."""
+        """
+        Return the last mailbox of each node that has not read the end: its heartbeats are there if
+        it lives.
+        """
         silent = {node: heartbeat.mailbox for node, heartbeat in self._silent.items()}
         return {**silent, **{node: outbox.mailbox_of(node) for node in outbox.unparted}}
 
     def is_back(self, node: str, mailbox: str, count: int) -> bool:
-        """Return whether a node that was given up before it read the end sends heartbeats; wait for it again."""
+        """
+        Return whether a node that was given up before it read the end sends heartbeats; if so, wait
+        for it again.
+        """
         last = self._silent.get(node)
         if last is None:
             return False
@@ -154,7 +167,7 @@ class Garbage:
 
     @classmethod
     def from_plain(cls, body: Mapping[str, Mapping[str, Any]], now: float) -> Self:
-        """Return what `plain` made; raise ValueError for a number that counts nothing."""
+        """Return the object that `plain` encoded; raise ValueError for an invalid number."""
         mailboxes = {
             str(node): {str(mailbox): _untrusted.whole(told, 0) for mailbox, told in its.items()}
             for node, its in body.items()

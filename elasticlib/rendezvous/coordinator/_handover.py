@@ -49,10 +49,10 @@ _SHARED = tuple(part.name for part in fields(messages.RankAssignment) if part.na
 _RULES = {part.name: PLAIN[str(part.type)] for part in fields(Rules)}
 OBJECTION = 1.0
 """
-Share of the heartbeat time in which every node hears of a new coordinator and is heard, or has stopped its workers.
+Share of the heartbeat time within which every node and a new coordinator have exchanged heartbeats.
 
-Heartbeats come after 0.25 of it; one that comes back without a coordinator's heartbeat that is not older than the last
-one does not count.
+A node without contact has stopped its workers by then. Heartbeats come after 0.25 of it; one that
+comes back without a newer heartbeat of the coordinator does not count.
 """
 ADVICE = "; another program writes to this job's keys: give each job its own --rdzv-id, or restrict access to the store"
 _MARK = b"signed:"
@@ -62,7 +62,7 @@ _DIGITS = hashlib.sha256().digest_size * 2
 
 @frozen
 class Handover:
-    """The coordinator's memory, as it was when it was last written down."""
+    """The coordinator's memory, as last written."""
 
     nonce: str
     epoch: int
@@ -78,8 +78,8 @@ class Handover:
 
 
 def write_handover(memory: Handover, run_id: str, key: bytes | None, now: float) -> bytes:
-    """Return the text; *now* is the time of the clock that the memory was made with."""
-    # The state is a text of its own: it is read, and refused, as one.
+    """Return the text of *memory*; *now* is a time of the clock used in it."""
+    # The state is a separate text: it is read, and refused, as one.
     state = encode_state(memory.state, now).decode("ascii")
     parts = {
         "state": state,
@@ -95,9 +95,10 @@ def read_handover(
     data: bytes | None, run_id: str, key: bytes | None, now: float, *, is_private: bool = False
 ) -> Handover:
     """
-    The memory that *data* holds, in the time of a clock that shows *now*; else a `RendezvousStateError`.
+    Return the memory in *data*, in the time of a clock that shows *now*; otherwise raise
+    `RendezvousStateError`.
 
-    *is_private*: it was where no stranger writes, so it is the latest.
+    *is_private*: it was stored where no stranger writes, so it is the latest.
     """
     if data is None:
         raise RendezvousStateError("it is not in the store any more: the job ended without this node, or was deleted")
@@ -147,13 +148,13 @@ def _signature(text: bytes, run_id: str, key: bytes) -> bytes:
     return hmac.new(key, place + b"\0" + text, hashlib.sha256).hexdigest().encode("ascii")
 
 
-# The state in it.
+# The state.
 
 
 def encode_state(state: JobState, now: float) -> bytes:
-    """Return the state as ASCII JSON; *now* is the time of the clock that it was made with."""
+    """Return the state as ASCII JSON; *now* is a time of the clock used in it."""
     commands: dict[str, int] = {}
-    """Each that is known, once, and its number."""
+    """Each known command, once, and its number."""
     body = {
         "v": VERSION,
         "rules": asdict(state.rules),
@@ -177,7 +178,10 @@ def encode_state(state: JobState, now: float) -> bytes:
 
 
 def decode_state(data: bytes, now: float) -> JobState:
-    """Return the state in *data*, by a clock that shows *now*; raise `RendezvousStateError` for anything else."""
+    """
+    Return the state in *data*, by a clock that shows *now*; raise `RendezvousStateError` for any
+    other text.
+    """
     try:
         body = _untrusted.parse(data)
         if _untrusted.whole(body["v"]) != VERSION:
@@ -254,7 +258,7 @@ def _read_entry(value: Any, now: float, after: Mapping[str, int], commands: Sequ
         "" if command is None else commands[_untrusted.whole(command, 0)],
         _untrusted.exactly(is_scheduled, bool),
     )
-    # How long it has been there is not known: what it does next is judged as a newcomer's.
+    # It is unknown how long the node has been there: it is judged as a newcomer from now on.
     mailbox = mailbox_name(_untrusted.name(node), _untrusted.whole(seq, 1))
     return Entry(node, mailbox, seq, descriptor, arrived=now, exits=after.get(mailbox, 0))
 
@@ -288,7 +292,7 @@ def _read_round(value: Any, now: float, after: Mapping[str, int], commands: Sequ
     entries = [_read_entry(entry, now, after, commands) for entry in _untrusted.exactly(value["entries"], list)]
     nodes = [entry.node for entry in entries]
     assignments = _read_assignments(value["seats"], _untrusted.exactly(value["own"], list))
-    # Ranks are looked up by place: each node stands there once, with one assignment.
+    # Ranks are looked up by place: each node appears once, with one assignment.
     if not len(set(nodes)) == len(nodes) == len(assignments) > 0:
         raise ValueError(f"{len(assignments)} rank assignments for the nodes {nodes!r:.80}")
     return Round(

@@ -38,10 +38,13 @@ class Incoming:
     _hidden: set[str] = Factory(set)
     """Mailboxes where no heartbeat could be read the last time."""
     _said: dict[str, tuple[int, float]] = Factory(dict)
-    """The number of a message that was said and not heard, by node, and since when that is known."""
+    """
+    The number of a message that a node reports and that has not arrived, by node, and since when
+    that is known.
+    """
 
     def copy(self) -> Self:
-        """Return a copy that changes apart."""
+        """Return an independent copy."""
         latest, hidden, said = dict(self._latest), set(self._hidden), dict(self._said)
         return type(self)(self.run_id, self.key, self._refusals, latest, hidden, said)
 
@@ -54,7 +57,7 @@ class Incoming:
                 raise ValueError(f"a node cannot post a {type(message).__name__}")
             return report_place(self.run_id, nonce, message.report.node, message.seq)
 
-        # Checked before it is parsed: parsing a stranger's megabytes would hold every node up.
+        # Checked before it is parsed: parsing a stranger's megabytes would delay every node.
         if len(data) > ENVELOPE:
             error = f"the inbox holds {len(data):,} bytes, and a message has at most {ENVELOPE:,}"
             return None, self._refuse("report", error, now)
@@ -98,7 +101,7 @@ class Incoming:
         return number if now > since + timeout else None
 
     def retain(self, nodes: Collection[str]) -> None:
-        """Forget what others said."""
+        """Forget the messages of all other nodes."""
         self._said = {node: it for node, it in self._said.items() if node in nodes}
 
     def _decode(

@@ -18,7 +18,7 @@ from elasticlib.rendezvous.protocol._heartbeats_read import HeartbeatsRead
 
 MISSED = 0.45
 """
-Share of the heartbeat time for which no heartbeat of a node came, whose heartbeats are missed.
+Share of the heartbeat time without a heartbeat after which a node's heartbeats are missed.
 
 Between two heartbeats lie 0.25 of it, and the coordinator looks after each 0.1.
 """
@@ -28,9 +28,9 @@ REMEMBERED = 64
 
 def mailboxes(state: JobState) -> Mapping[str, str]:
     """
-    The mailbox of each node whose heartbeats count.
+    Return the mailbox of each node whose heartbeats count.
 
-    These are all that wait or are in the round, but for those that were lost; a node that leaves counts until
+    These are all that wait or are in the round, except lost ones. A node that leaves counts until
     its workers are gone.
     """
     return {node: entry.mailbox for node, entry in _watched(state).items()}
@@ -42,7 +42,8 @@ def _watched(state: JobState) -> Mapping[str, Entry]:
     if current is None:
         return found
     for node, entry in current.entries.items():
-        # A node that leaves counts until it says that its workers are gone: they hold up the next round.
+        # A node that leaves counts until it reports that its workers are gone: they delay the next
+        # round.
         if node not in current.left or current.may_run_on(node):
             # A node that waits sends heartbeats in its newer mailbox.
             found.setdefault(node, entry)
@@ -69,7 +70,7 @@ def look(state: JobState, counts: Mapping[str, int], now: float) -> tuple[JobSta
         if sighting.is_before(count):
             sighting = Sighting(entry.mailbox, count, now)
         elif looks_late:
-            # The node may have sent heartbeats that nobody read: its time begins again.
+            # The node may have sent heartbeats that were not read: its time begins again.
             sighting = evolve(sighting, at=now)
         elif now - sighting.at >= timeout:
             silent.append(node)

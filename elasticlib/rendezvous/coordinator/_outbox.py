@@ -131,22 +131,22 @@ class Outbox:
         return mailboxes
 
     def catch_up(self, node: str, mailbox: str, read: int) -> None:
-        """The node has read more there than is known here."""
+        """Note that the node has read more notices there than this outbox knows."""
         self._turn(node, mailbox)
         self._told[mailbox] = read
         self._unread.pop(mailbox, None)
 
     def give_up(self, node: str) -> None:
-        """The node is gone: what it did not read is not written again."""
+        """Forget the unread notices of a node that is gone: they are not written again."""
         self._unread.pop(self._mailboxes.get(node, ""), None)
 
     def retain(self, nodes: Collection[str]) -> None:
-        """Forget all others."""
+        """Forget all other nodes."""
         for node in [node for node in self._mailboxes if node not in nodes]:
             self.part(node)
 
     def part(self, node: str) -> None:
-        """The node needs no notices any more."""
+        """Note that the node needs no more notices."""
         self.unparted.discard(node)
         mailbox = self._mailboxes.pop(node, None)
         if mailbox is not None:
@@ -154,11 +154,11 @@ class Outbox:
             self._unread.pop(mailbox, None)
 
     def mailbox_of(self, node: str) -> str:
-        """The latest mailbox of the node; empty when it needs no notices any more."""
+        """Return the latest mailbox of the node; empty if it needs no more notices."""
         return self._mailboxes.get(node, "")
 
     def remind(self, now: float, timeout: float) -> None:
-        """Write again what was not read for *timeout* seconds."""
+        """Write notices again that were not read for *timeout* seconds."""
         for mailbox, notices in self._unread.items():
             for index, each in notices.items():
                 if now >= each.at + timeout:
@@ -167,7 +167,7 @@ class Outbox:
                     self._due[mailbox_key(mailbox, index)] = each.notice
 
     def shorten(self) -> None:
-        """Shorten the end of the job where it was not read yet."""
+        """Shorten each unread end of the job."""
         for mailbox, notices in self._unread.items():
             self._unread[mailbox] = {index: each.shortened() for index, each in notices.items()}
 
@@ -187,10 +187,10 @@ class Outbox:
     @classmethod
     def from_plain(cls, body: Mapping[str, Any], state: JobState, now: float) -> Self:
         """
-        Return the outbox that `plain` made of this *body*.
+        Return the outbox that `plain` encoded in *body*.
 
-        All that is unread is due again, as its last writing is not certain. Raises ValueError, KeyError, IndexError
-        or TypeError for anything else.
+        All unread notices are due again, as their last write is not certain. Raises ValueError,
+        KeyError, IndexError or TypeError for any other data.
         """
         outbox = cls()
         texts = [_notice(text) for text in _untrusted.exactly(body["texts"], list)]
@@ -210,12 +210,14 @@ class Outbox:
         self._due[mailbox_key(mailbox, index)] = notice
 
 
-# What the state says already is referred to: None is the end of the job, -1 and below are the ranks of the present
-# round by group rank, 0 and above are texts.
+# References replace notices that the state contains already: None is the end of the job, -1 and
+# below are the ranks of the present round by group rank. 0 and above are texts.
 
 
 def _reference(notice: Told, texts: dict[Told, int], state: JobState) -> int | None:
-    """Return the reference to a *notice*, which becomes one of the *texts* if the state does not have it."""
+    """
+    Return the reference to a *notice*; add it to the *texts* if the state does not contain it.
+    """
     if notice == state.final:
         return None
     if state.round is not None and isinstance(notice, RankAssignment):
@@ -226,7 +228,7 @@ def _reference(notice: Told, texts: dict[Told, int], state: JobState) -> int | N
 
 
 def _referred(reference: int | None, texts: Sequence[Told], state: JobState) -> Told:
-    """Return the notice that a reference means; ValueError or IndexError for one that means none."""
+    """Return the notice of a *reference*; raise ValueError or IndexError for an invalid one."""
     found: Told | None
     if reference is None:
         found = state.final
@@ -259,7 +261,7 @@ def referring(due: Mapping[str, Told]) -> dict[str, Message]:
 
 
 def _whole_cause(final: Final) -> dict[str, Message]:
-    """Return the whole root cause of the *final*, by the key where it belongs."""
+    """Return the whole root cause of *final*, by its key."""
     if final.root_node is None or final.root is None:
         return {}
     return {CAUSE: Failed(final.root_node, 0, (final.root,))}

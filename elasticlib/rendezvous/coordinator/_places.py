@@ -29,7 +29,7 @@ from attrs import evolve
 from elasticlib.rendezvous.coordinator._state import Entry, Exits, JobState, Rules, host_of
 
 STEADY = 60.0
-"""Heartbeats after its arrival for which a node that goes has done no harm."""
+"""Heartbeats after a node's arrival; an exit after that does no harm."""
 PAUSES = (0.0, 6.0, 6.0, 6.0)
 """Heartbeats from the first, second, ... exit in a row until the place gets ranks again; after that it gets none."""
 NAMES = 10_000
@@ -51,7 +51,7 @@ def place_of(entry: Entry) -> str:
     return f"{host} (number {descriptor.index})"
 
 
-# Who comes.
+# Arrivals.
 
 
 def refusal(state: JobState, entry: Entry, now: float) -> str | None:
@@ -67,12 +67,12 @@ def refusal(state: JobState, entry: Entry, now: float) -> str | None:
 
 
 def arrived(state: JobState, entry: Entry, now: float) -> tuple[JobState, Entry]:
-    """A newcomer asks for ranks, which it may have to pause for."""
+    """Note a newcomer that asks for ranks, for which it may have to pause."""
     place = place_of(entry)
     exits = state.exits.get(place)
     if exits is None:
         return state, entry
-    # Nobody came for a steady time: the row is over.
+    # No node came for a steady time: the row is over.
     if not _counts(exits, state.rules, now):
         return evolve(state, exits=_without(state.exits, place)), entry
     entry = evolve(entry, exits=exits.times)
@@ -82,7 +82,7 @@ def arrived(state: JobState, entry: Entry, now: float) -> tuple[JobState, Entry]
     return evolve(state, pausing=state.pausing | {entry.node}), evolve(entry, free_at=due)
 
 
-# Who goes.
+# Exits.
 
 
 def left(state: JobState, entry: Entry, why: str, now: float) -> JobState:
@@ -90,7 +90,7 @@ def left(state: JobState, entry: Entry, why: str, now: float) -> JobState:
     Note that the node of *entry* leaves on its own request before its work is done, and costs
     others time.
     """
-    # A node that was there for a steady time did no harm.
+    # An exit after a steady time does no harm.
     if now >= entry.arrived + _steady(state.rules):
         return state
     place = place_of(entry)
@@ -108,7 +108,7 @@ def left(state: JobState, entry: Entry, why: str, now: float) -> JobState:
 
 
 def _first_to_forget(known: Mapping[str, Exits]) -> str:
-    """Return the oldest place that is not refused; the oldest of all if all are refused."""
+    """Return the oldest place that is not refused; if all are refused, the oldest of all."""
     for place, exits in known.items():
         if not _is_refused(exits):
             return place
@@ -117,12 +117,12 @@ def _first_to_forget(known: Mapping[str, Exits]) -> str:
 
 def forget_names(state: JobState) -> JobState:
     """
-    Forget the oldest of the nodes that are gone, where there are too many.
+    Forget the oldest of the nodes that are gone, if there are too many.
 
-    A message of such a node is not known to be an old one, if somebody writes it again.
+    An old message of a forgotten node is not recognized if somebody writes it again.
     """
     assigned = {} if state.round is None else state.round.entries
-    # Each join leads here: mostly the numbers answer without a walk through all names.
+    # Each join leads here: mostly the numbers are enough, without a walk through all names.
     excess = len(state.heard) - NAMES - len(state.waiting) - len(assigned)
     if excess <= 0:
         return state
@@ -134,7 +134,7 @@ def forget_names(state: JobState) -> JobState:
     return evolve(state, heard=heard, has_forgotten=True)
 
 
-# Who pauses, and who is refused.
+# Pauses and refusals.
 
 
 def ready(state: JobState, now: float) -> Mapping[str, Entry]:
@@ -150,12 +150,12 @@ def next_free(state: JobState, now: float) -> float | None:
 
 
 def rested(state: JobState, now: float) -> list[str]:
-    """Nodes that wait, and whose pause is over."""
+    """Return the waiting nodes whose pause is over."""
     return [entry.node for entry in _had_to_pause(state) if 0.0 < entry.free_at <= now]
 
 
 def pauses(state: JobState, now: float) -> str:
-    """Describe the nodes that pause, and for how long still; empty if none does."""
+    """Describe the pausing nodes and the time left; empty if no node pauses."""
     pausing = [entry for entry in _had_to_pause(state) if entry.free_at > now]
     return "; ".join(
         f"node {entry.node} pauses for {entry.free_at - now:.0f} s more, since the node at {place_of(entry)} joined "
@@ -190,7 +190,10 @@ def _is_refused(exits: Exits) -> bool:
 
 
 def _counts(exits: Exits, rules: Rules, now: float) -> bool:
-    """Return whether the exits still cost the place something: refused for good, or not steady for long enough."""
+    """
+    Return whether the exits still cost the place something: it is refused for good, or was not
+    steady for long enough.
+    """
     return _is_refused(exits) or exits.at > now - _steady(rules)
 
 

@@ -18,7 +18,7 @@ from elasticlib.rendezvous.protocol._messages import Descriptor, RankAssignment
 
 
 def natural_key(name: str) -> tuple[Any, ...]:
-    """Sorts names as people do: ``node2`` before ``node10``."""
+    """Return a sort key for names in natural order: ``node2`` before ``node10``."""
     parts = re.split(r"([0-9]+)", name)
     digits = (part.lstrip("0") for part in parts[1::2])
     # Numbers are compared by length, then text: a name from the network may hold more digits than int() reads.

@@ -21,7 +21,10 @@ from elasticlib.rendezvous.coordinator._state import Action, Entry, JobState, Se
 from elasticlib.rendezvous.protocol._messages import Caution
 
 PATIENCE = 0.5
-"""Share of the heartbeat time after which a heartbeat that is read was sent after the replacement came."""
+"""
+Share of the heartbeat time after which heartbeats that are read were sent after the replacement
+came.
+"""
 
 
 def holder(state: JobState, entry: Entry) -> Entry | None:
@@ -65,7 +68,7 @@ def compared(state: JobState, entry: Entry) -> tuple[Entry, tuple[Action, ...]]:
 
 
 def without_replacements(state: JobState, there: Mapping[str, Entry]) -> Mapping[str, Entry]:
-    """Return those of the nodes *there* whose place no other node has."""
+    """Return the nodes of *there* whose place no other node has."""
     # The usual case, without a look at each place.
     if not any(entry.is_replacement for entry in there.values()):
         return there
@@ -77,9 +80,12 @@ def without_replacements(state: JobState, there: Mapping[str, Entry]) -> Mapping
 
 
 def rejected(before: JobState, state: JobState, now: float) -> Mapping[str, str]:
-    """Replacements whose places belong to nodes that were heard since *before*, each with the reason."""
+    """
+    Return the replacements whose places belong to nodes that were heard since *before*, each with
+    the reason.
+    """
     if was_away(before, now):
-        # What is read now may have been sent long ago, by a node that has died since.
+        # A heartbeat read now may have been sent long ago, by a node that has died since.
         return {}
     reasons = {}
     for entry in _long_waiting(state, now):

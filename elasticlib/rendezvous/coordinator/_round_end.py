@@ -18,7 +18,7 @@ from elasticlib.rendezvous.protocol._messages import Final, RoundEnd
 from elasticlib.rendezvous.protocol._shortening import line
 
 LOSSES_IN_A_ROW = 3
-"""Rounds that a host may be lost from, one after the other, until that is taken for a failure."""
+"""Rounds in a row that a host may be lost from, until that counts as a failure."""
 REMEMBERED = 1024
 """Hosts whose losses are counted: the latest."""
 
@@ -84,16 +84,16 @@ def finish(state: JobState, final: Final) -> Outcome:
     audience = dict(state.waiting)
     if state.round is not None:
         for entry in state.round.members():
-            # A node that waits reads in its newer mailbox.
+            # A waiting node reads in its newer mailbox.
             audience.setdefault(entry.node, entry)
     actions = tuple(Send(entry.mailbox, entry.node, final_for(entry, final)) for entry in audience.values())
     return evolve(state, final=final), actions
 
 
 def lose(state: JobState, current: Round, lost: Mapping[str, str]) -> tuple[JobState, RoundEnd]:
-    """Return the end of the round because it lost nodes, given with the reasons."""
+    """Return the end of the round for lost nodes, given with the reasons."""
     what = _name_losses(lost)
-    # Where a worker has succeeded, the job gets on: such a loss begins no row.
+    # After a success of a worker the job makes progress: such a loss begins no row.
     if current.succeeded:
         return state, RoundEnd(current.number, line(what), restart=True)
     hosts = [host_of(node) for node in lost]
@@ -114,7 +114,7 @@ def _name_losses(lost: Mapping[str, str]) -> str:
 
 
 def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]:
-    """Return, for each host, how many of its rounds in a row lost it, *current* among them."""
+    """Return, for each host, its rounds in a row that lost it, including *current*."""
     if current.succeeded:
         return {}
     # The usual case, without a walk through all nodes.
@@ -143,7 +143,7 @@ def tell_end(state: JobState, node: str, mailbox: str) -> tuple[Send, ...]:
 
 
 def _took_part(state: JobState, node: str) -> bool:
-    """Return whether the end of the job is the outcome of *node*, which did not arrive too late."""
+    """Return whether the job's end is also the outcome of *node*, which did not arrive too late."""
     current = state.round
     if node in state.waiting:
         return True

@@ -89,12 +89,15 @@ class Server:
     _look_at: float = 0.0
     _looked_at: float = 0.0
     _served: float = 0.0
-    """Seconds of this term in which it looked around, with one `TICK` for each time in which it did not."""
+    """
+    Seconds of this term in which it looked around; each time in which it did not counts as one
+    `TICK`.
+    """
     _wake_at: float | None = None
     _is_unsaved: bool = False
     _abandon: events.Abandon | None = None
     _leaver: str | None = None
-    """The node that had the job abandoned because it leaves."""
+    """The node whose leaving ends the job."""
     _garbage: Garbage = field(factory=Garbage)
     _leftover_keys: tuple[str, ...] = ()
     _incoming: Incoming = field(init=False, default=Factory(lambda it: Incoming(it.run_id, it.key), takes_self=True))
@@ -167,7 +170,7 @@ class Server:
         if self._receives:
             out.append(events.Interrupt())
 
-    # Its life: one turn after the other.
+    # Turns.
 
     def _open(self, now: float, out: list[events.Action]) -> None:
         self._step(Tick(), now, out)
@@ -217,7 +220,7 @@ class Server:
         self._rest(now, out)
 
     def _rest(self, now: float, out: list[events.Action]) -> None:
-        """Wait for what comes next, or stop for good."""
+        """Wait for the next event, or stop for good."""
         if self._may_stop(now):
             self._stop(out)
             return
@@ -249,7 +252,7 @@ class Server:
         look_at = self._look_at if self._interval else None
         return soonest(self._wake_at, self._leave_by, look_at)
 
-    # What comes in.
+    # Input.
 
     def _read(self, entry: exchange.Posted, now: float, out: list[events.Action]) -> None:
         if not entry.data:
@@ -274,7 +277,7 @@ class Server:
                 if not self._interval:
                     self._follow((self.state, self.logic.tell_end(self.state, join.node, mailbox)), now, out)
         self._step(MessageReceived(envelope.seq, envelope.report), now, out)
-        # Who leaves does not wait for the answer.
+        # A node that leaves does not wait for the answer.
         if isinstance(envelope.report, (messages.Acknowledgement, messages.Leave)):
             self._outbox.part(envelope.report.node)
 
@@ -291,14 +294,15 @@ class Server:
         self._step(Heartbeats(counts), now, out)
         passed, timeout = now - self._looked_at, self.state.rules.heartbeat
         self._served += passed if passed <= timeout / 2 else TICK * timeout
-        # By it a node sees which of its heartbeats were read, and that time passed while it slept.
+        # It shows a node which of its heartbeats were read, and that time passed while it slept.
         self._looked_at, self._greets = now, True
         self._garbage.give_up_silent(self._outbox, counts, now, self.state.rules.heartbeat)
-        # Once a heartbeat says that a notice was not read for longer than a heartbeat takes, the store has lost it.
+        # If a notice was not read for longer than a heartbeat takes, the store has lost it.
         self._outbox.remind(now, 3 * self._interval)
         self._leftover_keys = self._garbage.clear_up(self._outbox, set(here), self.state, now)
         self._incoming.retain(set(here))
-        # Often enough that a silent node is noticed soon after its time is over: who comes later is lost later.
+        # Often enough to notice a silent node soon after its time is over; another look then finds
+        # the next one.
         self._look_at = now + self.state.rules.heartbeat * LOOK
         if (loss := self.logic.next_loss(self.state)) is not None:
             self._look_at = min(self._look_at, max(loss, now + _SHORTEST_LOOK))
@@ -306,7 +310,7 @@ class Server:
     def _heed(
         self, node: str, mailbox: str, heartbeat: messages.NodeHeartbeat, now: float, out: list[events.Action]
     ) -> None:
-        """Act on all that a heartbeat says besides that its node lives."""
+        """Use the rest of a heartbeat, besides its proof that the node lives."""
         if self._garbage.is_back(node, mailbox, heartbeat.count):
             # It was thought gone, and has not read how its job ended.
             self._outbox.catch_up(node, mailbox, heartbeat.read)
@@ -324,7 +328,7 @@ class Server:
                 self._follow((self.state, (Send(mailbox, node, self.state.final),)), now, out)
             self._set_back(f"node {node} has read {heartbeat.read} notices, but the saved state has {told}", now, out)
 
-    # What goes out.
+    # Output.
 
     def _step(self, event: _state.Event, now: float, out: list[events.Action]) -> None:
         self._wake_at = None
@@ -361,7 +365,10 @@ class Server:
         return evolve(final, why=f"{final.why}; {self.hint}")
 
     def _commit(self, now: float, out: list[events.Action]) -> None:
-        """Save the state if it changed, then write what is due: nobody may hear what is not saved."""
+        """
+        Save the state if it changed, then write the due notices: no node may get a notice that is
+        not saved.
+        """
         if self.refused:
             self.state = in_brief(self.state)
             self._outbox.shorten()
@@ -379,7 +386,9 @@ class Server:
         return Write(messages.sealed(values, self.key, place))
 
     def _greet(self, now: float, out: list[events.Action]) -> None:
-        """Say who we are and that we live; again and again, in case somebody removed or scribbled on it."""
+        """
+        Write the greeting and a heartbeat; repeated in case somebody removed or overwrote them.
+        """
         rules, signed = self.state.rules, self.key is not None
         status, waiting = self.logic.status(self.state, now), len(self.state.waiting)
         status = f"{status}; {self.hint}" if status and self.hint else status
@@ -430,13 +439,13 @@ class Server:
             self._outbox, self._garbage = last.outbox, last.garbage
             self._garbage.know(self.logic.mailboxes(self.state), self._outbox)
             if self.seen.nonce == last.nonce and (forgotten := self.seen.beyond(last.epoch, last.round)):
-                # Above what nodes have seen, so that they hear how it ends.
+                # Above the epoch that nodes have seen, so that they accept the end.
                 self._epoch = max(self._epoch, min(self.seen.epoch + 1, messages.LAST_EPOCH))
                 self._set_back(f"node {self.name} has seen {forgotten}", now, out)
         self._save_and_open(now, out)
 
     def _set_back(self, why: str, now: float, out: list[events.Action]) -> None:
-        """End the job: an old memory was put back, so what was decided since would be decided again."""
+        """End the job: an old memory was put back, so decisions since then would be made again."""
         self._end(f"{SET_BACK}: {why}", now, out)
 
     def _forget_all(self, why: str, now: float, out: list[events.Action]) -> None:
@@ -446,17 +455,23 @@ class Server:
         self._save_and_open(now, out)
 
     def _end(self, why: str, now: float, out: list[events.Action]) -> None:
-        """End the job for nodes that may be in it unknown here: the coordinator's heartbeat says it to everybody."""
+        """
+        End the job for nodes that may be unknown here: the coordinator's heartbeat reports it to
+        all.
+        """
         why += ADVICE
         out.append(Log("error", f"job {self.run_id!r}: {why}"))
         self._over, self._readers_until, self._greets = why, now + self.state.rules.heartbeat, True
         self._follow(self.logic.abandon(self.state, why), now, out)
 
     def _save_and_open(self, now: float, out: list[events.Action]) -> None:
-        """From now on nothing of a former holder is accepted."""
+        """
+        Save the state and start to receive; from now on no writes of a former holder are accepted.
+        """
         if self._interval and self._epoch:
             out.append(events.Save(self._document(now)))
-            # Heartbeats are read before anything is decided: live nodes may have seen more than this memory has.
+            # Heartbeats are read before anything is decided: live nodes may have seen more than
+            # this memory has.
             self._ask_for_heartbeats(out)
         else:
             self._is_unsaved = True

@@ -74,7 +74,7 @@ class CloseServer:
 
 @frozen
 class OperationFailed:
-    """Something failed that should not: nobody must wait for an answer that does not come."""
+    """An unexpected failure: no node may wait for an answer that will not come."""
 
     why: str
 
@@ -82,7 +82,7 @@ class OperationFailed:
 Event: TypeAlias = Loaded | Destroyed | Unsaved | Arrived | HeartbeatsFetched | Abandon | CloseServer | OperationFailed
 
 
-# Actions: what the shell must do.
+# Actions.
 
 
 @frozen
@@ -92,7 +92,7 @@ class Load:
 
 @frozen
 class Save:
-    """Write the state log: without that, nothing that follows may be done."""
+    """Write the state log; if that fails, the next actions must not be done."""
 
     data: bytes
 

@@ -60,10 +60,11 @@ class Rules:
     """Seconds without a new join after which a round below `max_nodes` starts, if `wait_for` is ``quiet``."""
     join_timeout: float = field(default=600.0, validator=_seconds)
     """
-    Seconds that too few nodes wait for others, from when nothing of the last round runs any more.
+    Seconds that too few nodes wait for others, from the end of the last round's workers.
 
-    With 0 nobody waits for a replacement: once too few nodes are left, the job ends. The nodes of the first
-    round, and those that come back after a failure, are then waited for as by default, for 600 s.
+    With 0 no replacement is waited for: once too few nodes are left, the job ends. The nodes of the
+    first round, and those that come back after a failure, are then waited for as by default, for
+    600 s.
     """
     heartbeat: float = field(default=0.0, validator=_heartbeat)
     """Seconds without a new heartbeat after which a node is lost; 0: no node is ever thought lost."""
@@ -99,11 +100,11 @@ class Rules:
 
     @property
     def terms(self) -> messages.Terms:
-        """Return the numbers that all nodes must have been given alike."""
+        """Settings that must be the same on all nodes."""
         return messages.Terms(self.min_nodes, self.max_nodes, self.max_restarts)
 
 
-# Events: what happened.
+# Events.
 
 
 @frozen
@@ -126,7 +127,7 @@ class Tick:
     """Time has passed."""
 
 
-# Actions: what the shell must do now, in this order.
+# Actions, done by the shell in this order.
 
 
 @frozen
@@ -201,7 +202,7 @@ class Round:
 
     number: int
     entries: Mapping[str, Entry]
-    """By node, in the order of group ranks."""
+    """Entries by node, in the order of group ranks."""
     assignments: tuple[messages.RankAssignment, ...]
     succeeded: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
@@ -245,7 +246,7 @@ class Sighting:
 
     mailbox: str
     count: int | None
-    """None: it has joined and sent no heartbeat yet."""
+    """None: the node has joined and sent no heartbeat yet."""
     at: float
     """Time at which the coordinator saw it change."""
 
@@ -272,22 +273,22 @@ class Sightings:
 
 @frozen
 class JobState:
-    """All that the coordinator knows. Two states are equal that differ in signs of life alone."""
+    """All knowledge of the coordinator. States that differ only in signs of life are equal."""
 
     rules: Rules
     heard: Mapping[str, int] = Factory(dict)
-    """Number of the last message of each node that was handled, in the order of their first."""
+    """Number of the last handled message of each node, in the order of their first message."""
     has_forgotten: bool = False
     """True if the oldest nodes that are gone were removed from `heard`."""
     waiting: Mapping[str, Entry] = Factory(dict)
-    """Nodes without ranks, in the order in which they came."""
+    """Nodes without ranks, in the order of their arrival."""
     round: Round | None = None
-    """The round that runs, or the last one that did."""
+    """The running round, or the last one."""
     restarts: int = 0
     losses: Mapping[str, int] = Factory(dict)
-    """For each host, how many of its rounds running had lost it when the present one began."""
+    """For each host, its rounds in a row that had lost it when the present one began."""
     exits: Mapping[str, Exits] = Factory(dict)
-    """By place, the oldest first."""
+    """Exits by place, the oldest first."""
     pausing: frozenset[str] = field(default=frozenset(), eq=False)
     """Nodes that had to pause when they came, at least those that still wait."""
     gathering_since: float | None = None
@@ -302,7 +303,7 @@ Outcome: TypeAlias = tuple[JobState, tuple[Action, ...]]
 
 
 def present(state: JobState) -> Iterator[Entry]:
-    """Yield the nodes with ranks first: they are the job; then those that wait."""
+    """Yield the nodes with ranks, which are the job, then those that wait."""
     if state.round is not None:
         yield from state.round.members()
     yield from state.waiting.values()
