@@ -301,8 +301,7 @@ class Server:
         self._outbox.remind(now, 3 * self._interval)
         self._leftover_keys = self._garbage.clear_up(self._outbox, set(here), self.state, now)
         self._incoming.retain(set(here))
-        # Often enough to notice a silent node soon after its time is over; another look then finds
-        # the next one.
+        # Soon after the next loss can be seen. A node that joins later is also lost later.
         self._look_at = now + self.state.rules.heartbeat * LOOK
         if (loss := self.logic.next_loss(self.state)) is not None:
             self._look_at = min(self._look_at, max(loss, now + _SHORTEST_LOOK))

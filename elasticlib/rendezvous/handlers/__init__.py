@@ -1,4 +1,7 @@
-"""torch's rendezvous handler API over our own protocol: handlers, back ends of shared state, the registry."""
+"""
+torch's rendezvous handler API over elasticlib's own protocol: handlers, back ends of shared state,
+the registry.
+"""
 
 from __future__ import annotations
 

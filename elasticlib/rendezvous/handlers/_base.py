@@ -62,7 +62,7 @@ class RendezvousInfo:
     """One node's place in a round."""
 
     store: Store
-    """A store that the nodes of this round share, with keys of its own."""
+    """A store that the nodes of this round share; its keys belong to the round alone."""
     rank: int
     world_size: int
     bootstrap_store_info: RendezvousStoreInfo
@@ -129,7 +129,7 @@ class RendezvousHandler(abc.ABC):
 def check_nodes(min_nodes: Any, max_nodes: Any) -> None:
     """Raise `ConfigError` unless the numbers are a valid range of nodes."""
     for name, value in (("min_nodes", min_nodes), ("max_nodes", max_nodes)):
-        # True is an int in Python, and no number of nodes.
+        # True is an int in Python, but not a number of nodes.
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(f"{name}={value!r} must be a whole number")
         if name == "min_nodes" and value < 1:
@@ -172,11 +172,11 @@ class RendezvousParameters:
         return f"RendezvousParameters({self.backend!r}, {self.endpoint!r}, run_id={self.run_id!r}, nodes={nodes})"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The option *key*, else *default*."""
+        """Return the option *key*, else *default*."""
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """The option *key* as yes or no, also where it is a number or a word for it; else *default*."""
+        """Return the option *key* as yes or no, also from a number or a word; else *default*."""
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
             return value
@@ -186,7 +186,7 @@ class RendezvousParameters:
         return text in YES
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """The option *key* as a whole number; else *default*."""
+        """Return the option *key* as a whole number; else *default*."""
         value = self.get(key, default)
         if value is None:
             return value

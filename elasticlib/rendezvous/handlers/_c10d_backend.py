@@ -33,14 +33,14 @@ _LONGEST = 8 * 1024 * 1024
 _AGAIN = 0.1
 """Seconds between two attempts to find the store."""
 _ABSENT = b"?"
-"""Expected of a key that is absent, it is stored nowhere and comes back."""
+"""Expected value for an absent key: no key has it, and the store answers with it."""
 
 
 class C10dRendezvousBackend(RendezvousBackend):
-    """The state of job *run_id* in *store*, which must be able to ``compare_set``."""
+    """The state of job *run_id* in *store*, which must support ``compare_set``."""
 
     def __init__(self, store: Store, run_id: str) -> None:
-        """Raises `ConfigError` (a ``ValueError``) for a store that is none, and an empty *run_id*."""
+        """Raises `ConfigError` (a ``ValueError``) for an invalid store, and an empty *run_id*."""
         if not callable(getattr(store, "compare_set", None)):
             raise ConfigError(f"store={store!r} has no method compare_set: give one of torch's stores")
         if not isinstance(run_id, str) or not run_id:
@@ -75,7 +75,7 @@ class C10dRendezvousBackend(RendezvousBackend):
             found = self._swap(expected, value)
         else:
             found = self._look()  # a token of another back end: nothing is written
-        # The store answers with the expected state, too, where there is none.
+        # The store also answers with the expected state if the key is absent.
         if token is not None and found == expected and self._look() == _ABSENT:
             return None
         current = _read(found)
@@ -89,7 +89,7 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     def _swap(self, expected: bytes, value: bytes) -> bytes:
         try:
-            # torch's compare_set takes text, and any bytes may lie there.
+            # torch's compare_set takes text, and the stored bytes may be any.
             texts = (each.decode("ascii", "replace") for each in (expected, value))
             return bytes(self._store.compare_set(self._key, *texts))
         except (ValueError, RuntimeError, TimeoutError) as error:

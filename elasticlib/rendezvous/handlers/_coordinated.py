@@ -1,9 +1,10 @@
 """
-Our rendezvous for code that calls a handler itself, with torch's methods.
+elasticlib's rendezvous for code that calls a handler itself, with torch's methods.
 
-Rules of this file: a node is one place in the round, with one slot. A process of its own speaks with the others
-(`sidecar._shared`), so that this program may be as busy as it likes. One thread takes what the coordinator says and
-only notes it; the caller's threads read the notes. Nothing is contacted before the first call that needs to.
+Rules of this file: a node is one place in the round, with one slot. A separate process talks to the
+others (`sidecar._shared`), so that this program may be as busy as it likes. One thread receives the
+coordinator's notices and only stores them; the caller's threads read them. Nothing is contacted
+before the first call that needs to.
 """
 
 from __future__ import annotations
@@ -51,22 +52,32 @@ if TYPE_CHECKING:
 ROLE = "default"
 NO_SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 STALL = 1.0
-"""Share of the heartbeat time for which no thread of this program may run before its node's heartbeats rest."""
+"""
+Share of the heartbeat time for which no thread of this program may run before its node's heartbeats
+pause.
+"""
 
 _log = logging.getLogger("elasticlib")
 
 
 class CoordinatedHandler(RendezvousHandler):
     """
-    One node of *job*, by torch's contract; fit for several threads, though one round is waited for at a time.
+    One node of *job*, by torch's contract; several threads may use it, but wait for one round at a
+    time.
 
-    Differs from torch's handlers where those fail: each round has a store of its own; a peer that is lost,
-    leaves or asks for a new round makes `num_nodes_waiting` positive on all others; spares do not count there.
-    With back end ``static`` nobody closes the job: `set_closed` does nothing and `is_closed` is never true.
+    Differs from torch's handlers where those fail:
 
-    The first call that needs the others starts a process that keeps the contact; it ends with this program. Those of
-    a program with several handlers are forked from one that has done the imports. A program that stands still for
-    twice the heartbeat time is lost to the others.
+    * Each round has its own store.
+    * A peer that is lost, leaves or asks for a new round makes `num_nodes_waiting` positive on all
+      others.
+    * Spares do not count in `num_nodes_waiting`.
+
+    With back end ``static`` no node can close the job: `set_closed` does nothing and `is_closed` is
+    never true.
+
+    The first call that needs the others starts a process that keeps the contact; it ends with this
+    program. In a program with several handlers these processes are forked from one that has done
+    the imports. A program that stands still for twice the heartbeat time is lost to the others.
 
     Raises `ConfigError` for a job that cannot work.
     """
@@ -88,12 +99,12 @@ class CoordinatedHandler(RendezvousHandler):
         self._listener: threading.Thread | None = None
         self._stores: list[Store] = []
         self._closing = False
-        # What was said to the coordinator:
+        # Messages to the coordinator so far.
         self._seeks = False
         self._closed = False
 
     def get_backend(self) -> str:
-        """The back end's name, such as ``c10d``."""
+        """Return the back end's name, such as ``c10d``."""
         return self.job.backend
 
     def get_run_id(self) -> str:
@@ -110,10 +121,11 @@ class CoordinatedHandler(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """
-        Wait for the next round and return this node's place in it. No worker of it may run any more.
+        Wait for the next round and return this node's place in it. No worker of this node may run
+        any more.
 
-        A spare waits until a place is free. Raises as the base class says, and `ConfigError` where the store cannot
-        be used as was asked for.
+        A spare waits until a place is free. Raises as described at the base class, and
+        `ConfigError` if the store cannot be used in the requested way.
         """
         with self._seeking:
             while True:
@@ -137,10 +149,10 @@ class CoordinatedHandler(RendezvousHandler):
 
     def set_closed(self) -> None:
         """
-        End the job for all nodes, and return when the coordinator has said so.
+        End the job for all nodes, and return once the coordinator has confirmed it.
 
-        Raises `RendezvousTimeoutError` when it does not within ``close_timeout`` seconds. While an agent has this
-        node's place, that agent gets the answer.
+        Raises `RendezvousTimeoutError` if it does not within ``close_timeout`` seconds. While an
+        agent has this node's place, that agent gets the answer.
         """
         if self._fixed:
             return
@@ -151,7 +163,7 @@ class CoordinatedHandler(RendezvousHandler):
                 return
             if self._agents_member is not None:
                 self._closed = True
-                with contextlib.suppress(RendezvousClosedError):  # the agent is done
+                with contextlib.suppress(RendezvousClosedError):  # the agent has finished
                     self._post_close(self._agents_member)
                 return
             member = self._open()
@@ -174,9 +186,11 @@ class CoordinatedHandler(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """
-        Return how many nodes wait for a new round, this one's peers among them; 0 while the present round goes on.
+        Return the number of nodes that wait for a new round, including this one's peers; 0 during a
+        round.
 
-        Nodes that wait for a place to become free are not counted: a new round would not give them ranks.
+        Nodes that wait for a place to become free are not counted: a new round would not give them
+        ranks.
         """
         with self._turned:
             if self._closed or self._notes.final is not None:
@@ -189,9 +203,11 @@ class CoordinatedHandler(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """
-        Close the job for all and free everything; return False, with a warning in the log, when nobody heard it.
+        Close the job for all nodes and free all resources; return False, with a warning in the log,
+        if that failed.
 
-        With back end ``static`` this node's part is reported as done instead, and the others go on.
+        With back end ``static`` this node's part is reported as done instead, and the others
+        continue.
         """
         heard = True
         try:
@@ -209,10 +225,11 @@ class CoordinatedHandler(RendezvousHandler):
     @contextlib.contextmanager
     def open_membership(self, max_restarts: int, local_addr: str | None = None) -> Iterator[Membership]:
         """
-        This node's place in the job, for an agent: it takes part itself, and asks the handler nothing.
+        Open this node's place in the job for an agent, which takes part itself and does not use the
+        handler.
 
-        For the others that is a new node each time. How the job ended, the handler knows afterwards. Raises
-        `ConfigError` when the place is taken, and as `next_rendezvous` when the job is over.
+        For the others that is a new node each time. Afterwards the handler knows how the job ended.
+        Raises `ConfigError` when the place is taken, and as `next_rendezvous` when the job is over.
         """
         with self._turned:
             self._check_open()
@@ -227,10 +244,10 @@ class CoordinatedHandler(RendezvousHandler):
             member.close()
             with self._turned:
                 self._agents_member = None
-                if member.final is not None and member.final.kind != "left":  # without us, the job goes on
+                if member.final is not None and member.final.kind != "left":  # the job continues without us
                     self._notes.final = member.final
 
-    # Below the methods of the contract.
+    # Details of the contract's methods.
 
     @property
     def _fixed(self) -> bool:
@@ -248,7 +265,8 @@ class CoordinatedHandler(RendezvousHandler):
         with self._turned:
             self._check_open()
             if self._member is None:
-                # Its caller supervises no workers: a program that is busy for a while must not count as dead.
+                # Its caller supervises no workers: a program that is busy for a while must not
+                # count as dead.
                 member = self._member = self._connect(self.job, stall=STALL)
                 self._listener = threading.Thread(
                     target=self._listen, args=(member,), name="elasticlib-handler", daemon=True
@@ -281,7 +299,7 @@ class CoordinatedHandler(RendezvousHandler):
                     return assignment
                 self._check_open()
                 self._notes.check()
-                if self._notes.ended:  # cut off meanwhile: the others may have crossed us off their list
+                if self._notes.ended:  # cut off meanwhile: the others may have removed this node from the round
                     self._notes.ended = False
                     member.join(1, ROLE)
                 self._turned.wait()
@@ -385,7 +403,10 @@ class _Notes:
             raise self.error
 
     def wait_for(self, condition: Callable[[], bool], limit: float) -> bool:
-        """Return whether *condition* became true within *limit* s; raise what ended the conversation before."""
+        """
+        Return whether *condition* became true within *limit* seconds; raise the error that ended
+        the conversation.
+        """
         with self.changed:
             self.changed.wait_for(lambda: condition() or self.is_over, limit)
             if condition():
@@ -399,14 +420,14 @@ class _Notes:
         return old
 
     def take(self, notices: Iterable[Word]) -> None:
-        """Note what was said."""
+        """Note the notices that arrived."""
         with self.changed:
             for notice in notices:
                 self._note(notice)
             self.changed.notify_all()
 
     def fail(self, error: ElasticError | OSError) -> None:
-        """Note what ended the conversation."""
+        """Note the error that ended the conversation."""
         if not isinstance(error, ElasticError):
             error = RendezvousError(f"the rendezvous of this node failed: {error}")
         with self.changed:
@@ -426,7 +447,7 @@ class _Notes:
 
 
 def _own_address(listener: socket.socket, address: str) -> str:
-    """Return where this process reaches what listens on *listener*: no name needs to be resolved for that."""
+    """Return the address at which this process reaches *listener*, without any name lookup."""
     host = str(listener.getsockname()[0])
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host) or address
 

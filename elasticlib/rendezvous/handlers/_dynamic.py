@@ -65,13 +65,16 @@ class RendezvousTimeout:
     """Time limits for the parts of a rendezvous."""
 
     join: timedelta = field(validator=_above_zero)
-    """For finding the others and ranks together; 600 s."""
+    """Time limit for finding the others and ranks together; 600 s."""
     last_call: timedelta = field(validator=_above_zero)
-    """Without newcomers before a round below its maximum starts; 30 s. torch counts from the minimum's arrival."""
+    """
+    Time without newcomers before a round below its maximum starts; 30 s. torch counts from the
+    minimum's arrival.
+    """
     close: timedelta = field(validator=_above_zero)
-    """For `set_closed` and `shutdown`; 30 s."""
+    """Time limit for `set_closed` and `shutdown`; 30 s."""
     heartbeat: timedelta = field(validator=_above_zero)
-    """For one heartbeat to get through; 5 s. No node is lost by a shorter silence."""
+    """Time limit for the delivery of one heartbeat; 5 s. No node is lost by a shorter silence."""
 
     def __init__(
         self,
@@ -80,7 +83,10 @@ class RendezvousTimeout:
         close: timedelta | None = None,
         heartbeat: timedelta | None = None,
     ) -> None:
-        """None takes the default. Raises `ConfigError` (a ``ValueError``) for a time that is not above 0."""
+        """
+        None means the default. Raises `ConfigError` (a ``ValueError``) for a time that is not above
+        0.
+        """
         given = ((join, JOIN_TIMEOUT), (last_call, LAST_CALL), (close, CLOSE_TIMEOUT), (heartbeat, _HEARTBEAT))
         self.__attrs_init__(*(timedelta(seconds=default) if value is None else value for value, default in given))
 
@@ -94,11 +100,17 @@ class RendezvousSettings:
     max_nodes: int
     timeout: RendezvousTimeout
     keep_alive_interval: timedelta
-    """Between two heartbeats, in torch's terms; elasticlib's nodes send them as often as their silence limit needs."""
+    """
+    Time between two heartbeats, in torch's terms; elasticlib's nodes send them as often as their
+    silence limit needs.
+    """
     keep_alive_max_attempt: int
-    """Times the interval is the silence after which a node is lost."""
+    """Number of intervals of silence after which a node is lost."""
     cas_backoff_max_seconds: float = 0.0
-    """torch's limit of the time between a failed write and the next; no effect here, where no node repeats a write."""
+    """
+    torch's limit of the time between a failed write and the next; no effect here, as no node
+    repeats a write.
+    """
 
     @property
     def silence(self) -> float:
@@ -124,7 +136,7 @@ class DynamicRendezvousHandler(CoordinatedHandler):
     def __init__(
         self, settings: RendezvousSettings, store: Store, backend: RendezvousBackend, local_addr: str | None = None
     ) -> None:
-        """Better made by `from_backend`; raises as that does. Nothing is contacted yet."""
+        """Use `from_backend` instead; raises as that does. Nothing is contacted yet."""
         _check(settings, backend)
         self._settings = settings
         self._store = store
@@ -203,10 +215,12 @@ class DynamicRendezvousHandler(CoordinatedHandler):
 
 def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
     """
-    The handler of *params*, which takes part by *backend* and gives *store* back.
+    Return the handler of *params*, whose shared state is in *backend* and whose rounds return
+    *store*.
 
-    Of the options it reads ``join_timeout``, ``last_call_timeout``, ``close_timeout``, ``heartbeat_timeout``,
-    ``keep_alive_interval`` (all whole seconds), ``keep_alive_max_attempt`` and ``cas_backoff_max_seconds``. Raises as
+    It reads these options: ``join_timeout``, ``last_call_timeout``, ``close_timeout``,
+    ``heartbeat_timeout`` and ``keep_alive_interval`` (all whole seconds),
+    ``keep_alive_max_attempt`` and ``cas_backoff_max_seconds``. Raises as
     `DynamicRendezvousHandler.from_backend`.
     """
     limits = RendezvousTimeout(*(_limit(params, name) for name in ("join", "last_call", "close", "heartbeat")))
@@ -236,7 +250,7 @@ def _limit(params: RendezvousParameters, name: str) -> timedelta | None:
 
 
 def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
-    """Raise `ConfigError` for a setting, or a back end, that no handler can go by."""
+    """Raise `ConfigError` for an invalid setting or back end."""
     if not isinstance(settings.run_id, str) or not settings.run_id:
         raise ConfigError.of_setting(
             "run_id", f"{settings.run_id!r}: nodes find each other by the job's id: give the same one to all"
@@ -292,7 +306,7 @@ def _address_beside(store: Any) -> str | None:
 
     It is loopback where the store is on loopback.
     """
-    # A PrefixStore has no host of its own: the innermost one has the address.
+    # A PrefixStore has no host: the innermost store has the address.
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host = getattr(store, "host", None)
@@ -300,7 +314,10 @@ def _address_beside(store: Any) -> str | None:
 
 
 class StateBackend(KeysBackend):
-    """Makes connections for one job in the state that *backend* holds; *address* is where peers reach this machine."""
+    """
+    Makes connections for one job in the state that *backend* holds; peers reach this machine at
+    *address*.
+    """
 
     def __init__(self, backend: RendezvousBackend, heartbeat: float, address: str | None = None) -> None:
         super().__init__(backend.name, ROOT, heartbeat)
@@ -310,8 +327,12 @@ class StateBackend(KeysBackend):
         self._address = address
 
     def connect(self, timeout: float) -> StateKeys:
-        """Like `dial`, for those who need more than an exchange; *timeout* binds the back end's own calls only."""
-        # Nobody can end a call of somebody else's code: the thread that makes it is given up instead.
+        """
+        Do the same as `dial`, for callers that need more than an exchange; *timeout* limits the
+        back end's own calls only.
+        """
+        # A call of other people's code cannot be ended: the thread that makes it is abandoned
+        # instead.
         del timeout
         self._state.read()
         return StateKeys(self._state)

@@ -1,9 +1,10 @@
 """
-The rendezvous on etcd by the names of torch's first one, and a job's shared state there.
+The rendezvous on etcd under the names of torch's first one, and a job's shared state there.
 
-Rules of this file: no wire protocol is shared with torch's, whose nodes agree by rewriting keys; here one node
-coordinates, and another one takes over when it goes. What a program sees of it is the same: who calls meets, in
-rounds, below the same prefix. A state's token is the version that the server gave it: two writers are never mixed up.
+Rules of this file: it shares no wire protocol with torch's, whose nodes agree by rewriting keys.
+Here one node coordinates, and another one takes over when it leaves. Programs see the same: their
+callers meet in rounds, below the same prefix. The token of a state is its version on the server:
+two writers are never mixed up.
 
 (torch: ``torch.distributed.elastic.rendezvous.etcd_rendezvous`` and ``etcd_rendezvous_backend``)
 """
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 STATE_PREFIX = "/torch/elastic/rendezvous"
 STORE_PREFIX = "/torch/elastic/store"
 _CONNECT = 60.0
-"""Seconds to reach a server, where ``read_timeout`` says nothing else."""
+"""Default of ``read_timeout``: seconds to reach a server."""
 
 
 class EtcdRendezvousRetryableFailure(RendezvousError):  # noqa: N818 - torch's name
@@ -51,8 +52,8 @@ class EtcdRendezvousHandler(CoordinatedHandler):
     """
     One node of the job of *rdzv_impl*, which peers reach at *local_addr*.
 
-    Differs from torch's as `CoordinatedHandler` says; a round's store is a TCPStore of its node of rank 0, which the
-    workers may share, in place of etcd itself.
+    Differs from torch's as described at `CoordinatedHandler`. A round's store is a TCPStore of its
+    node of rank 0, which the workers may share, in place of etcd itself.
     """
 
     def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
@@ -149,7 +150,8 @@ class EtcdRendezvous:
 
 def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     """
-    The handler of *params* on etcd, with the options of back end ``etcd``; raises `ConfigError` as they break rules.
+    Return the handler of *params* on etcd, with the options of back end ``etcd``; raises
+    `ConfigError` for invalid ones.
 
     (torch: ``torch.distributed.elastic.rendezvous.etcd_rendezvous.create_rdzv_handler``)
     """
@@ -163,7 +165,8 @@ def _endpoint(client: str | V3Keys) -> str:
         raise ConfigError(
             f"client={client!r:.80} is not a client of elasticlib: give host:port, or that of EtcdServer.get_client()"
         )
-    # A client does not say which files it was made with, and the handler's own process needs them.
+    # A client does not know the files that it was made with, and the handler's own process needs
+    # them.
     if client.site.tls is not None:
         raise ConfigError(f"client={client.site.url}: with TLS use create_rdzv_handler, whose options name the files")
     return spell(client.site.host, client.site.port)
@@ -192,7 +195,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """``etcd-v2``, as torch's is called, though etcd's v3 API carries it."""
+        """``etcd-v2``, the name in torch, though the state uses etcd's v3 API."""
         return "etcd-v2"
 
     def get_state(self) -> tuple[bytes, Token] | None:
@@ -221,12 +224,15 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, Store]:
     """
-    The shared state of ``params.run_id`` on the etcd servers at the endpoint, and a store there for all else.
+    Return the shared state of ``params.run_id`` on the etcd servers at the endpoint, and a store
+    there for all else.
 
-    Of the options it reads ``protocol`` (``http`` or ``https``), ``ssl_cert``, ``ssl_cert_key``, ``ca_cert`` and
-    ``read_timeout`` (seconds for one call, 60). Raises `ConfigError` (a ``ValueError``) for options that cannot
-    work, `RendezvousConnectionError` when no server answers. (torch:
-    ``torch.distributed.elastic.rendezvous.etcd_rendezvous_backend.create_backend``)
+    It reads these options: ``protocol`` (``http`` or ``https``), ``ssl_cert``, ``ssl_cert_key``,
+    ``ca_cert`` and ``read_timeout`` (seconds for one call, 60). Raises `ConfigError` (a
+    ``ValueError``) for options that cannot work, and `RendezvousConnectionError` when no server
+    answers.
+
+    (torch: ``torch.distributed.elastic.rendezvous.etcd_rendezvous_backend.create_backend``)
     """
     from elasticlib.rendezvous.handlers._etcd_store import EtcdStore
 

@@ -26,7 +26,7 @@ class EtcdStore(Store):
     """Time limit of `get` and `wait`; `set_timeout` changes it in torch's part of the store."""
 
     def __init__(self, etcd_client: Keys, etcd_store_prefix: str, timeout: datetime.timedelta | None = None) -> None:
-        """*timeout*: how long `get` and `wait` wait for a key."""
+        """*timeout*: time limit of `get` and `wait`."""
         super().__init__()
         self.client = etcd_client
         self.prefix = "/" + etcd_store_prefix.strip("/")
@@ -50,7 +50,8 @@ class EtcdStore(Store):
         path = self._path(key)
         while True:
             (item,), _ = self.client.read([path])
-            # Version 0 means that nobody has written it: the swap fails where somebody does first.
+            # Version 0 means that the key does not exist: the swap fails if another node creates it
+            # first.
             version, total = 0, int(num)
             if item is not None:
                 version, total = item.version, total + int(item.data)
@@ -75,7 +76,7 @@ class EtcdStore(Store):
         paths = [self._path(key) for key in keys]
         deadline = monotonic() + limit.total_seconds()
         while True:
-            # The version of this reading: a change that comes before the wait below is not missed.
+            # The version of this read: a change that comes before the wait below is not missed.
             items, version = self.client.read(paths)
             found = [item for item in items if item is not None]
             if len(found) == len(items):
@@ -90,4 +91,4 @@ class EtcdStore(Store):
             self.client.changed(first_missing, version, min(left, _SLICE))
 
 
-EtcdStore.__module__ = "elasticlib.elastic.rendezvous.etcd_store"  # where torch's users look for it
+EtcdStore.__module__ = "elasticlib.elastic.rendezvous.etcd_store"  # the name under which torch's users look for it

@@ -85,7 +85,7 @@ def _check_static(params: RendezvousParameters, rank: int | None) -> None:
     if rank is None or not 0 <= rank < params.max_nodes:
         last = params.max_nodes - 1
         raise ConfigError(f"rank={rank}: with rdzv_backend='static' each node needs its own, from 0 to {last}")
-    # With two defaults: only a port that is given is the same twice.
+    # With two defaults: only a given port is the same twice.
     ports = {parse_rendezvous_endpoint(params.endpoint, default)[1] for default in (1, 2)}
     if not params.endpoint.strip() or len(ports) > 1 or ports == {0}:
         raise ConfigError(f"endpoint={params.endpoint!r}: rdzv_backend='static' needs host:port, such as node0:29500")
@@ -122,11 +122,14 @@ class RendezvousHandlerRegistry:
         self._lock = threading.RLock()
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Let *creator* make the handlers of *backend*. Raises `ConfigError` when another one does already."""
+        """
+        Register *creator* for the handlers of *backend*. Raises `ConfigError` if the back end has
+        another creator.
+        """
         if not backend:
             raise ConfigError(f"backend={backend!r} is no name for a rendezvous back end")
         with self._lock:
-            # One step: of two threads that register a name, one learns of the other.
+            # One step: if two threads register a name, one of them gets the error.
             known = self._creators.setdefault(backend, creator)
         if known != creator:
             raise ConfigError(
@@ -134,20 +137,20 @@ class RendezvousHandlerRegistry:
             )
 
     def renew(self) -> None:
-        """In a process that was just forked: another thread may have been at it."""
+        """Replace the lock in a process that was just forked: another thread may have held it."""
         self._lock = threading.RLock()
 
     def names(self) -> tuple[str, ...]:
-        """The back ends that have a creator, plug-ins among them."""
+        """Return the back ends that have a creator, including plug-ins."""
         self._load_plugins()
         return tuple(sorted(self._creators))
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
         """
-        A new handler of ``params.backend``.
+        Return a new handler of ``params.backend``.
 
-        Raises `ConfigError` when nobody makes such handlers, and a ``RuntimeError`` when the handler made is one
-        of another back end: a mistake of the plug-in.
+        Raises `ConfigError` if the back end has no creator. Raises a ``RuntimeError`` if the
+        handler is one of another back end, which is a mistake of the plug-in.
         """
         if params.backend not in self._creators:
             self._load_plugins()
@@ -187,5 +190,8 @@ for _name in BUILT_IN:
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler that *params* ask for; nothing is contacted before its first use. Raises as `create_handler`."""
+    """
+    Return the handler for *params*; nothing is contacted before its first use. Raises as
+    `create_handler`.
+    """
     return rendezvous_handler_registry.create_handler(params)

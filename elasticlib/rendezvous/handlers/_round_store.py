@@ -1,8 +1,9 @@
 """
-The store of one round, for a program that calls its handler itself: hosted by group rank 0, reached by all.
+The store of one round, for a program that calls its handler itself: hosted by group rank 0, reached
+by all.
 
-Rules of this file: a socket that is bound already is served, never a port that was free a moment ago; torch is
-imported here only, when the first round begins.
+Rules of this file: it serves a socket that is bound already, never a port that was free a moment
+ago. torch is only imported here, when the first round begins.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ _CONNECT = 60.0
 """Seconds that a client waits for the server."""
 _TCP_TIMEOUT = 60.0
 _OTHER_TIMEOUT = 300.0
-"""Seconds for a key that nobody has written, where torch's store would be one of c10d's own, and another one."""
+"""Seconds for a missing key, if torch's store would be one of another back end than c10d."""
 _PROBE = 1.0
-"""Seconds that an address of the store gets to answer, where there are several."""
+"""Seconds that an address of the store has to answer, if there are several."""
 
 
 def prepare() -> None:
-    """Import what takes long; nothing is contacted."""
+    """Import slow modules; nothing is contacted."""
     import torch.distributed  # noqa: F401
 
 
 def timeout_of(job: NodeJob) -> float:
-    """Seconds that the store of a round of *job* waits for a key: as long as torch's does with the same back end."""
+    """
+    Return the seconds that the store of a round of *job* waits for a key: the same as in torch with
+    that back end.
+    """
     if job.backend in STATIC:
         return job.join_timeout
     if job.backend == "c10d" and job.store_type == "tcp":
@@ -44,26 +48,32 @@ def timeout_of(job: NodeJob) -> float:
 
 
 def serve(listener: socket.socket, address: str, timeout: float) -> Store:
-    """A store on *listener*, which becomes its own; it ends with the last reference to it."""
+    """
+    Return a store on *listener*, which it owns from then on; it ends with the last reference to it.
+    """
     return _store(address, listener.getsockname()[1], timeout, listener.detach())
 
 
 def reach(addresses: Sequence[str], port: int, timeout: float) -> tuple[Store, str]:
-    """The store at the first of *addresses* that answers, and which one that was."""
+    """Return the store at the first of *addresses* that answers, and that address."""
     address = first_reachable(addresses, port)
     return _store(address, port, timeout), address
 
 
 def apart(store: Store, run_id: str, round: int) -> Store:
-    """The same store with keys of this round alone, named as torch names them."""
+    """Return the same store with keys of this round alone, named as in torch."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     return PrefixStore(f"torch.rendezvous.{run_id}.{round}", store)
 
 
 def first_reachable(addresses: Sequence[str], port: int) -> str:
-    """The first address where somebody accepts; the only or first one when nobody does: its error says why."""
-    # A single address is not probed: connecting to it says the same, and costs no time.
+    """
+    Return the first address that accepts a connection.
+
+    If none does, return the only or first address: its error then has the reason.
+    """
+    # A single address is not probed: connecting to it has the same result, and costs no time.
     for address in addresses if len(addresses) > 1 else ():
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_PROBE):
             return address
@@ -71,7 +81,9 @@ def first_reachable(addresses: Sequence[str], port: int) -> str:
 
 
 def _store(address: str, port: int, timeout: float, listener: int | None = None) -> Store:
-    """The store there: served on the descriptor *listener* where that is given, else reached."""
+    """
+    Return a store at this place: served on the descriptor *listener* if given, else connected to.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     limit = datetime.timedelta(seconds=_CONNECT)

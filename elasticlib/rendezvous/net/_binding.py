@@ -25,7 +25,7 @@ BACKLOG = 4096
 ANYWHERE = (Address(socket.AF_INET6, "::"), Address(socket.AF_INET, "0.0.0.0"))
 _LOOPBACKS = (Address(socket.AF_INET, "127.0.0.1"), Address(socket.AF_INET6, "::1"))
 _FAR = (Address(socket.AF_INET, "192.0.2.1"), Address(socket.AF_INET6, "2001:db8::1"))
-"""Addresses that are kept for documentation: no machine has them."""
+"""Addresses that are reserved for documentation: no machine has them."""
 _ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL, errno.ENODEV})
 
 
@@ -38,7 +38,7 @@ class Elsewhere:
 
 @frozen
 class Taken:
-    """The endpoint is on this machine, and somebody listens there."""
+    """The endpoint is on this machine, and another process listens there."""
 
     why: str
 
@@ -49,13 +49,13 @@ def bind_endpoint(
     """
     Return the endpoint's listening socket, if it is on this machine and free.
 
-    A job that is *alone* on its node awaits nobody by another way than the name: the socket is at its first
+    Nodes of a job that is *alone* on its node only come by the name: the socket is at its first
     address. Raises `ConfigError` for a forbidden port.
     """
     is_numeric = address_of(host) is not None
     if is_numeric or is_loopback(host):
         return listen(addresses, port)
-    # A numeric or loopback host is decided by the kernel alone; for a name it matters where it leads to.
+    # For a numeric or loopback host the kernel alone decides; for a name, its addresses matter.
     outer = [address for address in addresses if not is_loopback(address.host)]
     if not outer:
         return _bind_loopback_name(host, port, addresses, alone)
@@ -65,9 +65,12 @@ def bind_endpoint(
 def _bind_loopback_name(
     host: str, port: int, addresses: Sequence[Address], alone: bool
 ) -> socket.socket | Elsewhere | Taken:
-    """Bind a name that leads to loopback addresses only, as /etc/hosts often has it for a machine's own name."""
+    """
+    Bind a name that only leads to loopback addresses; /etc/hosts often has such a line for a
+    machine's own name.
+    """
     own_name = socket.gethostname()
-    # Every machine has loopback: only this machine's own name says that it is meant.
+    # Every machine has loopback: only this machine's own name shows that this machine is meant.
     if _label(host) != _label(own_name):
         spelled = _spell_all(addresses)
         return Elsewhere(f"{host} resolves to {spelled} here, but this machine is called {own_name}")
@@ -99,7 +102,7 @@ def listen(addresses: Sequence[Address], port: int) -> socket.socket | Elsewhere
         try:
             return _listen(address, port)
         except OSError as error:
-            # This machine has not that address, or not that family: another one may be its own.
+            # This machine lacks that address, or that family: another address may be its own.
             if error.errno in _ABSENT:
                 continue
             place = spell(address.host, port)
@@ -117,12 +120,12 @@ def _refusal(place: str, error: OSError) -> ConfigError | RendezvousConnectionEr
 
 
 def loopback() -> str:
-    """Return the address at which this machine reaches itself: IPv4's unless it has IPv6 alone."""
+    """Return the address at which this machine reaches itself: IPv4's, or IPv6's without IPv4."""
     return next((each.host for each in _LOOPBACKS if is_here(each)), _LOOPBACKS[0].host)
 
 
 def outward_address() -> str | None:
-    """Return this machine's address on its way to the rest of the world; None without a default route."""
+    """Return this machine's address on its way to the outside; None without a default route."""
     return next(filter(None, map(address_towards, _FAR)), None)
 
 

@@ -27,7 +27,9 @@ from elasticlib.rendezvous.net._resolver import Address
 
 T = TypeVar("T")
 LEFT_BEHIND = 8
-"""Attempts that may hang at once; with so many, the last one is waited for instead of a new one."""
+"""
+Attempts that may hang at once; at this number, the last one is waited for instead of a new one.
+"""
 
 AT_EXIT = 1.0
 """Seconds that the end of the program may wait for attempts that hang."""
@@ -48,35 +50,40 @@ def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) ->
     deadline = monotonic() + timeout
     whys, refused = [], 0
     for index, address in enumerate(addresses):
-        # Each gets its share of the time that is left: a silent address must not cost the next ones theirs.
+        # Each gets its share of the time that is left, so that a silent address leaves time for the
+        # next ones.
         limit = max(deadline - monotonic(), 0.05) / (len(addresses) - index)
         try:
             return address, _connect(address, port, limit)
         except OSError as error:
             refused += isinstance(error, ConnectionRefusedError)
             whys.append(f"{address.host}: {_explain(error, limit)}")
-    # A machine's own name often leads to loopback by its hosts file: then each node seeks the store at itself.
+    # A hosts file often leads a machine's own name to loopback: then each node looks for the store
+    # on itself.
     leads_to_loopback = any(is_loopback(address.host) for address in addresses)
     if leads_to_loopback and not is_loopback(host):
         whys.append(f"{host} resolves to this machine itself here: check its /etc/hosts")
-    # Only where every address refuses is it known that nobody listens.
+    # Only if every address refuses is it certain that nobody listens.
     kind = RefusedError if refused == len(addresses) else RendezvousConnectionError
     raise kind(f"{spell(host, port)} cannot be reached ({'; '.join(whys)})")
 
 
 @define(eq=False)
 class Limited(Generic[T]):
-    """Runs what cannot be interrupted; what did not end in time goes on, and is used when it ends well later."""
+    """
+    Runs calls that cannot be interrupted; a late call continues, and its result is used if it
+    succeeds.
+    """
 
     _lock: threading.Lock = Factory(threading.Lock)
     _hanging: list[Future[T]] = Factory(list)
-    """Attempts that nobody waits for any more, oldest first."""
+    """Attempts that nothing waits for any more, oldest first."""
 
     def run(self, call: Callable[[], T], timeout: float, silence: str) -> T:
         """
-        Return what *call* returns, or raise what it raises.
+        Return the result of *call*, or raise its exception.
 
-        After *timeout* seconds raise a `RendezvousConnectionError` that says *silence*.
+        Raises a `RendezvousConnectionError` with the text *silence* after *timeout* seconds.
         """
         with self._lock:
             attempt = self._begin_or_resume(call)
@@ -96,7 +103,9 @@ class Limited(Generic[T]):
         return _begin(call)
 
     def _take_late_success(self, silence: str) -> Future[T]:
-        """Return the newest attempt that ended well after its time; raise an error with *silence* if none did."""
+        """
+        Return the newest attempt that succeeded late; raise an error with *silence* if none did.
+        """
         for each in reversed(self._hanging):
             if each.done() and not _has_failed(each):
                 self._hanging.remove(each)
@@ -129,18 +138,19 @@ def _begin(call: Callable[[], T]) -> Future[T]:
 
 @atexit.register
 def _let_attempts_end() -> None:
-    # A thread that comes back from C++ while the interpreter ends aborts the process. Most attempts end soon;
-    # the others hang in the kernel, and will not come back in that moment.
+    # A thread that returns from C++ while the interpreter ends aborts the process. Most attempts
+    # end soon; the others hang in the kernel, and will not return in that moment.
     wait(list(_unfinished), AT_EXIT)
 
 
 def _connect(address: Address, port: int, limit: float) -> str:
-    """Return the local address of a connection that is closed again."""
+    """Return the local address of a connection, which is closed again."""
     with socket.socket(address.family, socket.SOCK_STREAM) as sock:
         sock.settimeout(limit)
         sock.connect(address.place(port))
         if sock.getsockname() == sock.getpeername():
-            # The kernel may choose the very port that is sought as the local one, and connect the socket to itself.
+            # The kernel may choose the very port of the endpoint as the local one, and connect the
+            # socket to itself.
             raise ConnectionRefusedError
         return str(sock.getsockname()[0])
 

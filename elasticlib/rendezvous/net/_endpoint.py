@@ -64,7 +64,7 @@ def _parse_brackets(endpoint: str, default_port: int) -> tuple[str, int]:
 
 
 def _check_host(endpoint: str, host: str) -> None:
-    """Raise `ConfigError` for the *host* of an *endpoint* that can be none."""
+    """Raise `ConfigError` for an invalid *host* of an *endpoint*."""
     if is_host(host):
         return
     if not host:
@@ -104,11 +104,11 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def _short_address(host: str) -> ipaddress.IPv4Address | None:
-    """Return the address of *host*, whose last part stands for all that are missing."""
+    """Return the address of *host*, whose last part fills all missing ones."""
     try:
         *first, last = map(_number, host.split("."))
         octets = bytes(first) + last.to_bytes(4 - len(first), "big")
-    except (ValueError, OverflowError):  # a part that is too large, or no number, such as 09
+    except (ValueError, OverflowError):  # a part that is too large, or not a number, such as 09
         return None
     return ipaddress.IPv4Address(octets)
 

@@ -47,11 +47,12 @@ class BoundNodeInfo:
     _listener: socket.socket | None = None
 
     def describe(self, slots: int, role: str) -> Descriptor:
-        """Bind a socket for the next round and say where it is."""
-        # The round before may have had another group rank 0: its socket was bound in vain.
+        """Bind a socket for the next round and return its descriptor."""
+        # Another node may have had group rank 0 in the round before: this node's socket was not
+        # used.
         if (unused := self.listener()) is not None:
             unused.close()
-        # A caller whose own files fill its limit goes on to the next round all the same.
+        # A caller whose own files fill its limit can enter the next round all the same.
         with room_for_descriptors(4):
             first = self.address()
             self._listener, others = _listen(first, self.port)
@@ -60,7 +61,7 @@ class BoundNodeInfo:
         return Descriptor(slots, role, addresses, port, self.index, self.hosts(), self.work, self.command)
 
     def listener(self) -> socket.socket | None:
-        """The socket that was bound last, once."""
+        """Return the socket that was bound last, once."""
         listener, self._listener = self._listener, None
         return listener
 
@@ -84,17 +85,17 @@ class FixedNodeInfo:
         return Descriptor(slots, role, (self.address,), self.port(), *known)
 
     def listener(self) -> socket.socket | None:
-        """Nothing."""
+        """Return None: no socket is bound."""
         return None
 
 
 def _listen(address: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
-    """A listening socket for *address*, and the other addresses that it serves."""
+    """Return a listening socket for *address*, and the other addresses that it serves."""
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(address).is_loopback:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             return closed_in_forks(socket.create_server((address, port), family=family, backlog=_BACKLOG)), ()
-    # On all interfaces: peers may reach this machine by another address than the one that it knows of.
+    # On all interfaces: peers may reach this machine through an address that it does not know.
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     everywhere = closed_in_forks(socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual))
@@ -102,12 +103,16 @@ def _listen(address: str, port: int) -> tuple[socket.socket, tuple[str, ...]]:
 
 
 def own_addresses(*, ipv6: bool) -> list[str]:
-    """Addresses of this machine's interfaces, IPv4 first, without loopback and link-local ones."""
+    """
+    Return the addresses of this machine's interfaces, IPv4 first, without loopback and link-local
+    ones.
+    """
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an IPv4 address
-                # By ioctl, since Python has no other way to an interface's addresses without a further package.
+                # By ioctl: Python has no other way to an interface's addresses without a further
+                # package.
                 answer = fcntl.ioctl(sock, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(answer[20:24]))
     if ipv6:

@@ -22,7 +22,10 @@ from elasticlib.processes import unseen_by_debugger
 from elasticlib.rendezvous.net._endpoint import address_of
 
 QUIET_LOOKUPS = "attempts:0"
-"""Value of RES_OPTIONS with which a process asks no name server: a TCPStore asks for its peers' names, in vain."""
+"""
+Value of RES_OPTIONS without queries to name servers: a TCPStore queries its peers' names, for
+nothing.
+"""
 
 _LOOKUP = """
 import json, socket, sys
@@ -42,10 +45,10 @@ class Address:
     family: int
     """``socket.AF_INET`` or ``socket.AF_INET6``."""
     host: str
-    """Numeric; with ``%zone`` where one is needed."""
+    """Numeric; with ``%zone`` where it needs one."""
 
     def place(self, port: int) -> tuple[Any, ...]:
-        """The address with a port, as the socket module wants it."""
+        """Return the address with a port, as the socket module expects it."""
         if self.family != socket.AF_INET6:
             return self.host, port
         flags = socket.AI_NUMERICHOST  # no look-up: this only splits the zone off
@@ -56,12 +59,13 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
     """
     Return the addresses of *host*, in the order of preference, at least one.
 
-    Raises `RendezvousConnectionError` when there is none, or when that is not known after *timeout* seconds.
+    Raises `RendezvousConnectionError` if there is none, or if the lookup takes more than *timeout*
+    seconds.
     """
     address = address_of(host)
     if address is not None:
         is_ipv6 = address.version == 6
-        # One of IPv6 as it was written, with its zone.
+        # An IPv6 address as it was written, with its zone.
         return [Address(socket.AF_INET6, host) if is_ipv6 else Address(socket.AF_INET, str(address))]
     if host.lower() == "localhost":  # the same on every machine, hence the same for all who meet there
         return [Address(socket.AF_INET, "127.0.0.1"), Address(socket.AF_INET6, "::1")]
@@ -73,11 +77,15 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
 
 
 def _look_up(host: str, port: int, timeout: float) -> Any:
-    """Return what `_LOOKUP` found: a list of families and places, or a text that says why there is none."""
-    # Isolated and without site: the program's variables and packages must not slow it down, or break it.
+    """
+    Return the result of `_LOOKUP`: a list of families and addresses, or a text with the reason why
+    there is none.
+    """
+    # Isolated and without site: the program's variables and packages cannot slow it down, or break
+    # it.
     command = [sys.executable, "-I", "-S", "-c", _LOOKUP, host, str(port)]
     environment = dict(os.environ)
-    # This program may host a store, which asks no name server; here one is meant to be asked.
+    # This program may host a store, which queries no name server; this lookup must.
     if environment.get("RES_OPTIONS") == QUIET_LOOKUPS:
         del environment["RES_OPTIONS"]
     try:

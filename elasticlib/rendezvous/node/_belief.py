@@ -24,7 +24,7 @@ from elasticlib.rendezvous.protocol._reading import heartbeat_of
 from elasticlib.rendezvous.protocol._shortening import refers
 
 DOUBT = 3.0
-"""Seconds for which a greeting that cannot be ours may be someone's scribble; a coordinator renews its own."""
+"""Seconds for which a foreign greeting may be a stray write; a coordinator renews its own."""
 LOOK_AGAIN = 0.1
 """Seconds until a greeting in doubt is read again."""
 _SAME_TOKEN = (
@@ -64,7 +64,7 @@ class Belief:
     node: str
     key: bytes | None
     nonce: str = ""
-    """The coordinator's, once its greeting was read."""
+    """The coordinator's nonce, once its greeting was read."""
     after: str = ""
     """The end of this node's previous sidecar; empty for the first one."""
     sent: int = 0
@@ -104,46 +104,49 @@ class Belief:
         return message
 
     def whole(self, final: messages.Final, data: bytes | None) -> messages.Final:
-        """The end with its whole root cause, where *data* is that; the few lines of it that it came with where not."""
+        """
+        Return the end with its whole root cause if *data* is that; else with the few lines that it
+        came with.
+        """
         try:
             found = messages.decode(data or b"", self.key, key_place(self.run_id, self.nonce, CAUSE))
         except RendezvousStateError:
             return final
         if not isinstance(found, messages.Failed) or len(found.failures) != 1:
             return final
-        # Only what shortens to the very lines that the end came with: anybody may have written there.
+        # Only a text that shortens to the very lines of the end: anybody may have written there.
         whole = evolve(final, root_node=found.node, root=found.failures[0])
         return whole if refers(whole) == final else final
 
     def join(self, descriptor: messages.Descriptor, terms: messages.Terms | None, seen: Seen) -> messages.Join:
-        """The request for ranks of a node that brings that."""
+        """Return the request for ranks of this node."""
         after = self.after if seen.round < 0 else ""
         return messages.Join(self.node, descriptor, terms, seen.round, seen.epoch, seen.heard, after)
 
     def envelope(self, seq: int, report: messages.Report) -> bytes:
-        """A report of this node, as the coordinator wants it."""
+        """Return a report of this node, encoded for the coordinator."""
         place = report_place(self.run_id, self.nonce, self.node, seq)
         return messages.encode(messages.Envelope(seq, report), self.key, place)
 
     def heartbeat(self, mailbox: str, heartbeat: messages.NodeHeartbeat) -> dict[str, bytes]:
-        """A heartbeat of this node, by the key where it belongs."""
+        """Return a heartbeat of this node, by its key."""
         key = heartbeat_key(mailbox)
         return {key: messages.encode(heartbeat, self.key, key_place(self.run_id, self.nonce, key))}
 
     def gave_up(self, closed: bool, why: str) -> RendezvousNotFoundError | RendezvousConnectionError:
-        """The error of a node whose part is over; *closed*: the job was there."""
+        """Return the error of a node whose part is over; *closed*: the job was there."""
         kind = RendezvousConnectionError if closed else RendezvousNotFoundError
         return kind(f"node {self.node}, job {self.run_id!r}{why}")
 
 
 def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
-    """Why this greeting is not for us, as clear as can be."""
+    """Return the clearest reason why this greeting is not for this node."""
     try:
         body = parse(data)
         version, signed = body.get("v"), body.get("mac") is not None
     except (ValueError, AttributeError):
         return str(error)
-    # The version first: what another one signs, and how, is not known here.
+    # The version first: how another version signs is unknown here.
     if version != messages.VERSION:
         told = f"the job's coordinator speaks version {shown(version)} of the protocol"
         return f"{told}, this node version {messages.VERSION}: install the same elasticlib on all nodes"

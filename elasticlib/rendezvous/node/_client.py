@@ -52,7 +52,7 @@ _PARTING = 1.0
 """Seconds that `close` waits for a store which does not answer."""
 
 Dial: TypeAlias = Callable[[float], Exchange]
-"""One attempt to connect, of about so many seconds; raises `RendezvousConnectionError`."""
+"""One attempt to connect, with a time limit in seconds; raises `RendezvousConnectionError`."""
 
 
 class NodeInfo(Protocol):
@@ -112,7 +112,7 @@ class NodeClient:
         self._session, self._first = Session.begin(belief, limits or Limits(), clock(), terms, where)
 
     def start(self) -> Self:
-        """Begin to seek the job; once. Returns the member itself."""
+        """Start to look for the job; once. Return the member itself."""
         with self.turned:
             self._perform(self._first)
         return self
@@ -132,7 +132,7 @@ class NodeClient:
         `Stopped` of the round that it names, no node takes the place of its workers. A node that
         never joined is unknown and gets no answer.
         """
-        # Where the job must end with this node, its coordinator is here and needs no message.
+        # If the job must end with this node, its coordinator is here and needs no message.
         if not isinstance(report, messages.Leave) or not self._on_leave(report.why):
             self._say(events.Tell(_checked(fitting(report))), type(report).__name__)
 
@@ -141,13 +141,17 @@ class NodeClient:
         self.tell(events.SuspendHeartbeats(paused))
 
     def fail(self, error: RendezvousError) -> None:
-        """Let `drain` raise *error*: this node's part is over. From any thread."""
+        """
+        Make `drain` raise *error*, as this node's part is over. May be called from any thread.
+        """
         self.tell(events.Refused(None, error))
 
     def guard(self, handle: int) -> None:
-        """Nothing: in the agent's own process, nobody else could act when the agent cannot."""
+        """
+        Do nothing: in the agent's own process, no other thread could act when the agent cannot.
+        """
 
-    # What comes.
+    # Events.
 
     def listener(self) -> socket.socket | None:
         """
@@ -199,7 +203,7 @@ class NodeClient:
         with self.turned:
             if self._session.closed:
                 return []
-            # Read before the session is asked: what comes after that makes the descriptor readable again.
+            # Read before the session is asked: a later event makes the descriptor readable again.
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._ready)
             self.tell(TimePassed())
@@ -222,7 +226,7 @@ class NodeClient:
                 self.final = notice
 
     def close(self) -> None:
-        """Send what waits to be sent, end the watch, close `fileno`. Says nothing more to the others."""
+        """Send pending messages, end the watch, close `fileno`. Sends nothing new to the others."""
         with self.turned:
             if self._session.closed:
                 return
@@ -230,28 +234,31 @@ class NodeClient:
             connection = self._connection
         if connection is not None:
             connection.join(_PARTING)
-        # Bound for a round that never came, or whose ranks went elsewhere.
+        # Bound for a round that never came, or whose ranks went to other nodes.
         if (listener := self._offer.listener()) is not None:
             listener.close()
         with self.turned:
             if connection is not None:
                 connection.abandon()
             os.close(self._ready)
-            # No event may write to this number any more: another file may have it soon.
+            # No event may write to this number any more: another file may get it soon.
             self._ready = -1
             self.turned.notify_all()
 
-    # What connections want.
+    # Calls of the connections.
 
     def tell(self, event: events.Event, lane: events.Lane | None = None) -> None:
-        """Let the session know of it, and do what it asks for; the *lane* of its connection finds its own work."""
+        """
+        Pass *event* to the session, and do its actions; the *lane* of its connection finds its own
+        work.
+        """
         with self.turned:
             # The actions are done under the lock, so that a second event cannot overtake them.
             before, due = self._session, self._due_at()
             self._session, actions = before.step(event, self._clock())
             self._perform(actions)
             has_news = self._has_news(before)
-            # The agent sleeps until the time that it knows of: an earlier one must wake it.
+            # The agent sleeps until the time that it knows: an earlier one must wake it.
             is_sooner = self._due_at() < due
             if self._ready >= 0 and (has_news or is_sooner):
                 os.eventfd_write(self._ready, 1)
@@ -262,7 +269,7 @@ class NodeClient:
                 self.turned.notify_all()
 
     def _has_news(self, before: Session) -> bool:
-        """Return whether the agent has something to `drain` that it had not *before*."""
+        """Return whether the agent has something new to `drain` since *before*."""
         has_notices = len(before.words) != len(self._session.words)
         return has_notices or before.error != self._session.error
 
@@ -302,14 +309,15 @@ class NodeClient:
         for action in actions:
             try:
                 self._do(action)
-            # No thread could be started: no further attempt helps, and the agent hears it from `drain`.
+            # No thread could be started: no further attempt helps, and `drain` reports that to the
+            # agent.
             except StartError as error:
                 self.tell(events.Refused(None, error))
 
     def _connect(self, action: events.OpenConnection) -> None:
         if self._connection is not None:
             self._connection.abandon()
-        # The session has a number for each: what an abandoned one still reports is ignored.
+        # Each has a number in the session: later reports of an abandoned one are ignored.
         self._connection = Connection(action.connection, self, self._dial, action.limit)
         self._connection.start()
 
@@ -343,7 +351,7 @@ def _is_own_work(action: events.Action, connection: int | None, lane: events.Lan
 
 
 def _checked(report: messages.Report) -> messages.Report:
-    # What this node may not say is its own error, here and now, and nobody else's.
+    # An invalid report of this node is its own error, raised at once and only here.
     messages.from_plain(messages.to_plain(report))
     return report
 
@@ -376,20 +384,20 @@ class Connection:
         self._run(self._speak, "elasticlib-member")
 
     def ask(self, ask: events.Ask) -> None:
-        """Perform it, unless this connection was given up. Call with `turned` held."""
+        """Perform *ask*, unless this connection was given up. Call with `turned` held."""
         if not self._ending:
             self._work[ask.lane] = ask
 
     def end(self) -> None:
-        """Do what was asked, and no more. Call with `turned` held."""
+        """End the connection after the pending requests. Call with `turned` held."""
         self._ending = True
 
     def abandon(self) -> None:
-        """Give it up; never blocks. Call with `turned` held."""
+        """Give the connection up without blocking. Call with `turned` held."""
         self._ending = True
         self._work.clear()
         if self._watch is not None:
-            # Its lane may wait in the store for minutes; the one that speaks ends with its call.
+            # Its lane may wait in the store for minutes; the speaking lane ends with its call.
             self._watch.close()
 
     def join(self, timeout: float) -> None:
@@ -449,20 +457,23 @@ class Connection:
             return events.Denied(self.number, ask.number, str(error), error.too_large)
 
     def _idle(self, lane: events.Lane) -> float | None:
-        """Return the seconds until the lane has work of its own: only the one that speaks ever has."""
+        """
+        Return the seconds until the lane has work of its own; only the speaking lane ever has.
+        """
         return self.client.idle() if lane is events.Lane.SPEAK else None
 
     def _next(self, lane: events.Lane) -> events.Ask | None:
         """Return the next operation of the lane, once there is one; None at the end."""
         while True:
             with self.client.turned:
-                # What was asked is done also when the connection ends: a goodbye is asked for just before.
+                # Pending requests are done even if the connection ends: a goodbye is requested just
+                # before.
                 if (ask := self._work.pop(lane, None)) is not None:
                     return ask
                 if self._ending:
                     return None
                 idle = self._idle(lane)
-                # Without a time of its own it waits until the client has something for it.
+                # Without a time of its own it waits until the client has a request for it.
                 is_early = idle is None or idle > 0
                 if is_early:
                     self.client.turned.wait(idle)

@@ -26,11 +26,16 @@ from elasticlib.rendezvous.stores._kept_document import KeptDocument
 _log = logging.getLogger("elasticlib")
 
 _STOPPING = 1.0
-"""Seconds that `Host.close` waits for a turn to end; a store that hangs never lets it."""
+"""
+Seconds that `CoordinatorHost.close` waits for a turn to end; in a store that hangs it never ends.
+"""
 
 
 class CoordinatorHost:
-    """The coordinator of one job, at work on *exchange*: `run` in a thread of the caller's, or `start`."""
+    """
+    The coordinator of one job, at work on *exchange*: `run` it in a thread of the caller, or
+    `start` it.
+    """
 
     def __init__(
         self,
@@ -59,7 +64,7 @@ class CoordinatorHost:
         self._done = threading.Event()
 
     def start(self) -> None:
-        """Begin to answer, in a thread of its own; once in the life of a host."""
+        """Start to answer, in a new thread; once in the life of a host."""
         self._thread = threading.Thread(target=self.run, name="elasticlib-coordinator", daemon=True)
         start_thread(self._thread)
 
@@ -76,7 +81,7 @@ class CoordinatorHost:
         self._tell(events.CloseServer(linger))
         self._done.wait(linger + _STOPPING)
         if self._thread is not None:
-            # It is done, or hangs in the store: waiting any longer would help neither.
+            # It has ended, or hangs in the store: waiting any longer would help neither.
             self._thread.join(0.1)
 
     def is_over(self) -> bool:
@@ -87,8 +92,12 @@ class CoordinatorHost:
         """
         Answer until `close`, or until the lead is lost.
 
-        Raises `LeadershipLost` when another node coordinates now, `RendezvousConnectionError` when the store
-        is gone, `RequestRefusedError` when it takes not even the end of the job: then nothing more was written.
+        Raises:
+
+        * `LeadershipLost` when another node coordinates now
+        * `RendezvousConnectionError` when the store is gone
+        * `RequestRefusedError` when the store refuses even the end of the job; then nothing more
+          was written
         """
         try:
             try:
@@ -100,7 +109,8 @@ class CoordinatorHost:
                 raise
             except Exception as error:
                 _log.exception("the coordinator of job %r failed", self._run_id)
-                # A mistake of ours: the nodes must hear that nobody decides any more, and why.
+                # An error of this library: the nodes must learn that there are no more decisions,
+                # and why.
                 self._work(self._step(events.OperationFailed(f"the coordinator failed: {error!r}")))
         except RendezvousError as error:
             # In a separate thread no caller could catch it.
@@ -120,13 +130,16 @@ class CoordinatorHost:
             actions = () if event is None else self._step(event)
 
     def _perform(self, actions: tuple[events.Action, ...]) -> events.Event | None:
-        """Do the actions in order; return what came of the last one, or that a state was not saved."""
+        """
+        Do the actions in order; return the result of the last one, or that a state was not saved.
+        """
         event = None
         for index, action in enumerate(actions):
             try:
                 event = self._do(action)
             except RequestRefusedError as error:
-                # The store takes no state of this size: the server makes a smaller one, and tries so a few times only.
+                # The store refuses a state of this size: the server makes a smaller one, and tries
+                # that a few times only.
                 may_save_less = isinstance(action, events.Save) and self._server.refused < REFUSALS
                 if not may_save_less:
                     raise
@@ -134,7 +147,7 @@ class CoordinatorHost:
         return event
 
     def _do(self, action: events.Action) -> events.Event | None:
-        """Perform it; return what came of it, where the server waits for that."""
+        """Do one action; return its result, if the server waits for that."""
         match action:
             case Receive():
                 return events.Arrived(self._exchange.receive(action.timeout))
@@ -174,7 +187,7 @@ class CoordinatorHost:
             self._do(action)
 
     def _wake(self) -> None:
-        """End the wait for the inbox; a store that hangs holds up nobody but a thread for this alone."""
+        """End the wait for the inbox; a store that hangs only blocks a thread for this purpose."""
 
         def post() -> None:
             with self._waking:  # one thread at a time uses a connection
@@ -187,12 +200,12 @@ class CoordinatorHost:
             # In a thread: posting may block, and the caller may be the agent's own thread.
             start_thread(threading.Thread(target=post, name="elasticlib-wake", daemon=True))
         except StartError:
-            # No thread can be started: to wait here is better than to leave the coordinator asleep.
+            # No thread can be started: waiting here is better than leaving the coordinator asleep.
             post()
 
 
 def _load(state_log: StateLog | KeptDocument) -> events.Event:
-    """Return what the last coordinator saved, or that it cannot be read."""
+    """Return the saved state of the last coordinator, or that it cannot be read."""
     try:
         data = state_log.load()
     except RendezvousStateError as error:

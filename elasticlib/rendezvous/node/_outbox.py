@@ -1,9 +1,10 @@
 """
-A node's messages on their way to the coordinator, in order and each said once. Pure.
+A node's messages on their way to the coordinator, in order and each sent once. Pure.
 
-Rules of this file: a message keeps its number and its text however often it is sent, so that a coordinator which
-got it already knows it; it has at most `ENVELOPE` bytes. The message that asks for ranks opens a mailbox, in which its
-answers will lie. Of failures only a little is said unasked: of a thousand nodes one has the root cause.
+Rules of this file: a message keeps its number and its text however often it is sent, so that a
+coordinator which has it recognizes it. It has at most `ENVELOPE` bytes. The message that asks for
+ranks opens the mailbox for its answers. Failures are sent in brief unless the coordinator asks: of
+a thousand nodes one has the root cause.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class NodeOutbox:
     said: int = 0
     """Number of the last message that is in the store."""
     join_seq: int = 0
-    """Number of the last message that asks for ranks; 0: there is none."""
+    """Number of the last message that asks for ranks; 0: none."""
     join_sent: float | None = None
     """Time of the first attempt to send it: it may have arrived then, though no answer came."""
     join: Join | None = None
@@ -67,12 +68,13 @@ class NodeOutbox:
         Return the outbox with one more message. For a round that ended before the request for
         ranks, only its success counts.
         """
-        # By a sidecar that took another one's place: the request for ranks will say that all workers are gone.
+        # Sent by a sidecar that replaced another one: the request for ranks will report that all
+        # workers are gone.
         if not self.join_seq and isinstance(what, Failed | Stopped | Succeeded):
             return evolve(self, succeeded=what.round) if isinstance(what, Succeeded) else self
         if isinstance(what, (Failed, Stopped)):
             told = whole(what)
-            # All of it only where the coordinator has asked: thousands of nodes may report at once.
+            # In full only if the coordinator has asked: thousands of nodes may report at once.
             out = self._with(told if told.round == self.asked else early(told, self.whole))
             return evolve(out, whole=told) if told.failures else out
         out = self._with(what if isinstance(what, Describe) else fitting(what))
@@ -83,7 +85,7 @@ class NodeOutbox:
         out, whole = evolve(self, asked=round), self.whole
         if whole is None or whole.round != round:
             return out
-        return out._with(Failed(node, round, whole.failures))  # whether workers still run here was said, or will be
+        return out._with(Failed(node, round, whole.failures))  # another message reports whether workers run here
 
     def _with(self, what: Report | Describe) -> Self:
         seq = self.seq + 1
@@ -112,7 +114,7 @@ class NodeOutbox:
         if less is not None:
             return self.described(envelope.seq, less), None
         if isinstance(envelope.what, Close):
-            # Not even this gets through: there is nothing less to say.
+            # Even this message is refused: there is nothing less to send.
             return evolve(self, envelopes=()), error
         # Better to end the job than to have a round wait without end for a message that no store
         # accepts.
@@ -120,12 +122,12 @@ class NodeOutbox:
         return self.described(envelope.seq, close), error
 
     def sent(self, seq: int, now: float) -> Self:
-        """The message *seq* goes out."""
+        """Note that message *seq* is being sent."""
         return evolve(self, join_sent=now) if seq == self.join_seq and self.join_sent is None else self
 
     def done(self, seq: int) -> Self:
-        """The message *seq*, which was the next one, is in the store."""
-        late = tuple(each for each in self.late if each.seq != seq)  # it may have been said again
+        """Note that message *seq*, which was the next one, is in the store."""
+        late = tuple(each for each in self.late if each.seq != seq)  # it may be sent again
         if seq == self.join_seq:
             joins = [each.seq for each in late if isinstance(each.what, Join)]
             late = tuple(each for each in late if joins and each.seq >= joins[-1])
@@ -134,17 +136,19 @@ class NodeOutbox:
 
     def again(self, seen: Seen, *, all_late: bool = False) -> Self:
         """
-        With the last message that asked for ranks once more, should the coordinator not know it, or not any more.
+        Return the outbox with the last request for ranks once more, in case the coordinator does
+        not know it.
 
-        With *all_late* messages, where the store itself may have been lost. They have their old numbers, and are
-        nothing to who knows them; the one for ranks says how far this node knows the job to have come.
+        With *all_late*, the other late messages are included: the store itself may have been lost.
+        They keep their numbers, and have no effect on a coordinator that knows them. The request
+        for ranks contains what this node knows of the job.
         """
         waiting = {envelope.seq for envelope in self.envelopes}
         if self.join is None or not self.has_joined or self.join_seq in waiting:
             return self
         join = Written(self.join_seq, evolve(self.join, round=seen.round, epoch=seen.epoch, pulse=seen.heard))
         others = [each for each in self.late if all_late and each.seq not in (*waiting, self.join_seq)]
-        # In the order of their numbers: a gap would say that a message was lost on the way.
+        # In the order of their numbers: a gap would mean that a message was lost on the way.
         said = sorted((join, *others), key=lambda each: each.seq)
         return evolve(self, envelopes=(*said, *self.envelopes))
 

@@ -38,7 +38,7 @@ class OwnHeartbeats:
     due_at: float = 0.0
     """Time of the next `turn`."""
     ranks: RankAssignment | None = None
-    """The latest, since the last request to join."""
+    """The latest rank assignment since the last request to join."""
     unanswered: int = 0
     """Heartbeats since the last request to join."""
     stored: float = -math.inf

@@ -62,7 +62,7 @@ def _named(run_id: str) -> str:
 
 class NodeRuntime:
     """
-    The node's share of *job*: `member` speaks for it from `start` on. `close` it when done.
+    The node's share of *job*: `member` communicates for it from `start` on. `close` it when done.
 
     Raises `ConfigError` for a job that cannot work; nothing is connected before `start`.
     """
@@ -79,10 +79,11 @@ class NodeRuntime:
         endpoint: socket.socket | None = None,
     ) -> None:
         """
-        *backend* carries the job, such that any node may coordinate it; None: what the job names.
+        *backend* carries the job, such that any node may coordinate it; None: the back end that the
+        job names.
 
-        Where this node hosts the store, its coordinator goes on with the *document*; *endpoint* is the listening socket
-        of the store that was here before.
+        If this node hosts the store, its coordinator continues with the *document*. *endpoint* is
+        the listening socket of the store that was here before.
         """
         self.job = job
         self._clock = clock
@@ -92,7 +93,10 @@ class NodeRuntime:
         self._host: CoordinatorHost | None = None
         self._candidate: Any = None
         self._served: str | None = None
-        """Id of the job whose store this one is a guest in; empty where that job has ended; None: in its own."""
+        """
+        Id of the job in whose store this one is a guest; empty if that job has ended; None: its own
+        store.
+        """
         self._store_mark: bytes | None = None
         """A mark that the store's process made up: another process has no data of this job."""
         self._closing = False
@@ -108,12 +112,12 @@ class NodeRuntime:
             self._backend.listening = endpoint
 
     def prepare(self) -> None:
-        """Import what takes long, in this thread and without a time limit; nothing is contacted."""
+        """Import slow modules, in this thread and without a time limit; nothing is contacted."""
         if not self._by_election:
             self._backend.prepare()
 
     def start(self) -> None:
-        """Begin to seek the job."""
+        """Start to look for the job."""
         job = self.job
         self._began = self._clock()
         self.member = NodeClient(
@@ -130,7 +134,7 @@ class NodeRuntime:
             after=job.after,
             sent=job.sidecars * _MOST_MESSAGES,
         )
-        # Only now: its threads call this runtime, which speaks by it.
+        # Only now: its threads call this runtime, which communicates through it.
         self.member.start()
 
     @property
@@ -140,8 +144,10 @@ class NodeRuntime:
 
     @property
     def endpoint(self) -> socket.socket | None:
-        """The listening socket of the job's store, where it is here and its coordinator has a document."""
-        # Without a document a new process would open an empty store, in which nobody is found.
+        """
+        The listening socket of the job's store, if it is here and its coordinator has a document.
+        """
+        # Without a document a new process would open an empty store, without any node.
         hosts = self.hosts_store and self._document is not None and not self._by_election
         listening: socket.socket | None = self._backend.listening if hosts else None
         return listening
@@ -164,7 +170,8 @@ class NodeRuntime:
             if self._closing:
                 return
             self._closing = True
-        # Said once: a second message, which knows of no workers, would have others take their ranks.
+        # Sent once: by a second message without workers, others could take the ranks of running
+        # workers.
         if not self.member.is_over() and not self._witnessed:
             with contextlib.suppress(RendezvousError):
                 self.member.post(Leave(self.job.node, "its agent ended without leaving the job", lost=True))
@@ -237,7 +244,7 @@ class NodeRuntime:
         )
 
     def _attempt(self, timeout: float) -> Exchange:
-        # The user's own limit of an attempt, where there is one, counts in place of the caller's.
+        # The user's own limit of an attempt, if given, replaces the caller's.
         exchange: Exchange = self._backend.dial(float(self.job.options.get("read_timeout", timeout)))
         return exchange
 
@@ -248,7 +255,8 @@ class NodeRuntime:
         if self._is_new():
             self._host_store(timeout)
         exchange = self._reach_store(timeout)
-        # The endpoint may be used by several jobs: their keys are apart, and each has its own coordinator.
+        # Several jobs may use the endpoint: their keys are separate, and each has its own
+        # coordinator.
         served = self._backend.served_run(exchange)
         if self._is_new() and served != self.job.run_id:
             self._share_store(exchange, served)
@@ -264,7 +272,7 @@ class NodeRuntime:
         backend = self._backend
         if not backend.serve(self._began + self.job.rules.join_limit):
             return
-        # Only to be cloned: the coordinator gets a connection of its own.
+        # Only to be cloned: the coordinator gets its own connection.
         own = self._attempt(timeout)
         self._coordinate(backend.coordinating(own), state_log=self._document)
         own.close()
@@ -305,7 +313,7 @@ class NodeRuntime:
     def _coordinate(self, exchange: Exchange, hint: str = "", state_log: KeptDocument | None = None) -> None:
         with self._lock:
             if self._closing:
-                # `close` would not find this host, and its thread would go on alone.
+                # `close` would not find this host, and its thread would continue alone.
                 raise RendezvousConnectionError("the rendezvous was closed while it connected")
             host = self._host = self._new_host(exchange, state_log, hint)
             start_thread(threading.Thread(target=self._serve, args=(host,), name="elasticlib-coordinator", daemon=True))
@@ -325,7 +333,7 @@ class NodeRuntime:
     def _dial_etcd(self, timeout: float) -> Exchange:
         exchange = self._attempt(timeout)
         with self._lock:
-            # Once: it goes on trying through all later connections of this node.
+            # Once: it keeps trying through all later connections of this node.
             if self._candidate is None and not self._closing:
                 self._candidate = self._backend.candidate(self.job.node, self._begin_leading, self._stop_leading)
                 self._candidate.start()
@@ -333,7 +341,8 @@ class NodeRuntime:
 
     def _begin_leading(self, state_log: StateLog) -> None:
         try:
-            # This node knows the end, and the document of the job is gone: nobody is left who would ask.
+            # This node knows the end, and the document of the job is gone: no node is left that
+            # would ask.
             over = self.member.is_over() and state_log.load() is None
         except RendezvousError:
             raise
@@ -359,7 +368,7 @@ class NodeRuntime:
         self.member.fail(broken)
 
     def _lead(self, state_log: StateLog) -> None:
-        """Coordinate for as long as the term lasts."""
+        """Coordinate until the term ends."""
         while self._leads and not self._closing:
             try:
                 host = self._new_host(state_log.exchange(), state_log)
@@ -373,7 +382,7 @@ class NodeRuntime:
                 return
             except RendezvousConnectionError as error:
                 _log.warning("the coordinator of job %r starts again: %s", self.job.run_id, error)
-                # The term goes on while the lease is renewed: only the connection was lost.
+                # The term continues while the lease is renewed: only the connection was lost.
                 self._pause.wait(_AGAIN)
             except Exception as error:
                 _log.exception("the coordinator of job %r failed", self.job.run_id)

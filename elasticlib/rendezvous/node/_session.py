@@ -37,15 +37,15 @@ from elasticlib.rendezvous.protocol._timing import GRACE
 
 @define(eq=False, repr=False)
 class Session:
-    """All that one node knows of its job. `drain` what came for its agent."""
+    """One node's knowledge of its job. `drain` returns the events for its agent."""
 
     belief: Belief
     contact: SessionLiveness
     terms: messages.Terms | None = None
     where: str = ""  # the store's place, for people
-    words: tuple[Word, ...] = ()  # what came for the agent, and was not taken yet
+    words: tuple[Word, ...] = ()  # events for the agent that it did not take yet
     final: messages.Final | None = None
-    error: events.Permanent | None = None  # what ended this node's part
+    error: events.Permanent | None = None  # the error that ended this node's part
     closed: bool = False
     parted: bool = False  # closed, and everything that could be sent was sent
     spares: int = 0  # nodes that wait for ranks, as the coordinator says
@@ -56,7 +56,7 @@ class Session:
     _mailbox: Mailbox = field(factory=Mailbox)
     _heartbeats: OwnHeartbeats = field(factory=OwnHeartbeats)
     _waiting: Waiting | None = None  # for ranks
-    _unsure: bool = False  # whether the ranks that came may be others' by now, and the agent has not got them
+    _unsure: bool = False  # whether others may have the ranks that came by now; the agent has not got them
     _connection: int = 0
     _connected: bool = False
     _greeted: bool = False
@@ -69,7 +69,7 @@ class Session:
     def begin(
         cls, belief: Belief, limits: Limits, now: float, terms: messages.Terms | None = None, where: str = ""
     ) -> tuple[Session, tuple[events.Action, ...]]:
-        """A node that knows nobody yet."""
+        """Return the session of a node without any contact, and its first actions."""
         contact, actions = _session_liveness.begin(limits, now)
         session, out = cls(belief, contact, terms, where, outbox=NodeOutbox(seq=belief.sent)), list[events.Action]()
         session._obey(actions, now, out)
@@ -127,7 +127,7 @@ class Session:
             case events.ConnectionLost(_, why, gone):
                 if not self.parted:
                     self._disconnected()
-                    # Also where contact is not judged any more.
+                    # Even if contact is not judged any more.
                     self.contact = evolve(self.contact, trying=False)
                     self.status = ""
                     self._judge(_session_liveness.Broken(why, gone), now, out)
@@ -158,7 +158,7 @@ class Session:
         self._outbox = self._outbox.add(describe)
         name = exchange.mailbox_name(self.belief.node, self._outbox.join_seq)
         self._mailbox = self._mailbox.opened(name, self.seen.epoch)
-        # What came before and was not taken speaks of ranks that this node does not want any more.
+        # Events that the agent did not take are about ranks that this node does not want any more.
         self.words = tuple(it for it in self.words if not isinstance(it, (messages.RankAssignment, messages.RoundEnd)))
         self._waiting, self._unsure, self._heartbeats = Waiting(now), False, self._heartbeats.joins()
         self.contact = _session_liveness.rejoin(self.contact)
@@ -167,7 +167,7 @@ class Session:
         if self.error is not None:
             return
         if self.final is not None:
-            # Workers may still run: how long they may is all that matters yet.
+            # Workers may still run: only their time limit still matters.
             self.contact = _session_liveness.observe(self.contact, event, now)
         elif not self.closed:
             self.contact, actions = _session_liveness.step(self.contact, event, now)
@@ -189,9 +189,10 @@ class Session:
         out.append(events.OpenConnection(self._connection, _session_liveness.attempt_of(self.contact)))
 
     def _give_up(self, action: _session_liveness.GiveUp) -> None:
-        """End this node's part with an error that says where the job was looked for."""
+        """End this node's part with an error that names the place where the job was sought."""
         hosts_alone = self._host == self.belief.node and not self.contact.limits.elected
-        # Nobody coordinates the job any more: its store is gone, or its coordinator is this node, which is cut off.
+        # No node coordinates the job any more: its store is gone, or its coordinator is this node,
+        # which is cut off.
         has_no_coordinator = action.gone or (action.closed and hosts_alone)
         if has_no_coordinator:
             self.words += (messages.StoreGone(action.why),)
@@ -220,7 +221,7 @@ class Session:
             out.append(events.Disconnect(self._connection))
             self._disconnected()
 
-    # What was answered.
+    # Answers.
 
     def _answered(self, asked: PendingOperation, result: events.Answered, now: float, out: list[events.Action]) -> None:
         match asked.task, result:
@@ -233,7 +234,7 @@ class Session:
                 self._outbox = self._outbox.described(asked.seq, join)
             case Task.POST, _:
                 self._posted(asked, now, out)
-            # The coordinator's heartbeat, read after one of this node's or while they rest.
+            # The coordinator's heartbeat, read after one of this node's or while these are paused.
             case ((Task.HEARTBEAT | Task.LISTEN), [heard]):
                 self._feel(heard, asked, now, out)
             case Task.TAKE, data:
@@ -244,13 +245,13 @@ class Session:
                 self._end_with_cause(asked.key, self._ending, cause, now, out)
 
     def _taken(self, key: str, data: events.Answered, now: float, out: list[events.Action]) -> None:
-        """The wait for the next notice is over, with the notice or without."""
+        """Note that the wait for the next notice is over, with or without the notice."""
         self._mailbox = self._mailbox.awaits(None)
         if isinstance(data, bytes):
             self._notice(key, data, now, out)
 
     def _found(self, is_there: bool, now: float, out: list[events.Action]) -> None:
-        """Read the greeting if there is one; else the lane that speaks waits for it again."""
+        """Read the greeting if there is one; else the speaking lane waits for it again."""
         if not is_there:
             self.status = "the store answers, but no node coordinates this job yet"
             return
@@ -258,7 +259,7 @@ class Session:
         self._ask(Task.GREET, greeting, now, out)
 
     def _posted(self, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
-        """The store has a message of this node."""
+        """Note that the store has a message of this node."""
         self._outbox = self._outbox.done(asked.seq)
         self._mailbox = self._mailbox.woken(asked.key)
         is_first_sign = asked.seq == self._outbox.join_seq and not self._heartbeats.unanswered
@@ -283,7 +284,9 @@ class Session:
             self._judge(_session_liveness.Greeted(announcement.heartbeat), now, out)
 
     def _feel(self, raw: bytes | None, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
-        """Take the coordinator's heartbeat in that was read after, or in place of, one of this node."""
+        """
+        Take the coordinator's heartbeat, which was read after, or in place of, one of this node.
+        """
         if asked.task is Task.HEARTBEAT:
             self._heartbeats = evolve(self._heartbeats, stored=asked.sent)
         heard, doubt = self.belief.heard(raw)
@@ -297,8 +300,10 @@ class Session:
         self._take_up(read, now, out)
 
     def _read_of(self, heard: messages.CoordinatorHeartbeat, task: Task) -> float | None:
-        """Return when the last heartbeat of this node was sent that the coordinator says to have read."""
-        # The first one that is read after a Join is of a time before it, in which nobody may have been there.
+        """
+        Return when the last heartbeat of this node was sent that the coordinator reports as read.
+        """
+        # The first one read after a Join may be from a time in which no coordinator was running.
         self.status = heard.status if self._heartbeats.answered else ""
         self.spares = heard.waiting
         is_old = heard.count < self.contact.heard
@@ -307,7 +312,9 @@ class Session:
         return read
 
     def _follow_coordinator(self, heard: messages.CoordinatorHeartbeat, out: list[events.Action]) -> None:
-        """Send again what a new coordinator may not know, and end with a job that is over."""
+        """
+        Send messages again that a new coordinator may not know, and end with a job that is over.
+        """
         is_new_coordinator = heard.epoch > self.seen.epoch
         if is_new_coordinator and self.final is None:
             # Without elections the store itself may have been lost with the old coordinator.
@@ -327,7 +334,7 @@ class Session:
             self._deliver(key, notice, now, out)
 
     def _decoded(self, key: str, data: bytes, now: float, out: list[events.Action]) -> messages.Told | None:
-        """Return the notice that lay at *key*; None for one that cannot be the coordinator's."""
+        """Return the notice at *key*; None if the coordinator cannot have written it."""
         if data == memory.WAKE:
             return None
         try:
@@ -339,7 +346,7 @@ class Session:
     def _end_with_cause(
         self, key: str, ending: messages.Final, cause: bytes | None, now: float, out: list[events.Action]
     ) -> None:
-        """Deliver the end of the job with its whole root cause, if that is what was found."""
+        """Deliver the end of the job with its whole root cause, if that was found."""
         whole = self.belief.whole(ending, cause)
         if cause is not None and whole is ending:
             self._refuse("root cause", "it is not the one that the job's outcome names", now, out)
@@ -350,7 +357,7 @@ class Session:
         out += said
 
     def _deliver(self, key: str, notice: messages.Told | None, now: float, out: list[events.Action]) -> None:
-        if notice is not None and key == self._next_key():  # an earlier mailbox speaks of a round that is done with
+        if notice is not None and key == self._next_key():  # an earlier mailbox is about a round that is over
             self._mailbox = self._mailbox.further()
             self._believe(notice, now, out)
         self._mailbox = self._mailbox.taken(key, isinstance(notice, messages.RankAssignment))
@@ -377,7 +384,10 @@ class Session:
             self._outbox = self._outbox.add(messages.Acknowledgement(self.belief.node))
 
     def _take_up(self, read: float | None, now: float, out: list[events.Action]) -> None:
-        """Pass ranks on that came, once it is known that nobody else can have them: this node was *read* lately."""
+        """
+        Pass on the ranks once it is certain that no other node can have them: the coordinator
+        *read* this node lately.
+        """
         ranks = self._heartbeats.ranks
         if not self._unsure or ranks is None or read is None:
             return
@@ -385,7 +395,7 @@ class Session:
             self._unsure = False
             self._judge(_session_liveness.Assigned(read), now, out)
             self.words += (self._in_time(ranks),)
-        elif read == -math.inf:  # so they were for longer than can be said, or the round has ended
+        elif read == -math.inf:  # so they waited for an unknown time, or the round has ended
             self._stop("the ranks that it got came too late")
 
     def _in_time(self, word: Word) -> Word:
@@ -411,14 +421,17 @@ class Session:
             self._watch(now, out)
 
     def _cannot_send(self) -> bool:
-        """Return whether nothing more can be sent: without a coordinator, unless one is sought for messages."""
+        """
+        Return whether nothing more can be sent: there is no coordinator, and none is sought for the
+        messages.
+        """
         if self._greeted or self.parted:
             return False
         has_messages = self._outbox.next is not None
         return not (self.contact.trying and has_messages)
 
     def _watch(self, now: float, out: list[events.Action]) -> None:
-        """Delete what was read, if this is the time for it; else wait for the next notice."""
+        """Delete notices that were read, if it is time for that; else wait for the next notice."""
         key = self._next_key()
         if done := self._mailbox.deletable(key):
             self._ask(Task.FORGET, Delete(done), now, out)
@@ -464,7 +477,7 @@ class Session:
         return self._may_send_heartbeat() and now >= self._heartbeats.due_at
 
     def _send_heartbeat(self, now: float, out: list[events.Action]) -> None:
-        """Or listen to the coordinator, while they rest."""
+        """Send a heartbeat, or only read the coordinator's while they are paused."""
         self._heartbeats, sends = self._heartbeats.turn(now, self.contact.limits.heartbeat)
         if not sends:
             self._ask(Task.LISTEN, Read(memory.HEARD), now, out)
@@ -491,7 +504,7 @@ class Session:
         out.append(events.Disconnect(self._connection))
 
     def _complain(self, now: float, out: list[events.Action]) -> None:
-        """Say that nothing has come for long, and why; whose part is over waits for nothing."""
+        """Log that nothing has come for long, and why; not after the end of this node's part."""
         is_over = self.closed or self.error is not None or self.final is not None
         if is_over:
             self._waiting = None

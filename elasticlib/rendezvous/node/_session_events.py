@@ -66,7 +66,7 @@ class Refused:
 
 @frozen
 class Denied:
-    """The store will not do operation *number*; the connection goes on."""
+    """The store refuses operation *number*; the connection stays usable."""
 
     connection: int
     number: int
@@ -84,21 +84,21 @@ class Seek:
 
 @frozen
 class Tell:
-    """The agent has something to say to the coordinator."""
+    """The agent has a report for the coordinator."""
 
     report: Report
 
 
 @frozen
 class SuspendHeartbeats:
-    """Heartbeats shall rest, or go on."""
+    """Heartbeats must pause, or resume."""
 
     held: bool
 
 
 @frozen
 class CloseSession:
-    """Send what waits to be sent, and part."""
+    """Send pending messages, and part."""
 
 
 Event: TypeAlias = (
@@ -115,7 +115,7 @@ Event: TypeAlias = (
 )
 
 
-# Actions: what the shell must do.
+# Actions.
 
 
 @frozen
@@ -128,7 +128,7 @@ class OpenConnection:
 
 @frozen
 class Describe:
-    """Say what this node brings to the next round. Answer: its `Descriptor`."""
+    """Describe this node for the next round. Answer: its `Descriptor`."""
 
     slots: int
     role: str
@@ -146,7 +146,7 @@ class Ask:
 
 @frozen
 class Disconnect:
-    """Nothing more will be asked of this connection."""
+    """End a connection: no more requests will come for it."""
 
     connection: int
 

@@ -51,12 +51,12 @@ RECONNECT = 0.25
 NOTHING_HEARD = -1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _REFUSALS = 4
-"""Refused connections in a row, after contact, that say: the host's process is gone."""
+"""Refused connections in a row, after contact, that show the host's process is gone."""
 
 
 @frozen
 class Limits:
-    """Seconds; all but `join_timeout` begin to count once contact was there."""
+    """Time limits in seconds; all but `join_timeout` begin at the first contact."""
 
     join_timeout: float = 600.0
     """For finding the store, connecting and the coordinator's greeting together."""
@@ -80,7 +80,7 @@ class Greeted:
 
 @frozen
 class Assigned:
-    """Ranks are this node's; what it sent at *sent* was read before."""
+    """This node has got ranks; the coordinator had read its message of *sent* before."""
 
     sent: float
 
@@ -94,7 +94,10 @@ class Acknowledged:
 
 @frozen
 class HeartbeatRead:
-    """The coordinator's heartbeat was looked for; the store had a heartbeat of this node that was *sent* then."""
+    """
+    The coordinator's heartbeat was read; the store had a heartbeat of this node that was sent at
+    *sent*.
+    """
 
     sent: float
     count: int
@@ -152,7 +155,7 @@ Action: TypeAlias = ReplaceConnection | Fence | GiveUp
 
 @frozen
 class SessionLiveness:
-    """All that a node knows about its contact."""
+    """A node's knowledge of its contact."""
 
     limits: Limits
     began: float
@@ -316,7 +319,7 @@ def _killed_at(contact: SessionLiveness) -> float:
 
 
 def _alive_at(contact: SessionLiveness) -> float:
-    """Return when the last sign of life was sent that counts."""
+    """Return when the last sign of life that counts was sent."""
     if contact.read is None:
         return contact.acknowledged
     # While the coordination may change hands, it is enough that the store has the heartbeats.
@@ -327,7 +330,7 @@ def _alive_at(contact: SessionLiveness) -> float:
 
 
 def _heard(contact: SessionLiveness, event: HeartbeatRead, now: float) -> SessionLiveness:
-    """Note what the coordinator's heartbeat says, or that none was found that counts."""
+    """Note the contents of the coordinator's heartbeat, or that no valid one was found."""
     contact = evolve(contact, compares=True, doubt=event.doubt)
     if event.count != NOTHING_HEARD:
         contact = _with_signs_of_life(contact, event)
@@ -342,7 +345,8 @@ def _heard(contact: SessionLiveness, event: HeartbeatRead, now: float) -> Sessio
 def _with_signs_of_life(contact: SessionLiveness, event: HeartbeatRead) -> SessionLiveness:
     """Note which heartbeats of this node the store has, and which the coordinator has read."""
     if event.count < contact.heard:
-        # Who puts an older one there, or hides the present one, does the same with this node's heartbeats.
+        # If somebody writes an older one again, or hides the present one, this node's heartbeats
+        # may be hidden, too.
         return evolve(contact, doubt="the heartbeat of the job's coordinator is an old one")
     contact = evolve(contact, acknowledged=max(event.sent, contact.acknowledged))
     if contact.read is None or event.read is None:
@@ -356,11 +360,14 @@ def _contact_is_back(contact: SessionLiveness, now: float) -> SessionLiveness:
 
 
 def _slept(contact: SessionLiveness, heard: int) -> int:
-    """Return how far the coordinator's time went on while this node must have slept; 0: it did not."""
+    """
+    Return how far the coordinator's time advanced while this node must have slept; 0: it did not
+    sleep.
+    """
     if not contact.compares or not contact.limits.heartbeat:
         return 0
     if heard <= contact.heard:
-        # There is none, or somebody put an old one there.
+        # None was found, or an old one.
         return 0
     grown = heard - contact.heard
     is_new_coordinator = heard >> EPOCH_BITS != contact.heard >> EPOCH_BITS
@@ -428,7 +435,7 @@ def _why_lost(contact: SessionLiveness, now: float) -> str:
 
 
 def _settle(contact: SessionLiveness, now: float) -> Outcome:
-    """Do what the time calls for: fence the workers, connect again, give up."""
+    """Do the actions that are due: fence the workers, connect again, give up."""
     actions: tuple[Action, ...] = ()
     check = _next_check(contact)
     if check is not None and now >= check:
@@ -440,7 +447,9 @@ def _settle(contact: SessionLiveness, now: float) -> Outcome:
 
 
 def _lose_contact(contact: SessionLiveness, now: float) -> Outcome:
-    """Fence the workers, unless that was done, and give up a connection that acknowledges nothing."""
+    """
+    Fence the workers, unless that was done, and give up a connection that acknowledges nothing.
+    """
     actions: tuple[Action, ...] = ()
     must_fence = contact.met and not contact.fenced
     if must_fence:
@@ -475,7 +484,10 @@ def _seek(contact: SessionLiveness, now: float) -> Outcome:
 
 
 def _is_host_gone(contact: SessionLiveness) -> bool:
-    """Return whether nothing listens any more at the job's store, and no other host may take its place."""
+    """
+    Return whether nothing listens any more at the job's store, and no other node may replace its
+    host.
+    """
     if not contact.met or contact.limits.elected:
         return False
     return contact.refusals >= _REFUSALS

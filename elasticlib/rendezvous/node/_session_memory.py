@@ -56,13 +56,13 @@ class Task(enum.Enum):
 
     @property
     def lane(self) -> Lane:
-        """The lane that it is asked of."""
+        """The lane for this task."""
         return Lane.WATCH if self in (Task.TAKE, Task.CAUSE, Task.FORGET) else Lane.SPEAK
 
 
 @frozen
 class PendingOperation:
-    """An operation that is under way."""
+    """A running operation."""
 
     number: int
     task: Task
@@ -98,7 +98,7 @@ class Lanes:
         Return the lanes without request *number*, and the request; None if no request has this
         number.
         """
-        # An answer may come after the lanes were cleared: nobody waits for it any more.
+        # An answer may come after the lanes were cleared: it is ignored.
         for lane, asked in self._busy.items():
             if asked.number == number:
                 return evolve(self, busy={each: it for each, it in self._busy.items() if each is not lane}), asked
@@ -111,11 +111,11 @@ class Lanes:
 
 @frozen
 class Mailbox:
-    """By default there is none."""
+    """The mailbox of a node; by default there is none."""
 
     name: str = ""
     read: int = 0
-    """Notices that were read."""
+    """Number of notices that were read."""
     awaited: str | None = None
     """The key that a lane watches."""
     done: tuple[str, ...] = ()
@@ -185,7 +185,7 @@ _T = TypeVar("_T")
 
 
 def copied(one: _T) -> _T:
-    """A shallow copy of an object of attrs, for a third of the time that `copy.copy` takes."""
+    """Return a shallow copy of an attrs object, in a third of the time that `copy.copy` takes."""
     after = object.__new__(type(one))
     for each in fields(type(one)):  # type: ignore[arg-type]
         setattr(after, each.name, getattr(one, each.name))
