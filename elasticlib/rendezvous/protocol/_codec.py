@@ -21,7 +21,9 @@ from elasticlib import _untrusted
 
 Reader: TypeAlias = Callable[[Any], Any]
 Place: TypeAlias = str | Callable[[Any], str]
-"""The spot where a message belongs; where it names that itself, what makes it of the message."""
+"""
+The place where a message belongs; or a function that makes it from a message that names it itself.
+"""
 
 Name: TypeAlias = str
 """A field with a name, also used in keys and signatures; refused if it is not a valid name."""
@@ -33,10 +35,10 @@ Code: TypeAlias = str
 
 class Codec:
     """
-    Encodes and decodes objects of *classes*, by the names under which they travel.
+    Encodes and decodes objects of *classes*, by their names on the wire.
 
-    *parts* are classes that occur in fields only. A field annotated ``Report`` holds an object of one of the
-    *nested* classes, with its name.
+    *parts* are classes that occur in fields only. A field annotated ``Report`` holds an object of
+    one of the *nested* classes, with its name.
     """
 
     def __init__(
@@ -51,11 +53,11 @@ class Codec:
         self._needed: dict[type[Any], set[str]] = {}
         for cls in (*classes.values(), *parts):
             self._fields[cls] = {each.name: readers[str(each.type)] for each in fields(cls)}
-            # A peer of an earlier version does not know of a field that is new, and has a default.
+            # A peer of an earlier version does not know a new field, which therefore has a default.
             self._needed[cls] = {each.name for each in fields(cls) if each.default is NOTHING}
 
     def _readers(self, parts: Sequence[type[Any]]) -> dict[str, Reader]:
-        """Return what reads a field, by its annotation."""
+        """Return the reader of each field's annotation."""
         readers = dict(PLAIN)
         for part in parts:
             read = functools.partial(self._of, part)
@@ -78,7 +80,7 @@ class Codec:
         return self.of(_untrusted.parse(data), key, place)
 
     def of(self, body: Any, key: bytes | None = None, place: Place = "") -> Any:
-        """Do as `read`, with plain data."""
+        """Do the same as `read`, with plain data."""
         if not isinstance(body, dict):
             raise ValueError("it is no JSON object")
         version = body.get("v")
@@ -87,7 +89,8 @@ class Codec:
             raise ValueError(f"it has version {_untrusted.shown(version)}, this node reads version {self._version}")
         body = dict(body)
         signature = body.pop("mac", None)
-        # Before the signature, since the place may depend on what the message says: nothing is done with it until then.
+        # Before the signature, since the place may depend on the message: it is not used until
+        # then.
         message = self._named(body, tuple(self._classes))
         if not isinstance(place, str):
             place = place(message)
@@ -128,13 +131,13 @@ def key_of(token: str) -> bytes:
 
 
 def mac(data: bytes, key: bytes, place: str) -> str:
-    """Return the signature of *data*, which are plain data as `write` gives them, for a place."""
-    # The place is covered too, so that a signed message that is copied elsewhere is worth nothing.
+    """Return the signature of *data*, which `write` made, for a place."""
+    # The place is covered, too, so that a copy of a signed message is worthless elsewhere.
     return hmac.new(key, place.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
 
 def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> None:
-    """Raise ValueError unless the signature that was *found* is that of *key* for *place*."""
+    """Raise ValueError unless the signature *found* is that of *key* for *place*."""
     if key is None:
         if found is not None:
             raise ValueError("it is signed, and this node has no token")
@@ -142,7 +145,7 @@ def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> N
     if not isinstance(found, str):
         raise ValueError("it is not signed, and this node has a token")
     expected = mac(write(body), key, place).encode()
-    # In constant time: how long it takes must not say how much of a signature was right.
+    # In constant time: the duration must not show how much of a signature was right.
     if not hmac.compare_digest(found.encode("utf-8", "replace"), expected):
         raise ValueError("its signature is of another token or another key")
 
@@ -168,7 +171,7 @@ def _many(read: Reader) -> Reader:
 def _code(value: Any) -> Any:
     text = _untrusted.exactly(value, str)
     try:
-        # A lone surrogate would make the key or the signature fail later, in somebody else's code.
+        # A lone surrogate would make the key or the signature fail later, in other people's code.
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{_untrusted.shown(value)} holds half of a character") from None

@@ -73,10 +73,10 @@ class Exchange(Protocol):
         """
 
     def discard(self, entries: Sequence[Posted]) -> None:
-        """Forget entries that were received."""
+        """Delete entries that were received."""
 
     def write(self, values: Mapping[str, bytes]) -> None:
-        """Write all values, wake all who wait for their keys."""
+        """Write all values, and wake all that wait for their keys."""
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return the value of each key; None for a key that was never written, or deleted since."""
@@ -87,7 +87,10 @@ class Exchange(Protocol):
         return self.read(keys)
 
     def take(self, key: str, timeout: float) -> bytes | None:
-        """As `wait` and then `read`, in fewer requests where the store can; None where the key does not come."""
+        """
+        Do `wait` and then `read`, in fewer requests where the store can; return None if the key
+        does not appear.
+        """
         if not self.wait(key, timeout):
             return None
         [data] = self.read((key,))
@@ -137,7 +140,7 @@ def report_place(run_id: str, nonce: str, node: str, seq: int) -> str:
 def key_place(run_id: str, nonce: str, key: str) -> str:
     """Return the text that the signature of a *key*'s value covers besides the value."""
     if key == ANNOUNCEMENT:
-        nonce = ""  # nobody knows it before this value is read
+        nonce = ""  # unknown before this value is read
     return f"{run_id}/{nonce}/{key}"
 
 
@@ -147,7 +150,8 @@ def parts(values: Mapping[str, bytes], most: int, size: int) -> Iterator[list[tu
     total = 0
     for key, data in values.items():
         cost = len(key) + len(data)
-        # A value that is larger than a part goes alone: only the store can say that it is too large.
+        # A value that is larger than a part is sent alone: only the store can decide that it is too
+        # large.
         is_full = len(part) == most or total + cost > size
         if part and is_full:
             yield part

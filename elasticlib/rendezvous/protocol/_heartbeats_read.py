@@ -32,18 +32,19 @@ class HeartbeatsRead:
 
     @classmethod
     def of(cls, round: int, counts: Iterable[int]) -> Self:
-        """Return the object that says that those *counts* were read; 0: none was."""
+        """Return the object that reports those *counts* as read; 0: none was read."""
         return cls(round, "".join(map(_digits, counts)))
 
     def count(self, group_rank: int, least: int) -> int:
-        """Return the count of the group rank, which is not below *least*; -1: none was read."""
+        """Return the count of *group_rank*, which is at least *least*; -1: none was read."""
         place = 2 * group_rank
         digits = (self.last[place : place + 2] + _NONE)[:2]  # a peer's text may be too short
         high, low = map(_DIGITS.find, digits)
         if high < 0 or low < 0:
             return -1
         remainder = high * len(_DIGITS) + low
-        # Only the remainder travels: the node knows the least that it can be, as counts never go down.
+        # Only the remainder is sent: the node knows the lowest possible count, as counts never
+        # decrease.
         return least + (remainder - least) % TOLD_MODULO
 
 

@@ -45,13 +45,13 @@ class Descriptor:
     store_port: int = field(validator=and_(ge(0), le(65535)))
     """Port that this node has bound for the round's worker store, in case it becomes group rank 0."""
     index: int | None = field(default=None, validator=optional(ge(0)))
-    """Place in the order of ranks, where the user or a scheduler fixed one."""
+    """Place in the order of ranks, if the user or a scheduler fixed one."""
     hosts: bool = False
     """True if the job's store lives on this node: without fixed places it comes first."""
     work: str = ""
     """The program of its workers, which distinguishes two jobs of one name."""
     command: str = ""
-    """`work` with its arguments, equal for equal ones; empty: unknown."""
+    """`work` with its arguments, equal for equal commands; empty: unknown."""
     is_scheduled: bool = False
     """True if a scheduler set `index`; then no two living nodes have the same."""
 
@@ -91,12 +91,12 @@ class Join:
     be missing.
     """
     succeeded: int = field(default=-1, validator=ge(-1))
-    """The round whose success that sidecar may not have passed on; -1: none."""
+    """The round whose success that sidecar may not have reported; -1: none."""
 
 
 @frozen
 class FailureNote:
-    """One worker that failed, as far as peers need to know: a part of other messages."""
+    """One worker that failed, with the facts that peers need: a part of other messages."""
 
     rank: int
     local_rank: int
@@ -133,7 +133,10 @@ class Failed:
 
 @frozen
 class Stopped:
-    """To the coordinator: all workers of this node are gone; `failures` has all that `Failed` had not said before."""
+    """
+    To the coordinator: all workers of this node are gone; `failures` has all that `Failed` did not
+    contain.
+    """
 
     node: Name
     round: int
@@ -142,7 +145,7 @@ class Stopped:
 
 @frozen
 class Succeeded:
-    """To the coordinator: all workers of this node ended well."""
+    """To the coordinator: all workers of this node succeeded."""
 
     node: Name
     round: int
@@ -150,14 +153,17 @@ class Succeeded:
 
 @frozen
 class Leave:
-    """To the coordinator, at once: this node will not come back, nor start a worker any more."""
+    """To the coordinator, at once: this node leaves for good, and starts no worker any more."""
 
     node: Name
     why: str
     round: int | None = None
     """Round whose workers still run here, and whose `Stopped` will follow; None when none runs."""
     lost: bool = False
-    """True where another process says it for an agent that died: that counts as a loss, not as the node's own wish."""
+    """
+    True if another process reports it for a dead agent: that counts as a loss, not as the node's
+    own wish.
+    """
 
 
 @frozen
@@ -220,21 +226,26 @@ class GivenUp:
 
 @frozen
 class Elaborate:
-    """To a node, by its session answered: a failure of its workers is the root cause; say all that a message holds."""
+    """
+    To a node, for its session: a failure of its workers is the root cause; send as much of it as
+    fits.
+    """
 
     round: int
 
 
 @frozen
 class Caution:
-    """To a node, for its people: something about the job that may be a mistake, and what to do then."""
+    """To a node, for people: a possible mistake in the job, and what to do about it."""
 
     text: str
 
 
 @frozen
 class Final:
-    """To a node: the job is over for it. `root` is the failure that came first anywhere, if one decided."""
+    """
+    To a node: the job is over for it. `root` is the first failure of all nodes, if one decided.
+    """
 
     succeeded: bool
     why: str
@@ -263,7 +274,7 @@ class Acknowledgement:
 
 @frozen
 class Close:
-    """To the coordinator: end the job for everybody."""
+    """To the coordinator: end the job for all nodes."""
 
     node: Name
     why: str
@@ -271,7 +282,10 @@ class Close:
 
 @frozen
 class Envelope:
-    """A report in its envelope. Messages of a node are numbered from 1; the same number is the same message."""
+    """
+    A report in its envelope. Messages of a node are numbered from 1; the same number means the same
+    message.
+    """
 
     seq: int = field(validator=ge(1))
     report: Report
@@ -295,7 +309,10 @@ class Announcement:
 
 @frozen
 class CoordinatorHeartbeat:
-    """The coordinator lives: `count` grows, by one for each `TICK` of the heartbeat time in which it looked around."""
+    """
+    The coordinator lives: `count` grows by one for each `TICK` of the heartbeat time in which it
+    looked around.
+    """
 
     nonce: Name
     """Identifies the beginning of the job that it coordinates."""
@@ -323,7 +340,7 @@ class NodeHeartbeat:
 
     count: int = field(validator=ge(0))
     read: int = field(default=0, validator=ge(0))
-    """Notices of this mailbox that were read; the coordinator writes again what was not."""
+    """Notices of this mailbox that were read; the coordinator writes the others again."""
     said: int = field(default=0, validator=ge(0))
     """Number of the last message that this node wrote."""
 
@@ -331,9 +348,10 @@ class NodeHeartbeat:
 @frozen
 class ContactLost:
     """
-    To an agent, by its own node: nobody has heard this node for too long; soon others take its ranks.
+    To an agent, by its own node: this node was silent for too long, and others will get its ranks.
 
-    Stop the workers within *grace* seconds, then ask for ranks again; contact is sought meanwhile.
+    The agent must stop the workers within *grace* seconds, then ask for ranks again; meanwhile
+    contact is sought.
     """
 
     why: str
@@ -388,7 +406,7 @@ _CODEC = Codec(VERSION, _CLASSES, (Descriptor, FailureNote, Terms, HeartbeatsRea
 
 
 def encode(message: Message, key: bytes | None = None, place: str = "") -> bytes:
-    """The message as canonical ASCII JSON; with a *key*, signed for its *place*."""
+    """Return the message as canonical ASCII JSON; with a *key*, signed for its *place*."""
     body = _CODEC.plain(message)
     if key is not None:
         body["mac"] = mac(write(body), key, place)
@@ -396,7 +414,9 @@ def encode(message: Message, key: bytes | None = None, place: str = "") -> bytes
 
 
 def sealed(messages: Mapping[str, Message], key: bytes | None, place_of: Callable[[str], str]) -> dict[str, bytes]:
-    """All of them, encoded each for the place of its key; what many say alike is put into words once."""
+    """
+    Return all messages, each encoded for the place of its key; equal messages are encoded once.
+    """
     known: dict[int, tuple[dict[str, Any], bytes]] = {}
     found = {}
     for name, message in messages.items():
@@ -410,12 +430,15 @@ def sealed(messages: Mapping[str, Message], key: bytes | None, place_of: Callabl
 
 
 def to_plain(message: Message) -> dict[str, Any]:
-    """The message as plain data, for a channel between processes of one node. `from_plain` reads it."""
+    """
+    Return the message as plain data, for a channel between processes of one node. `from_plain`
+    reads it.
+    """
     return _CODEC.plain(message)
 
 
 def from_plain(body: Any) -> Message:
-    """The message that plain data hold; raises `RendezvousStateError` for anything else."""
+    """Return the message in plain data; raises `RendezvousStateError` for any other data."""
     try:
         message: Message = _CODEC.of(body)
         return message
@@ -425,10 +448,10 @@ def from_plain(body: Any) -> Message:
 
 def decode(data: bytes, key: bytes | None = None, place: Place = "") -> Message:
     """
-    The message that *data* holds; raises `RendezvousStateError` for anything else.
+    Return the message in *data*; raises `RendezvousStateError` for any other data.
 
-    With a *key*, a message that was not signed with it for this *place* is refused; without one, a signed
-    message is. Texts of it are for people, and safe to be shown; names are such as can be written anywhere.
+    With a *key*, a message must be signed with it for this *place*; without one, it must not be
+    signed. Its texts are for people, and safe to be shown; its names can be written anywhere.
     """
     try:
         message: Message = _CODEC.read(data, key, place)

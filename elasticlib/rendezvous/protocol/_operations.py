@@ -65,7 +65,7 @@ class Take:
 
 @frozen
 class Delete:
-    """Forget the keys. Answer: None."""
+    """Delete the keys. Answer: None."""
 
     keys: tuple[str, ...]
 
@@ -82,7 +82,7 @@ class Receive:
 
 @frozen
 class Discard:
-    """Forget entries that were received. Answer: None."""
+    """Delete entries that were received. Answer: None."""
 
     entries: Sequence[Posted]
 
@@ -94,14 +94,17 @@ class ClearForeign:
 
 @frozen
 class Log:
-    """Not of a store: a line for people; *level* as in `logging`: ``"warning"``, ``"error"``."""
+    """
+    A line for people, not an operation of a store; *level* as in `logging`: ``"warning"``,
+    ``"error"``.
+    """
 
     level: str
     text: str
 
 
 def refuse(refusals: Refusals, kind: str, why: object, now: float) -> tuple[Refusals, tuple[Log, ...]]:
-    """Count what was refused; the line for it, unless there were many of this *kind* lately."""
+    """Count a refusal; return the line for it, unless there were many of this *kind* lately."""
     refusals, said = refusals.refuse(kind, f"a {kind} was refused: {why}", now)
     return refusals, () if said is None else (Log("warning", said),)
 
@@ -111,7 +114,7 @@ Result: TypeAlias = bool | list[bytes | None] | bytes | None
 
 
 def perform(exchange: Exchange, operation: Operation) -> Result:
-    """Do it; raises what the exchange raises."""
+    """Perform the operation; raises the exceptions of *exchange*."""
     match operation:
         case Post(data, values):
             exchange.post(data, values)

@@ -29,25 +29,26 @@ class Seen:
     """Count of the coordinator's latest heartbeat."""
 
     def greeted(self, nonce: str, heard: CoordinatorHeartbeat | None) -> Self:
-        """With the job that this is, and the coordinator's heartbeat that lay beside the greeting."""
+        """Return the progress after a greeting with this *nonce*, and the heartbeat beside it."""
         if heard is None:
             return evolve(self, nonce=nonce)
-        # Not its epoch: that of a new coordinator is noticed where all follows that must.
+        # Without its epoch: a new coordinator is noticed where its consequences are handled.
         return evolve(self, nonce=nonce, heard=max(self.heard, heard.count))
 
     def felt(self, heard: CoordinatorHeartbeat) -> Self:
-        """After a heartbeat of the coordinator."""
+        """Return the progress after a heartbeat of the coordinator."""
         return evolve(self, epoch=max(self.epoch, heard.epoch), heard=max(self.heard, heard.count))
 
     def told(self, notice: Told) -> Self:
-        """After a notice of the coordinator."""
-        # Only ranks say that a round began: a coordinator that knows of no such round has an old memory.
+        """Return the progress after a notice of the coordinator."""
+        # Only ranks show that a round began: a coordinator that does not know the round has an old
+        # memory.
         if isinstance(notice, RankAssignment):
             return evolve(self, round=notice.round)
         return self
 
     def beyond(self, epoch: int, round: int) -> str:
-        """Return what a coordinator that remembers no more than that has forgotten, for people; empty: nothing."""
+        """Return, for people, what a coordinator with that memory has forgotten; empty: nothing."""
         if self.round > round:
             known = f"round {round} as the last" if round >= 0 else "none"
             return f"round {self.round}, but the saved state has {known}"

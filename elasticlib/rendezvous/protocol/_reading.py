@@ -17,7 +17,7 @@ from elasticlib.rendezvous.protocol._shortening import line
 
 
 def greeting_of(data: bytes | None, run_id: str, key: bytes | None) -> Announcement | None:
-    """Return the greeting of a coordinator of this job; None for anything else."""
+    """Return the greeting of a coordinator of this job; None for any other data."""
     try:
         announcement = decode(data or b"", key, key_place(run_id, "", ANNOUNCEMENT))
     except RendezvousStateError:
@@ -51,7 +51,7 @@ class LastHeartbeat:
 
     nonce: str = ""
     count: int = -1
-    """-1: there was none."""
+    """-1: none was found."""
 
     def then(self, announcement: Announcement, data: bytes | None, key: bytes | None) -> tuple[Self, bool]:
         """

@@ -38,7 +38,7 @@ _ENVELOPE = 1024
 _MARK = "[... {:,} characters were cut here ...]"
 _MARK_COST = 60
 _BEGINNING = 0.25
-"""Share of a shortened text that is its beginning: the end of a traceback says most."""
+"""Share of a shortened text that is its beginning: the end of a traceback is more useful."""
 
 
 def cost(text: str) -> int:
@@ -47,7 +47,10 @@ def cost(text: str) -> int:
 
 
 def cut(text: str, most: int, beginning: float = _BEGINNING) -> str:
-    """Return the text in at most so many bytes: its beginning, as large a share as that, a mark, and its end."""
+    """
+    Return the text in at most *most* bytes: its beginning (a share of *beginning*), a mark, and its
+    end.
+    """
     # The length first: it saves counting the cost of a very long text.
     is_short = len(text) <= most and cost(text) <= most
     if is_short:
@@ -62,7 +65,7 @@ def cut(text: str, most: int, beginning: float = _BEGINNING) -> str:
 
 
 def _first(text: str, most: int) -> str:
-    """Return as much of the beginning as costs so many bytes."""
+    """Return the longest beginning of *text* that costs at most *most* bytes."""
     text = text[:most]  # a character costs a byte at least
     while text and (size := cost(text)) > most:
         text = text[: min(len(text) - 1, len(text) * most // size)]
@@ -75,7 +78,10 @@ def line(text: str) -> str:
 
 
 def place(note: FailureNote, age: float, node: str = "") -> tuple[bool, float, str, int]:
-    """Return a sort key, the likeliest root cause first: a lost connection never beats another kind of failure."""
+    """
+    Return a sort key, the likeliest root cause first: a lost connection never beats another kind of
+    failure.
+    """
     return note.secondary, -age, node, note.rank
 
 
@@ -106,7 +112,7 @@ def refers(final: Final) -> Final:
 
 
 def fitting(report: Report, most: int = ENVELOPE) -> Report:
-    """Return the report, without as much text as must be left out for a message of at most so many bytes."""
+    """Return the report, with its texts shortened for a message of at most *most* bytes."""
     match report:
         case Failed() | Stopped():
             return whole(report, most)
@@ -117,14 +123,15 @@ def fitting(report: Report, most: int = ENVELOPE) -> Report:
 
 
 def whole(report: Failed | Stopped, most: int = ENVELOPE) -> Failed | Stopped:
-    """Return all that a message of at most so many bytes can say of failures."""
+    """Return the failures with as much text as fits into a message of at most *most* bytes."""
     room = most - _ENVELOPE - len(encode(evolve(report, failures=())))
     are_few = len(report.failures) <= MOST_NOTES
     if are_few and _fits(report.failures, room):
         return report
-    # A failure that a restart would only meet again ends the job: it must not lose its text.
+    # A failure that a restart would only repeat ends the job: it must not lose its text.
     root, *others = sorted(report.failures, key=lambda note: (not note.fatal, *place(note, note.age)))
-    # First a few words on each; then the likely root cause, as whole as can be; then the others again, if room is left.
+    # First a few words on each; then as much as possible of the likely root cause; then more of the
+    # others.
     shortened = _shorten(others[: MOST_NOTES - 1], room // 2)
     room -= sum(map(_size, shortened))
     root = _bounded(root, room)
@@ -133,7 +140,7 @@ def whole(report: Failed | Stopped, most: int = ENVELOPE) -> Failed | Stopped:
 
 
 def _shorten(notes: Sequence[FailureNote], room: int) -> list[FailureNote]:
-    """Return as many of the first failures, each in short, as fit into *room* bytes."""
+    """Return as many of the first failures, in short form, as fit into *room* bytes."""
     kept = []
     for note in map(short, notes):
         room -= _size(note)
@@ -144,7 +151,7 @@ def _shorten(notes: Sequence[FailureNote], room: int) -> list[FailureNote]:
 
 
 def _restore(notes: Sequence[FailureNote], shortened: Sequence[FailureNote], room: int) -> list[FailureNote]:
-    """Return the failures that were *shortened*, whole where *room* bytes more allow it."""
+    """Return the *shortened* failures, in full where *room* more bytes allow it."""
     kept = []
     for note, brief_note in zip(notes, shortened, strict=False):
         saved = _size(brief_note)
@@ -157,7 +164,10 @@ def _restore(notes: Sequence[FailureNote], shortened: Sequence[FailureNote], roo
 
 
 def early(report: Failed | Stopped, before: Failed | Stopped | None) -> Failed | Stopped:
-    """Return what is said while nobody asks for more: what was not said *before* of the same round, and not much."""
+    """
+    Return the first, short report on failures, without those that were reported *before* for the
+    same round.
+    """
     known: set[FailureNote] = set()
     if before is not None and before.round == report.round:
         known = {_ageless(note) for note in before.failures}
@@ -187,7 +197,7 @@ def _fits(notes: Sequence[FailureNote], most: int) -> bool:
 
 
 def _bounded(note: FailureNote, most: int) -> FailureNote:
-    """Return as much of the failure as costs so many bytes."""
+    """Return the failure with texts of at most *most* bytes."""
     if _fits((note,), most):
         return note
     message, traceback = cost(note.message), cost(note.traceback)

@@ -35,10 +35,13 @@ DEAF = 0.45
 """
 Share for which a sidecar may be silent, before its launcher takes it for stopped.
 
-That is about when its workers are killed, since the last heartbeat that was read may be 2 INTERVAL + LOOK old when it
-stops.
+That is about when its workers are killed: when it stops, the last heartbeat that was read may be 2
+INTERVAL + LOOK old.
 """
 STILL = 0.15
-"""Share for which the coordinator's heartbeat did not grow, though it was looked for, when it stands still."""
+"""
+Share without growth of the coordinator's heartbeat, though it was read, after which it stands
+still.
+"""
 TICK = 0.05
 """Share of the heartbeat time in which the coordinator's heartbeat grows by one."""

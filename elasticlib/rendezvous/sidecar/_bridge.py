@@ -70,7 +70,7 @@ class LogLines(logging.Handler):
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the line."""
+        """Keep the line of *record*."""
         line: Message = {"op": "log", "level": record.levelno, "text": self.format(record)}
         if hasattr(record, STAYS):
             line[STAYS] = getattr(record, STAYS)
@@ -78,11 +78,11 @@ class LogLines(logging.Handler):
         os.eventfd_write(self._ready, 1)
 
     def fileno(self) -> int:
-        """Readable while lines wait."""
+        """Return a descriptor that is readable while lines wait."""
         return self._ready
 
     def drain(self) -> list[Message]:
-        """The lines that wait, oldest first."""
+        """Return the waiting lines, oldest first."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._ready)
         return [self._lines.popleft() for _ in range(len(self._lines))]
@@ -90,7 +90,9 @@ class LogLines(logging.Handler):
 
 @define(eq=False)
 class Bridge:
-    """Carry messages between the launcher's *channel* and the node's *share* until one of them is done."""
+    """
+    Carries messages between the launcher's *channel* and the node's *share* until one of them ends.
+    """
 
     channel: Channel
     share: NodeRuntime
@@ -99,7 +101,7 @@ class Bridge:
     launcher: int
     """Readable at its end; a child of the launcher's may hold a copy of the channel after its death."""
     lease: Lease
-    """For others who can end the workers, in case this process is stopped."""
+    """Time limit for the workers that other processes can read, in case this process is stopped."""
     clock: Clock = monotonic
     guarded: Process | None = None
     """The process whose death ends all workers of this node."""
@@ -142,26 +144,27 @@ class Bridge:
             if received[0]["op"] == "close":
                 return True
             self._obey(*received)
-        # After its messages: a goodbye may be the last thing that it wrote.
+        # After its messages: a goodbye may be the last one.
         if self.launcher in ready:
             return False
         self._renew_lease()
         self._judge()
         self._pass_on()
-        # Once more: what was passed on may say that contact is lost, and that workers have no time left.
+        # Once more: the messages may report that contact is lost, and that workers have no time
+        # left.
         self._judge()
         if self.watch.due:
             self.kill()
         return None
 
     def poll_timeout(self) -> float | None:
-        """Seconds until `step` has something to do though nothing comes."""
+        """Return the seconds until `step` must be called even if nothing comes."""
         wake, now = self.watch.wake_at(self._kill_at()), self.clock()
         due = soonest(None if wake is None else wake - now, None if self._broken else self.share.member.poll_timeout())
         return None if due is None else max(0.0, due)
 
     def say_lines(self) -> None:
-        """Send what was logged to where people see it."""
+        """Send the waiting log lines to the launcher, which shows them."""
         for line in self.lines.drain():
             # A launcher that stands still reads nothing: lines must not fill the channel meanwhile.
             if not self.watch.paused:
@@ -187,7 +190,7 @@ class Bridge:
                 self.watch = self.watch.joins(message["generation"])
                 member.join(message["slots"], message["role"])
             case "guard":
-                # A launch may get another spawner, after which the old handle says nothing.
+                # A launch may get another spawner, after which the old handle is useless.
                 if self.guarded is not None:
                     self.guarded.close()
                 self.guarded = Process.sent(-1, descriptors)
@@ -211,7 +214,8 @@ class Bridge:
         try:
             notices = self.share.member.drain()
         except Exception as error:
-            # Once: this node's part is over, and from now on the process only waits for the launcher's goodbye.
+            # Once: this node's part is over. From now on the process only waits for the launcher's
+            # goodbye.
             self._broken = True
             self.channel.send(error_message(error))
             return
@@ -247,7 +251,10 @@ class Bridge:
         return {"op": "notice", "notice": to_plain(notice), "generation": self.watch.generation}
 
     def _report_hosting(self) -> None:
-        """Say once that the job's store is here, with its listening socket where another process can go on with it."""
+        """
+        Report once that the job's store is here; send its listening socket if another process can
+        use it.
+        """
         if self._reported_hosting or not self.share.hosts_store:
             return
         self._reported_hosting = True
@@ -262,7 +269,7 @@ class Bridge:
             self._waiting = waiting
             self.channel.send({"op": "waiting", "count": waiting})
 
-    # What nobody else can do in time.
+    # Actions that no other process can do in time.
 
     def _judge(self) -> None:
         paused = self.watch.paused
@@ -282,7 +289,8 @@ class Bridge:
 
 def error_message(error: Exception) -> Message:
     """Return the frame for an error that ends this node's part."""
-    # The setting travels apart: the launcher makes the same error again, and may name it as its user gave it.
+    # The setting is sent separately: the launcher makes the same error again, and may use its
+    # user's name for it.
     if isinstance(error, ConfigError) and error.setting:
         return {"op": "error", "kind": type(error).__name__, "setting": error.setting, "text": error.complaint}
     if isinstance(error, ElasticError):
@@ -295,7 +303,8 @@ def follow(parent: int) -> processes.Handle:
     Make this process, one of elasticlib's own, end with its *parent*; return a handle of the
     parent.
     """
-    # What a scheduler sends to every process of the job is for the launcher, which then leaves the job in order.
+    # A scheduler's signals to all processes of the job are for the launcher, which then leaves the
+    # job in order.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     # These two are inherited: the time limit of the end must kill, even if the launcher had ignored
@@ -330,7 +339,7 @@ def main() -> NoReturn:
 
 
 def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
-    """Be the sidecar of the *launcher*, which speaks through the *channel*."""
+    """Run the sidecar of the *launcher*, which communicates through the *channel*."""
     try:
         first = channel.receive()
         if first is None or wait_readable([launcher], 0):
@@ -349,8 +358,8 @@ def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
         lease, *others = first[1]
         kept = Kept.received(others)
         share = NodeRuntime(job, document=kept.document, endpoint=kept.endpoint)
-        # Before the first message: loading a library keeps all threads here from running, and the launcher allows a
-        # process that has not begun more time than one that falls silent.
+        # Before the first message: loading a library keeps all threads here from running. The
+        # launcher allows a process that has not begun more time than one that falls silent.
         share.prepare()
         share.start()
         bridge = Bridge(channel, share, job.heartbeat, lines, launcher.fileno(), Lease(lease))
@@ -389,7 +398,7 @@ def _leave(bridge: Bridge, linger: float) -> None:
 
 
 def _report_death(bridge: Bridge) -> None:
-    """See the workers of the dead launcher end, and report its death in its place."""
+    """Wait for the end of the dead launcher's workers, and report its death in its place."""
     # Its goodbye may hang in the store: the kernel ends this process all the same.
     signal.alarm(_DEATH_LIMIT)
     # Their reaper kills them at the launcher's end; where it does not (it may be stopped, too), this process does.

@@ -13,17 +13,20 @@ from __future__ import annotations
 from attrs import define, frozen
 
 FIRST_REPORT = 5.0
-"""Seconds after which a process that has not begun is reported for the first time; then twice as long, and so on."""
+"""
+Seconds after which a starting process is first reported; later reports come after twice the time
+before.
+"""
 
 
 @frozen
 class ContactLimits:
-    """Seconds that a sidecar may take."""
+    """Time limits of a sidecar in seconds."""
 
     birth: float
-    """To begin."""
+    """Time for the start."""
     answer: float | None
-    """Between two answers; None where none is expected."""
+    """Time between two answers; None if none is expected."""
     reconnect: float
     """Seconds to answer again, once it was found to be silent."""
 
@@ -60,26 +63,26 @@ class SidecarContact:
         self.silent_since = now
 
     def deadline(self) -> float | None:
-        """Return when it should have answered; None where no answer is expected."""
+        """Return the time by which it must answer; None if no answer is expected."""
         if self.silent_since is not None:
             return self.silent_since + self.limits.reconnect
         if not self.begun:
-            # Its import may wait for a cold disk: nobody else has been asked for anything yet.
+            # Its import may wait for a cold disk: no other node has been asked for anything yet.
             return self.heard + self.limits.birth
         if self.limits.answer is None:
             return None
         return self.heard + self.limits.answer
 
     def wake_at(self) -> float | None:
-        """Return when there is something to do, if nothing is heard before."""
+        """Return the time of the next check, if nothing is heard before."""
         deadline = self.deadline()
         if deadline is None or self.begun or self.is_silent:
             return deadline
-        # People should read that it starts before its time is over.
+        # People should read about the start before its time is over.
         return min(deadline, self.born + self._report_after)
 
     def report_of_birth(self, now: float) -> float | None:
-        """Return the seconds for which it has been starting, if it is time to report them again."""
+        """Return the seconds since the start, if it is time to report them again."""
         waited = now - self.born
         if self.begun or waited < self._report_after:
             return None

@@ -27,10 +27,14 @@ from elasticlib.rendezvous.sidecar import _bridge
 
 
 def main() -> NoReturn:
-    """Fork a sidecar for each channel that the parent sends, until it is gone or wants none any more."""
+    """
+    Fork a sidecar for each channel that the parent sends, until the parent is gone or closes the
+    connection.
+    """
     parent = os.getppid()
     launcher = _bridge.follow(parent)
-    # Nobody here waits for what is forked: the kernel reaps it, and the launcher has a handle of its own.
+    # No code here waits for forked processes: the kernel reaps them, and the launcher has handles
+    # of its own.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control = Channel.adopt(CHANNEL_FD)
     while True:
@@ -73,7 +77,7 @@ def _fork(descriptor: int, control: Channel, launcher: processes.Handle, failure
 
 
 def _be_sidecar(descriptor: int, control: Channel, launcher: processes.Handle) -> NoReturn:
-    # A fork does not inherit what the kernel signals at a parent's end.
+    # A fork does not inherit the kernel's signal for a parent's end.
     wake_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()

@@ -30,11 +30,16 @@ class Kept:
 
     @classmethod
     def of(cls, job: NodeJob) -> Self:
-        """For *job*, before there is a sidecar. Its other nodes need heartbeats to notice what a new store forgot."""
+        """
+        Return the kept parts for *job*, before there is a sidecar.
+
+        Its other nodes need heartbeats to notice what a new store forgot.
+        """
         if job.backend.startswith("etcd"):
             # Any other node takes over: nothing needs to be kept.
             return cls()
-        # Without heartbeats the others would go on, and never learn that their coordinator has forgotten something.
+        # Without heartbeats the others would continue, and never learn what their coordinator has
+        # forgotten.
         is_noticed = job.max_nodes == 1 or job.heartbeat > 0
         if not is_noticed:
             return cls()
@@ -42,7 +47,7 @@ class Kept:
 
     @classmethod
     def received(cls, descriptors: Sequence[int]) -> Self:
-        """In a sidecar, by the `descriptors` that its launcher sent."""
+        """Return the kept parts in a sidecar, from the `descriptors` that its launcher sent."""
         if not descriptors:
             return cls()
         document, *rest = descriptors
@@ -50,7 +55,7 @@ class Kept:
         return cls(KeptDocument(document), endpoint)
 
     def descriptors(self) -> tuple[int, ...]:
-        """For a message to a sidecar."""
+        """Return the descriptors for a message to a sidecar."""
         given = [each.fileno() for each in (self.document, self.endpoint) if each is not None]
         return tuple(given)
 

@@ -20,7 +20,10 @@ from typing_extensions import Self
 from elasticlib._times import soonest
 
 SILENCE = 0.15
-"""Share of the heartbeat time: a launcher that is silent for so long stands still, unless it says otherwise."""
+"""
+Share of the heartbeat time: a launcher that is silent for longer stands still, unless it has
+another limit.
+"""
 _ANSWER = 0.15
 """Share of the heartbeat time between two answers to the launcher's signs of life."""
 
@@ -51,7 +54,7 @@ class SidecarWatch:
         return evolve(self, heard=now)
 
     def answer(self, now: float) -> tuple[Self, bool]:
-        """Note that the launcher says that it lives; return whether it is time to say the same."""
+        """Note the launcher's sign of life; return whether it is time to send one back."""
         # Answering each sign of life would only fill the channel of a launcher that is slow to read.
         is_due = self.heartbeat > 0 and now >= self.answered + _ANSWER * self.heartbeat
         if not is_due:
@@ -59,23 +62,25 @@ class SidecarWatch:
         return evolve(self, answered=now), True
 
     def joins(self, generation: int) -> Self:
-        """The launcher asks for ranks: no worker runs."""
+        """Note that the launcher asks for ranks: no worker runs."""
         return evolve(self, generation=generation, running=False, due=False)
 
     def assigned(self) -> Self:
-        """Ranks are passed on."""
+        """Note that ranks were passed on."""
         return evolve(self, running=True, due=False)
 
     def gone(self) -> Self:
-        """No worker runs any more."""
+        """Note that no worker runs any more."""
         return evolve(self, running=False, due=False)
 
     def judge(self, now: float, kill_at: float | None) -> Self:
-        """Time has passed; *kill_at* is when workers that still run must be dead, if that can be foreseen."""
+        """
+        Judge by the time; *kill_at* is when running workers must be dead, or None without a limit.
+        """
         has_heartbeats = self.heartbeat > 0
         is_silent = has_heartbeats and now >= self._silent_at
         is_late = self.running and kill_at is not None and now >= kill_at
-        # Once due, always due: only new ranks, or the workers' end, take that back.
+        # Once due, always due: only new ranks, or the workers' end, revoke that.
         return evolve(self, paused=is_silent, due=self.due or is_late)
 
     @property

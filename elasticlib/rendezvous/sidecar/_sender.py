@@ -23,7 +23,10 @@ _SHORT = 16_000
 
 
 class Sender:
-    """Sends frames through *link*, the *first* one at once; one that says that this program lives each *interval* s."""
+    """
+    Sends frames through *link*, the *first* one at once, and a sign of life each *interval*
+    seconds.
+    """
 
     def __init__(self, link: Link, interval: float | None, first: tuple[bytes, tuple[int, ...]]) -> None:
         self._link = link
@@ -33,12 +36,12 @@ class Sender:
         """True while the thread is sending: new messages must wait for their turn."""
         self._closed = False
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque([first])
-        """With descriptors that are closed when they are sent."""
+        """Frames with descriptors, which are closed once sent."""
         self._thread = threading.Thread(target=self._send_all, name="elasticlib-rendezvous", daemon=True)
         start_thread(self._thread)
 
     def say(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        """Send it after all that was said before; *descriptors* are this object's from now on."""
+        """Send a frame after all earlier ones; *descriptors* belong to this object from now on."""
         with self._turned:
             # Frames keep their order: none goes at once while the thread has an earlier one.
             has_turn = not self._sending and not self._outgoing
@@ -50,7 +53,7 @@ class Sender:
             self._turned.notify()
 
     def close(self, last: bytes | None = None) -> None:
-        """End with the *last* word, where there is one."""
+        """Send the *last* frame, if given, and end."""
         with self._turned:
             if last is not None:
                 self._outgoing.append((last, ()))
@@ -62,7 +65,7 @@ class Sender:
         return self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait until the last word is sent, or cannot be."""
+        """Wait until the last frame is sent, or cannot be."""
         self._thread.join(LIMIT + 1)
 
     def _send_all(self) -> None:
@@ -80,9 +83,11 @@ class Sender:
                 return
 
     def _next_frame(self) -> tuple[bytes, tuple[int, ...]] | None:
-        """Return the next frame, after an interval without one a sign of life; None after the last word."""
+        """
+        Return the next frame: a sign of life after an interval without one; None after the last.
+        """
         with self._turned:
-            # Under the lock: between this and the look at the queue nobody may send from another thread.
+            # Under the lock: between this and the check of the queue no other thread may send.
             self._sending = False
             if not self._outgoing and not self._closed:
                 self._turned.wait(self._interval)
@@ -98,13 +103,17 @@ class Sender:
         try:
             return self._link.send_body(body, descriptors)
         finally:
-            # Sent or not, they are this object's: those of a frame that failed must not stay open.
+            # Sent or not, they belong to this object: those of a frame that failed must not stay
+            # open.
             for descriptor in descriptors:
                 os.close(descriptor)
 
 
 def channel() -> tuple[Channel, Channel]:
-    """A channel to a sidecar, ours and its; the thread that sends does not wait forever for a stopped process."""
+    """
+    Return a channel to a sidecar, ours and its; the sending thread does not wait forever for a
+    stopped process.
+    """
     ours, theirs = Channel.pair()
     ours._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", LIMIT, 0))
     return ours, theirs

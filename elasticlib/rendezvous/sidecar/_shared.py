@@ -1,8 +1,9 @@
 """
-Sidecars of a program that is in many jobs: all are forked from one process, which has done the imports.
+Sidecars of a program that is in many jobs: all are forked from one process, which has done the
+imports.
 
-Rules of this file: the process is started with the first of them, and ends with the last. Programs that change their
-environment, search path or privileges in between get another one.
+Rules of this file: the process is started with the first sidecar, and ends with the last. A program
+that changes its environment, search path or privileges in between gets another one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _END_LIMIT = 2.0
 
 @define(eq=False)
 class _Host:
-    """The process that sidecars are forked from."""
+    """A process from which sidecars are forked."""
 
     given: tuple[dict[str, str], str, CallerIdentity]
     """Its environment and search path, and the identity of the user who started it."""
@@ -43,11 +44,14 @@ class _Host:
     users: int = 0
 
     def is_alive(self) -> bool:
-        # It never says anything: what is readable is its end.
+        # It never sends anything: a readable link means that it ended.
         return not wait_readable([self.link], 0)
 
     def fork(self, backend: str, channel: Channel) -> None:
-        """A sidecar on that *channel*, soon. Raises `StartError` when the process is stopped, or hangs."""
+        """
+        Fork a sidecar on that *channel*, soon. Raises `StartError` when the process is stopped, or
+        hangs.
+        """
         try:
             self.link.send({"op": "fork", "backend": backend}, (channel.fileno(),))
         except BlockingIOError as error:
@@ -66,8 +70,12 @@ class _Hosts:
     _kept: list[_Host] = field(factory=list)
 
     def take(self) -> _Host:
-        """One that a sidecar may be forked from; give it back when that has ended. Raises `StartError`."""
-        # What a fork would inherit: from a host with other variables it would get a wrong environment.
+        """
+        Return a host for a new sidecar; give it back when the sidecar has ended. Raises
+        `StartError`.
+        """
+        # The parts that a fork inherits: from a host with other variables it would get a wrong
+        # environment.
         given = environment(), search_path_argument(), CallerIdentity.now()
         with self._lock:
             found = next((host for host in self._kept if host.given == given and host.is_alive()), None)
@@ -84,11 +92,11 @@ class _Hosts:
             if host.users or host not in self._kept:
                 return
             self._kept.remove(host)
-        # Without the lock: its end may take a while, and others want one of theirs meanwhile.
+        # Without the lock: its end may take a while, and other threads may need a host meanwhile.
         host.end()
 
     def drop(self) -> None:
-        """Forget all, in a process that was forked from their owner."""
+        """Forget all hosts, in a process that was forked from their owner."""
         # Another thread of the parent may have had the lock; and the hosts are children of the parent, not of this one.
         self._lock, self._kept = threading.Lock(), []
 
@@ -113,7 +121,7 @@ os.register_at_fork(after_in_child=_hosts.drop)
 
 
 class SharedSidecar(SidecarClient):
-    """A `SidecarClient` whose process is forked from one that this program's others come from, too."""
+    """A `SidecarClient` whose process is forked from the same host as this program's other ones."""
 
     _is_shared = True
 
@@ -128,12 +136,15 @@ class SharedSidecar(SidecarClient):
 
     def _begin(self, program: str, theirs: Channel) -> Process:
         self._host.fork(self._backend, theirs)
-        # Nobody knows its number yet: a handle comes with its first message.
+        # Its number is unknown yet: a handle comes with its first message.
         return Process(0)
 
     def close(self) -> None:
-        """As that of `SidecarClient`; the process that it came from ends with the last one of this program."""
-        # In a forked child the parent's sidecar is not the child's to end.
+        """
+        Close the client as `SidecarClient` does; the host ends with the last sidecar of this
+        program.
+        """
+        # In a forked child the parent's sidecar must not be ended.
         if self._closed or os.getpid() != self._owner:
             return
         try:

@@ -1,12 +1,13 @@
 """
-The launcher's client of its sidecar: what `_bridge` does over there, as a `Membership` here.
+The launcher's client of its sidecar: a `Membership` that passes all calls to `_bridge`.
 
-The store's library blocks when the store is silent, and a launcher may freeze or die; so a process of its own
-keeps the contact, ends workers that nobody else can end in time, and says goodbye for a launcher that died.
+The store's library blocks when the store is silent, and a launcher may freeze or die. So a separate
+process keeps the contact, ends workers that no other process can end in time, and reports the death
+of its launcher.
 
-Rules of this file: no call of the agent's blocks: what does not go at once is sent by a thread, which also says
-from time to time that this launcher lives. Without an answer from the process this node counts as cut off, as
-with a silent store.
+Rules of this file: no call of the agent blocks. A thread sends the messages that cannot go at once,
+and regular signs of life of this launcher. Without an answer from the process this node counts as
+cut off, as with a silent store.
 """
 
 from __future__ import annotations
@@ -72,11 +73,11 @@ _log = logging.getLogger("elasticlib")
 ALIVE = 0.075
 """Share of the heartbeat time between two signs of life to the sidecar; at most a second."""
 _ENDING = 6.0
-"""Seconds beyond the job's own time for parting, after which the process is killed."""
+"""Seconds beyond the job's own time for leaving, after which the process is killed."""
 _MOST_LOST = 3
 """Processes that one node may lose."""
 _BIRTH = 600.0
-"""Seconds for the first word of the process, where the job names no join time."""
+"""Seconds for the first message of the process, if the job has no join time."""
 _IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was asked yet"
 
 _PROGRAM = BEGIN_CODE + "from elasticlib.rendezvous.sidecar._bridge import main; main()"
@@ -159,14 +160,22 @@ class SidecarClient:
         self._say({"op": "join", "slots": slots, "role": role, "generation": self._notices.generation})
 
     def post(self, report: WorkerReport | Close) -> None:
-        """Say how the workers are, that this node goes, or that the job ends for everybody; see `NodeClient.post`."""
+        """
+        Report the state of the workers, that this node leaves, or the job's end; see
+        `NodeClient.post`.
+        """
         body = to_plain(fitting(report))
-        # What this node may not say is its own error, here and now, and not one of the process.
+        # An invalid report is raised here, as this node's own error, and not as one of the process.
         from_plain(body)
         self._say({"op": "report", "report": body})
 
     def guard(self, handle: int) -> Lease | None:
-        """Give a handle, still the caller's, of the process whose death ends all workers: killed if contact is lost."""
+        """
+        Pass a handle of the process whose death ends all workers. The caller keeps the handle.
+
+        The process is killed if contact is lost. Return the lease at whose end the caller must end
+        the workers, or None if contact is never lost.
+        """
         # A program whose files have used up its limit must still be able to have its workers killed.
         with room_for_descriptors(1):
             self._say({"op": "guard"}, os.dup(handle))
@@ -178,14 +187,16 @@ class SidecarClient:
             raise RendezvousClosedError(f"node {self.node} has closed its rendezvous: {message['op']!r} comes too late")
         self._sender.say(encoded_message(message), descriptors)
 
-    # What comes.
+    # Events.
 
     def listener(self) -> socket.socket | None:
         """Return the bound socket for the worker store of a round in which this node has group rank 0."""
         return self._notices.listener()
 
     def waiting(self) -> int:
-        """Return how many nodes wait for ranks while a round runs, as of the last heartbeat."""
+        """
+        Return the number of nodes that waited for ranks during a round, as of the last heartbeat.
+        """
         return self._waiting
 
     def fileno(self) -> int:
@@ -193,10 +204,10 @@ class SidecarClient:
         return self._link.fileno()
 
     def poll_timeout(self) -> float | None:
-        """Return the seconds until `drain` wants to be called though nothing is readable."""
+        """Return the seconds until `drain` must be called even if nothing is readable."""
         if self._error is not None:
             return 0.0
-        # Of a process that is gone nothing is expected any more.
+        # A process that is gone is not expected to answer.
         wake_at = None if self._gone else self._contact.wake_at()
         if wake_at is None:
             return None
@@ -204,18 +215,20 @@ class SidecarClient:
 
     def drain(self) -> list[Word]:
         """
-        Return what came, oldest first; never block.
+        Return the new events, oldest first, without blocking.
 
-        Raises what ended this node's part over there; `RendezvousConnectionError` when the process ended.
+        Raises the error that ended this node's part in the process; `RendezvousConnectionError`
+        when the process ended.
         """
         if self._closed:
             return []
-        # First what came: where this program stood still, the answers lie in the channel, and nobody was silent.
+        # The events first: where this program stood still, the answers are in the channel, and the
+        # process was not silent.
         notices = self._receive_all()
         if self._is_overdue():
             notices += self._note_silence()
         self._report_birth()
-        # What came before the error is handed out first; the next call raises it.
+        # Events before the error are returned first; the next call raises it.
         if self._error is not None and not notices:
             raise self._error
         return notices
@@ -277,7 +290,7 @@ class SidecarClient:
         self._gone = True
         self._child.wait(1.0)
         if self._error is not None:
-            return  # the process has said why
+            return  # the process has sent the reason
         pid = f" (pid {self._child.pid})" if self._child.pid > 0 else ""
         why = f"the sidecar{pid} of this node ended unexpectedly{FROM_OUTSIDE}"
         notices.append(self._cut_off(why))
@@ -287,16 +300,18 @@ class SidecarClient:
             return
         self._error = RendezvousConnectionError(f"node {self.node}: {why}")
         self._kept.forget_endpoint()
-        # Other nodes' coordinator may go on without this one, unless the store went with the process.
+        # Other nodes' coordinator may continue without this one, unless the store went with the
+        # process.
         is_job_over = self._hosts or self._job.max_nodes == 1
         if is_job_over:
-            notices.append(StoreGone(why))  # nobody coordinates the job any more
+            notices.append(StoreGone(why))  # no node coordinates the job any more
 
     def _may_be_replaced(self) -> bool:
         # The job's store went with it, unless another process can open it again: see `Kept.keep`.
         if self._hosts:
             return False
-        # A handler's caller decides itself what a loss means, and after the job's end there is nothing to ask for.
+        # A handler's caller decides what a loss means, and after the job's end there is nothing to
+        # ask for.
         if self._is_shared or self.final is not None:
             return False
         return self._job.sidecars != _MOST_LOST
@@ -317,7 +332,7 @@ class SidecarClient:
             self._error = error
 
     def _hear(self, message: Message, descriptors: list[int]) -> list[Word]:
-        """Return the notices of one message for the agent; note what it says to this client."""
+        """Return the notices of one message for the agent; note its other contents here."""
         match message["op"]:
             case "notice":
                 return self._hear_notice(message, descriptors)
@@ -326,7 +341,8 @@ class SidecarClient:
                 self._hosts = not self._kept.keep(descriptors)
             case "waiting":
                 self._waiting = message["count"]
-            # It was forked by the host of this program's sidecars: this is the first that is known of it.
+            # The host of this program's sidecars forked it: its first message is the first sign of
+            # it.
             case "born":
                 self._child = Process.sent(message["pid"], descriptors)
             case "lost":
@@ -349,16 +365,17 @@ class SidecarClient:
 
     def close(self) -> None:
         """
-        Part from the job, and return when the process has ended.
+        Leave the job, and return when the process has ended.
 
-        Where the job's store lives on this node, that is when the others have read how the job ended, or after
-        the job's `close_timeout`; and when other jobs in that store have ended, too, or after the job's
-        `store_linger`. A Ctrl-C, or a request to end, ends that last wait, and nothing else.
+        If the job's store lives on this node, that takes until the others have read how the job
+        ended, or until the job's `close_timeout` is over. Then other jobs in that store must have
+        ended, too, or the job's `store_linger` must be over. A Ctrl-C, or a request to end, ends
+        that last wait, and nothing else.
         """
         if self._closed or os.getpid() != self._owner:
             return
         self._notices.drop_listener()
-        # A process that does not hear us, or has given its error, has no goodbye to say.
+        # A process that does not hear us, or has sent its error, has no goodbye to say.
         says_goodbye = self._sender.is_alive() and not self._contact.is_silent and self._error is None
         # Only a process that reports to its job waits for others to read the end.
         limit = _ENDING + (self._job.close_timeout if says_goodbye else 0.0)
@@ -401,13 +418,13 @@ class _Notices:
     """The listener of a round in which this node has group rank 0."""
 
     def receive(self, message: Message, descriptors: list[int]) -> RankAssignment | RoundEnd | Final | None:
-        """Return the notice of a message; None where it answers an earlier request."""
+        """Return the notice of a message; None if it answers an earlier request."""
         notice = from_plain(message["notice"])
         assert isinstance(notice, (RankAssignment, RoundEnd, Final))
         if descriptors:
             self.drop_listener()
             self._listener = closed_in_forks(socket.socket(fileno=descriptors[0]))
-        # The answer to an earlier request has ranks that nobody wants any more, but the job's end is always news.
+        # The answer to an earlier request has ranks that are void, but the job's end always counts.
         is_current = message["generation"] == self.generation
         if is_current or isinstance(notice, Final):
             return notice
@@ -420,7 +437,7 @@ class _Notices:
         return found
 
     def drop_listener(self) -> None:
-        """Close the socket that nobody has taken."""
+        """Close the socket if it was not taken."""
         listener = self.listener()
         if listener is not None:
             listener.close()
@@ -493,7 +510,7 @@ class _End:
         return True
 
     def _receive(self) -> bool:
-        """Take one message; return False where none will follow."""
+        """Handle one message; return False if no other will follow."""
         received = self.link.receive()
         if received is None:
             return False
@@ -508,7 +525,10 @@ class _End:
 
 
 def _limits_of(job: NodeJob, stall: float) -> ContactLimits:
-    """Return the limits of a sidecar for *job*, of a program that may stand still for *stall* of the heartbeat time."""
+    """
+    Return the limits of a sidecar for *job*; its program may stand still for *stall* of the
+    heartbeat time.
+    """
     answer = (DEAF + stall) * job.heartbeat if job.heartbeat else None
     return ContactLimits(job.join_timeout or _BIRTH, answer, job.reconnect_timeout)
 
@@ -516,7 +536,7 @@ def _limits_of(job: NodeJob, stall: float) -> ContactLimits:
 def environment() -> dict[str, str]:
     """Return the variables that the process is started with."""
     inherited = dict(os.environ)
-    # The job's token goes through the channel, and to no program that is started from there.
+    # The job's token is sent through the channel, and never to programs that the process starts.
     inherited.pop(TOKEN_VARIABLE, None)
     # A store's server looks up the name of every peer, for its log only: that must cost no time.
     return {**inherited, "RES_OPTIONS": QUIET_LOOKUPS, "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -529,7 +549,7 @@ def _rebuilt(kind: str, setting: str, text: str) -> ElasticError:
     if setting and isinstance(found, type) and issubclass(found, errors.ConfigError):
         return found.of_setting(setting, text)
     if isinstance(found, type) and issubclass(found, (RendezvousError, errors.ConfigError, errors.StartError)):
-        # One whose constructor takes other things than a text.
+        # A class whose constructor takes other arguments than a text.
         with contextlib.suppress(TypeError):
             return found(text)
     return RendezvousError(text)

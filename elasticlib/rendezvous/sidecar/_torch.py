@@ -1,9 +1,11 @@
 """
 torch's stores without the rest of torch, for processes that need nothing else of it.
 
-``import torch`` loads a library of C++ and a thousand modules of Python; the stores are in the library. So the library
-alone is loaded here, into a package ``torch`` that has nothing else. Rules of this file: for programs of ours only, in
-which no code of the user runs; with versions of torch with which that was tried, and with any other all of it.
+``import torch`` loads a library of C++ and a thousand modules of Python; the stores are in the
+library. So the library alone is loaded here, into a package ``torch`` that has nothing else.
+
+Rules of this file: only for programs of elasticlib, in which no user code runs. It only replaces
+versions of torch with which that was tried; of any other version all is imported.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 _TRIED = re.compile(r"2\.(13|15)\.\d+(\+[\w.]+)?")
-"""Releases, of any build."""
+"""Tested releases, of any build."""
 _VERSION = re.compile(r"""^__version__\s*(?::[^=]*)?=\s*["']([^"']+)""", re.MULTILINE)
 _PACKAGES = ("torch", "torch.distributed")
 
 
 def import_stores() -> bool:
-    """Make ``from torch.distributed import TCPStore, FileStore, DistStoreError`` quick; whether that was possible."""
+    """
+    Make ``from torch.distributed import TCPStore, FileStore, DistStoreError`` quick; return whether
+    that worked.
+    """
     # A program that has torch already has its stores, too.
     spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
     if spec is None or not _TRIED.fullmatch(_version(spec)):
@@ -50,7 +55,7 @@ def import_stores() -> bool:
 
 
 def _version(spec: ModuleSpec) -> str:
-    """Return the version that the package's file says; empty where it says none."""
+    """Return the version in the package's file; empty if it has none."""
     try:
         # The file is read and not run: importing it would import torch.
         text = Path(spec.origin or "").with_name("version.py").read_text(encoding="utf-8")

@@ -86,11 +86,13 @@ class C10dBackend:
     host: str = field(init=False, default="localhost")
     port: int = field(init=False, default=0)
     _path: str | None = field(init=False, default=None)
-    """The FileStore's file."""
+    """Path of the FileStore."""
     _temporary: bool = field(init=False, default=False)
     _identity: str = field(init=False, factory=lambda: secrets.token_hex(8))
     server: Any = field(init=False, default=None)
-    """The TCPStore that this process hosts, for as long as it lives; None where it does not."""
+    """
+    The TCPStore that this process hosts, for as long as the process lives; None if it hosts none.
+    """
     listening: socket.socket | None = field(init=False, default=None)
     """The endpoint's socket, besides the server's own: it stays open when the server's process dies."""
     _inner: Address | None = field(init=False, default=None)
@@ -129,8 +131,8 @@ class C10dBackend:
         """
         Become the store's host if this machine is it; return whether this process hosts it now.
 
-        Raises `RendezvousConnectionError` where a later try may succeed (the name is not known yet, the port is
-        taken), `ConfigError` where none can. *deadline* is monotonic.
+        Raises `RendezvousConnectionError` if a later try may succeed (the name is not known yet,
+        the port is taken), `ConfigError` if none can. *deadline* is monotonic.
         """
         if self.server is not None:
             return True
@@ -156,7 +158,10 @@ class C10dBackend:
         raise self._taken(bound, addresses)
 
     def dial(self, timeout: float) -> Exchange:
-        """One attempt to reach the store, for about *timeout* s; `RendezvousConnectionError` says what was wrong."""
+        """
+        Try to reach the store once, for about *timeout* seconds; raises `RendezvousConnectionError`
+        with the reason.
+        """
         self.prepare()
         if self.job.store_type != "file":
             return self._dial_store(timeout)
@@ -178,7 +183,7 @@ class C10dBackend:
         return self._talk(addresses, deadline - monotonic())
 
     def address(self) -> str | None:
-        """Return this machine's address for its peers, after a dial; None where that is not known."""
+        """Return this machine's address for its peers, after a dial; None if unknown."""
         if not self._local or self.job.store_type == "file":
             return self._local
         if is_loopback(self._local) and not is_loopback(self.host):
@@ -191,11 +196,14 @@ class C10dBackend:
         return self.host, self.port
 
     def served_run(self, exchange: Exchange) -> str | None:
-        """Run id of the job whose node hosts the store; None for a store that no job serves."""
+        """
+        Return the run id of the job whose node hosts the store; None for a store that no job
+        serves.
+        """
         return exchange.served_run if isinstance(exchange, StoreExchange) else None
 
     def word_of(self, exchange: Exchange) -> bytes | None:
-        """Return the identity of the process that hosts the store, unlike any other; None if it has none."""
+        """Return the unique identity of the process that hosts the store; None if it has none."""
         if self.job.store_type == "file" or not isinstance(exchange, StoreExchange):
             return None
         return exchange.root(SERVER, ANNOUNCED)
@@ -224,12 +232,17 @@ class C10dBackend:
         return False
 
     def coordinating(self, exchange: Exchange) -> Exchange:
-        """A new connection for the coordinator of a job that this node has claimed, or hosts the store of."""
+        """
+        Return a new connection for the coordinator of a job that this node has claimed, or hosts
+        the store of.
+        """
         assert isinstance(exchange, StoreExchange)
         return self._claim.coordinating(exchange, hosts=self.server is not None)
 
     def forget_job(self) -> None:
-        """Make the job's id free for the next one, now that this one is over for all, in a store that outlives it."""
+        """
+        Free the job's id for the next one, in a store that outlives it: this job is over for all.
+        """
         if self.job.store_type == "file" and self._path:
             Path(self._path).unlink(missing_ok=True)
         elif self.server is None:
@@ -257,7 +270,7 @@ class C10dBackend:
             wait_for_jobs(Guests(exchange.clone()), limit, settle, gone)
 
     def close(self) -> None:
-        """End the server, if there is one; may come twice."""
+        """End the server, if there is one; may be called twice."""
         self.server = self._inner = None
         if self.listening is not None:
             self.listening.close()
@@ -270,7 +283,7 @@ class C10dBackend:
         return self._role.taken(bound, self._present_host(addresses), now)
 
     def _present_host(self, addresses: list[Address]) -> str | None:
-        """Return the node that hosts this very job at the endpoint; None where that cannot be found out."""
+        """Return the node that hosts this very job at the endpoint; None if unknown."""
         with suppress(RendezvousConnectionError, RendezvousStateError):
             with closing(self._talk(addresses, GREETING)) as exchange:
                 [data] = exchange.read([ANNOUNCEMENT])
@@ -360,18 +373,22 @@ class _HostRole:
 
     @property
     def reason(self) -> str:
-        """The setting as the user put it."""
+        """Return the setting as the user wrote it."""
         return f"{self.setting}={self.value}"
 
     def refusal(self, complaint: str) -> ConfigError:
-        """Return the error of the setting by which this node must host the store."""
+        """
+        Return an error with *complaint* that names the setting by which this node must host the
+        store.
+        """
         return ConfigError.of_setting(self.setting, f"{self.value}{complaint}")
 
     def taken(self, bound: Taken, other: str | None, now: float) -> RendezvousConnectionError | ConfigError:
         """
-        Return the error for a node that must host, and finds its place taken by the node *other*, if that is known.
+        Return the error for a node that must host, and finds its place taken by node *other*, if
+        known.
 
-        It is final once a predecessor of this node would be gone.
+        The error is final once a predecessor of this node would be gone.
         """
         if self._taken_since is None:
             self._taken_since = now
@@ -404,7 +421,9 @@ def _check_file_options(job: NodeJob) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Let the server have a descriptor for each node and worker, as far as the limit may be raised."""
+    """
+    Raise the limit of descriptors as far as allowed: the server needs one for each node and worker.
+    """
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = min(hard_limit, DESCRIPTORS)
     if hard_limit == resource.RLIM_INFINITY:
@@ -416,7 +435,7 @@ def _raise_descriptor_limit() -> None:
 def _way_to(listener: socket.socket, addresses: list[Address]) -> Address:
     """Return the address by which this process reaches its own server; *addresses* are the endpoint's."""
     here, port = listener.getsockname()[:2]
-    # A listener on one address is reached there only.
+    # A listener on one address is reached through that address only.
     if here not in ("::", "0.0.0.0"):
         return Address(listener.family, here)
     for each in addresses:
@@ -426,7 +445,7 @@ def _way_to(listener: socket.socket, addresses: list[Address]) -> Address:
 
 
 def _start_server(host: str, port: int, listener: socket.socket, facts: dict[str, str]) -> Any:
-    """Return a TCPStore that serves on *listener*, and in which the *facts* stand."""
+    """Return a TCPStore that serves on *listener*, and contains the *facts*."""
     with listener:
         server = _server(host, port, listener)
     for key, value in facts.items():

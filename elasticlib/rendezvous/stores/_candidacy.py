@@ -43,7 +43,7 @@ class Done:
 
 @frozen
 class ConnectionBroke:
-    """There is none, or not any more; what was asked for may have been done."""
+    """The connection failed or broke; the last action may have been done."""
 
     why: str
 
@@ -58,7 +58,7 @@ class Found:
 
 @frozen
 class Acquired:
-    """This node holds the lease if there is a hold."""
+    """The result of an `Acquire`: this node holds the lease if there is a hold."""
 
     hold: RenewedKey | None
 
@@ -92,7 +92,7 @@ class Over:
 
 Event: TypeAlias = Done | ConnectionBroke | Found | Acquired | Elected | Declined | Renewed | Over
 
-# Actions: what the shell must do.
+# Actions.
 
 
 @frozen
@@ -104,12 +104,14 @@ class ConnectToStore:
 
 @frozen
 class FindLeader:
-    """See whether somebody leads. Answer: `Found`; as to all that follow, or `ConnectionBroke`."""
+    """
+    Look whether a node leads. Answer: `Found`; for this and the next actions, or `ConnectionBroke`.
+    """
 
 
 @frozen
 class Await:
-    """Wait until that changes, *seconds* at most. Answer: `Done`."""
+    """Wait until that changes, for at most *seconds*. Answer: `Done`."""
 
     version: int
     seconds: float
@@ -117,7 +119,7 @@ class Await:
 
 @frozen
 class Acquire:
-    """Take the lease if nobody has it, for so many seconds without a renewal. Answer: `Acquired`."""
+    """Take the lease if it is free, for *ttl* seconds without a renewal. Answer: `Acquired`."""
 
     ttl: float
 
@@ -131,7 +133,7 @@ class Lead:
 
 @frozen
 class Renew:
-    """Hold on. Answer: `Renewed`."""
+    """Renew the hold. Answer: `Renewed`."""
 
     hold: RenewedKey
 
@@ -154,7 +156,7 @@ class Rest:
 
 @frozen
 class StepDown:
-    """Coordinate no more, from now on; *is_news*: the node does not know it yet. No answer."""
+    """Stop to coordinate at once; *is_news*: the node does not know it yet. No answer."""
 
     why: str
     is_news: bool
@@ -258,7 +260,7 @@ class Candidacy:
             out.append(Keep())
 
     def _go_on(self, now: float, out: list[Action], wanted: Action | None) -> None:
-        """Do the action that is *wanted*, or the one that is due; neither once the term is over."""
+        """Do the *wanted* action, or the one that is due; neither once the term is over."""
         if self._end_if_over(now, out):
             wanted = None
         if self._closing:

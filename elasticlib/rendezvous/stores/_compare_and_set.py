@@ -1,12 +1,12 @@
 """
 The exchange of one job over etcd's keys.
 
-    <prefix>/job_<run id>/inbox/*     messages, in the order of their creation
-                          keys/*      everything else that an exchange writes
-                          leader      who coordinates; ends with its holder's lease
-                          state       what the coordinator wrote down
+    <prefix>/job_<run id>/inbox/*  messages, in the order of their creation
+                          keys/*   everything else that an exchange writes
+                          leader   the coordinator's name; ends with its holder's lease
+                          state    the coordinator's state
 
-Rules of this file: a long wait is many short ones, so that a server that is gone is noticed.
+Rules of this file: a long wait is many short ones, so that the end of a server is noticed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CompareAndSetExchange(Exchange):
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         paths = [key_path(self._root, key) for key in keys]
         found, self._found = self._found, None
-        # Who waits for a key reads it next: one request for both.
+        # A waiting thread reads the key next: one request for both.
         if found is not None and paths == [found[0]]:
             return [found[1]]
         items, _ = self._keys.read(paths)
@@ -90,7 +90,7 @@ class CompareAndSetExchange(Exchange):
             self._keys.delete([key_path(self._root, key) for key in keys], self._hold)
 
     def clear_foreign(self) -> None:
-        """Nothing: workers never share etcd."""
+        """Do nothing: workers never share etcd."""
 
     def clone(self) -> CompareAndSetExchange:
         return evolve(self, keys=self._keys.clone())
@@ -103,7 +103,8 @@ class CompareAndSetExchange(Exchange):
     ) -> list[KeyFound]:
         deadline = math.inf if timeout is None else monotonic() + timeout
         while True:
-            # Looked at before each wait: what came between is after *version*, and ends it at once.
+            # Checked before each wait: a change in between is after *version*, and ends the wait at
+            # once.
             items, version = look()
             found = [item for item in items if item is not None]
             left = min(SLICE, deadline - monotonic())

@@ -34,17 +34,22 @@ from elasticlib.rendezvous.stores._keys import Keys, RenewedKey
 _log = logging.getLogger(__name__)
 _PACKED = b"zlib:"
 _PACK_FROM = 64 * 1024
-"""Bytes. Of 10,000 nodes with names of 70 characters the state has 3.4 MB, and 0.9 MB packed; etcd takes 1.5 MB."""
+"""
+Bytes of a state from which on it is packed.
+
+For 10,000 nodes with names of 70 characters a state has 3.4 MB, and 0.9 MB packed; etcd takes 1.5
+MB.
+"""
 _UNPACK_TO = 256 * 1024 * 1024
 
 
 class LeadershipLost(RendezvousError):  # noqa: N818 - an event of the cluster rather than a fault
-    """You get it when you write as the coordinator, and another node coordinates by now, or may soon."""
+    """Raised for a write as the coordinator when another node coordinates by now, or may soon."""
 
 
 @define(eq=False)
 class LeaderTerm:
-    """One holder's term as the coordinator, as the holder itself sees it; for all of its threads."""
+    """One holder's term as the coordinator, from the holder's view; for all of its threads."""
 
     hold: RenewedKey
     until: float
@@ -96,11 +101,11 @@ class StateLog:
 
     def load(self) -> bytes | None:
         """
-        Return what the last coordinator saved, None if there was none. Call it first.
+        Return the saved state of the last coordinator, None if there was none. Call it first.
 
-        The state is written again, so that an earlier holder, whose version is out of date, can save nothing more.
-        Raises `LeadershipLost`, and `RendezvousStateError` if strangers destroyed what was there (`save` works all
-        the same).
+        The state is written again, so that an earlier holder, whose version is out of date, can
+        save nothing more. Raises `LeadershipLost`, and `RendezvousStateError` if strangers
+        destroyed the state (`save` works all the same).
         """
         while True:
             self._term.check()
@@ -164,7 +169,7 @@ class StateLog:
         self._term.end(why)
 
     def close(self) -> None:
-        """Give the connection up; may come twice. The term goes on."""
+        """Give the connection up; may be called twice. The term continues."""
         self._keys.close()
 
     def _reconnect(self, limit: float) -> None:
@@ -173,7 +178,7 @@ class StateLog:
         self._keys = keys
 
     def _settle(self, packed: bytes, error: RendezvousConnectionError) -> int | None:
-        """Look whether the last write arrived, which nobody knows, and write again, while the term lasts."""
+        """Find out whether the last write arrived, and write again if not, during the term."""
         while (left := self._term.left()) > 0:
             try:
                 self._reconnect(left)
@@ -210,15 +215,16 @@ class StateLog:
 @define(eq=False)
 class Candidate:
     """
-    Stands for election in a thread of its own, again and again, until `close`.
+    Stands for election in a separate thread, repeatedly, until `close`.
 
-    *on_elected* gets the `StateLog`; a `RendezvousError` of it ends the term, and others get their turn. *on_lost*
-    gets the reason when the term ended in any other way than by `close` or the state log's `purge`. Both are called
-    from that thread, and the key is renewed only between calls: they must be quick.
+    *on_elected* gets the `StateLog`; if it raises a `RendezvousError`, the term ends, and others
+    get their turn. *on_lost* gets the reason when the term ended in any other way than by `close`
+    or the state log's `purge`. Both are called from that thread, and the key is only renewed
+    between calls: they must be quick.
     """
 
     _connect: Callable[[float], Keys]
-    """Makes a connection within so many seconds."""
+    """Makes a connection within a time limit in seconds."""
     _root: str
     _name: str
     _ttl: float
@@ -238,11 +244,14 @@ class Candidate:
         self._thread = threading.Thread(target=self._work, name="elasticlib-candidate", daemon=True)
 
     def start(self) -> None:
-        """Begin; once."""
+        """Start the thread; once."""
         start_thread(self._thread)
 
     def close(self, timeout: float = 2.0) -> None:
-        """Stand no more; resign at once if it leads. Return when that is done, after *timeout* seconds at most."""
+        """
+        Stand no more; resign at once if this node leads. Return when that is done, after at most
+        *timeout* seconds.
+        """
         with self._lock:
             self._candidacy = self._candidacy.close()
             self._closing.set()
@@ -305,7 +314,7 @@ class Candidate:
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
             case _:
-                # All others come after `Connect`.
+                # All others come after `ConnectToStore`.
                 return self._do_connected(action, cast(Keys, self._keys))
         return None
 
@@ -370,7 +379,9 @@ class Candidate:
         return None
 
     def _end_term(self, why: str) -> str:
-        """End the term if there is one; return why it ended, which may have come before."""
+        """
+        End the term if there is one; return the reason for its end, which may have come before.
+        """
         with self._lock:
             term, self._term = self._term, None
         if term is None:
@@ -390,18 +401,21 @@ class KeysBackend(abc.ABC):
         self._address: str | None = None
 
     def address(self) -> str | None:
-        """Return where peers reach this machine; None for loopback, and while that is unknown."""
+        """
+        Return the address at which peers reach this machine; None for loopback, and while it is
+        unknown.
+        """
         return self._address
 
     @abc.abstractmethod
     def connect(self, timeout: float) -> Keys:
-        """Like `dial`, for those who need more than an exchange."""
+        """Do the same as `dial`, for callers that need more than an exchange."""
 
     def dial(self, timeout: float) -> CompareAndSetExchange:
         """
-        One attempt to reach the store, within about *timeout* seconds.
+        Try to reach the store once, within about *timeout* seconds.
 
-        Raises `RendezvousConnectionError`, or `ConfigError` where trying again is in vain.
+        Raises `RendezvousConnectionError`, or `ConfigError` if another try would not help.
         """
         return CompareAndSetExchange(self.connect(timeout), self._root)
 
@@ -412,12 +426,15 @@ class KeysBackend(abc.ABC):
         on_lost: Callable[[str], None],
         ttl: float | None = None,
     ) -> Candidate:
-        """One who stands for the coordination of the job; *ttl* is half the heartbeat time, and 2 s at least."""
+        """
+        Return a candidate for the coordination of the job; *ttl* is half the heartbeat time, and 2
+        s at least.
+        """
         seconds = max(2.0, self._heartbeat / 2) if ttl is None else ttl
         return Candidate(self.connect, self._root, name, seconds, on_elected, on_lost)
 
     def close(self) -> None:  # noqa: B027 - nothing more to do by default
-        """Nothing: connections are closed by those who have them, and a store by its owner."""
+        """Do nothing: connections are closed by their users, and a store by its owner."""
 
 
 def _pack(data: bytes) -> bytes:

@@ -37,7 +37,7 @@ def poll(is_so: Callable[[], bool], limit: float, clock: Clock = monotonic) -> b
 
 @define(eq=False)
 class PolledFileStore:
-    """A FileStore that can wait for milliseconds, and notices when its file was taken away."""
+    """A FileStore that can wait for milliseconds, and notices when its file was removed."""
 
     path: str
     _store: Any
@@ -46,7 +46,10 @@ class PolledFileStore:
 
     @classmethod
     def open(cls, path: str) -> PolledFileStore:
-        """Return the store in the file at *path*, made if need be; raise `ConfigError` if it cannot be."""
+        """
+        Return the store in the file at *path*, created if missing; raise `ConfigError` if that
+        fails.
+        """
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         try:
@@ -70,7 +73,7 @@ class PolledFileStore:
         return getattr(self._store, name)
 
     def list_keys(self) -> list[str]:
-        """No keys: no worker uses this store."""
+        """Return no keys: no worker uses this store."""
         return []
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -113,7 +116,7 @@ def _namespace() -> str:
 
 
 def _born(pid: int) -> str:
-    """Start time of a process, in clock ticks; empty when it is gone."""
+    """Return the start time of a process, in clock ticks; empty if it is gone."""
     facts = stat_words(pid)
     # A zombie does nothing any more.
     is_gone = not facts or facts[0] in "ZX"

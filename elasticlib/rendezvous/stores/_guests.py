@@ -28,16 +28,18 @@ from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVES, StoreExc
 SILENT = 2.0
 """Heartbeats without a sign of life after which a guest's coordinator counts as dead."""
 MOST = 1000
-"""Guests that are looked at, at one time."""
+"""Guests that are watched at one time."""
 _NOBODY = ""
 """The id in the keys of the store itself: no job has it."""
 _FOLDER = "guests"
 _ANSWER = 1.0
-"""Seconds that a coordinator which lives takes to answer at most, unless it is very busy: then it is asked again."""
+"""
+Seconds within which a living coordinator answers, unless it is very busy: then it is asked again.
+"""
 _LOOK = 0.25
 """Seconds between two looks at whether guests still live."""
 _LONGEST = 1e6
-"""Seconds that a guest may call its heartbeat time at most."""
+"""Upper limit in seconds for a guest's heartbeat time."""
 
 _Answer = TypeVar("_Answer")
 
@@ -80,7 +82,9 @@ class LeaderExchange(StoreExchange):
                 store.set(key, data)
 
     def _hold_claim(self) -> None:
-        """Raise `LeadershipLost` unless the claim is ours, written again where a stranger wrote over it."""
+        """
+        Raise `LeadershipLost` unless the claim is ours; write it again if a stranger overwrote it.
+        """
         [claimant] = self.read([CLAIMANT])
         identity = self.claim.identity
         if claimant == identity:
@@ -128,12 +132,12 @@ class Claim:
     run_id: str
     heartbeat: float
     identity: bytes
-    """Unlike that of any other node."""
+    """Value that differs from that of any other node."""
     key: bytes | None = None
-    """With which the job's coordinator signs."""
+    """Key with which the job's coordinator signs."""
     clock: Clock = monotonic
     _number: int | None = field(default=None, init=False)
-    """Under which the job is announced."""
+    """Number of the job's announcement."""
     _first: int = field(default=1, init=False)
     _silent: tuple[bytes, float] | None = field(default=None, init=False)
     """The claimant that was found silent first, and when."""
@@ -166,7 +170,8 @@ class Claim:
             self._silent = None
             raise RendezvousConnectionError(f"another node has just started job {self.run_id!r} anew")
         self._first = first
-        # Nobody joins the dead one any more, this node least of all, before its own coordinator has greeted.
+        # No node joins the dead one any more, and neither does this node, before its own
+        # coordinator has greeted.
         exchange.delete([ANNOUNCEMENT, COORDINATOR_HEARTBEAT, CAUSE])
         self._announce(exchange)
         return True
@@ -250,7 +255,7 @@ class Guests:
     """
     The other jobs in the store behind *exchange*, as its host sees them.
 
-    Of each job that is known the store has its announcement, or had it: a job that ends takes that away.
+    The store has the announcement of each known job, or had it: a job that ends removes it.
     """
 
     _exchange: StoreExchange
@@ -308,7 +313,10 @@ class Guests:
         return announced, False
 
     def _read_announcement(self, data: bytes) -> _Guest | None:
-        """Return the guest of an announcement; None for what is none, or names a job that the store cannot hold."""
+        """
+        Return the guest of an announcement; None if it is invalid, or names a job that the store
+        cannot hold.
+        """
         job = _read(data, self._clock())
         if job is None:
             return None
@@ -319,7 +327,7 @@ class Guests:
     def _entries(self, numbers: list[int]) -> dict[int, bytes]:
         keys = [f"{_FOLDER}/{number}" for number in numbers]
         found = self._ask(_NOBODY, lambda store: store.read(keys))
-        # The store did not answer: those that were known count as announced.
+        # The store did not answer: known guests count as announced.
         if found is None:
             return {number: b"" for number in numbers if number in self._known}
         return {number: data for number, data in zip(numbers, found, strict=True) if data is not None}

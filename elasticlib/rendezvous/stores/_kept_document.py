@@ -16,11 +16,16 @@ from elasticlib import processes
 from elasticlib.processes import read_exactly, write_exactly
 
 _HEAD = struct.Struct("QQ")
-"""Offset and size of the document that holds. It lies in one page, so it is written whole or not at all."""
+"""
+Offset and size of the valid document. It lies in one page, so it is written whole or not at all.
+"""
 
 
 class KeptDocument:
-    """A document in the memory *descriptor*, which is this object's from now on; an empty one in its own."""
+    """
+    A document in the memory *descriptor*, which this object owns from now on; without one, an empty
+    document.
+    """
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = processes.anonymous_file("coordinator") if descriptor is None else descriptor
@@ -35,7 +40,7 @@ class KeptDocument:
         return read_exactly(self._descriptor, size, offset) if size else None
 
     def save(self, data: bytes) -> None:
-        """Replace it. Where a limit of a file's size leaves no room, nothing is kept."""
+        """Replace the document. If a limit of a file's size leaves no room, no document is kept."""
         offset, size = self._place()
         # The last document stays whole until the head names the new one: a killed writer leaves the last one valid.
         before = _HEAD.size + len(data) <= offset
@@ -44,16 +49,16 @@ class KeptDocument:
             write_exactly(self._descriptor, data, start)
             write_exactly(self._descriptor, _HEAD.pack(start, len(data)))
         except OSError:
-            # With the older document a successor would repeat what was decided since.
+            # With the older document a successor would repeat later decisions.
             self.purge()
 
     def purge(self) -> None:
-        """Forget it."""
+        """Delete the document."""
         with contextlib.suppress(OSError):
             write_exactly(self._descriptor, _HEAD.pack(0, 0))
 
     def close(self) -> None:
-        """Free the memory, if nobody else has it; may come twice."""
+        """Free the memory, if no other process has it; may be called twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -50,8 +50,10 @@ class RenewedKey:
 
 class Keys(Protocol):
     """
-    One thread's connection. Trouble with the server raises `RendezvousConnectionError`; with a *hold*, what
-    the API can check to be still ours is checked in the same transaction, and raises `LeadershipLost`.
+    One thread's connection. Trouble with the server raises `RendezvousConnectionError`.
+
+    With a *hold*, the same transaction checks that it is still ours, as far as the API can, or
+    raises `LeadershipLost`.
     """
 
     def read(self, paths: Sequence[str]) -> tuple[list[KeyFound | None], int]:
@@ -64,25 +66,34 @@ class Keys(Protocol):
         """Create a new key in the folder."""
 
     def entries(self, folder: str, after: int) -> tuple[list[KeyFound], int]:
-        """Keys of the folder that were born after that version, oldest first; and a version for `changed`."""
+        """
+        Return the keys of the folder that were born after that version, oldest first; and a version
+        for `changed`.
+        """
 
     def swap(self, path: str, data: bytes, version: int, hold: RenewedKey | None = None) -> int | None:
-        """Set the key if it is at *version* (0: is not there), and still held; its new version, None if not."""
+        """
+        Set the key if it is at *version* (0: missing), and still held; return its new version, or
+        None.
+        """
 
     def delete(self, paths: Sequence[str], hold: RenewedKey | None = None) -> None:
-        """Delete keys, there or not."""
+        """Delete keys; missing ones are ignored."""
 
     def clear(self, folder: str, hold: RenewedKey | None = None) -> None:
-        """Delete all that lies under the folder."""
+        """Delete all keys in the folder."""
 
     def changed(self, path: str, since: int, timeout: float, folder: bool = False) -> None:
-        """Return when the key, or one in the folder, changed since that version; or earlier, at most then."""
+        """
+        Return when the key, or one in the folder, changed since that version; or earlier, at the
+        latest after *timeout*.
+        """
 
     def seize(self, path: str, name: str, ttl: float) -> RenewedKey | None:
-        """Create the key if it is not there, for at least *ttl* seconds."""
+        """Create the key if it is missing, for at least *ttl* seconds."""
 
     def renew(self, hold: RenewedKey) -> bool:
-        """Hold on for the time to live again; whether it was still ours."""
+        """Extend the hold for another time to live; return whether it was still ours."""
 
     def holds(self, hold: RenewedKey) -> bool:
         """Return whether the key is still ours."""
@@ -110,7 +121,7 @@ def component(name: str) -> str:
     quoted = quote(name, safe="", errors="surrogatepass")
     if not quoted:
         return "%"
-    # No part is hidden or a way to another folder where keys are shown as files.
+    # No part is hidden, or a path to another folder, in programs that show keys as files.
     if quoted.startswith(("_", ".")):
         return f"%{ord(quoted[0]):02X}{quoted[1:]}"
     return quoted

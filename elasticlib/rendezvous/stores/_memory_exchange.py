@@ -1,7 +1,8 @@
 """
 An exchange for the threads of one program: the simplest store that carries a job.
 
-Rules of this file: one lock, held for a few instructions only; who waits looks again whenever anything is written.
+Rules of this file: one lock, held for a few instructions only. A waiting thread looks again after
+each write.
 """
 
 from __future__ import annotations
@@ -76,13 +77,13 @@ class MemoryExchange(Exchange):
                 self._shelf.values.pop(key, None)
 
     def clear_foreign(self) -> None:
-        """Nothing: no worker reaches this memory."""
+        """Do nothing: no worker reaches this memory."""
 
     def clone(self) -> MemoryExchange:
         return MemoryExchange(self._shelf)
 
     def close(self) -> None:
-        """End a wait that is under way."""
+        """End a running wait."""
         with self._shelf.changed:
             self._closed = True
             self._shelf.changed.notify_all()

@@ -26,7 +26,7 @@ VERSION = 1
 
 @frozen
 class Held:
-    """A key that goes unless its holder renews it."""
+    """A key that is deleted unless its holder renews it."""
 
     ttl: float
     """Seconds without a renewal after which others may take it."""
@@ -42,7 +42,7 @@ class Document:
     leases: Mapping[str, Held] = {}
 
     def put(self, values: Mapping[str, bytes]) -> Document:
-        """With these values, which all get one new version."""
+        """Return the document with these values, which all get one new version."""
         rev = self.rev + 1
         items = dict(self.items)
         for path, data in values.items():
@@ -51,21 +51,21 @@ class Document:
         return evolve(self, rev=rev, items=items)
 
     def without(self, gone: Set[str]) -> Document:
-        """Without these keys."""
+        """Return the document without these keys."""
         return evolve(self.hiding(gone), rev=self.rev + 1) if gone & self.items.keys() else self
 
     def hiding(self, gone: Set[str]) -> Document:
-        """Return the document as seen without these keys; nothing was changed."""
+        """Return a view of the document without these keys; nothing was changed."""
         items = {path: item for path, item in self.items.items() if path not in gone}
         return Document(self.rev, items, {path: lease for path, lease in self.leases.items() if path not in gone})
 
     def hold(self, path: str, token: bytes, ttl: float) -> Document:
-        """With this key as one that was created now and is held."""
+        """Return the document with this key as a new and held one."""
         free = self.without({path}).put({path: token})
         return evolve(free, leases={**free.leases, path: Held(ttl, 0)})
 
     def renew(self, path: str) -> Document:
-        """With one renewal more of this key, which is held; its version stays."""
+        """Return the document with one more renewal of this held key; its version stays."""
         lease = self.leases[path]
         return evolve(self, rev=self.rev + 1, leases={**self.leases, path: evolve(lease, renewals=lease.renewals + 1)})
 
@@ -85,7 +85,7 @@ class Document:
 
 
 def decode_document(data: bytes) -> Document:
-    """Return the document in *data*; raise `RendezvousStateError` for anything else."""
+    """Return the document in *data*; raise `RendezvousStateError` for any other data."""
     try:
         body = _untrusted.parse(data)
         if body["v"] != VERSION:

@@ -37,16 +37,18 @@ _SHARED = 0.9
 _REMEMBERED = 64
 """Number of waits whose duration is remembered."""
 _COLLISION = 0.005
-"""Seconds of the first pause after a write that another one forestalled, at most; twice that after the next one."""
+"""
+Seconds of the first pause at most, after another write came first; twice that after the next one.
+"""
 _COLLISIONS = 6
 
 _T = TypeVar("_T")
 Token: TypeAlias = Any
-"""Stands for one version of the state."""
+"""A version of the state."""
 
 
 class RendezvousBackend(abc.ABC):
-    """Holds one state, for all nodes that were made for the same job."""
+    """One state, for all nodes of the same job."""
 
     @property
     @abc.abstractmethod
@@ -80,7 +82,7 @@ class SharedState:
     backend: RendezvousBackend
     clock: Clock = monotonic
     longest: float = LONGEST
-    """Seconds of the pause between two looks where nothing has come for long."""
+    """Longest pause in seconds between two looks, when nothing has come for long."""
     turned: threading.Condition = field(init=False, factory=threading.Condition)
     """Notified of every change that this program makes or sees."""
     _lock: threading.Lock = field(init=False, factory=threading.Lock)
@@ -128,9 +130,10 @@ class SharedState:
 
     def change(self, step: Callable[[Document], Document | None]) -> Document | None:
         """
-        Write what *step* makes of the present state, and return that; None where *step* makes nothing of it.
+        Write the document that *step* makes of the present one, and return it; None if *step*
+        returns None.
 
-        It is called again when another node was faster.
+        *step* is called again when another node was faster.
         """
         with self._lock:
             collisions = 0
@@ -181,7 +184,7 @@ class SharedState:
         self._sightings = sightings
 
     def _check_revision(self, document: Document) -> None:
-        # A copy that lags behind catches up; where somebody put an old state back, contact stays lost.
+        # A copy that lags behind catches up; if somebody put an old state back, contact stays lost.
         if document.rev < self._document.rev:
             name = self.backend.name
             why = f"the state in {name} went back from revision {self._document.rev} to {document.rev}"
@@ -201,7 +204,7 @@ class SharedState:
 
 @define(eq=False)
 class StateKeys(Keys):
-    """`Keys` in a `SharedState`; a hold is checked in the same write, always."""
+    """`Keys` in a `SharedState`; a hold is always checked in the same write."""
 
     _all: SharedState
     _interrupted: bool = field(init=False, default=False)
@@ -250,7 +253,7 @@ class StateKeys(Keys):
         deadline = state.clock() + timeout
         document, view = state.read(state.longest)
         if view != since:
-            # What came in between is not known: the caller looks again.
+            # Changes in between are unknown: the caller looks again.
             return
         before = _part(document, path, folder)
         while not self._interrupted and (left := deadline - state.clock()) > 0:
@@ -286,7 +289,7 @@ class StateKeys(Keys):
         self._change_if_ours(hold, lambda document: document.without({hold.path}))
 
     def keep(self, folder: str) -> None:
-        """Nothing: the state stays for as long as its back end keeps it."""
+        """Do nothing: the state stays for as long as its back end keeps it."""
 
     def clone(self) -> StateKeys:
         return StateKeys(self._all)

@@ -1,13 +1,14 @@
 """
 An exchange over a store of torch: TCPStore, or FileStore on one machine.
 
-Rules of this file: every call is one round trip or a few, and what it wrote is acknowledged when it returns. torch's
-exceptions end here. What strangers write under our keys is passed on as bytes, or is a `RendezvousStateError`.
+Rules of this file: every call is one round trip or a few, and its writes are acknowledged when it
+returns. torch's exceptions end here. Values that strangers write under our keys are returned as
+bytes, or raise `RendezvousStateError`.
 
-The inbox is a counter and numbered entries, for these stores know no queues: a poster takes the next number from the
-counter, then writes the entry under it. A number without an entry is a poster on its way, paused, or dead; it holds up
-nobody else's entries. A poster's own entries stay in order, since it takes a number only after its last entry was
-written.
+The inbox is a counter and numbered entries, as these stores have no queues: a poster takes the next
+number from the counter, then writes the entry under it. A number without an entry means that its
+poster is on its way, paused, or dead; other entries do not wait for it. A poster's own entries stay
+in order, since it takes a number only after its last entry was written.
 """
 
 from __future__ import annotations
@@ -144,16 +145,18 @@ class StoreExchange(Exchange):
     _run_id: str
     where: str
     served_run: str | None = None
-    """Run id of the job whose node hosts the store; None when nobody said."""
+    """Run id of the job whose node hosts the store; None if unknown."""
     _clock: Clock = field(default=monotonic, kw_only=True)
     first: int = field(default=1, kw_only=True)
-    """Number of the first inbox entry that is received: earlier ones were for somebody else."""
+    """Number of the first inbox entry to receive: earlier ones were for another coordinator."""
     _prefix: str = field(init=False, default=Factory(lambda self: _prefix_of(self._run_id), takes_self=True))
     _arrivals: _Arrivals = field(init=False, default=Factory(lambda self: _Arrivals(self.first), takes_self=True))
     _limit: float | None = field(init=False, default=None)
-    """Seconds that `take` had the connection wait last; None for what it was made with."""
+    """
+    Seconds of the connection's present time limit, which `take` has set; None for the original one.
+    """
     _nothing: bytes = field(init=False, factory=lambda: secrets.token_bytes(16))
-    """Stands for an absent key; nobody can write it on purpose."""
+    """A value that means an absent key; nobody can write it on purpose."""
 
     def post(self, data: bytes, values: Mapping[str, bytes] = NOTHING) -> None:
         self._check({"inbox": data, **values})
@@ -182,7 +185,7 @@ class StoreExchange(Exchange):
                 if not self.wait(f"inbox/{self._arrivals.next}", limit):
                     return ()
             else:
-                # The next one may come, or one that is missing.
+                # The next entry may come, or a missing one.
                 self.wait(f"inbox/{self._arrivals.next}", self._arrivals.pause(left, now))
 
     def _gather(self) -> list[Posted]:
@@ -309,7 +312,10 @@ class StoreExchange(Exchange):
             return sorted(int(text) for text in found if _NUMBER.fullmatch(text))
 
     def takes(self, key: str) -> bool:
-        """Return whether the store takes such a key: it ends the connection for a longer one."""
+        """
+        Return whether the store accepts a key of this length: it ends the connection for a longer
+        one.
+        """
         return len(self.full_key(key).encode()) <= _LONGEST_KEY
 
     def of(self, run_id: str) -> StoreExchange:
@@ -348,7 +354,7 @@ class StoreExchange(Exchange):
             raise RendezvousStateError(f"a foreign key in the store at {self.where} is not text") from error
 
     def full_key(self, key: str) -> str:
-        """Return the place of this job's key in the store."""
+        """Return the full name of this job's key in the store."""
         return self._prefix + key
 
     @contextmanager
@@ -379,7 +385,8 @@ class StoreExchange(Exchange):
         """Return the values of keys that all existed just now; None if that has changed."""
         from torch.distributed import DistStoreError
 
-        # A key that is deleted meanwhile reads as empty, which no message is, or lets multi_get run into its limit.
+        # A key that is deleted meanwhile reads as empty, which no message is, or makes multi_get
+        # reach its limit.
         try:
             values = store.multi_get(keys)
             return [value or self._read_one(store, key) for key, value in zip(keys, values, strict=True)]

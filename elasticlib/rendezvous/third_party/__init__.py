@@ -1,6 +1,6 @@
 """
-Jobs that meet through a third party's rendezvous handler: what is expected of it, and what is agreed on through its
-store.
+Jobs that meet through a third-party rendezvous handler: its contract, and the nodes' agreement
+through its store.
 """
 
 from __future__ import annotations

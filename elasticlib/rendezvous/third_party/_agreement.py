@@ -57,28 +57,31 @@ class Past:
     """A node's knowledge of the job so far."""
 
     round: int = -1
-    """Number of the last round in which it was."""
+    """Number of the node's last round."""
     restarts: int = 0
-    """Restarts of the job, its own last request among them."""
+    """Restarts of the job, including the node's own last request."""
     nonce: str = ""
     """Nonce of that last round."""
 
 
 @define
 class Agreement:
-    """One node's side of it, in the round in which it has *rank* of *size*."""
+    """One node's part in the agreement, in the round in which it has *rank* of *size*."""
 
     store: Store
-    """Torch's, or anything with what of it is called here."""
+    """torch's store, or another object with the methods used here."""
     rank: int
     size: int
     guard: Callable[[Callable[[], Any]], Any]
-    """Makes each call to the store, so that somebody notices one that does not return."""
+    """Makes each call to the store, so that a call that does not return is noticed."""
     nonce: str = ""
     _assigned: bool = False
 
     def meet(self, join: Join, past: Past, max_restarts: int) -> RankAssignment | None:
-        """Return the ranks of the node that asks by *join*, once there are any; call it until then."""
+        """
+        Return the ranks of the node with request *join*, or None; call it again until there are
+        ranks.
+        """
         if self.rank == 0:
             self._call_round(join, past)
             self._assigned = self._assigned or self._assign(max_restarts)
@@ -138,7 +141,7 @@ class Agreement:
         return True
 
     def end(self, round_end: RoundEnd) -> bool:
-        """Say that the round ends, and why; False when somebody else said so before."""
+        """End the round with this reason; return False if another node has ended it before."""
         # The store counts atomically: of several nodes that end the round, one is the first.
         if self._add("ends", 1) != 1:
             return False
@@ -146,27 +149,27 @@ class Agreement:
         return True
 
     def ended(self) -> RoundEnd | None:
-        """Return how the round ends; None while no node has said that it does."""
+        """Return the end of the round; None while no node has ended it."""
         return self.read(RoundEnd, "ended")
 
     def report_failures(self, stopped: Stopped) -> None:
-        """Say that no worker is left here, and what failed."""
+        """Report that no worker is left here, with the failures."""
         self._set(f"gone/{self.rank}", encode(stopped))
 
     def judge(self, final: Final) -> None:
-        """Say how the job ended; for the node whose `end` was the first."""
+        """Publish the job's outcome; only for the node whose `end` was the first."""
         self._set("final", encode(final))
 
     def count_done(self, one: int = 0) -> int:
-        """Return how many nodes' workers ended well, *one* more with this call."""
+        """Return the number of nodes whose workers succeeded; *one* is added first."""
         return self._add("done", one)
 
     def count_heard(self, one: int = 0) -> int:
-        """Return how many nodes know how the job ended, *one* more with this call."""
+        """Return the number of nodes that know how the job ended; *one* is added first."""
         return self._add("heard", one)
 
     def read(self, kind: type[T], key: str) -> T | None:
-        """Return the message at *key* in this round; None while there is none."""
+        """Return the message at *key* in this round; None if there is none yet."""
         if not self._there([key]):
             return None
         message = decode(self._get(key))
@@ -213,12 +216,12 @@ def _offer(data: bytes) -> tuple[Past, Join]:
 
 @define
 class FailureCollection:
-    """One node's part in it, from when its own workers are gone."""
+    """One node's collection of failures, from the end of its own workers."""
 
     table: Agreement
     judges: bool
     why: str
-    """Why the round ended, as far as was known then."""
+    """The reason for the end of the round, as far as it was known then."""
     began: float
     """Start, in seconds of the clock whose time `outcome` gets."""
     _causes: list[tuple[float, str, FailureNote]] = Factory(list)

@@ -81,7 +81,7 @@ class ThirdPartyNodeInfo:
 
     def describe(self, info: Any, *, shares: bool, slots: int, role: str) -> Descriptor:
         """
-        Return the description of this node for the round of *info*, which the handler returned.
+        Return the description of this node for the round *info* of the handler.
 
         *shares*: workers may use the store that it names.
         """
@@ -98,7 +98,7 @@ class ThirdPartyNodeInfo:
         return self._bound.describe(slots, role)
 
     def _is_fresh(self, place: tuple[str, int]) -> bool:
-        """Return whether no workers used the store at *place*, and note that some do now."""
+        """Return whether no workers used the store at *place* so far, and note that some do now."""
         if place in self._served:
             return False
         self._served.add(place)
@@ -116,13 +116,16 @@ class ThirdPartyNodeInfo:
         return socket.getfqdn()
 
     def listener(self) -> socket.socket | None:
-        """Return the socket that was bound for the last round, once; None where another store serves the workers."""
+        """
+        Return the socket that was bound for the last round, once; None if another store serves the
+        workers.
+        """
         if self._bound is None:
             return None
         return self._bound.listener()
 
     def drop(self) -> None:
-        """Free what was bound and not taken."""
+        """Close the bound socket if it was not taken."""
         listener = self.listener()
         if listener is not None:
             listener.close()

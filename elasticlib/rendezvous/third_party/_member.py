@@ -1,9 +1,10 @@
 """
-A place in a job by way of somebody else's rendezvous handler.
+A place in a job through a third-party rendezvous handler.
 
-Rules of this file: it is the agent's side of a thread that makes every call to the handler and its store, see
-`_rounds`; a call that does not return is noticed by the agent, who never waits for it. Handlers are known by their
-methods, their errors by their names: torch's own classes are never imported.
+Rules of this file: this is the agent's side of a thread that makes every call to the handler and
+its store, see `_rounds`. The agent notices a call that does not return, and never waits for one.
+Handlers are known by their methods, their errors by their names: torch's own classes are never
+imported.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class HandlerMember:
     """
     A node of the job for which *handler* finds peers; fulfils `Membership`.
 
-    *max_restarts* is the job's, as all nodes count restarts alike; *monitor_interval* seconds lie between two
-    looks at the handler; *local_addr* is where peers reach this machine.
+    *max_restarts* is the job's, as all nodes count restarts alike. *monitor_interval* is the time
+    in seconds between two looks at the handler. Peers reach this machine at *local_addr*.
     """
 
     def __init__(
@@ -84,18 +85,21 @@ class HandlerMember:
         self._ask(Seek(slots, role))
 
     def post(self, report: WorkerReport) -> None:
-        """Say how the workers are, or that this node goes; then the job stays open for a successor."""
+        """
+        Report the state of the workers, or that this node leaves; then the job stays open for a
+        successor.
+        """
         self._ask(report)
 
     def guard(self, handle: int) -> None:
-        """Nothing: such handlers never say that contact is lost."""
+        """Do nothing: such handlers never report that contact is lost."""
 
     def listener(self) -> socket.socket | None:
         """Return the bound socket for the round's worker store; None if the handler's own store serves the workers."""
         return self._offer.listener()
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `drain` has something; it is closed by `close`."""
+        """Return a descriptor that is readable when `drain` has something; `close` closes it."""
         return self._ready
 
     def poll_timeout(self) -> float:
@@ -106,7 +110,10 @@ class HandlerMember:
         return max(0.0, since + self._silence - self._clock())
 
     def drain(self) -> list[Word]:
-        """Return what came, oldest first; raise a `RendezvousError` when the handler failed or does not answer."""
+        """
+        Return the new events, oldest first; raise a `RendezvousError` when the handler failed or
+        does not answer.
+        """
         if self._closing.is_set():
             return []
         with contextlib.suppress(BlockingIOError):
@@ -125,7 +132,7 @@ class HandlerMember:
                 continue
             if not notices:
                 raise notice
-            # First what came before it; the next call raises it.
+            # Events before it first; the next call raises it.
             self._notices.appendleft(notice)
             os.eventfd_write(self._ready, 1)
             break
@@ -140,13 +147,16 @@ class HandlerMember:
             raise RendezvousConnectionError(f"{type(self._handler).__name__} has not answered for {waited:.3g} s")
 
     def close(self) -> None:
-        """End it. A handler whose job is decided is shut down; one that does not answer is left alone."""
+        """
+        Close the member. If the job is decided, the handler is shut down; a handler that does not
+        answer is left alone.
+        """
         with self._lock:
             if self._closing.is_set():
                 return
             self._closing.set()
         self._orders.put(CloseSession())
-        # Nobody can call a handler back from next_rendezvous.
+        # next_rendezvous of a handler cannot be interrupted.
         self._thread.join(0.0 if self._calls.seeking else _PARTING)
         self._offer.drop()
         with self._lock:

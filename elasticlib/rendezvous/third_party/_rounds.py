@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _PEERS = 300.0
 """Seconds for the nodes that the handler brought together to ask for ranks."""
 _LINGER = 3.0
-"""Seconds that a node waits for others to read what ends a round or the job."""
+"""Seconds that a node waits for others to read the end of a round or of the job."""
 _SHORTEST = 0.002
 """Seconds between two looks at first; they double."""
 
@@ -64,12 +64,12 @@ class _Phase(enum.Enum):
     ENDED = "ended"
     """The round is over, our workers may still run."""
     JUDGED = "judged"
-    """The last round is over, our workers are gone; which failure came first is being settled."""
+    """The last round is over, our workers are gone; the root cause is being settled."""
     OVER = "over"
 
 
 _WITH_LOOKS = (_Phase.RUNNING, _Phase.BARRIER, _Phase.JUDGED)
-"""In which the others may end it: the handler and the store are looked at."""
+"""Phases that other nodes may end: the handler and the store are polled."""
 
 
 @define(eq=False)
@@ -127,7 +127,7 @@ class HandlerRounds:
     interval: float
     """Seconds between two looks."""
     barrier: float
-    """Seconds that a node whose workers ended well waits for the others."""
+    """Seconds that a node whose workers succeeded waits for the others."""
     offer: ThirdPartyNodeInfo
     orders: queue.SimpleQueue[Order]
     closing: threading.Event
@@ -148,7 +148,7 @@ class HandlerRounds:
     _last_end: RoundEnd | None = field(init=False, default=None)
 
     def run(self) -> None:
-        """Obey until an order to close comes."""
+        """Obey orders until one to close comes."""
         while not isinstance(order := self._next_order(), CloseSession):
             if self._phase is _Phase.OVER:
                 continue
@@ -187,7 +187,7 @@ class HandlerRounds:
                 self._depart(why)
                 self._finish(Final(False, why, kind="left"))
             case _:
-                # It speaks of a round that is over.
+                # It belongs to a round that is over.
                 pass
 
     @property
@@ -199,7 +199,10 @@ class HandlerRounds:
         return self._phase is _Phase.RUNNING and number == self._past.round
 
     def _awaits_others(self, number: int) -> bool:
-        """Return whether the workers here ended well: what fails then is the store that this node hosts for others."""
+        """
+        Return whether the workers here succeeded: a later failure is that of the store which this
+        node hosts for others.
+        """
         return self._phase is _Phase.BARRIER and number == self._past.round
 
     # A new round.
@@ -238,7 +241,7 @@ class HandlerRounds:
             f"but not all of them asked for ranks within {_PEERS:g} s"
         )
 
-    # Looks at what the others do.
+    # Looks at other nodes.
 
     def _look(self) -> None:
         if self._phase is _Phase.JUDGED:
@@ -257,7 +260,10 @@ class HandlerRounds:
             self._finish(Final(False, "the rendezvous was closed", kind="closed"))
 
     def _look_at_others(self) -> bool:
-        """Finish if the workers of all nodes ended well, or the time for them is over; return whether it goes on."""
+        """
+        Finish if the workers of all nodes succeeded, or the time for that is over; return whether
+        the round continues.
+        """
         table = self._assigned
         done = table.count_done()
         if done >= table.size:
@@ -270,7 +276,7 @@ class HandlerRounds:
         return False
 
     def _look_for_arrivals(self) -> bool:
-        """End the round if nodes wait to join; return whether it goes on."""
+        """End the round if nodes wait to join; return whether the round continues."""
         waiting = self.calls.nodes_waiting()
         # Work that a node has finished is not thrown away for an arrival.
         if waiting <= 0 or self._assigned.count_done():
@@ -291,7 +297,9 @@ class HandlerRounds:
         return RoundEnd(number, f"{why}; restart {self._past.restarts + 1} of {self.max_restarts}", True)
 
     def _end(self, end: RoundEnd, spent: int = 0) -> None:
-        """End the round by our word, which uses up *spent* restarts, or by that of a node which was faster."""
+        """
+        End the round with *end*, which uses *spent* restarts, or with the end of a faster node.
+        """
         self._judges = self._assigned.end(end)
         if not self._judges:
             earlier = self._earlier_end()
@@ -301,7 +309,10 @@ class HandlerRounds:
         self._hear(end)
 
     def _earlier_end(self) -> RoundEnd | None:
-        """Return how the node that was faster ended the round; None where it died before it said so."""
+        """
+        Return the end of the round by the node that was faster; None if it died before it published
+        that.
+        """
         deadline = self.clock() + _LINGER
         while (end := self._assigned.ended()) is None and self.clock() < deadline:
             self.closing.wait(_SHORTEST)
@@ -312,13 +323,13 @@ class HandlerRounds:
         self.tell(end)
 
     def _depart(self, why: str) -> None:
-        """Let nobody wait for this node."""
+        """Leave, so that no node waits for this one."""
         if self._phase in (_Phase.RUNNING, _Phase.BARRIER):
             self._assigned.end(RoundEnd(self._past.round, f"node {self.node} left: {why}", True))
             return
         is_between_rounds = self._phase in (_Phase.ENDED, _Phase.JUDGED)
         if is_between_rounds and self._last_end is not None:
-            # The others wait for the word of the node that ended the round.
+            # The others wait for the outcome of the node that ended the round.
             if self._judges:
                 self._assigned.judge(Final(False, self._last_end.why))
             self._assigned.report_failures(Stopped(self.node, self._past.round, ()))
@@ -327,7 +338,7 @@ class HandlerRounds:
     # The end of the job.
 
     def _report_failures(self, stopped: Stopped) -> None:
-        """Say what failed here after the last round, and wait for the outcome."""
+        """Report the failures here after the last round, and wait for the outcome."""
         end = self._last_end
         if self._phase is not _Phase.ENDED or end is None or end.restart:
             return
@@ -343,7 +354,7 @@ class HandlerRounds:
             self._conclude(final)
 
     def _conclude(self, final: Final, linger: float = _LINGER) -> None:
-        """Finish once all others know it too: this node may be the one whose end takes the store away."""
+        """Finish once all others know the outcome, too: this node's end may take the store away."""
         self._is_decided = True
         with contextlib.suppress(RendezvousError):
             self._wait_for_readers(linger)

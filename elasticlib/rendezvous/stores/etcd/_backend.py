@@ -60,7 +60,7 @@ class EtcdBackend(KeysBackend):
         self._keeper = Keeper()
 
     def connect(self, timeout: float) -> V3Keys:
-        """Like `dial`, for those who need more than an exchange."""
+        """Do the same as `dial`, for callers that need more than an exchange."""
         deadline, troubles = monotonic() + timeout, []
 
         def share(parts: int) -> float:
@@ -111,7 +111,10 @@ class EtcdBackend(KeysBackend):
 
 
 def _tls(options: Any) -> ssl.SSLContext | None:
-    """Return what encrypts the connections, None where nothing does; raise `ConfigError` for what is not usable."""
+    """
+    Return the TLS context of the connections, None without TLS; raise `ConfigError` for unusable
+    files.
+    """
     files = _tls_files(options)
     protocol = options.get("protocol", "http")
     if protocol not in ("http", "https"):

@@ -35,7 +35,10 @@ _POLL = 0.02
 
 
 def find_etcd() -> str:
-    """The etcd program: `TORCHELASTIC_ETCD_BINARY_PATH`, else what PATH has; `ConfigError` if there is none."""
+    """
+    Return the etcd program: `TORCHELASTIC_ETCD_BINARY_PATH`, else that on the PATH; raise
+    `ConfigError` without one.
+    """
     named = os.environ.get("TORCHELASTIC_ETCD_BINARY_PATH")
     found = shutil.which(named or "etcd")
     if found is None:
@@ -45,12 +48,15 @@ def find_etcd() -> str:
 
 
 def find_free_port() -> socket.socket:
-    """A bound socket on a free port of this machine; close it before somebody else binds the port."""
+    """
+    Return a bound socket on a free port of this machine; close it before another program binds the
+    port.
+    """
     return get_socket_with_port()
 
 
 def stop_etcd(subprocess: subprocess.Popen[bytes], data_dir: str | None = None) -> None:
-    """End a server that runs as *subprocess*, if it still does, and delete *data_dir* where that is given."""
+    """End the server in *subprocess*, if it still runs, and delete *data_dir* if given."""
     if subprocess.poll() is None:
         subprocess.terminate()
         subprocess.wait()
@@ -65,7 +71,7 @@ class EtcdServer:
     """
 
     def __init__(self, data_dir: str | None = None) -> None:
-        """Data go to *data_dir*, which is kept, or to a temporary folder."""
+        """Store data in *data_dir*, which is kept, or in a temporary folder."""
         self._given_dir = data_dir
         self._port = -1
         self._process: subprocess.Popen[bytes] | None = None
@@ -104,12 +110,15 @@ class EtcdServer:
         raise StartError(f"{program} did not start: {why}")
 
     def stop(self) -> None:
-        """End the server and delete its temporary folder; may come twice. A forked child leaves it be."""
+        """
+        End the server and delete its temporary folder; may be called twice. Has no effect in a
+        forked child.
+        """
         if os.getpid() != self._owner:
             return
         process, self._process = self._process, None
         if process is not None:
-            # communicate() closes the pipe first, by which the server ends.
+            # communicate() closes the pipe first, which ends the server.
             process.communicate()
         if self._dir and self._given_dir is None:
             shutil.rmtree(self._dir, ignore_errors=True)
@@ -121,19 +130,19 @@ class EtcdServer:
         return _HOST
 
     def get_port(self) -> int:
-        """On which port; -1 before it was started."""
+        """Return its port; -1 before it was started."""
         return self._port
 
     def get_endpoint(self) -> str:
-        """``host:port``, as `rdzv_endpoint` wants it."""
+        """Return ``host:port``, as `rdzv_endpoint` expects it."""
         return f"{_HOST}:{self._port}"
 
     def get_client(self) -> V3Keys:
-        """A connection to its v3 keys, for one thread."""
+        """Return a connection to its v3 keys, for one thread."""
         return V3Keys(Line(Site(_HOST, self._port, _HOST), _CALL_LIMIT))
 
     def _attempt(self, program: str, deadline: float, stderr: int | IO[Any] | None) -> str:
-        """Start the server once; return why that failed, empty once it answers."""
+        """Start the server once; return the reason for a failure, empty once it answers."""
         self._dir = self._given_dir or tempfile.mkdtemp(prefix="elasticlib_etcd_")
         self._port, peer = _free_ports()
         client, peers = f"http://{_HOST}:{self._port}", f"http://{_HOST}:{peer}"

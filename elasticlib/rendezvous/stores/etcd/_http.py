@@ -37,7 +37,7 @@ class Site:
     """The host as the user wrote it; a certificate must be for it."""
     port: int
     address: str
-    """Numeric: names are looked up once, by somebody with a time limit."""
+    """Numeric: names are looked up once, elsewhere and with a time limit."""
     tls: ssl.SSLContext | None = None
 
     @property
@@ -55,7 +55,9 @@ class HttpAnswer:
     data: bytes
 
     def json(self) -> dict[str, Any]:
-        """Return the body as a JSON object; anything else did not come from etcd."""
+        """
+        Return the body as a JSON object; raise an error for any other answer, which is not etcd's.
+        """
         try:
             body = loads(self.data)
         except (ValueError, RecursionError):
@@ -71,11 +73,11 @@ class HttpAnswer:
 
 @define(eq=False)
 class Line:
-    """One thread's way to a server; calls share one connection."""
+    """One thread's access to a server; calls share one connection."""
 
     site: Site
     limit: float
-    """Seconds that one call may take, unless it says otherwise."""
+    """Default time limit of one call, in seconds."""
     _kept: http.client.HTTPConnection | None = None
     _lock: threading.Lock = Factory(threading.Lock)
     _waiting: socket.socket | None = None
@@ -132,7 +134,7 @@ class Line:
         except TimeoutError:
             return None
         except _GONE as error:
-            # `interrupt` shut the socket down: that is the end of the wait, and no trouble.
+            # `interrupt` shut the socket down: the wait ended, without an error.
             if self._closed:
                 return None
             raise RendezvousConnectionError(_explain(self.site, error, timeout)) from error
@@ -142,11 +144,11 @@ class Line:
             connection.close()
 
     def clone(self) -> Line:
-        """Another way to the server."""
+        """Return another line to the server."""
         return Line(self.site, self.limit)
 
     def interrupt(self) -> None:
-        """End the wait that goes on in another thread, and every later one. Never blocks."""
+        """End the present wait of another thread, and every later one, without blocking."""
         with self._lock:
             self._closed = True
             if self._waiting is not None:
@@ -154,7 +156,7 @@ class Line:
                     self._waiting.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the connections up; may come twice."""
+        """Give the connections up; may be called twice."""
         self.interrupt()
         self._drop()
 
@@ -202,7 +204,7 @@ def _explain(site: Site, error: Exception, limit: float) -> str:
     if site.address != site.host:
         where = f"{site.url} (at {site.address})"
     text = str(error)
-    # The order matters: each class before those that it is derived from.
+    # The order matters: each class before its base classes.
     match error:
         case ssl.SSLCertVerificationError():
             return f"{where} shows a certificate that is not trusted ({error.verify_message}): see ca_cert"

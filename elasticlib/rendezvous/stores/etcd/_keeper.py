@@ -1,8 +1,8 @@
 """
 Runs a command for as long as its caller lives: ``python _keeper.py DESCRIPTOR COMMAND ...``.
 
-Rules of this file: the standard library only, run by its path. The descriptor is the reading end of a pipe
-that the caller alone can write to; its end means that the caller is gone, however it went.
+Rules of this file: the standard library only, run by its path. The descriptor is the reading end of
+a pipe to which only the caller can write. Its end means that the caller is gone, for any reason.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _GRACE = 5.0
 
 
 def main(descriptor: int, command: list[str]) -> int:
-    """Run the command until it ends or *descriptor* does; its exit status."""
+    """Run the command until it ends or *descriptor* does; return its exit status."""
     libc = ctypes.CDLL(None)
-    # At its parent's end SIGCONT wakes a keeper that is stopped, which could not end the command.
+    # At its parent's end SIGCONT wakes a keeper that is stopped; otherwise it could not end the
+    # command.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
     def die_with_parent() -> None:

@@ -1,8 +1,8 @@
 """
 etcd's v3 API through its JSON gateway: transactions, leases, watches.
 
-Rules of this file: what must hold together is one transaction; a transaction has less than etcd's 128
-operations and 1.5 MiB. Bytes travel as base64, 64-bit numbers as text.
+Rules of this file: related changes are one transaction, which has less than etcd's 128 operations
+and 1.5 MiB. Bytes are sent as base64, 64-bit numbers as text.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _ENTRIES = 2000
 
 @define(eq=False)
 class Keeper:
-    """The lease under which all connections of one node write, so that any one of them keeps it alive."""
+    """The lease of all writes of one node, so that any of its connections keeps it alive."""
 
     lock: threading.Lock = Factory(threading.Lock)
     lease: int = 0
     renewed: float = 0.0
     seconds: float = KEEP
-    """Without renewal, after which the lease ends and its keys go."""
+    """Seconds without renewal after which the lease ends and its keys are deleted."""
 
 
 @define(eq=False)
 class V3Keys(Keys):
-    """`Keys` by the v3 API."""
+    """`Keys` through the v3 API."""
 
     _line: Line
     _root: str = "/v3"
@@ -133,7 +133,7 @@ class V3Keys(Keys):
         hold = RenewedKey(path, token, _version(reply), lease, float(granted["TTL"]))
         if reply.get("succeeded"):
             return hold
-        # The lease of an election that was lost is of no use: it would stay for its time to live.
+        # The lease of an election that was lost is useless: it would stay for its time to live.
         self.release(hold)
         return None
 
@@ -146,11 +146,12 @@ class V3Keys(Keys):
         return item is not None and item.born == hold.born
 
     def release(self, hold: RenewedKey) -> None:
-        # The one name of this call that servers from 3.3 on share. A lease that is gone is revoked already.
+        # The only name of this call in all servers since 3.3. A lease that is gone is revoked
+        # already.
         self._post("/kv/lease/revoke", {"ID": str(hold.lease)})
 
     def keep(self, folder: str) -> None:
-        # All keys of this connection hang on one lease.
+        # All keys of this connection have one lease.
         del folder
         self._lease()
 
@@ -216,7 +217,7 @@ def _reason(reply: dict[str, Any]) -> str:
 
 def _is_final(code: object, why: str) -> bool:
     """Return whether the same request would be refused again."""
-    # A server that is busy has the code of one that has no room left.
+    # A busy server has the same code as a full one.
     return code in _REFUSALS and _PASSING not in why
 
 
@@ -272,7 +273,7 @@ def _is_event(line: bytes) -> bool:
     try:
         message = loads(line)
     except ValueError:
-        # etcd answers in JSON only: have the caller look at it.
+        # etcd answers in JSON only: pass this line to the caller.
         return True
     result = message.get("result") or {}
     if "error" in message:
