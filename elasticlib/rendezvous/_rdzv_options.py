@@ -300,7 +300,7 @@ class _Idle(Exception):  # noqa: N818 - not an error
 
 
 def _read_by_torch(backend: str, configs: Mapping[str, Any]) -> set[str]:
-    """Return the keys that torch reads; keys that it does not know at all are included."""
+    """Return the keys that torch reads, and those that only elasticlib has."""
     read = _READ_BY_TORCH.get(backend, _OF_TORCH) | (RDZV_CONF_KEYS.keys() - _OF_TORCH)
     store_type = str(configs.get("store_type", "")).strip().lower()
     if backend == "c10d" and store_type == "file":

@@ -54,7 +54,7 @@ class Garbage:
     """Nodes that got the end: their last heartbeat, and since when."""
     _silent: dict[str, _LastHeartbeat] = Factory(dict)
     """
-    Nodes of `_ends` whose heartbeats stopped before they had read it, with the last heartbeat.
+    Nodes that got the end, and whose heartbeats stopped before they had read it: the last one.
     """
 
     def copy(self) -> Self:

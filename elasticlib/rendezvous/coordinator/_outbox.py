@@ -158,7 +158,7 @@ class Outbox:
         return self._mailboxes.get(node, "")
 
     def remind(self, now: float, timeout: float) -> None:
-        """Write notices again that were not read for *timeout* seconds."""
+        """Make notices due again that were not read for *timeout* seconds."""
         for mailbox, notices in self._unread.items():
             for index, each in notices.items():
                 if now >= each.at + timeout:

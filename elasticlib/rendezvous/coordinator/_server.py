@@ -309,7 +309,7 @@ class Server:
     def _heed(
         self, node: str, mailbox: str, heartbeat: messages.NodeHeartbeat, now: float, out: list[events.Action]
     ) -> None:
-        """Use the rest of a heartbeat, besides its proof that the node lives."""
+        """Act on the contents of a heartbeat, besides the fact that its node lives."""
         if self._garbage.is_back(node, mailbox, heartbeat.count):
             # It was thought gone, and has not read how its job ended.
             self._outbox.catch_up(node, mailbox, heartbeat.read)

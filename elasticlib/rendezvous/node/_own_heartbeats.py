@@ -84,8 +84,8 @@ class OwnHeartbeats:
 
     def assigned(self, ranks: RankAssignment, join_sent: float | None) -> tuple[Self, float]:
         """
-        Take *ranks*; return the earliest time at which this node sent the message that the
-        coordinator last knew.
+        Take *ranks*; return the earliest time at which the message was sent by which the
+        coordinator knew this node.
 
         The time is minus infinity if so many heartbeats were sent since that it is unknown.
         """

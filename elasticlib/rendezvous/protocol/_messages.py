@@ -7,7 +7,7 @@ anything but a valid message of this version is a `RendezvousStateError`. No wal
 times are ages in seconds.
 
 With a key, a message carries an HMAC-SHA256 over its body and its *place*. The place is a text that
-names the job, the coordinator's nonce and the one key or number of this message, so that a copy is
+names the job, the coordinator's nonce and the one key or number of this message. So a copy is
 worthless elsewhere.
 """
 

@@ -367,10 +367,10 @@ class SidecarClient:
         """
         Leave the job, and return when the process has ended.
 
-        If the job's store lives on this node, that takes until the others have read how the job
-        ended, or until the job's `close_timeout` is over. Then other jobs in that store must have
-        ended, too, or the job's `store_linger` must be over. A Ctrl-C, or a request to end, ends
-        that last wait, and nothing else.
+        If the job's store lives on this node, the others must first have read how the job ended.
+        That takes at most the job's `close_timeout`. Other jobs in that store must have ended, too,
+        after at most the job's `store_linger`. A Ctrl-C, or a request to end, ends that last wait,
+        and nothing else.
         """
         if self._closed or os.getpid() != self._owner:
             return

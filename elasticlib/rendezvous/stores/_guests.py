@@ -50,9 +50,9 @@ class LeaderExchange(StoreExchange):
     The connection of a job's coordinator: `write` raises `LeadershipLost` once another node
     coordinates the job.
 
-    The coordinator is the node that a greeting of this job names, signed where there is a token. An
-    unsigned value is written again: a stranger's overwriting of it costs a wait, and that of
-    another coordinator ends this one.
+    The coordinator is the node that a greeting of this job names, signed where there is a token.
+    Unsigned values are written again if they were overwritten. By a stranger, that only costs a
+    wait; by another coordinator, it ends this one.
     """
 
     claim: Claim = field(kw_only=True)
@@ -214,8 +214,9 @@ class Claim:
         """
         Return whether a node coordinates the job.
 
-        A greeting is written before the inbox is emptied, and anybody can empty it. So a node that
-        finds another job's greeting joins, and ends with the reason.
+        A coordinator writes its greeting before it empties the inbox, which anybody can do. So any
+        greeting beside an emptied inbox counts. A node that cannot accept it joins, and ends with
+        the reason.
         """
         answers = exchange.answers(_ANSWER)
         data, heartbeat = exchange.read([ANNOUNCEMENT, COORDINATOR_HEARTBEAT])

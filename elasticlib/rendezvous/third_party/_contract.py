@@ -2,8 +2,8 @@
 The contract with a third-party rendezvous handler: its methods, its errors, and this node's
 descriptor.
 
-Rules of this file: a handler is known by its methods and an error by the names of its classes, so
-that nothing of torch's own launcher needs to be imported. A store that served workers before is not
+Rules of this file: a handler is known by its methods, and an error by the names of its classes. So
+nothing of torch's own launcher needs to be imported. A store that served workers before is not
 offered again, for it may hold their keys.
 """
 
