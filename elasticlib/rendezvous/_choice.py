@@ -155,7 +155,6 @@ def _warn_of_min_nodes(config: LaunchConfig) -> _Warnings:
 
 
 def _endpoint(config: LaunchConfig) -> tuple[str, _Warnings]:
-    """Return the endpoint of a job of several nodes."""
     local = _LOCAL_ENDPOINTS.get(config.rdzv_backend)
     if config.rdzv_endpoint.strip() or local is None:
         return config.rdzv_endpoint, ()

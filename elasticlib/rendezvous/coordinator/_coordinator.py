@@ -109,7 +109,6 @@ def _is_one_missing(state: JobState, event: MessageReceived, heard: int) -> bool
 
 
 def _hear(state: JobState, event: MessageReceived, now: float) -> Outcome:
-    """Handle a new message."""
     report = event.report
     if isinstance(report, messages.Join):
         return _arrivals.join(state, report, event.seq, now)

@@ -386,7 +386,8 @@ def _leave(bridge: Bridge, linger: float) -> None:
         finally:
             os.eventfd_write(closed, 1)
 
-    # In a thread: this one goes on with the log lines, which may name the jobs for which it waits.
+    # In a thread: this one continues with the log lines, which may name the jobs for which it
+    # waits.
     threading.Thread(target=close, daemon=True).start()
     ready: set[int] = set()
     while not ready & {closed, bridge.launcher}:

@@ -375,7 +375,7 @@ class SidecarClient:
         if self._closed or os.getpid() != self._owner:
             return
         self._notices.drop_listener()
-        # A process that does not hear us, or has sent its error, has no goodbye to say.
+        # A process that does not hear us, or has sent its error, sends no goodbye.
         says_goodbye = self._sender.is_alive() and not self._contact.is_silent and self._error is None
         # Only a process that reports to its job waits for others to read the end.
         limit = _ENDING + (self._job.close_timeout if says_goodbye else 0.0)

@@ -303,7 +303,6 @@ class Candidate:
         return outcome
 
     def _do(self, action: events.Action) -> events.Event | None:
-        """Perform one action; return its outcome, if it has one."""
         match action:
             case events.ConnectToStore(limit):
                 self._reach(limit)

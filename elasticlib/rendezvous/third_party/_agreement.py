@@ -3,18 +3,18 @@ The agreement of nodes that a third-party handler brought together: ranks, ends 
 through its store.
 
     elasticlib/call                    nonce of the present round, by its rank 0
-    elasticlib/<nonce>/offer/<rank>    a node's description, and how far it knows the job to be
+    elasticlib/<nonce>/offer/<rank>    a node's description, and its knowledge of the job
     elasticlib/<nonce>/seat/<node>     its ranks, written by rank 0
-    elasticlib/<nonce>/ends, ended     how many wanted to end the round; the first one's word
-    elasticlib/<nonce>/done, heard     nodes whose workers ended well; nodes that know how the job ended
+    elasticlib/<nonce>/ends, ended     number of nodes that tried to end it; the first `RoundEnd`
+    elasticlib/<nonce>/done, heard     nodes whose workers succeeded; nodes that know how the job ended
     elasticlib/<nonce>/gone/<rank>     after the last restart: the failures on that node, now that its workers are gone
-    elasticlib/<nonce>/final           the outcome of the node that ended the round
+    elasticlib/<nonce>/final           the outcome, by the node that ended the round
 
 Rules of this file: the store only needs `set`, `get`, `add` and `check`, and no call of it may wait
 for a key. The store may be the same for every round, with all its old values. So this round's nonce
 is part of the keys that are read, and a node follows the call whenever it changes. A failure's time
-is the judge's own clock less the age that its node reported. All nodes take the judge's word; a
-node that gets none in time reports its own knowledge.
+is the judge's own clock less the age that its node reported. All nodes accept the judge's outcome;
+a node that gets none in time reports its own knowledge.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from elasticlib.rendezvous.third_party._contract import METHODS as METHODS, Thir
 from elasticlib.rendezvous.third_party._rounds import HandlerCalls, HandlerRounds, Order
 
 BARRIER = 300.0
-"""Seconds that a node whose workers ended well waits for the others."""
+"""Seconds that a node whose workers succeeded waits for the others."""
 SILENCE = 60.0
 """Seconds after which a call to the handler that has not returned counts as lost contact."""
 _PARTING = 5.0
