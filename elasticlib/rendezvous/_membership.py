@@ -86,7 +86,7 @@ class Talk(Membership, Protocol):
     """A membership with the additions that a handler needs."""
 
     final: Final | None
-    """How this node's part in the job ended, once `drain` has returned it."""
+    """The end of this node's part in the job, once `drain` has returned it."""
 
     def post(self, report: WorkerReport | Close) -> None:
         """
