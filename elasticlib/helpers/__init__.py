@@ -1,7 +1,8 @@
 """
-Helpers: processes of ours that may die or stand still, and when they are woken or replaced.
+Watch over helper processes: when a helper that has died or stands still is woken or replaced.
 
-`HelperWatch.tend` looks at them every `LOOK` seconds while somebody depends on them; `_helper_liveness` has the rules.
+`HelperWatch.tend` looks at the helpers every `LOOK` seconds while a job depends on them.
+`_helper_liveness` has the rules.
 """
 
 from elasticlib.helpers._ends import fork_server_lost, reaper_lost

@@ -1,4 +1,4 @@
-"""Which process has ended where several end together, and how: the error names the first one."""
+"""The process that ended first where several end together, and how it ended: the error names it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ _REAPER_LIMIT = 1.0
 
 
 def reaper_lost(reaper: ChildProcess) -> HelperLostError | None:
-    """Return the error that says that the *reaper* was killed, with which all below it ends."""
+    """
+    Return the error that says that the *reaper* was killed, and all processes below it ended;
+    None if it was not.
+    """
     status = reaper.exitcode() or 0
     return HelperLostError.of("reaper", reaper.pid, -status) if status < 0 else None
 
 
 def fork_server_lost(reaper: ChildProcess, process: Process | None, said: str) -> StartError:
     """
-    Return why a fork server has ended, which *said* so much on its stderr: it, or its *reaper*.
+    Return the reason why a fork server has ended: its own end, or that of its *reaper*.
 
-    *process* is the fork server, None where it was still at its imports.
+    *said* is what the fork server wrote to its stderr. *process* is the fork server, None if it
+    was still at its imports.
     """
     is_importing = process is None
-    # A reaper that was killed is gone by now; one that was not tells how its fork server ended, unless it goes on.
+    # A reaper that was killed is gone by now. A living one reports how its fork server ended,
+    # unless it continues.
     reaper.ends(_REAPER_LIMIT if is_importing else 0.05)
     lost = reaper_lost(reaper)
     if lost is not None:
@@ -33,7 +38,7 @@ def fork_server_lost(reaper: ChildProcess, process: Process | None, said: str) -
     status = reaper.exitcode()
     # On a busy machine the reaper is not done yet.
     is_unknown = status is None or not is_importing
-    # An import that fails says so, and a crash is told by its signal.
+    # An import that fails writes the reason to stderr, and a crash shows in the signal.
     was_killed = status == signal.SIGKILL or (is_unknown and not said)
     if was_killed:
         pid = 0 if process is None else process.pid

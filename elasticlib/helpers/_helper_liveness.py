@@ -1,16 +1,18 @@
 """
-Whether a helper, a process of ours that lives, still does its part. Pure.
+The decision whether a helper, a process of elasticlib that lives, still works. Pure.
 
     runs --stopped alone for WAKE_AFTER--> woken --still stopped at REPLACE_AFTER--> replaced
     runs --silent for REPLACE_AFTER--> replaced
 
 Rules of this file:
 
-* Only time counts in which the launcher was seen to be awake itself (`AwakeTime`): the whole job may have been stopped,
-  the machine may have slept, or be so busy that nobody gets a turn.
-* A helper that was stopped together with workers was not stopped alone: a scheduler suspends the job, and resumes it.
-* A helper that gets the CPU, or waits for it or for a disk, is busy and not silent, however long it owes an answer.
-* A helper that a debugger holds is left alone: somebody looks at it.
+* Only time counts in which the launcher itself was awake (`AwakeTime`). The whole job may have
+  been stopped, the machine may have slept, or be so busy that no process runs.
+* A helper that was stopped together with workers was not stopped alone: a scheduler suspends the
+  job, and resumes it.
+* A helper that gets the CPU, or waits for it or for a disk, is busy and not silent, however long
+  its answer takes.
+* A helper that a debugger holds is left alone: its user is at work.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ _LATE = 1.5
 """Seconds by which a look may be late, if this process was awake."""
 
 STOPPED, TRACED, SLEEPS = "T", "t", "S"
-"""State letters of the kernel's (``/proc/PID/stat``)."""
+"""State letters of the kernel (``/proc/PID/stat``)."""
 
 
 class HelperAction(enum.Enum):
-    """What must be done about a helper."""
+    """Action that a helper needs."""
 
     WAKE = "continue it"
     REPORT_DEBUGGER = "say that a debugger holds it"
@@ -47,7 +49,10 @@ class AwakeTime:
     last: float | None = None
 
     def look(self, now: float) -> tuple[Self, float | None]:
-        """Return the seconds since the last look; None where there was none, or this process did not run meanwhile."""
+        """
+        Return the seconds since the last look; None for the first look, or if this process did
+        not run meanwhile.
+        """
         after = evolve(self, last=now)
         if self.last is None:
             return after, None
@@ -58,14 +63,14 @@ class AwakeTime:
 
 @frozen
 class HelperLook:
-    """What is seen of a helper at one moment."""
+    """State of a helper at one moment."""
 
     state: str
     """Letter of the kernel's state."""
     turns: int = 0
-    """How often it has got a CPU."""
+    """Number of times that it has got a CPU."""
     owes: bool = False
-    """Whether it has not answered what it was asked."""
+    """True if a question to it has no answer yet."""
 
 
 Step: TypeAlias = "tuple[Liveness, HelperAction | None]"
@@ -73,7 +78,7 @@ Step: TypeAlias = "tuple[Liveness, HelperAction | None]"
 
 @frozen
 class Liveness:
-    """What is known of one helper."""
+    """Record of one helper: how long it stands still, and the last action."""
 
     stopped: float = 0.0
     """Seconds for which it was seen stopped alone."""
@@ -83,16 +88,16 @@ class Liveness:
     """Seconds for which it slept and did not answer."""
     turns: int = -1
     acted: HelperAction | None = None
-    """What was done about it last, since it was well."""
+    """Last action since the helper was well."""
 
     def step(self, look: HelperLook, passed: float | None, alone: bool) -> Step:
         """
-        Return what is known after a *look*, and what must be done.
+        Return the new record after a *look*, and the action that is due.
 
-        *passed*: seconds since the look before (None: this process was not awake all the time). *alone*: no worker is
-        stopped.
+        *passed*: seconds since the look before (None: this process was not awake all the time).
+        *alone*: no worker is stopped.
         """
-        # Time in which this process was not awake itself counts for no helper.
+        # Time in which this process itself was not awake counts for no helper.
         if passed is None:
             return Liveness(turns=look.turns), None
         is_stopped = look.state == STOPPED and alone
@@ -110,14 +115,17 @@ class Liveness:
         return after._act()
 
     def _act(self) -> Step:
-        """Return what is due, but for what was done already."""
+        """Return the action that is due, unless it was taken already."""
         act = self._due()
         if act is self.acted:
             return self, None
         return evolve(self, acted=act), act
 
     def _slept(self, look: HelperLook) -> bool:
-        """Return whether it waits for something else than a CPU or a disk, and has got no CPU since the last look."""
+        """
+        Return True if it waits for something other than a CPU or a disk, and got no CPU since the
+        last look.
+        """
         return look.state == SLEEPS and look.turns == self.turns
 
     def _due(self) -> HelperAction | None:
@@ -131,5 +139,8 @@ class Liveness:
 
 
 def _seconds(is_so: bool, before: float, passed: float) -> float:
-    """Return for how long something is so, which was so for *before* seconds up to the last look."""
+    """
+    Return for how many seconds something is so, which was so for *before* seconds at the last
+    look.
+    """
     return before + passed if is_so else 0.0

@@ -1,8 +1,8 @@
 """
-Checks of helpers: what the kernel reports of them, and questions to those that can answer.
+Checks of helpers: the kernel's report on each, and questions to those that can answer.
 
-Rules of this file: nothing is decided here (`_helper_liveness` decides), and nothing is waited for.
-A process id is used only while the handle says that its process lives.
+Rules of this file: it decides nothing (`_helper_liveness` decides), and it waits for nothing. A
+process id is used only while the handle says that its process lives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CPU_TICKS = slice(11, 13)
 
 
 class Signalled(Protocol):
-    """A process as a watch needs it."""
+    """Interface of a process that a watch can check."""
 
     @property
     def pid(self) -> int: ...
@@ -32,7 +32,7 @@ class Signalled(Protocol):
     def send(self) -> Callable[[int], object]: ...
 
     def ends(self, limit: float) -> bool:
-        """Whether it has ended, or ends in *limit* seconds."""
+        """Return True if it has ended, or ends within *limit* seconds."""
 
 
 @frozen
@@ -43,7 +43,7 @@ class Reported:
     send: Callable[[int], object]
 
     def ends(self, limit: float) -> bool:
-        """False: who waits for the end hears of it."""
+        """Return False: the process that holds it reports the end."""
         return False
 
 
@@ -54,9 +54,9 @@ class Helper:
     name: str
     process: Signalled
     ask: Callable[[int], object] | None = None
-    """Sends it a question of that number, if it answers any."""
+    """Function that sends it a question of that number; None if it answers none."""
     is_needed: bool = True
-    """Whether somebody waits for what it does: else it is woken, and never replaced."""
+    """False if no job waits for its work: then it is woken, and never replaced."""
     questions: int = 0
     answered: int = 0
     liveness: Liveness = field(factory=Liveness)
@@ -65,7 +65,7 @@ class Helper:
         return f"the {self.name} process (pid {self.process.pid})"
 
     def may_be(self, act: HelperAction) -> bool:
-        """Return whether *act* has a use: none is replaced that nobody needs."""
+        """Return True if *act* is useful: a helper that no job needs is not replaced."""
         return self.is_needed or act is not HelperAction.REPLACE
 
     def request_answer(self) -> None:
@@ -77,7 +77,7 @@ class Helper:
 
 @frozen
 class Finding:
-    """What must be done about a helper, and for how long it has stood still."""
+    """Action that a helper needs, and the seconds for which it has stood still."""
 
     helper: Helper
     act: HelperAction
@@ -85,7 +85,7 @@ class Finding:
 
     @property
     def why(self) -> str:
-        """The reason for which it is replaced."""
+        """Reason for its replacement."""
         what = "was stopped" if self.helper.liveness.stopped else "did not answer"
         return f"{self.helper} {what} for {self.seconds:.0f} s and was killed"
 
@@ -99,7 +99,7 @@ class HelperWatch:
     _awake: AwakeTime = field(factory=AwakeTime)
 
     def due_in(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next look."""
         return 0.0 if self._awake.last is None else max(0.0, self._awake.last + LOOK - self.clock())
 
     def tend(
@@ -108,7 +108,10 @@ class HelperWatch:
         workers: Collection[int],
         replace: Callable[[Helper, str], object],
     ) -> float:
-        """Look at *helpers* if it is time, wake those that stand still, or *replace* them; return `due_in`."""
+        """
+        Look at *helpers* if it is time, and wake or *replace* those that stand still; return
+        `due_in`.
+        """
         if self.due_in() == 0.0:
             for found in self.look(helpers(), workers):
                 self._act_on(found, replace)
@@ -126,7 +129,10 @@ class HelperWatch:
                 replace(found.helper, found.why)
 
     def look(self, helpers: Iterable[Helper], workers: Collection[int]) -> list[Finding]:
-        """Return what must be done about *helpers*; *workers* are the process ids of the workers that run."""
+        """
+        Return the actions that *helpers* need; *workers* are the process ids of the running
+        workers.
+        """
         self._awake, passed = self._awake.look(self.clock())
         living = _look_at_all(helpers)
         # Workers are looked at only where it matters: they may be many.
@@ -142,7 +148,7 @@ class HelperWatch:
 
 
 def _look_at_all(helpers: Iterable[Helper]) -> list[tuple[Helper, HelperLook]]:
-    """Look at *helpers*; those that have ended are left out."""
+    """Look at *helpers*, and leave out those that have ended."""
     found = []
     for helper in helpers:
         look = _look(helper)
@@ -159,7 +165,7 @@ def _look(helper: Helper) -> HelperLook | None:
         return None
     owes = helper.questions != helper.answered
     turns = _turns(pid, facts) if owes else 0
-    # The handle is asked last: until then the number was this process's own.
+    # The handle is asked last: until then the number was the helper's own.
     if helper.process.ends(0.0):
         return None
     state = facts[0].decode()
@@ -183,7 +189,10 @@ def _turns(pid: int, facts: list[bytes]) -> int:
 
 
 def first_child(pid: int) -> int:
-    """The oldest child of process *pid*, which has one thread; 0 where it has none, or nobody may look."""
+    """
+    Return the oldest child of process *pid*, which has one thread; 0 if it has none, or this user
+    may not look.
+    """
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
             return int(file.read().split()[0])

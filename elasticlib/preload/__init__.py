@@ -1,10 +1,14 @@
 """
-What is imported ahead of workers: torch, and what the program's text shows that it will need.
+The choice of modules to import ahead of workers: torch, and others that the program's text shows
+it will need.
 
-`choose_preload` reads a script or a function and says which modules a fork server imports for it; `ForkServerKey` says
-which programs may share that fork server; `Reads` says which environment variables those imports have looked at;
-`ImportWatch` and the check for edited files find modules that must be imported anew. To have one more module imported
-ahead, add it to the table in `_allowed`. The spawner imports this package: the standard library only.
+`choose_preload` reads a script or a function, and returns the modules that a fork server imports
+for it. `ForkServerKey` decides which programs may share that fork server. `Reads` lists the
+environment variables that those imports have read. `ImportWatch` and the check for edited files
+find modules that must be imported again.
+
+To import one more module ahead, add it to the table in `_allowed`. The spawner imports this
+package, so it needs the standard library only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """
-What a fork server may import for everybody: torch, its parts that an optimizer or a compiled model imports, numpy, and
-what reads functions that come by value.
+Modules that a fork server may import for every program: torch, the parts of it that an optimizer
+or a compiled model imports, numpy, and the reader of functions that are sent by value.
 
-Rules of this file: a name is here because the likeness table shows that a program does not tell it from an import of
-its own; everything else is imported ahead only by name (`preload=("transformers",)`). PURE.
+Rules of this file: a name is here only if the likeness table shows that a program cannot see the
+difference from its own import. Everything else is imported ahead only by name
+(`preload=("transformers",)`). PURE.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ OPTIMIZER = "torch._dynamo"
 COMPILER = "torch._inductor.compile_fx"
 """Imported when a compiled model is first called."""
 KERNELS = "triton"
-"""Imported by what compiles for GPUs, where it is installed."""
+"""Imported by compilers for GPUs, where it is installed."""
 
 BY_VALUE = "cloudpickle"
 """Imported by each worker that gets a function by value."""
 BROUGHT = frozenset(
     "numpy filelock typing_extensions sympy mpmath networkx jinja2 markupsafe fsspec packaging psutil yaml".split()
 )
-"""Packages of others that these import, here or elsewhere, where they are installed."""
+"""Packages that these import, here or in other versions, where they are installed."""
 
 _PACKAGES = frozenset({"torch", "torchgen", "functorch", "numpy", "triton", "cloudpickle"}) | sys.stdlib_module_names
 

@@ -1,9 +1,13 @@
 """
-Which modules the fork server of a launch imports ahead (`preload="auto"`), by the text of the entry point.
+The choice of modules that the fork server of a launch imports ahead (`preload="auto"`), by the
+text of the entry point.
 
-Rules of this file: only what the lists of `_allowed` name; in doubt torch alone; where the text sets a variable that is
-lost once torch is imported, nothing, so that each worker imports torch by itself, after that; nothing either where the
-project has a module with the name of one that would be imported.
+Rules of this file:
+
+* Only modules in the lists of `_allowed`; in doubt, torch alone.
+* Nothing if the text sets a variable that torch reads at its import: each worker then imports
+  torch after it is set.
+* Nothing if the project has a module with the name of one that would be imported.
 """
 
 from __future__ import annotations
@@ -25,23 +29,23 @@ _OPTIMIZERS = frozenset("optim optimizer lr_scheduler FullyShardedDataParallel F
 """
 Words of a program that makes an optimizer, or shards one.
 
-Not those of DDP: a model that is freed after its gloo group was destroyed waits for itself more often where torch's
-compiler is imported, which DDP alone does not do.
+Those of DDP are left out. A model that is freed after its gloo group was destroyed hangs more
+often if torch's compiler is imported, and DDP alone does not import it.
 """
 _TRAINERS = frozenset(
     "lightning pytorch_lightning transformers accelerate trl peft deepspeed diffusers fastai ignite composer".split()
 )
-"""Packages of others that do so for the program."""
+"""Third-party packages that make optimizers for the program."""
 _COMPILERS = frozenset({"compile", "_inductor"})
 
 
 @frozen
 class Choice:
-    """What to import ahead, and what the text said besides."""
+    """Modules to import ahead, and the number of threads that the text sets."""
 
     modules: tuple[str, ...] = (TORCH,)
     threads: int | None = None
-    """What the program computes with, where it says so first of all."""
+    """Number of threads that the program computes with, if it sets that before anything else."""
 
 
 def choose_preload(common: StartSpec, function: Callable[..., Any] | None, text: bytes | None = None) -> Choice:
@@ -55,7 +59,7 @@ def choose_preload(common: StartSpec, function: Callable[..., Any] | None, text:
         return chosen
     tops = {name.partition(".")[0] for name in chosen.modules}
     if hidden_by(_folders(common), tops | BROUGHT):
-        # The program finds its own, and torch does too if it needs one of the name.
+        # The program finds its own module, and torch does too if it needs one of that name.
         return Choice((), None)
     return chosen
 
@@ -101,7 +105,7 @@ def preload_for(entrypoint: object) -> tuple[str, ...]:
     """
     Return the modules that the automatic preload imports for *entrypoint*.
 
-    This is as far as the entry point alone tells, before there is a launch.
+    Before a launch only the entry point is known, so the launch may choose others.
     """
     if callable(entrypoint):
         return of_function(entrypoint).modules
@@ -113,7 +117,7 @@ def preload_for(entrypoint: object) -> tuple[str, ...]:
 
 
 def of_script(path: str) -> Choice:
-    """What to import ahead for the script at *path*."""
+    """Return the modules to import ahead for the script at *path*."""
     return _chosen(read(path, folder_of_script(path)))
 
 

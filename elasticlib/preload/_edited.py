@@ -1,7 +1,9 @@
 """
-Modules of the user's project that were edited since this program imported them: its workers import the new ones.
+Modules of the user's project that were edited since this program imported them: its workers
+import the new version.
 
-Rules of this file: it looks at files that are there and imports nothing; a module is spoken of once for each edit.
+Rules of this file: it looks at existing files only, and imports nothing. A module is named once
+for each edit.
 """
 
 from __future__ import annotations
@@ -19,25 +21,34 @@ from elasticlib.workers.child import file_of_module, names_of_module
 
 _log = logging.getLogger("elasticlib")
 _BYTECODE = struct.Struct("<4sIII")
-"""Begins a file of bytecode: what tells the version, flags, then time and size of the source (PEP 552)."""
+"""
+Start of a bytecode file: the mark of the version, flags, then time and size of the source (PEP
+552).
+"""
 
 
 class Edits:
-    """What is known of the modules of this program, from one launch of a function to the next."""
+    """Record of this program's modules, from one launch of a function to the next."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[object, int]] = {}
-        """By name of the module, what tells this import of it from the next one, and the time of its file."""
+        """
+        By name of the module: its specification, which differs after a reload, and the time of
+        its file (ns).
+        """
         self._others: set[str] = set()
-        """Files that are no project's."""
+        """Files outside of the user's project."""
         os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
         self._lock = threading.Lock()
 
     def tell(self) -> None:
-        """Say which modules changed on disk since the last call, unless this program has reloaded them."""
+        """
+        Warn which modules changed on disk since the last call, unless this program has reloaded
+        them.
+        """
         with self._lock:
             edited = [name for name, module in list(sys.modules.items()) if self._is_edited(name, module)]
         if edited:
@@ -79,10 +90,9 @@ class Edits:
 
 def _was_edited(spec: ModuleSpec, found: os.stat_result) -> bool:
     """
-    True if the module of *spec* was imported from another state of its file than *found*.
+    Return True if the module of *spec* was imported from another state of its file than *found*.
 
-    Its bytecode tells: an import of a file that has another time or size than the bytecode says
-    writes that again.
+    Its bytecode shows that: an import writes it again if the file's time or size differs.
     """
     if type(spec.loader) is not SourceFileLoader or spec.cached is None:
         return False
@@ -98,13 +108,16 @@ def _imports_write(bytecode: str) -> bool:
 
 
 def _source_of_bytecode(path: str) -> tuple[int, int] | None:
-    """Return time and size of the source of the bytecode at *path*; None where it does not tell."""
+    """
+    Return time and size of the source of the bytecode at *path*; None if the bytecode does not
+    hold them.
+    """
     try:
         with open(path, "rb") as file:
             magic, flags, seconds, size = _BYTECODE.unpack(file.read(_BYTECODE.size))
     except (OSError, struct.error):
         return None
-    # Of another version, or checked by the hash of the source.
+    # Bytecode of another version, or checked by the hash of the source.
     if magic != MAGIC_NUMBER or flags:
         return None
     return seconds, size

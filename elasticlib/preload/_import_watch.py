@@ -1,9 +1,10 @@
 """
-Where the first worker of a restart is while it imports, so that the job can say at its end what `preload` would save.
+Sampling of a restart's imports: at the end the job can say how much time `preload` would save.
 
-Rules of this file: time is an argument; a worker's first answer that is no import of an installed package is the last
-of that restart. The spawner asks none that sleeps in a system call, which the signal would interrupt: where the worker
-is stays unknown then, and after a few such looks in a row nobody looks again. PURE.
+Rules of this file: time is an argument. The watch ends for a restart with the first answer that
+shows no import of an installed package. The spawner does not ask a worker that sleeps in a system
+call, which the signal would interrupt. That worker's place stays unknown, and after a few such
+looks in a row the watch stops. PURE.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from elasticlib import records
 from elasticlib.stacks import crash_frames
 
 FIRST = 2.0
-"""Seconds after the start of the workers at which one is asked first: shorter imports are not worth a word."""
+"""Seconds from the start of the workers to the first question: shorter imports need no advice."""
 EVERY = 1.0
 """Seconds between two questions."""
 MOST_UNKNOWN = 3
-"""Looks in a row that may find a worker asleep."""
+"""Looks in a row that may find the worker asleep."""
 _MOST_NAMED = 3
 """Modules that one line names."""
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/(?P<name>[\w/]+)\.py$")
 _REFUSED = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
-"""Packages that read their rank at import, so that `preload` refuses them; what they import it takes."""
+"""
+Packages that read their rank at import, so that `preload` refuses them; it accepts the packages
+that they import.
+"""
 
 
 @define
@@ -35,42 +39,45 @@ class ImportWatch:
     """The imports of one launch's restarts."""
 
     _preload: tuple[str, ...] = ()
-    """What is imported ahead already."""
+    """Modules that are imported ahead already."""
     _is_restart: bool = False
-    """Whether the next start of workers is one."""
+    """True if the next start of workers is a restart."""
     _due: float | None = None
     _awaited: float | None = None
-    """When the question was due whose answer is awaited."""
+    """Time at which the question was due whose answer is awaited."""
     _unknown: int = 0
-    """Looks in a row that did not find out where the worker is."""
+    """Looks in a row that did not find the worker's place."""
     _seconds: dict[str, float] = field(factory=dict)
-    """By module, in this restart."""
+    """Seconds by module, in this restart."""
     _found: dict[str, float] = field(factory=dict)
-    """The same of the last restart in which that was long."""
+    """The same of the last restart with long imports."""
 
     def begin(self, preload: tuple[str, ...], now: float) -> None:
-        """Workers are started. Without *preload* they are to import for themselves, or have to."""
+        """Note a start of workers; it is watched only if it is a restart with a *preload*."""
         is_watched = self._is_restart and bool(preload)
         self._preload, self._is_restart, self._seconds = preload, True, {}
         self._due = now + FIRST if is_watched else None
         self._awaited, self._unknown = None, 0
 
     def rest(self) -> None:
-        """Workers are being stopped, and have better things to do."""
+        """Note that workers are being stopped, so that none is asked."""
         self._due = self._awaited = None
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until the worker is to be asked where it is; None where it is not."""
+        """
+        Return the seconds until the worker must be asked for its place; None if no question is
+        due.
+        """
         return None if self._due is None else max(0.0, self._due - now)
 
     def tend(self, ask: Callable[[], object], now: float) -> None:
-        """*Ask* the worker where it is, if that is due; the answer is to be `heard`."""
+        """Call *ask* if a question is due; pass the answer to `heard`."""
         if self._due is not None and now >= self._due:
             self._due, self._awaited = None, self._due
             ask()
 
     def heard(self, stacks: str) -> None:
-        """Take in where the worker was; an empty text, or one in brackets, does not say that."""
+        """Add the worker's place; an empty text, or one in brackets, does not show it."""
         due, self._awaited = self._awaited, None
         if due is None:
             return
@@ -94,7 +101,10 @@ class ImportWatch:
         self._found = self._seconds
 
     def advice(self) -> records.PreloadAdvised | None:
-        """What to import ahead, and the time that it takes in each restart; None where that was not seen to be long."""
+        """
+        Return the modules to import ahead, and their time in each restart; None if no import was
+        long.
+        """
         longest = sorted(self._found, key=lambda module: -self._found[module])[:_MOST_NAMED]
         if not longest:
             return None
@@ -102,12 +112,15 @@ class ImportWatch:
 
 
 def is_unknown(stacks: str) -> bool:
-    """Whether *stacks* do not say where the worker was: it slept, or gave no answer."""
+    """Return True if *stacks* do not show where the worker was: it slept, or did not answer."""
     return not crash_frames(stacks)
 
 
 def imported(stacks: str) -> str:
-    """Return the outermost module of an installed package at whose import a thread is; empty without one."""
+    """
+    Return the outermost module of an installed package that a thread is importing; empty without
+    one.
+    """
     for importer, frame in pairwise(crash_frames(stacks)):
         is_import = importer.file.startswith("<frozen importlib") and frame.function == "<module>"
         name = _installed_module(frame.file) if is_import else ""

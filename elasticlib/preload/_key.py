@@ -1,7 +1,8 @@
 """
-What two launches must have in common to be forked from one fork server, and whether its imports are still the same.
+The key of a fork server, which launches must share to use the same one, and the check that its
+imports are unchanged.
 
-Rules of this file: it looks at files, and imports nothing of them.
+Rules of this file: it looks at files, and imports none of them.
 """
 
 from __future__ import annotations
@@ -21,18 +22,25 @@ _INSTALLED_ONCE = frozenset({"torch", "numpy", "triton"})
 
 
 def import_path() -> list[str]:
-    """``sys.path``, without what Python skips there, such as a ``pathlib.Path``."""
+    """Return ``sys.path`` without entries that Python skips, such as a ``pathlib.Path``."""
     return [folder for folder in sys.path if isinstance(folder, str)]
 
 
 def depends_on_path(preload: Sequence[str]) -> bool:
-    """True if another search path may find other modules to preload: torch is installed once, with its interpreter."""
+    """
+    Return True if another search path may find other modules to preload.
+
+    Torch is installed once, with its interpreter.
+    """
     return tuple(preload) != AUTO and any(module.partition(".")[0] not in _INSTALLED_ONCE for module in preload)
 
 
 @frozen
 class ForkServerKey:
-    """What two launches must have in common to fork their workers from one fork server, besides what that has read."""
+    """
+    Properties that two launches must share to use one fork server, besides the variables that it
+    has read.
+    """
 
     python: str
     preload: tuple[str, ...] = ()
@@ -40,16 +48,22 @@ class ForkServerKey:
     flags: tuple[str, ...] = ()
     """Options of the interpreter."""
     is_automatic: bool = False
-    """Whether `preload` was chosen for the launch, from the modules that are imported for everybody."""
+    """
+    True if `preload` was chosen for the launch, from the modules that are imported for every
+    program.
+    """
 
     @classmethod
     def of(cls, python: str, preload: tuple[str, ...], path: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Self:
-        """The key of a launch with that *preload*."""
+        """Return the key of a launch with that *preload*."""
         is_automatic = preload == AUTO
         return cls(python, (_allowed.TORCH,) if is_automatic else preload, path, flags, is_automatic)
 
     def covers(self, other: Self) -> bool:
-        """True if a fork server of this key can serve a launch of the *other*: it may have imported more."""
+        """
+        Return True if a fork server of this key can serve a launch of the *other*: it may have
+        imported more.
+        """
         are_automatic = self.is_automatic and other.is_automatic
         # Modules that the user named may be others on another path: only an equal key will do.
         if not are_automatic or not other.preload:
@@ -60,10 +74,10 @@ class ForkServerKey:
 
 def stamps(key: ForkServerKey, search_path: Sequence[str], files: Mapping[str, int]) -> dict[str, int]:
     """
-    Return the times of change of the files that the fork server imported.
+    Return the times of change of the files that the fork server imported, by path (ns).
 
     These are its *files*, and those that are found now for the modules of *key*. Archives on the
-    path count as a whole: their content is not looked at.
+    path count as a whole: nothing looks into them.
     """
     paths = list(files)
     if depends_on_path(key.preload):

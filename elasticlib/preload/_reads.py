@@ -1,10 +1,12 @@
 """
-Which environment variables a fork server depends on, so that a launch with other values needs another one.
+Environment variables that a fork server depends on: a launch with other values needs another fork
+server.
 
-Variables as such go to the workers, launch by launch. What is imported for everybody (`_allowed`) reads what stands in
-the lists below, which a test holds against the lookups that an import makes. What a module reads that `preload` names
-is not known: any variable may be among it.
-PURE: two environments and what was imported in, a verdict out.
+Each launch sends its variables to its workers. The imports for every program (`_allowed`) read
+the variables in the lists below, and a test compares the lists with the lookups of a real import.
+The variables of a module that `preload` names are unknown, so any variable counts.
+
+PURE: takes two environments and the list of imports, returns a verdict.
 """
 
 from __future__ import annotations
@@ -102,12 +104,18 @@ LIBRARIES = (
     "TMPDIR",
     "_PYTHON_*",
 )
-"""Read by torch, numpy and what they link when they are loaded, so not by a fork server that preloads nothing."""
+"""
+Read by torch, numpy and their libraries when they are loaded, so not by a fork server that
+preloads nothing.
+"""
 INTEL_OPENMP = ("KMP_*",)
 """Read by libiomp5 and libomp alone."""
 
 READ_LATER = frozenset({CUDA_DEVICES_VARIABLE, "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
-"""On the lists by their first letters, but read when devices and process groups are opened, in the workers."""
+"""
+On the lists by their first letters, but read in the workers, when devices and process groups are
+opened.
+"""
 OF_WORKERS = frozenset(
     {
         THREADS_VARIABLE,
@@ -116,11 +124,11 @@ OF_WORKERS = frozenset(
         "TORCHELASTIC_ERROR_FILE",
     }
 )
-"""What each launch sets, and what workers apply by setters: of no concern to any fork server."""
+"""Set by each launch, and applied by setters in the workers: they affect no fork server."""
 PER_LAUNCH = READ_LATER | OF_WORKERS
-"""Of no concern unless a module was named that may read them."""
+"""Without effect unless `preload` names a module that may read them."""
 NOISE = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "LINES", "COLUMNS", "PYTEST_CURRENT_TEST"})
-"""Set anew for each program, test or terminal."""
+"""Set again for each program, test or terminal."""
 LOST_AFTER_IMPORT = (
     "GOMP_*",
     "KMP_*",
@@ -140,21 +148,24 @@ LOST_AFTER_IMPORT = (
     "TORCHDYNAMO_*",
     "TORCHINDUCTOR_*",
 )
-"""What has no effect any more once torch is imported, so that a script which sets it first needs its own import."""
+"""
+Variables without effect once torch is imported, so that a script which sets them first needs its
+own import.
+"""
 READ_WHEN_USED = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
-"""Fits the list, but is looked up each time that it is needed."""
+"""Fits the list, but is looked up at each use."""
 
 
 @dataclass(frozen=True)
 class Reads:
-    """What a fork server read of its environment."""
+    """Environment variables that a fork server has read."""
 
     names: frozenset[str]
-    """Looked up by Python's own start."""
+    """Names looked up by Python's own start."""
     patterns: tuple[str, ...] = ()
-    """What the modules read that it imported."""
+    """Patterns of names that its imported modules read."""
     harmless: frozenset[str] = NOISE | PER_LAUNCH
-    """What it did not read though a pattern fits."""
+    """Names that fit a pattern but were not read."""
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -162,9 +173,12 @@ class Reads:
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any], preload: Sequence[str]) -> Reads | None:
-        """Read what a fork server with *preload* says of itself; None where it cannot know all that it read."""
+        """
+        Read a fork server's report, with its *preload*; None if it cannot know all that it read.
+        """
         if message.get("whole", True):
-            # A message without it is of another version of elasticlib, in another interpreter.
+            # A message without the key is from another version of elasticlib, in another
+            # interpreter.
             return None
         names = frozenset(message["names"])
         if message["named"]:
@@ -173,7 +187,7 @@ class Reads:
         return cls(names, (*INTERPRETER, *libraries))
 
     def concern(self, name: str) -> bool:
-        """True if another value of *name* could have made another fork server."""
+        """Return True if another value of *name* could have made another fork server."""
         if name in NOISE:
             return False
         return name in self.names or (name not in self.harmless and self._pattern.match(name) is not None)
@@ -181,9 +195,11 @@ class Reads:
 
 def serves(reads: Reads | None, given: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """
-    Return whether a fork server that was started with the variables *given* can serve a launch with those *wanted*.
+    Return True if a fork server that was started with the variables *given* can serve a launch
+    with those *wanted*.
 
-    *reads* is None where they are not known, as before its imports are done: any variable may be among them.
+    *reads* is None if they are unknown, as before its imports are done: any variable may be among
+    them.
     """
     changed = {name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name)}
     if reads is None:
@@ -192,7 +208,7 @@ def serves(reads: Reads | None, given: Mapping[str, str], wanted: Mapping[str, s
 
 
 def is_lost_after_import(name: str) -> bool:
-    """True for a variable that a script must set before it imports torch."""
+    """Return True for a variable that a script must set before it imports torch."""
     return name not in PER_LAUNCH | READ_WHEN_USED and any(
         fnmatch.fnmatchcase(name, each) for each in LOST_AFTER_IMPORT
     )

@@ -1,8 +1,9 @@
 """
-Facts that the text of an entry point gives before it runs: its imports, and what it sets before.
+Facts from the text of an entry point before it runs: its imports, and the variables that it sets
+before torch.
 
-Rules of this file: nothing is run, and no more files are read than a few of the project's own; in
-doubt a module could be imported, and a variable that the text names is set.
+Rules of this file: it runs nothing, and reads only a few of the project's files. In doubt a
+module counts as imported, and a variable that the text names counts as set.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from elasticlib.workers import THREADS_VARIABLE
 _MOST_FILES = 100
 _MOST_BYTES = 1 << 20
 _BY_NAME = frozenset({"importlib", "runpy", "pkgutil", "imp"})
-"""Modules that import by names that no statement has."""
+"""Modules that import by computed names."""
 _SETTERS_OF_OS = frozenset({"putenv", "unsetenv"})
 _SETTERS_OF_MAPPINGS = frozenset({"setdefault", "pop", "__setitem__"})
 _UNKNOWN = "*"
@@ -37,15 +38,18 @@ class Text:
     """Facts in the files of an entry point."""
 
     imports: set[str] = Factory(set)
-    """Top-level names of modules that are no files of the project's."""
+    """Top-level names of imported modules outside of the project."""
     is_whole: bool = True
-    """False where something may be imported that no statement names, or a file could not be read."""
+    """False if an import may have a name that no statement shows, or a file could not be read."""
     words: set[str] = Factory(set)
     """Names and attributes in the code; of ``re.compile`` only the first."""
     sets: set[str] = Factory(set)
-    """Variables that are lost once torch is imported, and spoken of before a file imports torch; ``*`` for any."""
+    """
+    Variables that have no effect once torch is imported, and that a file names before it imports
+    torch; ``*`` for any.
+    """
     threads: int | None = None
-    """OMP_NUM_THREADS, where a file sets it first of all, whatever happens."""
+    """OMP_NUM_THREADS, if a file sets it before anything else and in any case."""
 
 
 @frozen
@@ -53,7 +57,7 @@ class _Part:
     """One statement of a file."""
 
     name: str | None
-    """Of the function or class that it defines."""
+    """Name of the function or class that it defines."""
     words: frozenset[str]
     sets: frozenset[str]
 
@@ -63,7 +67,7 @@ class _File:
     """Facts in one file."""
 
     names: tuple[tuple[str, bool], ...] = ()
-    """Its imports, and for each whether it must be a module."""
+    """Its imports, and for each True if it must be a module."""
     parts: tuple[_Part, ...] = ()
     is_read: bool = True
 
@@ -72,9 +76,9 @@ def read(path: str, folder: str, function: str | None = None, source: bytes | No
     """
     Read the file *path* and those in *folder* that it imports.
 
-    Where the text of *path* is known already it is *source*. With the name of a *function* of it,
-    only the code that it may call counts: what a file sets outside of functions was set in this
-    very program, when it imported the file.
+    *source* is the text of *path* if it is known already. With the name of a *function* in it,
+    only the code that this function may call counts. What a file sets outside of functions was
+    set in this program, when it imported the file.
     """
     reading = _Reading(folder)
     reading.add_file(path, _read(path) if source is None else _parsed(source))
@@ -104,7 +108,7 @@ class _Reading:
     _seen: set[str] = Factory(set)
 
     def follow_imports(self) -> None:
-        """Read the files that are imported, and those that they import; give up at a hundred."""
+        """Read the files that are imported, and those that they import; stop at a hundred files."""
         while self._pending:
             if len(self._seen) > _MOST_FILES:
                 self.text.is_whole = False
@@ -113,7 +117,7 @@ class _Reading:
             self.add_file(path, _read(path))
 
     def add_file(self, path: str, file: _File) -> None:
-        """Take in the content of a *file*, which is at *path*."""
+        """Add the content of a *file*, which is at *path*."""
         self._seen.add(path)
         self.text.is_whole &= file.is_read
         self.parts += file.parts
@@ -183,9 +187,10 @@ def _read_once(path: str, *_: int) -> _File:
 
 def source_of(path: str, most: float = math.inf) -> bytes | None:
     """
-    Return the content of the script at *path*; None where it cannot be read, or has more than *most* bytes.
+    Return the content of the script at *path*; None if it cannot be read, or has more than *most*
+    bytes.
 
-    A pipe is not read: what came through it does not come again.
+    A pipe is not read, because its content could not be read a second time.
     """
     try:
         facts = os.stat(path)
@@ -198,7 +203,7 @@ def source_of(path: str, most: float = math.inf) -> bytes | None:
 
 
 def tree_of(source: bytes) -> ast.Module | None:
-    """Return the syntax tree of *source*; None for what this Python does not understand."""
+    """Return the syntax tree of *source*; None if this Python cannot parse it."""
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -221,7 +226,10 @@ def _parsed(source: bytes) -> _File:
 
 
 def _part(statement: ast.stmt, nodes: Sequence[ast.AST], *, is_early: bool) -> _Part:
-    """Return the facts on *statement*; what it sets counts only before torch is imported."""
+    """
+    Return the facts on *statement*; the variables that it sets count only before torch is
+    imported.
+    """
     name = None
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         name = statement.name
@@ -235,9 +243,9 @@ def _part(statement: ast.stmt, nodes: Sequence[ast.AST], *, is_early: bool) -> _
 
 def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
     """
-    Yield the imports of *node*, and for each whether it must be a module.
+    Yield the imports of *node*, and for each True if it must be a module.
 
-    What functions import counts too. Dots come first where an import is relative.
+    Imports in functions count too. A relative import begins with dots.
     """
     match node:
         case ast.Import(names=names):
@@ -250,7 +258,7 @@ def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
 
 
 def _names_from(node: ast.ImportFrom) -> Iterator[tuple[str, bool]]:
-    """Yield the imports of ``from a import b``, where ``b`` may be another thing than a module."""
+    """Yield the imports of ``from a import b``, where ``b`` need not be a module."""
     base = "." * node.level + (node.module or "")
     if node.module:
         yield base, True
@@ -299,8 +307,8 @@ def _variables(statement: ast.stmt, nodes: Sequence[ast.AST]) -> Iterator[str]:
     """
     Yield the variables that *statement*, with all its *nodes*, may set before torch is imported.
 
-    Only those count that are lost later. A number that OMP_NUM_THREADS gets in any case is yielded
-    as ``OMP_NUM_THREADS=number``.
+    Only variables count that have no effect later. A number that OMP_NUM_THREADS gets in any case
+    is yielded as ``OMP_NUM_THREADS=number``.
     """
     literal = _literal_threads(statement)
     if literal:
@@ -311,7 +319,7 @@ def _variables(statement: ast.stmt, nodes: Sequence[ast.AST]) -> Iterator[str]:
         only_read.update(map(id, _read_only(node)))
     for node in nodes:
         if id(node) not in only_read:
-            # In doubt, a variable whose name stands in the text is set.
+            # In doubt, a variable counts as set if its name stands in the text.
             yield from filter(is_lost_after_import, _constants(node))
         if _sets_any(node):
             yield _UNKNOWN
@@ -325,7 +333,7 @@ def _before_torch(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _imports_torch(statement: ast.stmt) -> bool:
-    """True for an import of torch that a module makes at once, or tries to make."""
+    """Return True for an import of torch that a module makes at once, or tries to make."""
     inner = statement.body if isinstance(statement, ast.Try) else [statement]
     names = itertools.chain.from_iterable(map(_names, inner))
     return any(name.partition(".")[0] == "torch" for name, _ in names)
@@ -338,7 +346,7 @@ def _constants(node: ast.AST) -> Iterator[str]:
 
 
 def _read_only(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the name of a variable that *node* looks up, and does not set."""
+    """Yield the name of a variable that *node* only looks up."""
     match node:
         case (
             ast.Call(func=ast.Attribute(attr="get" | "getenv"), args=[name, *_])
@@ -356,7 +364,7 @@ def _is_environment(node: ast.AST) -> bool:
 
 
 def _sets_any(node: ast.AST) -> bool:
-    """True for code that sets a variable whose name is not in the text."""
+    """Return True for code that sets a variable whose name is not in the text."""
     match node:
         case ast.Subscript(ctx=ast.Store() | ast.Del(), value=where, slice=key):
             return _is_environment(where) and not isinstance(key, ast.Constant)
@@ -368,7 +376,7 @@ def _sets_any(node: ast.AST) -> bool:
 
 
 def _call_sets_any(call: ast.Call, method: ast.Attribute) -> bool:
-    """Tell the same of a *call* of a *method*."""
+    """Return the same of a *call* of a *method*."""
     if method.attr in _SETTERS_OF_OS:
         return _hides_its_key(call)
     if not _is_environment(method.value):
@@ -379,24 +387,26 @@ def _call_sets_any(call: ast.Call, method: ast.Attribute) -> bool:
 
 
 def _hides_its_key(call: ast.Call) -> bool:
-    """True if the first argument is no literal."""
+    """Return True if the first argument is not a literal."""
     return bool(call.args) and not isinstance(call.args[0], ast.Constant)
 
 
 def _update_hides_keys(call: ast.Call) -> bool:
-    """True if an ``update`` takes a dictionary that is not written out in its call."""
+    """Return True if an ``update`` takes a dictionary that is not written out in its call."""
     takes_another = not all(map(_shows_its_keys, call.args))
     unpacks_another = not all(keyword.arg for keyword in call.keywords)
     return takes_another or unpacks_another
 
 
 def _shows_its_keys(value: ast.expr) -> bool:
-    """True for a dictionary that is written out, and takes nothing from another one (``**``)."""
+    """
+    Return True for a dictionary that is written out, and takes nothing from another one (``**``).
+    """
     return isinstance(value, ast.Dict) and None not in value.keys
 
 
 def _sets_threads(node: ast.AST) -> bool:
-    """True for code that sets or removes OMP_NUM_THREADS, to any number."""
+    """Return True for code that sets or removes OMP_NUM_THREADS, to any number."""
     match node:
         case (
             ast.Subscript(ctx=ast.Store() | ast.Del(), slice=name)
@@ -427,5 +437,5 @@ def _literal_threads(statement: ast.stmt) -> int | None:
 
 
 def is_of_python(name: str) -> bool:
-    """True for a module of Python's own, or the program itself."""
+    """Return True for a module of Python's own, or the program itself."""
     return name in sys.stdlib_module_names or name == "__main__"
