@@ -1,11 +1,14 @@
 """
-Processes, folders, memory and messages, in one way here, whatever this kernel offers.
+Processes, folders, memory and messages, behind one interface for all kernels.
 
-A `Handle` holds a process: it is readable once that has ended, and signals that process alone. `spawn` starts a process
-of ours, which ends with this program; the names of `_reaper` watch a parent and clear up what is below. `Channel`
-carries messages with descriptors between them, `anonymous_file` and its kin carry what is large. `Caller` is the
-program that launches, as its children would have it. Rules of this package: the standard library and `errors` only,
-since the reaper starts in milliseconds; no other package asks which way is taken.
+`Handle` holds a process: it is readable once the process has ended, and signals that process
+alone. `spawn` starts a helper, which ends with this program. The functions of `_reaper` watch a
+parent and kill the processes below. `Channel` carries messages with descriptors between
+processes, `anonymous_file` and its kin carry large content. `Caller` is the launching program, in
+the state that its children would inherit.
+
+Rules of this package: it imports the standard library and `errors` only, since the reaper starts
+in milliseconds. No other package asks which kernel calls are used.
 """
 
 from __future__ import annotations

@@ -1,19 +1,25 @@
 """
-The program that launches, as its child processes would have it: who it is to the kernel, and how it is set up.
+The launching program, in the state that its child processes would inherit: its identity for the
+kernel, and its settings.
 
 Workers are forked from a process that was started earlier, and the caller may have changed since.
 
-    CallerIdentity   no process gives itself this: where it differs, another fork server must be started
-    Surroundings     a worker sets this for itself: read at the launch (`now`), set before any of the user's code runs
-                     (`take_over`)
+    CallerIdentity   no process can give itself this: where it differs, another fork server must be started
+    Surroundings     a worker sets this for itself: read at the launch (`now`), set before any of the
+                     user's code runs (`take_over`)
     Caller           both
 
-A program may drop its privileges, enter a namespace or move to another cgroup between two launches: that is identity.
-Of the surroundings, some need a privilege to be set from where the fork server began (`Surroundings.can_follow`).
+A program may drop its privileges, enter a namespace or move to another cgroup between two
+launches: that is identity. Some of the surroundings need a privilege to be set from the fork
+server's own (`Surroundings.can_follow`).
 
-Rules of this file: the calling thread is looked at, for on Linux each has credentials of its own; what cannot be read
-is left out, on both sides of a comparison; what is read is what is set, side by side; what the kernel refuses stays as
-it is; a look takes microseconds.
+Rules of this file:
+
+* It reads the calling thread, because on Linux each thread has credentials of its own.
+* A value that cannot be read is left out, on both sides of a comparison.
+* Each value is read and set side by side. A value stays unchanged if the kernel refuses to set
+  it.
+* A look takes microseconds.
 """
 
 from __future__ import annotations
@@ -39,16 +45,20 @@ _STATUS = frozenset(
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "time_for_children", "user", "uts")
 _PR_GET_SECUREBITS = 27
 _PERSONALITY_NOW = 0xFFFFFFFF
-"""The argument by which the present personality is asked for."""
+"""Argument with which `personality` returns the present value."""
 _MOST = 65536
-"""Bytes of a text; the kernel gives all of it at once."""
+"""Bytes of a text, which the kernel returns in one read."""
 
 _libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
 class CallerIdentity:
-    """What the kernel knows the calling thread by; two are equal where a child of one could be a child of the other."""
+    """
+    Identity of the calling thread for the kernel.
+
+    Two are equal if a child of one could be a child of the other.
+    """
 
     credentials: tuple[str, ...]
     """User and group ids, groups, capabilities, no-new-privileges, filters of system calls."""
@@ -56,15 +66,15 @@ class CallerIdentity:
     root: tuple[int, int]
     """Device and inode of the root folder, which ``chroot`` changes."""
     cgroups: str
-    """A worker elsewhere would escape the caller's limits of memory and CPU."""
+    """Cgroups; a worker in others would escape the caller's limits of memory and CPU."""
     label: str
-    """That of AppArmor or SELinux."""
+    """Label of AppArmor or SELinux."""
     securebits: int
     personality: int
 
     @classmethod
     def now(cls) -> Self:
-        """That of the calling thread."""
+        """Return the identity of the calling thread."""
         root = os.stat("/")
         return cls(
             credentials=_credentials(),
@@ -93,7 +103,11 @@ def _namespace(name: str) -> str:
 
 
 def kernel_says(path: str) -> str:
-    """The text at *path* below ``/proc``; empty where it cannot be read. It costs a third of what `open` does."""
+    """
+    Return the text at *path* below ``/proc``; empty if it cannot be read.
+
+    It takes a third of the time of `open`.
+    """
     try:
         descriptor = os.open(f"/proc/{path}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -108,7 +122,10 @@ def kernel_says(path: str) -> str:
 
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _OWN_SHARE = (os.SCHED_OTHER, os.SCHED_BATCH)
-"""Policies between which any process may choose, and from which it may go to ``SCHED_IDLE``."""
+"""
+Scheduling policies between which any process may choose, and from which it may change to
+``SCHED_IDLE``.
+"""
 _UMASK = re.compile(r"^Umask:\s*(\d+)", re.MULTILINE)
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
@@ -116,27 +133,27 @@ _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a child process of the caller would have."""
+    """Settings that a child process of the caller would inherit."""
 
     umask: int = 0o022
     limits: Sequence[tuple[int, tuple[int, int]]] = ()
     """Number, soft and hard value of each resource limit."""
     nice: int = 0
     policy: int = os.SCHED_OTHER
-    """Of the scheduler."""
+    """Policy of the scheduler."""
     priority: int = 0
-    """Of a real-time policy."""
+    """Priority under a real-time policy."""
     oom_score_adj: int = 0
     timer_slack: int = 50_000
-    """Nanoseconds by which the kernel may be late."""
+    """Nanoseconds by which the kernel may delay a timer."""
     coredump_filter: int = 0x33
-    """Which parts of the memory are in a core file."""
+    """Bits for the parts of the memory that a core file holds."""
     is_dumpable: bool = True
-    """Whether core files are written, and other processes of the user may look into the memory."""
+    """True if core files are written, and other processes of the user may read the memory."""
 
     @classmethod
     def now(cls) -> Self:
-        """What a child of the calling thread would have."""
+        """Return the settings that a child of the calling thread would inherit."""
         policy, priority, nice = _scheduling()
         return cls(
             umask=_umask(),
@@ -151,18 +168,21 @@ class Surroundings:
         )
 
     def plain(self) -> dict[str, Any]:
-        """All of it, for a channel."""
+        """Return all settings as a mapping, for a channel."""
         return dict(vars(self))
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Self:
-        """What `plain` made."""
+        """Return the object of a mapping that `plain` made."""
         return cls(**body)
 
     def can_follow(self, beginning: Self) -> bool:
-        """Whether a process that has what *beginning* says may come to have this, whatever its privileges are."""
-        # Without a privilege a process can only become nicer, a likelier victim of the OOM killer,
-        # and lower its hard limits.
+        """
+        Return True if a process with the settings *beginning* can change to these without
+        privileges.
+        """
+        # Without a privilege a process can only become nicer, a likelier victim of the OOM
+        # killer, and lower its hard limits.
         hard = {number: _value(most) for number, (_, most) in beginning.limits}
         return (
             self.nice >= beginning.nice
@@ -177,9 +197,9 @@ class Surroundings:
         return beginning.policy in _OWN_SHARE and self.policy in (*_OWN_SHARE, os.SCHED_IDLE)
 
     def take_over(self) -> None:
-        """Have this process as it is said here, but for `keep_memory_private`."""
+        """Give this process these settings, except for `keep_memory_private`."""
         os.umask(self.umask)
-        # First what a limit may forbid afterwards.
+        # First the settings that a limit may forbid afterwards.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, self.policy, os.sched_param(self.priority))
         with contextlib.suppress(OSError):
@@ -192,13 +212,18 @@ class Surroundings:
                 resource.setrlimit(number, (soft, hard))
 
     def keep_memory_private(self) -> None:
-        """Once nothing of ours has to look into this process any more, and after each ``exec``, which undoes it."""
+        """
+        Hide the memory of this process from others, if the caller's memory is hidden.
+
+        Called once no process of elasticlib needs to read it any more, and after each ``exec``,
+        which undoes it.
+        """
         if not self.is_dumpable:
             _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _scheduling() -> tuple[int, int, int]:
-    """Policy, priority and niceness that a child of the calling thread gets."""
+    """Return the policy, priority and niceness that a child of the calling thread gets."""
     policy, priority = os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     if policy & os.SCHED_RESET_ON_FORK:
@@ -219,7 +244,7 @@ def _umask() -> int:
 
 def _read_number(name: str, base: int, otherwise: int) -> int:
     text = kernel_says(f"self/{name}")
-    # A kernel without this file has no text of it.
+    # A kernel without this file returns an empty text.
     return int(text, base) if text else otherwise
 
 
@@ -230,16 +255,19 @@ def _write_number(name: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class Caller:
-    """The calling thread at one moment: when a fork server is started, or at a launch."""
+    """The calling thread at the start of a fork server, or at a launch."""
 
     identity: CallerIdentity
     surroundings: Surroundings
 
     @classmethod
     def now(cls) -> Self:
-        """The calling thread as it is."""
+        """Return the present state of the calling thread."""
         return cls(CallerIdentity.now(), Surroundings.now())
 
     def can_serve(self, other: Self) -> bool:
-        """Whether a process that this one has started may fork what is like a child of the *other* one."""
+        """
+        Return True if a process that this caller has started can fork children like those of the
+        *other* one.
+        """
         return self.identity == other.identity and other.surroundings.can_follow(self.surroundings)

@@ -1,8 +1,8 @@
 """
-Closes the descriptors of this process.
+Functions that close the descriptors of this process.
 
-Rules of this file: the standard library only, since the reaper imports it; the time does not grow with the limit of
-open files.
+Rules of this file: the standard library only, since the reaper imports it. The time does not grow
+with the limit of open files.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import os
 from collections.abc import Collection, Iterable
 
 _LOW = 256
-"""Descriptors below it are closed without a look at which are open."""
+"""Descriptors below this number are closed without checking which ones are open."""
 
 
 def close_each(descriptors: Iterable[int]) -> None:
-    """Close all of *descriptors*, which are open."""
+    """Close all of *descriptors*, which must be open."""
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close every descriptor of this process that is not in *keep*, whatever its limit is."""
-    # The lowest ones blindly: that makes room for the listing where the limit leaves none.
+    """Close every descriptor of this process that is not in *keep*, at any limit of open files."""
+    # The lowest ones without a check: that makes room for the listing if the limit leaves none.
     lowest_kept = sorted(number for number in keep if number < _LOW)
     bounds = [-1, *lowest_kept, _LOW]
     for before, after in itertools.pairwise(bounds):
@@ -43,7 +43,7 @@ def close_all_but(keep: Collection[int]) -> None:
 
 
 def _close_high_but(keep: Collection[int]) -> None:
-    """Close without a listing: as slow as the limit is high, where the kernel has no call for ranges."""
+    """Close without a listing: without a kernel call for ranges, the time grows with the limit."""
     kept = sorted({*keep, _LOW - 1})
     for before, after in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
         os.closerange(before + 1, after)

@@ -1,4 +1,6 @@
-"""Folders: made anew where a cleaner removed them, made elsewhere where one may not write, or missed by name."""
+"""
+Folders: making private and temporary ones, and the current folder, which may have been removed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ _CURRENT = "/proc/self/cwd"
 
 
 def make_private_folder(path: str) -> None:
-    """Make the folder *path*, and those above it that are missing, for this user alone; what is there stays."""
+    """
+    Make the folder *path* and its missing parents, for this user alone; existing ones stay
+    unchanged.
+    """
     if os.path.isdir(path):
         return
     above = os.path.dirname(path)
@@ -29,27 +34,30 @@ def make_private_folder(path: str) -> None:
 
 
 def is_own_folder(path: str) -> bool:
-    """Whether *path* is a folder of this user's, and no link to one."""
+    """Return True if *path* is a folder of this user, and not a link to one."""
     found = os.lstat(path)
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def may_write_in(folder: str) -> bool:
-    """Whether this process may make files in *folder*."""
+    """Return True if this process may make files in *folder*."""
     return _may(folder, os.W_OK | os.X_OK)
 
 
 def _may(path: str, mode: int) -> bool:
-    # Asked by effective ids only where they differ: old seccomp profiles answer that call (faccessat2) with EPERM.
+    # The call for effective ids (faccessat2) is made only if they differ: old seccomp profiles
+    # answer it with EPERM.
     has_other_ids = (os.getuid(), os.getgid()) != (os.geteuid(), os.getegid())
     return os.access(path, mode, effective_ids=has_other_ids and os.access in os.supports_effective_ids)
 
 
 def make_temporary_folder(purpose: str, longest: int = 0) -> str:
     """
-    Make a folder for this user alone, for pipes and sockets, whose path has at most *longest* bytes (0: any number).
+    Make a folder for this user alone, for pipes and sockets, whose path has at most *longest*
+    bytes (0: any number).
 
-    In a read-only container it is in ``/dev/shm``. Raises `ConfigError`, which names the *purpose*.
+    In a read-only container it is in ``/dev/shm``. Raises `ConfigError`, which names the
+    *purpose*.
     """
     # Imported here: workers import this module, and few of them need tempfile.
     import tempfile
@@ -68,7 +76,11 @@ def make_temporary_folder(purpose: str, longest: int = 0) -> str:
 
 
 def current_folder() -> str:
-    """The folder where this program is, and its workers are to be. Raises `EntrypointError` where that was removed."""
+    """
+    Return the path of the current folder, in which the workers start too.
+
+    Raises `EntrypointError` if it was removed.
+    """
     if path := path_of_current_folder():
         return path
     raise EntrypointError(
@@ -78,7 +90,7 @@ def current_folder() -> str:
 
 
 def path_of_current_folder() -> str:
-    """Return the path of the current folder; ``""`` where that was removed, which Python itself does not mind."""
+    """Return the path of the current folder; ``""`` if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -89,7 +101,8 @@ def absolute_path(path: str) -> str:
     """
     Return *path* as an absolute one, like Python's ``__file__`` of a script.
 
-    `os.path.abspath` also takes ``folder/..`` out, which names another file where the folder is a link.
+    `os.path.abspath` also removes ``folder/..``, which names another file if the folder is a
+    link.
     """
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
@@ -100,25 +113,29 @@ def folder_of_script(path: str) -> str:
 
 
 def absolute_path_without_parents(path: str) -> str:
-    """Return *path* as an absolute one that holds no ``..`` and names the same folder: links stay where they can."""
+    """
+    Return *path* as an absolute one without ``..`` that names the same folder.
+
+    Links stay in the path where they can.
+    """
     plain = os.path.abspath(path)
     real = os.path.realpath(path)
     return plain if os.path.realpath(plain) == real else real
 
 
 def name_of_current_folder() -> str:
-    """Return what messages call the current folder, which may have been removed."""
+    """Return the name of the current folder for messages; it may have been removed."""
     return os.readlink(_CURRENT).removesuffix(" (deleted)")
 
 
 def identity_of_current_folder() -> tuple[int, int]:
-    """Return the device and inode of the current folder, also where it may not be entered."""
+    """Return the device and inode of the current folder, even if it may not be entered."""
     found = os.stat(_CURRENT)
     return found.st_dev, found.st_ino
 
 
 def current_folder_can_be_entered() -> bool:
-    """Return True where another process can change to the current folder by its path."""
+    """Return True if another process can change to the current folder by its path."""
     path = path_of_current_folder()
     try:
         found = os.stat(path)
@@ -129,9 +146,11 @@ def current_folder_can_be_entered() -> bool:
 
 def enter_folder(folder: str, known_as: Sequence[int]) -> None:
     """
-    Change to *folder*, which is the `identity_of_current_folder` *known_as*. Raises OSError where that fails.
+    Change to *folder*, whose `identity_of_current_folder` is *known_as*. Raises OSError if that
+    fails.
 
-    A process whose parent was there is there already: it stays, though the folder was removed or may not be entered.
+    A process that was forked in that folder stays there, even if it was removed or may not be
+    entered.
     """
     try:
         os.chdir(folder)
@@ -142,7 +161,11 @@ def enter_folder(folder: str, known_as: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def out_of_removed_folder() -> Iterator[None]:
-    """Within the block be in the root folder, where the current one was removed: libraries such as MKL end there."""
+    """
+    Change to the root folder within the block if the current one was removed.
+
+    Libraries such as MKL end the process in a removed folder.
+    """
     if path_of_current_folder():
         yield
         return
@@ -161,7 +184,10 @@ def out_of_removed_folder() -> Iterator[None]:
 
 
 def time_of_change(path: str) -> int:
-    """Return when the file at *path*, or the archive that it is in, was changed, in ns; 0 where there is none."""
+    """
+    Return the time of change (ns) of the file at *path*, or of the archive that contains it; 0 if
+    neither exists.
+    """
     while path:
         try:
             return os.stat(path).st_mtime_ns

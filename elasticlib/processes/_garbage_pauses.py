@@ -1,6 +1,4 @@
-"""
-Imports of a process from which others are forked: fast, and in pages that these share with it.
-"""
+"""Faster imports for a process that forks others, in memory pages that these can share."""
 
 from __future__ import annotations
 
@@ -11,7 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Import in the block: imports make little garbage, and the search for it takes a quarter of their time."""
+    """
+    Import in the block without garbage collection.
+
+    Imports make little garbage, and the search for it takes a quarter of their time.
+    """
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -23,7 +25,10 @@ def without_garbage_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def shared_imports() -> Iterator[None]:
-    """Import in the block what processes share that are forked later, as long as none searches it for garbage."""
+    """
+    Import in the block for processes that are forked later: they share its pages until one
+    collects garbage there.
+    """
     with without_garbage_collection():
         yield
         gc.freeze()

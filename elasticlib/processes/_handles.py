@@ -1,8 +1,9 @@
 """
-Who holds a process can wait for its end and signal it, and never hits another process that got its number.
+Handles of processes: a holder can wait for the end and send signals, and never hits a process
+that reuses the number.
 
-Rules of this file: the kernel is asked once in each program, by a call and not by its version; a process that is gone
-when it is to be held, or signalled, is a ProcessLookupError, as of `os.kill`.
+Rules of this file: each program asks the kernel once, by a call and not by its version. Holding
+or signalling a process that is gone is a ProcessLookupError, as in `os.kill`.
 """
 
 from __future__ import annotations
@@ -18,22 +19,37 @@ from elasticlib.processes import _without_pidfds as without_pidfds
 from elasticlib.processes._pidfd import Handle, pidfds
 
 _LOOK = 0.005
-"""Seconds between two looks at processes that are just being killed, where nothing tells of their ends."""
+"""
+Seconds between two looks at processes that are being killed, if the kernel does not report their
+ends.
+"""
 
 
 def handle_of(pid: int) -> Handle:
-    """Hold the process that now has this number. Raises OSError: there is none, or no descriptor is free."""
+    """
+    Return a handle of the process that now has this number.
+
+    Raises OSError if it is gone or no descriptor is free.
+    """
     return without_pidfds.handle_of(pid) if pidfds.why() else Handle(os.pidfd_open(pid))
 
 
 def handle_of_parent(pid: int) -> Handle:
-    """Hold the parent of this process, which the caller compares with `os.getppid` afterwards. Raises OSError."""
+    """
+    Return a handle of this process's parent. Raises OSError.
+
+    The caller must compare *pid* with `os.getppid` afterwards.
+    """
     return without_pidfds.Parent(pid) if pidfds.why() else Handle(os.pidfd_open(pid))
 
 
 @contextlib.contextmanager
 def own_descriptors() -> Iterator[tuple[int, ...]]:
-    """What another process gets, over a socket, to hold this one by `received_handle`; the caller keeps nothing."""
+    """
+    Yield the descriptors to send to another process, which holds this one by `received_handle`.
+
+    They are closed after the block where that is possible.
+    """
     if pidfds.why():
         yield without_pidfds.own_descriptors()
         return
@@ -45,14 +61,17 @@ def own_descriptors() -> Iterator[tuple[int, ...]]:
 
 
 def received_handle(descriptors: Sequence[int]) -> Handle:
-    """A handle of the process that sent these, its `own_descriptors`, which are this object's from now on."""
+    """
+    Return a handle of the process that sent its `own_descriptors`; the handle owns them from now
+    on.
+    """
     if stat.S_ISFIFO(os.fstat(descriptors[0]).st_mode):
         return without_pidfds.PipeHandle(*descriptors)
     return Handle(*descriptors)
 
 
 def wait_for_ends(handles: Sequence[Handle], limit: float) -> None:
-    """Return when all these processes have ended, after *limit* s at most."""
+    """Return when all these processes have ended, after at most *limit* seconds."""
     deadline = monotonic() + limit
     if pidfds.why():
         _look_for_ends(handles, deadline)
@@ -68,7 +87,7 @@ def wait_for_ends(handles: Sequence[Handle], limit: float) -> None:
 
 
 def _look_for_ends(handles: Sequence[Handle], deadline: float) -> None:
-    """Wait without pidfds: look at the processes again and again."""
+    """Wait without pidfds: look at the processes repeatedly."""
     while not all(handle.has_ended() for handle in handles):
         if monotonic() >= deadline:
             return

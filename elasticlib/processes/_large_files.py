@@ -1,9 +1,12 @@
 """
-Files of ours under the user's limit of a file's size (``RLIMIT_FSIZE``), which holds for anonymous ones, too.
+Files of elasticlib under the user's limit of a file's size (``RLIMIT_FSIZE``), which applies to
+anonymous files too.
 
-What processes share is no file to the user: it may be larger than the soft limit, and larger than the hard one where
-this process has the privilege. Where it has none, content is in several files. Rules of this file: the limit is as it
-was once a block ends; nothing is touched where it leaves room.
+A file that processes share is internal, so it may exceed the soft limit. With the privilege it
+may exceed the hard limit too; without it, the content is split over several files.
+
+Rules of this file: a block restores the limit at its end, and changes nothing if the limit leaves
+room.
 """
 
 from __future__ import annotations
@@ -22,20 +25,20 @@ from elasticlib.processes._memory_files import anonymous_file
 
 _FSIZE = resource.RLIMIT_FSIZE
 _PART = "+"
-"""Follows a name once for each file before that has a part of the same content."""
+"""Added to a name once for each earlier part of the same content."""
 _lock = threading.RLock()
-"""Held while the limit is raised; a signal handler may come in between, and write."""
+"""Held while the limit is raised; a signal handler of the same thread may write meanwhile."""
 
 
 class MemoryInFile(Protocol):
-    """Memory that is in a file already."""
+    """Memory that is backed by a file."""
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the descriptor."""
 
 
 def _renew_lock() -> None:
-    """In a forked process: another thread may have held it."""
+    """Replace the lock in a forked process: another thread may have held it."""
     global _lock
     _lock = threading.RLock()
 
@@ -45,13 +48,17 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @contextlib.contextmanager
 def room_for_file(size: float) -> Iterator[float]:
-    """Within it this process may write files of *size* bytes if that can be had; it gives how many they may have."""
+    """
+    Allow files of *size* bytes within the block, if this process can.
+
+    Yields the number of bytes that a file may have.
+    """
     soft, hard = resource.getrlimit(_FSIZE)
     if _bytes(soft) >= size:
         yield _bytes(soft)
         return
     with _lock:
-        # Read again: another thread may have raised the limit, or put it back, in the meantime.
+        # Read again: another thread may have raised or restored the limit meanwhile.
         soft, hard = resource.getrlimit(_FSIZE)
         try:
             yield _raise_limit(hard, size)
@@ -74,7 +81,11 @@ def _bytes(limit: int) -> float:
 
 
 def write_exactly(descriptor: int, data: bytes | memoryview, offset: int = 0) -> None:
-    """All of *data* into a file from *offset*. Raises OSError (EFBIG) where the limit leaves no room for it."""
+    """
+    Write all of *data* into a file from *offset*.
+
+    Raises OSError (EFBIG) if the limit leaves no room for it.
+    """
     view = memoryview(data).cast("B")
     with room_for_file(offset + len(view)) as most:
         if most < offset + len(view):
@@ -86,9 +97,10 @@ def write_exactly(descriptor: int, data: bytes | memoryview, offset: int = 0) ->
 
 def files_with_content(content: bytes, name: str) -> list[int]:
     """
-    Anonymous files that have *content*: one, or as many as the limit makes of it. The caller closes them.
+    Return anonymous files that hold *content*: one, or as many parts as the limit requires. The
+    caller closes them.
 
-    Raises OSError: no descriptor is left, or no byte may be written.
+    Raises OSError if no descriptor is left, or no byte may be written.
     """
     with room_for_file(len(content)) as most:
         step = max(1, int(min(len(content), most)))
@@ -105,7 +117,7 @@ def files_with_content(content: bytes, name: str) -> list[int]:
 
 
 def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
-    """*size* bytes of a file from *offset*."""
+    """Return *size* bytes of a file from *offset*. Raises EOFError if it has fewer."""
     data = bytearray(size)
     view = memoryview(data)
     while view:
@@ -117,16 +129,20 @@ def read_exactly(descriptor: int, size: int, offset: int = 0) -> bytes:
 
 
 def content_of_files(descriptors: Sequence[int]) -> bytes:
-    """What `files_with_content` has put into these."""
+    """Return the content that `files_with_content` has put into these files."""
     parts = [read_exactly(each, os.fstat(each).st_size) for each in descriptors]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-# Several of them, by name.
+# Several contents, by name.
 
 
 def descriptors_of_memories(memories: Mapping[str, bytes | MemoryInFile]) -> dict[str, int]:
-    """Descriptors of *memories*, for a message; the caller closes them. `content_of_memory` finds the content again."""
+    """
+    Return descriptors of *memories*, for a message; the caller closes them.
+
+    `content_of_memory` returns the content.
+    """
     found: dict[str, int] = {}
     try:
         for name, content in memories.items():
@@ -144,10 +160,12 @@ def descriptors_of_memories(memories: Mapping[str, bytes | MemoryInFile]) -> dic
 
 
 def content_of_memory(name: str, memories: Mapping[str, int]) -> bytes:
-    """What `descriptors_of_memories` got under that *name*: a limit of a file's size may have made parts of it."""
+    """
+    Return the content that `descriptors_of_memories` stored under *name*, in one part or several.
+    """
     return content_of_files([memories[each] for each in names_of_parts(name, memories)])
 
 
 def names_of_parts(name: str, memories: Mapping[str, int]) -> list[str]:
-    """The names of the files that have what is called *name*."""
+    """Return the names of the files that hold the parts of *name*."""
     return [each for each in memories if each.rstrip(_PART) == name]

@@ -1,4 +1,4 @@
-"""Memory behind a descriptor, as bytes, without a descriptor of its own, which Python's kind of mapping keeps open."""
+"""Memory of a descriptor as bytes: unlike Python's mmap, the mapping keeps no descriptor open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class _Mapping:
-    """The whole of a file in memory."""
+    """Mapping of a whole file."""
 
     def __init__(self, descriptor: int, flags: int) -> None:
         self._size = os.fstat(descriptor).st_size
@@ -23,7 +23,7 @@ class _Mapping:
             raise OSError(code := ctypes.get_errno(), os.strerror(code), "mmap")
 
     def bytes(self) -> memoryview:
-        """As long as they are used, it stays."""
+        """Return the bytes; the mapping lives as long as they are used."""
         array = (ctypes.c_char * self._size).from_address(self.address)
         array.owner = self  # type: ignore[attr-defined]
         return memoryview(array).cast("B")
@@ -34,5 +34,9 @@ class _Mapping:
 
 
 def mapped_bytes(descriptor: int, *, private: bool = False) -> memoryview:
-    """All of that memory; *private*: what is written there nobody else sees. Raises OSError."""
+    """
+    Return all of that memory. Raises OSError.
+
+    *private*: changes are not visible to other processes.
+    """
     return _Mapping(descriptor, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED).bytes()

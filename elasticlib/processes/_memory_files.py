@@ -1,8 +1,9 @@
 """
-Anonymous files in memory: what processes share by descriptor, and nobody finds by name.
+Anonymous files in memory, which processes share by descriptor, and which have no name.
 
-Where the kernel has no memfd, or refuses it, a file that no folder lists stands in. It has the same size, positions and
-mappings; it takes room of ``/dev/shm``, or of the folder for temporary files where that has more.
+If the kernel has no memfd or refuses it, a file that no folder lists replaces it. That file has
+the same size, positions and mappings. It takes room of ``/dev/shm``, or of the folder for
+temporary files if that has more.
 """
 
 from __future__ import annotations
@@ -16,25 +17,29 @@ from elasticlib.processes._refusals import Refusal
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _SHARED_MEMORY = "/dev/shm"
 _ENOUGH = 1 << 30
-"""Bytes of room with which memory is taken for files: containers have 64 MiB of it where nobody asked for more."""
+"""Free bytes from which ``/dev/shm`` is used: containers have 64 MiB of it by default."""
 
 
 memfds = Refusal("memfd_create", lambda: os.close(os.memfd_create("probe")))
-"""Why the kernel makes none here."""
+"""The reason why the kernel makes none here."""
 
 
 def anonymous_file(name: str) -> int:
-    """A new empty file that no folder lists, as a descriptor; *name* shows in ``/proc/PID/fd``. Raises OSError."""
+    """
+    Return the descriptor of a new empty file that no folder lists. Raises OSError.
+
+    *name* shows in ``/proc/PID/fd``.
+    """
     return _unlisted_file() if memfds.why() else os.memfd_create(name)
 
 
 def sealable_file(name: str) -> int:
-    """As `anonymous_file`, one that `seal` closes to changes."""
+    """Return a file like `anonymous_file` that `seal` can close to changes."""
     return _unlisted_file() if memfds.why() else os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def seal(descriptor: int) -> None:
-    """Have nobody change that file any more. A file that is not the kernel's own kind stays open to our own workers."""
+    """Forbid all changes of that file. A substitute for a memfd stays writable."""
     if not memfds.why():
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
@@ -50,7 +55,7 @@ def _unlisted_file() -> int:
 
 
 def _folders() -> list[str]:
-    """Where such files may be, the best first."""
+    """Return the possible folders, the best first."""
     temporary = [folder for folder in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp") if folder]
     return [_SHARED_MEMORY, *temporary] if _has_room(_SHARED_MEMORY) else [*temporary, _SHARED_MEMORY]
 
@@ -69,7 +74,8 @@ def _unlisted_in(folder: str) -> int:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
-    # A file system that has no such files: this one is listed for a moment, under a name that nobody can guess.
+    # A file system without such files: this file is listed for a moment, under a name that cannot
+    # be guessed.
     path = os.path.join(folder, f".elasticlib-{os.urandom(16).hex()}")
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC, 0o600)
     os.unlink(path)

@@ -1,9 +1,12 @@
 """
-How this program starts programs of ours, and what becomes of the handles that it has of them.
+Start of helper programs, and the handles that this program has of them.
 
-Rules of this file: what is started gets a socket as descriptor 3 and a session of its own; it is held by a
-descriptor, never by its number, which the kernel gives away again; a child that the caller forks drops all
-handles, so that it can neither use nor keep alive what is not its own.
+Rules of this file:
+
+* A helper gets a socket as descriptor 3 and a session of its own.
+* It is held by a descriptor, never by its number, which the kernel gives away again.
+* A child that the caller forks drops all handles, so that it can neither use them nor keep their
+  processes alive.
 """
 
 from __future__ import annotations
@@ -32,15 +35,18 @@ from elasticlib.processes._wire import Channel, wait_readable
 
 _PYDEVD = "_pydev_bundle.pydev_monkey"
 CHANNEL_FD = 3
-"""The descriptor on which a program of ours finds its channel."""
+"""Descriptor of a helper's channel."""
 
 _ROOT = str(Path(__file__).parents[2])
-# ``-c`` and not ``-m``: the folder that we happen to be in must not shadow modules of the same name.
+# ``-c`` and not ``-m``: modules in the current folder must not shadow modules of the same name.
 BOOT_CODE = f"import sys; p = sys.path; '' in p and p.remove(''); {_ROOT!r} in p or p.append({_ROOT!r}); "
-"""First words of a ``-c`` program that imports elasticlib."""
+"""First statements of a ``-c`` program that imports elasticlib."""
 
 AT_START_CODE = "at_start = set(sys.modules); "
-"""Then notes, for the program's first argument, what Python itself has imported."""
+"""
+Next statement: stores the modules that Python itself has imported, for the program's first
+argument.
+"""
 
 _FRESH_BOOT = BOOT_CODE + AT_START_CODE + "from elasticlib.workers.child._child import run_fresh; run_fresh(at_start)"
 
@@ -49,26 +55,29 @@ BEGIN_CODE = (
     + "import json; from elasticlib.processes._descriptors import close_all_but; close_all_but({0, 1, 2, 3}); "
     + "p += [f for f in json.loads(sys.argv.pop()) if f not in p]; "
 )
-"""First words of a program whose argument is the `search_path_argument`."""
+"""First statements of a program whose argument is the `search_path_argument`."""
 
 _FLAGS = "bBdEIOPqRsSv"
-"""Options of the interpreter without a value; not ``-u``, which workers have anyway, nor ``-i`` and ``-x``."""
+"""
+Options of the interpreter without a value; without ``-u``, which workers always have, ``-i`` and
+``-x``.
+"""
 _CHECK_OF_HASHES = "--check-hash-based-pycs"
 _OF_COMMANDS = ("-s", "-P", "-I", "-E")
-"""Options in the first line of an installed command, which are for that command alone."""
+"""Options in the first line of an installed command, which apply to that command alone."""
 _COMMANDS = ("elasticrun", "elasticrun.exe")
 NOT_THIS_USERS = "; the user of this program may not execute it: let all users read it and the folders above it"
 FROM_OUTSIDE = " (killed from outside, or out of memory)"
 KILL_SECONDS = 5.0
-"""Seconds in which a process that was sent SIGKILL ends, unless it is in uninterruptible sleep."""
+"""Seconds in which a process ends after SIGKILL, unless it is in uninterruptible sleep."""
 
 
 class HelperLostError(StartError):
-    """A process of ours was ended by somebody else, which says nothing against starting it again."""
+    """A helper was ended from outside; it can be started again."""
 
     @classmethod
     def of(cls, name: str, pid: int, signum: int = 0) -> HelperLostError:
-        """The error for the process *name*; 0 for a *pid* or signal that is not known."""
+        """Return the error for the process *name*; 0 for an unknown *pid* or signal."""
         number = f" (pid {pid})" if pid else ""
         how = f"was killed by {name_of_signal(signum)}" if signum else "ended unexpectedly"
         return cls(f"the {name} process{number} {how}{FROM_OUTSIDE}")
@@ -83,7 +92,10 @@ _own: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def closed_in_forks(handle: _Own) -> _Own:
-    """*handle*, which a process that the caller forks closes: what it stands for is not its own."""
+    """
+    Return *handle*, and close it in each process that the caller forks: it belongs to the parent
+    alone.
+    """
     _own.add(handle)
     return handle
 
@@ -106,7 +118,10 @@ os.register_at_fork(after_in_child=_drop_in_child)
 
 
 class Process:
-    """A process, by its handle: nothing that is done to it ever happens to another one of the same number."""
+    """
+    A process, held by its handle: signals and waits never reach another process with the same
+    number.
+    """
 
     def __init__(self, pid: int, handle: Handle | None = None) -> None:
         self.pid = pid
@@ -115,42 +130,55 @@ class Process:
 
     @classmethod
     def sent(cls, pid: int, descriptors: Sequence[int]) -> Process:
-        """The one that sent *descriptors* to be held by; none where there was no room for them."""
+        """
+        Return the process that sent *descriptors* as a handle; without a handle if it had no room
+        for them.
+        """
         return cls(pid, received_handle(descriptors) if descriptors else None)
 
     def fileno(self) -> int:
-        """A descriptor, readable when the process has ended; -1 once it was let go of."""
+        """Return a descriptor that is readable when the process has ended; -1 once closed."""
         return -1 if self._handle is None else self._handle.fileno()
 
     def send(self, signum: int) -> None:
-        """Signal it; one that is gone, or that was let go of, is no error."""
+        """Signal it; do nothing if it is gone, or this object is closed."""
         if self._handle is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 self._handle.send(signum)
 
     def may_be_signalled(self) -> bool:
-        """Whether this program has the right to; it may have dropped that, with its privileges."""
+        """
+        Return True if this program may signal it; a program that drops its privileges can lose
+        that right.
+        """
         try:
             if self._handle is not None:
                 self._handle.send(0)
         except PermissionError:
             return False
         except ProcessLookupError:
-            # It has ended, which its owner finds out by itself.
+            # It has ended; its owner notices that without this check.
             pass
         return True
 
     def ends(self, limit: float) -> bool:
-        """Whether it has ended, *limit* seconds from now at most; also true once it was let go of."""
+        """Return True if it ends within *limit* seconds, has ended, or this object is closed."""
         return self._handle is None or bool(wait_readable([self], limit))
 
     def kill(self, limit: float = KILL_SECONDS) -> bool:
-        """SIGKILL it; whether it is gone. What even that does not end is in uninterruptible sleep."""
+        """
+        SIGKILL it, and return True if it is gone.
+
+        Only a process in uninterruptible sleep can be left.
+        """
         self.send(signal.SIGKILL)
         return self.ends(limit)
 
     def wait(self, limit: float) -> None:
-        """Wake it if it is stopped, SIGKILL it when it has not ended after *limit* seconds, and let go of it."""
+        """
+        Continue it if it is stopped, SIGKILL it if it has not ended after *limit* seconds, and
+        close the handle.
+        """
         self.send(signal.SIGCONT)
         if not self.ends(limit):
             self.kill()
@@ -158,10 +186,10 @@ class Process:
         self.close()
 
     def _reap(self) -> None:
-        """Nothing: its parent does."""
+        """Do nothing: its parent reaps it."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the handle."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.close()
@@ -178,7 +206,11 @@ class ChildProcess(Process):
         super().__init__(pid, handle)
 
     def exitcode(self) -> int | None:
-        """As `subprocess` has it, once it has ended; None while it runs, or where that is not known (any more)."""
+        """
+        Return the exit status as `subprocess` does.
+
+        None while it runs, and if it is not known (any more).
+        """
         return None if self._handle is None else self._handle.exitcode()
 
     def _reap(self) -> None:
@@ -187,12 +219,14 @@ class ChildProcess(Process):
 
 
 def search_path_argument() -> str:
-    """Where the process finds modules, as its argument."""
+    """Return the module search path, as an argument for a helper."""
     return dumps([os.path.abspath(folder) for folder in sys.path if folder])
 
 
 def check_system() -> None:
-    """Raises `StartError` where the machine lacks what every start of processes needs: ``/proc`` and ``/dev/null``."""
+    """
+    Raise `StartError` if the machine lacks ``/proc`` or ``/dev/null``, which every start needs.
+    """
     if not os.path.exists("/proc/self/status"):
         raise StartError(
             "elasticlib needs /proc mounted, of this very PID namespace, and /proc/self/status is not there: "
@@ -213,13 +247,16 @@ def check_system() -> None:
 
 
 def above_standard_streams(descriptor: int) -> int:
-    """A copy of *descriptor* with a number that no standard stream nor `CHANNEL_FD` has."""
+    """
+    Return a copy of *descriptor* with a number above those of the standard streams and
+    `CHANNEL_FD`.
+    """
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
 
 
 def start_error(what: str, error: OSError | RuntimeError) -> StartError:
-    """The error for *what* the system refused to start, with what helps."""
-    # Of threads Python says only that there can be no more.
+    """Return the error for *what* the system refused to start, with the fix."""
+    # For threads Python only says that it cannot start more.
     number = errno.EAGAIN if isinstance(error, RuntimeError) else error.errno
     fixes = {errno.EAGAIN: FEW_PROCESSES, errno.EMFILE: FEW_DESCRIPTORS, errno.EACCES: NOT_THIS_USERS}
     fix = fixes.get(number or 0, "")
@@ -228,7 +265,7 @@ def start_error(what: str, error: OSError | RuntimeError) -> StartError:
 
 @contextlib.contextmanager
 def open_files_needed(what: str) -> Iterator[None]:
-    """Raises `StartError` for *what*, with what helps, where this program may open no more files."""
+    """Raise `StartError` for *what*, with the fix, if this program may open no more files."""
     try:
         yield
     except OSError as error:
@@ -238,7 +275,7 @@ def open_files_needed(what: str) -> Iterator[None]:
 
 
 def start_thread(thread: threading.Thread) -> threading.Thread:
-    """*thread*, started. Raises `StartError` where the system has room for no more."""
+    """Start *thread* and return it. Raises `StartError` if the system has no room for it."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -247,17 +284,28 @@ def start_thread(thread: threading.Thread) -> threading.Thread:
 
 
 def fresh_command(python: str, flags: Sequence[str] = ()) -> list[str]:
-    """The command of a new interpreter that becomes the worker whose order's descriptor is its last argument."""
+    """
+    Return the command of a new interpreter that becomes a worker.
+
+    The descriptor of the worker's order must be added as the last argument.
+    """
     return [python, *flags, "-u", "-c", _FRESH_BOOT]
 
 
 def flags_of(fresh_command: Sequence[str]) -> Sequence[str]:
-    """Return the options, ``-u`` among them, of an interpreter whose command `fresh_command` made."""
+    """
+    Return the interpreter's options, including ``-u``, from a command that `fresh_command` made.
+    """
     return fresh_command[1:-2]
 
 
 def importable_by(python: str, environment: Mapping[str, str]) -> bool:
-    """Whether the interpreter *python* could be a fork server: it finds elasticlib and what that needs."""
+    """
+    Return True if the interpreter *python* can run a fork server: it finds elasticlib and its
+    dependencies.
+
+    Raises `EntrypointError` if it cannot be run.
+    """
     command = [python, "-c", BOOT_CODE + "import attrs, cloudpickle, elasticlib.workers.spawner._fork_server"]
     try:
         with unseen_by_debugger():
@@ -268,15 +316,19 @@ def importable_by(python: str, environment: Mapping[str, str]) -> bool:
 
 
 def flags_here() -> tuple[str, ...]:
-    """Optimisation, warnings, isolation ...: options of this interpreter, under which its workers run too."""
+    """
+    Return this interpreter's options (optimisation, warnings, isolation, ...), which its workers
+    get too.
+    """
     return flags_in(sys.orig_argv)
 
 
 def flags_in(command: Sequence[str]) -> tuple[str, ...]:
     """
-    Return the interpreter's own options in the *command* of a Python program, as another program can be given them.
+    Return the interpreter's own options in the *command* of a Python program, for another
+    program.
 
-    Variables of the environment such as ``PYTHONOPTIMIZE`` reach the other program by themselves.
+    Environment variables such as ``PYTHONOPTIMIZE`` are inherited anyway, and are not included.
     """
     flags: list[str] = []
     arguments = iter(command[1:])
@@ -296,12 +348,16 @@ def flags_in(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_letters(argument: str) -> bool:
-    """Return True for an argument of options of one letter each, such as ``-uOO``."""
+    """Return True for an argument of one-letter options, such as ``-uOO``."""
     return argument.startswith("-") and not argument.startswith("--") and argument != "-"
 
 
 def _flags_of_letters(argument: str, arguments: Iterator[str]) -> tuple[list[str], bool]:
-    """Return the options in *argument*, and whether the program follows; a value may be the next argument."""
+    """
+    Return the options in *argument*, and True if the program follows.
+
+    A value may be the next argument.
+    """
     flags: list[str] = []
     for at, letter in enumerate(argument[1:], 2):
         if letter in "cm":
@@ -320,9 +376,11 @@ def spawn(
     command: Sequence[str], environment: Mapping[str, str], descriptor: int, stderr: int | None = None
 ) -> ChildProcess:
     """
-    Start *command* in a session of its own, with *descriptor* as `CHANNEL_FD`; the child, to be waited for.
+    Start *command* in a session of its own, with *descriptor* as `CHANNEL_FD`, and return the
+    child.
 
-    It reads nothing and says nothing, but to *stderr* where that is given. Raises `StartError`.
+    The caller must wait for it. It reads nothing, and writes only to *stderr* if that is given.
+    Raises `StartError`.
     """
     check_system()
     # Copies with higher numbers: the actions below overwrite the numbers 0 to 3.
@@ -344,38 +402,44 @@ def spawn(
         close_each(copies)
 
 
-# A debugger that follows the children of this program: pydevd, which debugpy (VS Code) and PyCharm use. It replaces the
-# calls that start a program, and has each new interpreter call back. Of a job only the workers are the user's: helpers
-# are started without the debugger, and the command of a worker, which a helper starts out of the debugger's sight, is
-# made here as the debugger would have made it.
+# A debugger that follows the children of this program: pydevd, which debugpy (VS Code) and
+# PyCharm use. It replaces the calls that start a program, and makes each new interpreter call
+# back. Only the workers of a job are the user's, so helpers are started without the debugger. A
+# helper starts a worker where the debugger cannot see it, so the worker's command is made here as
+# the debugger would make it.
 
 
 def debugger_follows() -> bool:
-    """Return True where a debugger would follow a program that this one starts."""
+    """Return True if a debugger would follow a program that this one starts."""
     return _follower() is not None
 
 
 def followed_by_debugger(command: Sequence[str]) -> list[str]:
-    """Return *command* as the debugger wants it to be, so that it stops at breakpoints there; unchanged without one."""
+    """
+    Return *command* with the debugger's additions, so that it stops at breakpoints; unchanged
+    without a debugger.
+    """
     follower = _follower()
     return list(command) if follower is None else list(follower.patch_args(list(command)))
 
 
 @contextlib.contextmanager
 def unseen_by_debugger() -> Iterator[None]:
-    """While entered, the debugger does not follow what this thread starts."""
+    """Hide the programs that this thread starts in the block from the debugger."""
     pydevd = _pydevd()
     with contextlib.nullcontext() if pydevd is None else pydevd.skip_subprocess_arg_patch():
         yield
 
 
 def _follower() -> Any:
-    """Return pydevd's own module for children where some client attends to these; else None."""
+    """Return pydevd's module for children if a client can debug them; else None."""
     return None if _is_kernel() else _pydevd()
 
 
 def _pydevd() -> Any:
-    """Return pydevd's own module for children; None where it is not loaded, or was told to leave them alone."""
+    """
+    Return pydevd's module for children; None if it is not loaded, or does not follow children.
+    """
     module = sys.modules.get(_PYDEVD)
     follows_children = hasattr(os, "original_posix_spawn")
     has_all = hasattr(module, "patch_args") and hasattr(module, "skip_subprocess_arg_patch")
@@ -384,9 +448,9 @@ def _pydevd() -> Any:
 
 def _is_kernel() -> bool:
     """
-    Return True in a kernel of Jupyter, whose front ends have a debugger for the cells alone.
+    Return True in a kernel of Jupyter, whose front ends debug the cells alone.
 
-    There pydevd's own children hang at their start: they wait for a client that never comes.
+    There, children under pydevd hang at their start: they wait for a client that never connects.
     """
     application: Any = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
     return application is not None and application.initialized()

@@ -1,15 +1,19 @@
 """
-Nothing outlives the launcher: how a process watches its parent and clears up what is below it.
+The reaper: nothing outlives the launcher. Each process in the chain watches its parent and kills
+the processes below.
 
-Run as a script it is the reaper: a tiny process in a session of its own that stands between the launcher and the fork
-server. When the launcher is gone it kills every descendant and ends; only what removes the named shared memory of
-killed workers lives a moment longer. When the fork server is gone it becomes the parent of the spawners, which go on,
-and ends with the last of them.
-Fork server and spawner use the same three steps, so that any one of the chain may be killed, and the kernel wakes
-whoever of them was stopped when the one above it dies.
+Run as a script, this file is the reaper: a tiny process in a session of its own, between the
+launcher and the fork server. When the launcher is gone, it kills every descendant and ends. Only
+the processes that remove the named shared memory of killed workers live a moment longer. When the
+fork server is gone, it becomes the parent of the spawners, which continue, and it ends with the
+last one.
 
-Rules of this file: nobody is signalled by a number that may be another's by now; standard library only, and of the
-package what is imported below, since the reaper must start in milliseconds and stay small.
+Fork server and spawner use the same three steps, so any process of the chain may be killed. If
+one of them is stopped, the kernel continues it when its parent dies.
+
+Rules of this file: it never signals a number that another process may have by now. It imports the
+standard library and only the modules below, since the reaper must start in milliseconds and stay
+small.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from collections.abc import Collection, Container, Iterable, Sequence
 from typing import NoReturn
 
 if __name__ == "__main__":
-    # Run by its path, this file has no package: this one runs nothing of the package's __init__.
+    # Run by its path, this file has no package: this package skips the real __init__.
     sys.modules["elasticlib"] = _package = types.ModuleType("elasticlib")
     _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
@@ -41,17 +45,17 @@ _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4
 REAPER_PATH = os.path.abspath(__file__)
-"""Where the reaper's program is."""
+"""Path of the reaper's program."""
 FORK_SERVER_FD = 3
-"""The descriptor on which a fork server finds its control socket."""
+"""Descriptor of a fork server's control socket."""
 KEPT_FD = 4
-"""The descriptor on which it finds the file of the sessions that outlive their launch."""
+"""Descriptor of a fork server's file of the sessions that outlive their launch."""
 _RESOURCE_TRACKER = b"resource_tracker import main"
-"""In the command line of Python's, and of that of loky (joblib)."""
+"""Part of the command line of Python's resource tracker, and of the one of loky (joblib)."""
 _TORCHS_MANAGER = b"torch_shm_manager"
 _LONGEST_COMMAND = 4096
 _LOOKS_AT_SLEEP, _LOOK = 20, 0.005
-"""How often, and each how many seconds, one in uninterruptible sleep is looked at."""
+"""Number of looks at a process in uninterruptible sleep, and the seconds between them."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -59,7 +63,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, si
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-# What the kernel does for this process when its parent, or a parent below it, ends.
+# Services of the kernel for this process when its parent, or a process below, ends.
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -69,7 +73,10 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel SIGKILL this process when the thread that forked it ends; at once if *parent* has ended."""
+    """
+    Make the kernel SIGKILL this process when the thread that forked it ends; end now if *parent*
+    has ended.
+    """
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     # The parent may have died before the signal was armed.
     if os.getppid() != parent:
@@ -78,32 +85,38 @@ def die_with_parent(parent: int) -> None:
 
 def outlive_parent() -> None:
     """
-    In place of `die_with_parent`: from here on this process watches its parent and clears up by itself.
+    Make this process watch its parent and kill the processes below, in place of
+    `die_with_parent`.
 
-    A stopped one could do neither, so the kernel wakes it when its parent, or just the thread that forked it, ends.
+    A stopped process could do neither, so the kernel continues it when its parent, or just the
+    thread that forked it, ends.
     """
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGCONT)
 
 
 def wake_with_parent() -> None:
-    """Do as `outlive_parent`, in a process that clears nothing up; it works without the signal, too."""
+    """
+    Do as `outlive_parent` in a process that has nothing to kill; it also works without the
+    signal.
+    """
     with contextlib.suppress(OSError):
         outlive_parent()
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, also of those in other sessions."""
+    """Become the parent of descendants whose own parent ends, including those in other sessions."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-# What this process does itself.
+# Work of this process itself.
 
 
 def settle_signals() -> None:
     """
-    Leave stopping to the launcher's ladder, also when a scheduler signals every process of the job.
+    Ignore stop signals, also when a scheduler signals every process of the job: the launcher
+    stops the workers.
 
-    Children must wait to be reaped, also when the launcher was started with SIGCHLD ignored.
+    Children must wait to be reaped, even if the launcher was started with SIGCHLD ignored.
     """
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
@@ -111,17 +124,20 @@ def settle_signals() -> None:
 
 
 def process_facts(pid: int) -> list[bytes] | None:
-    """The kernel's facts of *pid* (``/proc/PID/stat``) from the state letter on; None when it is gone."""
+    """
+    Return the fields of ``/proc/PID/stat`` from the state letter on; None if the process is gone.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command's name may hold blanks and brackets: the facts come after the last one.
+            # The command's name may hold blanks and brackets: the fields begin after the last
+            # bracket.
             return file.read().rpartition(b")")[2].split()
     except OSError:
         return None
 
 
 def _children_by_parent() -> dict[int, list[tuple[int, str]]]:
-    """Return (pid, state letter) of the children of each process of this machine."""
+    """Return (pid, state letter) of the children of each process of this machine, by parent."""
     children: dict[int, list[tuple[int, str]]] = {}
     for entry in os.listdir("/proc"):
         facts = process_facts(int(entry)) if entry.isdigit() else None
@@ -135,7 +151,11 @@ def descendants(
     spare: Collection[int] = (),
     kept: Container[int] = (),
 ) -> list[tuple[int, int, str]]:
-    """(pid, parent, state letter) of every descendant of *root*, without those in *spare* or *kept*, and theirs."""
+    """
+    Return (pid, parent, state letter) of every descendant of *root*.
+
+    Those in *spare* or *kept* are left out, with their descendants.
+    """
     children = _children_by_parent()
     found: list[tuple[int, int, str]] = []
     parents = [root]
@@ -150,18 +170,20 @@ def descendants(
 
 def kill_descendants(spare: Collection[int] = (), limit: float = 5.0, kept: Container[int] = ()) -> list[int]:
     """
-    SIGKILL and reap every descendant of this process but *spare*, *kept* and theirs.
+    SIGKILL and reap every descendant of this process except *spare*, *kept* and their
+    descendants.
 
-    Return who is left after *limit* s. Only a process in uninterruptible sleep can be left, and those that remove the
-    others' memory, which end by themselves and are not waited for. The caller must be a sub-reaper.
+    Return the processes that are left after *limit* seconds. Only a process in uninterruptible
+    sleep can be left, and those that remove the others' memory. The latter end without help, and
+    are not waited for. The caller must be a sub-reaper.
     """
     me = os.getpid()
     deadline = monotonic() + limit
     while _has_children():
         members = [each for each in descendants(me, spare, kept) if not _goes_on_to_remove_memory(me, each[0])]
-        # Also those that look like zombies: so does a process whose first thread alone has ended.
+        # Including apparent zombies: a process whose first thread alone has ended looks like one.
         alive = [pid for pid, parent, _ in members if not (parent == me and reap(pid))]
-        # A process may fork while it is listed: the sweep repeats until a listing finds nobody.
+        # A process may fork while it is listed: the sweep repeats until a listing is empty.
         for pid in alive:
             signal_descendant(me, pid, signal.SIGKILL)
         if not members:
@@ -175,10 +197,11 @@ def kill_descendants(spare: Collection[int] = (), limit: float = 5.0, kept: Cont
 
 def is_memory_cleaner(pid: int) -> bool:
     """
-    True for Python's resource tracker and for ``torch_shm_manager``, which unlink the named shared memory of others.
+    Return True for Python's resource tracker and for ``torch_shm_manager``, which unlink other
+    processes' shared memory.
 
-    They alone know the names. They end by themselves, the one at once and the other two seconds later; killed with the
-    others they would leave that memory to the machine.
+    Only they know the names. The tracker ends at once, ``torch_shm_manager`` some seconds later.
+    If they were killed with the others, that memory would stay on the machine.
     """
     # Reading the command line of a process in state D may block forever.
     if _settled_state(pid) in ("", "Z", "X", "D"):
@@ -192,7 +215,11 @@ def is_memory_cleaner(pid: int) -> bool:
 
 
 def _settled_state(pid: int) -> str:
-    """The state letter; empty when it is gone. Uninterruptible sleep counts when it lasts: a page fault is one, too."""
+    """
+    Return the state letter; empty if the process is gone.
+
+    Uninterruptible sleep counts only if it lasts, because a page fault is one too.
+    """
     state = ""
     for _ in range(_LOOKS_AT_SLEEP):
         facts = process_facts(pid)
@@ -219,7 +246,8 @@ def signal_descendant(root: int, pid: int, signum: int) -> None:
         # It is gone; or no descriptor is free, and the next turn of the sweep tries again.
         return
     try:
-        # It may have ended since it was listed, and its number be a stranger's: whom the handle holds is looked at.
+        # It may have ended since it was listed, and another process may have its number: the held
+        # process is checked.
         if _is_below(root, pid):
             signal_process(handle, signum)
     finally:
@@ -235,13 +263,15 @@ def _is_below(root: int, pid: int) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether *pid* has begun to end, or has ended: a zombie, or still in the kernel's do_exit."""
+    """Return True if *pid* has ended or is ending: a zombie, or still in the kernel's do_exit."""
     facts = process_facts(pid)
     return facts is None or facts[0] in (b"Z", b"X") or bool(int(facts[6]) & _PF_EXITING)
 
 
 def _has_children() -> bool:
-    """Whether there is any: a sub-reaper without children has no descendants, and need not look for them."""
+    """
+    Return True if this process has children: a sub-reaper without children has no descendants.
+    """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -250,7 +280,7 @@ def _has_children() -> bool:
 
 
 def reap(pid: int) -> bool:
-    """Reap the child *pid* if it has ended; whether it is gone."""
+    """Reap the child *pid* if it has ended; return True if it is gone."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -258,7 +288,7 @@ def reap(pid: int) -> bool:
 
 
 def signal_process(handle: Handle, signum: int) -> None:
-    """Signal the process of *handle*; one that is already gone is no error."""
+    """Signal the process of *handle*; do nothing if it is gone."""
     try:
         handle.send(signum)
     except (ProcessLookupError, PermissionError):
@@ -266,7 +296,11 @@ def signal_process(handle: Handle, signum: int) -> None:
 
 
 def signal_group(leader: int, handle: Handle, signum: int) -> None:
-    """Signal the group of *leader*, a child that was not reaped: so its number, and the group's, is nobody else's."""
+    """
+    Signal the process group of *leader*, a child that is not reaped yet.
+
+    Until then no other process or group can have its number.
+    """
     try:
         os.killpg(leader, signum)
     except ProcessLookupError:
@@ -278,7 +312,10 @@ def signal_group(leader: int, handle: Handle, signum: int) -> None:
 
 
 def wait_until_gone(pids: Iterable[int], limit: float) -> None:
-    """Return when those who now have these numbers have ended, after *limit* s at most; nobody is signalled."""
+    """
+    Return when the processes with these numbers have ended, after at most *limit* seconds; send
+    no signal.
+    """
     handles = []
     for pid in pids:
         try:
@@ -293,7 +330,11 @@ def wait_until_gone(pids: Iterable[int], limit: float) -> None:
 
 
 def new_parent(guardian: int) -> Handle | None:
-    """The parent of this process has ended: a handle of *guardian*, where that took its place; None where not."""
+    """
+    Return a handle of *guardian* if it is the new parent of this process; else None.
+
+    Called when the former parent has ended.
+    """
     if not guardian or os.getppid() != guardian:
         return None
     outlive_parent()
@@ -301,7 +342,7 @@ def new_parent(guardian: int) -> Handle | None:
 
 
 def living_parent(parent: int) -> Handle:
-    """A handle of *parent*; ends this process if that has ended already."""
+    """Return a handle of *parent*; end this process if *parent* has ended."""
     try:
         handle = handle_of_parent(parent)
     except OSError:
@@ -313,14 +354,16 @@ def living_parent(parent: int) -> Handle:
 
 def guard_child(parent: int, child: int, kept: SharedSessions, command: Sequence[str] = ()) -> NoReturn:
     """
-    Wait until *parent* or *child* ends, kill every descendant, and end with the signal that ended *child* as status.
+    Wait until *parent* or *child* ends, and kill every descendant. Exit with the number of the
+    signal that ended *child*.
 
-    What is *kept* outlives *child*, but not *parent*.
+    Processes in the *kept* sessions outlive *child*, but not *parent*.
 
-    Where *child* is a fork server, which *command* is the command line of, its spawners go on without it until they
-    or *parent* end: the launches that they serve need no fork server any more.
+    If *child* is a fork server, *command* is its command line. Its spawners then continue without
+    it until they or *parent* end: the launches that they serve do not need the fork server.
     """
-    # The launcher, which holds no handle of a child that has not begun, wakes it by way of this process.
+    # The launcher continues a child at its imports through this process: it holds no handle of
+    # such a child.
     signal.signal(signal.SIGCONT, lambda *_: os.kill(child, signal.SIGCONT))
     launcher = living_parent(parent)
     if not _any_ends_before([child], launcher):
@@ -339,7 +382,7 @@ def guard_child(parent: int, child: int, kept: SharedSessions, command: Sequence
 
 
 def _any_ends_before(children: Iterable[int], launcher: Handle) -> bool:
-    """Wait until one of *children* has ended, which is not reaped yet (True), or the *launcher* (False)."""
+    """Wait until one of *children* (True) or the *launcher* (False) has ended; do not reap it."""
     handles = [handle_of(child) for child in children]
     poll = select.poll()
     for handle in (launcher, *handles):
@@ -366,7 +409,7 @@ def _children() -> list[int]:
 
 
 def _is_spawner(pid: int, command: Sequence[str]) -> bool:
-    """Whether *pid* was forked from the fork server to serve a launch: it has a session of its own."""
+    """Return True if the fork server forked *pid* for a launch: *pid* has a session of its own."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             same = file.read() == b"".join(os.fsencode(argument) + b"\0" for argument in command)
@@ -377,9 +420,13 @@ def _is_spawner(pid: int, command: Sequence[str]) -> bool:
 
 
 def _main(argv: Sequence[str]) -> NoReturn:
-    """``_reaper.py LAUNCHER_PID COMMAND...``: start COMMAND with descriptor 3 kept, then guard it."""
+    """
+    Run ``_reaper.py LAUNCHER_PID COMMAND...``: start COMMAND with descriptor 3 kept, then guard
+    it.
+    """
     launcher = int(argv[1])
-    # What the launcher's program made inheritable is none of ours: its peers wait for the last copy to close.
+    # Inheritable descriptors of the launcher's program are closed: its peers wait for the last
+    # copy to close.
     close_all_but({0, 1, 2, FORK_SERVER_FD})
     os.dup2(anonymous_file("detached sessions"), KEPT_FD)
     settle_signals()
@@ -404,7 +451,8 @@ def _main(argv: Sequence[str]) -> NoReturn:
             os.write(2, f"cannot run {argv[2]}: {error}\n".encode())
             os._exit(127)
     handle.close()
-    # The fork server alone may hold the control socket: its end of file must mean that a peer is gone.
+    # Only the fork server may hold the control socket: its end of file must mean that a peer is
+    # gone.
     os.close(FORK_SERVER_FD)
     guard_child(launcher, child, SharedSessions(KEPT_FD), argv[2:])
 

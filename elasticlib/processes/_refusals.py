@@ -1,7 +1,7 @@
 """
-Calls that the kernel refuses: whether it has them, and how a user makes room where it has none left.
+Calls that the kernel refuses, and the limits that leave no room for a call.
 
-Whether it has one is asked once in each program, by trying it: a container may refuse calls that are there.
+Each program asks once, by trying the call: a container may refuse calls that the kernel has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Refusal:
-    """Why what *tried* does, by the calls of these *names*, cannot be done here."""
+    """The reason why the kernel refuses the calls *names*, which *tried* makes."""
 
     def __init__(self, names: str, tried: Callable[[], object]) -> None:
         self._names = names
@@ -23,13 +23,15 @@ class Refusal:
         self._known: str | None = None
 
     def why(self) -> str:
-        """In words; empty where it can be done, and while no descriptor is free to try it."""
+        """
+        Return the reason; empty if the calls work, and while no descriptor is free to try them.
+        """
         if self._known is None:
             self._known = self.ask()
         return self._known or ""
 
     def ask(self) -> str | None:
-        """As `why`, asked now; None where that cannot be known."""
+        """Try now, and return the reason as `why` does; None if it cannot be known."""
         try:
             self._tried()
         except AttributeError as error:

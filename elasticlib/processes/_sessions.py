@@ -1,7 +1,8 @@
 """
-Sessions of processes that are kept when those who started them end.
+Sessions of processes that stay alive when their starter ends.
 
-Rules of this file: a number that was kept is dropped once no process has it, since it may become another session's.
+Rules of this file: a stored number is dropped once no process has it, because another session may
+get it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Sessions:
     """Sessions by their numbers; a process is in them (``pid in sessions``) if its session is."""
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
-        """The sessions of the processes *pids*."""
+        """Make the sessions of the processes *pids*."""
         self._numbers = {number for pid in pids if (number := _session_of(pid))}
 
     def numbers(self) -> set[int]:
@@ -36,9 +37,9 @@ class SharedSessions(Sessions):
     """
     Sessions in a file in memory, which the reaper shares with fork server and spawners.
 
-    A spawner notes there what it keeps, once its workers have succeeded: whichever of the processes above it are lost,
-    the next one spares that, and nothing else. The file is a journal, so nobody waits for a lock: a negative number
-    drops its session again.
+    A spawner stores the sessions that it keeps, once its workers have succeeded. If processes
+    above it are lost, the next one spares these sessions, and no others. The file is a journal,
+    so it needs no lock: a negative number drops its session again.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -46,7 +47,7 @@ class SharedSessions(Sessions):
 
     @classmethod
     def new(cls) -> SharedSessions:
-        """No sessions, in a file of their own."""
+        """Return an empty object with a file of its own."""
         return cls(anonymous_file("detached sessions"))
 
     def fileno(self) -> int:
@@ -71,7 +72,7 @@ class SharedSessions(Sessions):
             self._write(-number for number in kept - Sessions(pids).numbers())
 
     def _write(self, entries: Iterable[int]) -> None:
-        # All who share the file share its position as well: each write goes to its end.
+        # The processes share the file's position too: each write is appended.
         if data := b"".join(map(_ENTRY.pack, entries)):
             os.write(self._descriptor, data)
 

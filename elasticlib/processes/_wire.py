@@ -1,10 +1,12 @@
 """
 Frames between the launcher and its own children, with descriptors.
 
-A frame is a JSON object and a list of descriptors, over a Unix stream socket pair that nobody else can
-reach. Behind a frame with more descriptors than one message of the kernel's can hold stands one byte for each further
-message. Rules of this file: a frame is sent whole; a peer that went away is an end of file, never an error, and so is
-one that sends what is no frame.
+A frame is a JSON object and a list of descriptors, over a private Unix stream socket pair. One
+kernel message holds a limited number of descriptors: one byte after the frame stands for each
+further message.
+
+Rules of this file: a frame is sent whole. A peer that is gone is an end of file, never an error,
+and so is a peer that sends an invalid frame.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _HEAD = struct.Struct("!II")
 _MOST_DESCRIPTORS = 253
 _MOST_OF_A_FRAME = 65536
 _LARGEST = 2**30
-"""Bytes of a frame: what is large goes through files in memory, and nobody asks for more at once."""
+"""Most bytes of a frame: large content goes through files in memory."""
 
 
 class Waitable(Protocol):
@@ -47,9 +49,11 @@ class Waitable(Protocol):
 
 def wait_readable(sources: Sequence[int | Waitable], timeout: float | None) -> set[int]:
     """
-    Descriptors among *sources* that are readable within *timeout* seconds (None: wait on); of any number.
+    Return the descriptors of *sources* that are readable within *timeout* seconds (None: no
+    limit). Their number is not limited.
 
-    A wait of more than 24 days, which the kernel cannot count, may end after these with nothing.
+    A wait of more than 24 days, which the kernel cannot count, may return an empty set after
+    these.
     """
     poll = select.poll()
     for source in sources:
@@ -58,19 +62,23 @@ def wait_readable(sources: Sequence[int | Waitable], timeout: float | None) -> s
 
 
 def encoded_message(message: Message) -> bytes:
-    """The message as the body of a frame."""
+    """Return the message as the body of a frame."""
     return dumps(message).encode()
 
 
 def takes_more(link: Waitable) -> bool:
-    """Whether the channel takes a short frame without a wait: the kernel says so only while most of it is free."""
+    """
+    Return True if the channel accepts a short frame without waiting.
+
+    The kernel reports that only while most of its buffer is free.
+    """
     poll = select.poll()
     poll.register(link, select.POLLOUT)
     return any(event & select.POLLOUT for _, event in poll.poll(0))
 
 
 class _Limit:
-    """This program's soft limit of open files, and by how many parts of it that is raised at the moment."""
+    """Soft limit of open files, and the number of its users that have raised it at the moment."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -88,7 +96,7 @@ class _Limit:
         with self.lock:
             self.users -= 1
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            # The program may have set a limit of its own meanwhile, which stays.
+            # A limit that the program has set meanwhile stays.
             if not self.users and soft == self.former[1]:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (min(self.former[0], hard), hard))
 
@@ -100,9 +108,10 @@ os.register_at_fork(after_in_child=_limit.__init__)  # type: ignore[misc]
 @contextlib.contextmanager
 def room_for_descriptors(count: int) -> Iterator[None]:
     """
-    Within it this program can open *count* descriptors, though its own files fill the soft limit.
+    Allow this program to open *count* descriptors in the block, even if its own files fill the
+    soft limit.
 
-    Only the hard limit is a limit then; what was opened stays open afterwards.
+    Only the hard limit applies there; the descriptors stay open afterwards.
     """
     tried: list[int] = []
     raised = False
@@ -132,21 +141,21 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._is_lost = False
-        """What came was no frame, so that nobody knows where the next one begins."""
+        """True after an invalid frame: the start of the next one is unknown."""
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Two connected ends, not inherited by programs that are executed."""
+        """Return two connected ends, which executed programs do not inherit."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(ours), cls(theirs)
 
     @classmethod
     def adopt(cls, descriptor: int) -> Channel:
-        """The channel over a descriptor that was handed to this process."""
+        """Return the channel over a descriptor that this process received."""
         return cls(socket.socket(fileno=descriptor))
 
     def fileno(self) -> int:
-        """The descriptor; -1 once closed."""
+        """Return the descriptor; -1 once closed."""
         return self._sock.fileno()
 
     def close(self) -> None:
@@ -154,17 +163,21 @@ class Channel:
         self._sock.close()
 
     def limit(self, seconds: float) -> None:
-        """Raise BlockingIOError where the peer keeps one `send`, or one begun frame, waiting for *seconds*."""
+        """
+        Set the limit in seconds for one `send`, or for the rest of a frame that has begun.
+
+        Beyond it they raise BlockingIOError.
+        """
         span = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             self._sock.setsockopt(socket.SOL_SOCKET, option, span)
 
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
-        """Send one frame; False when the peer is gone."""
+        """Send one frame; return False if the peer is gone."""
         return self.send_body(encoded_message(message), descriptors)
 
     def send_body(self, body: bytes, descriptors: tuple[int, ...] = ()) -> bool:
-        """As `send`, of a message that is `encoded_message` already."""
+        """Send a message that is `encoded_message` already, as `send` does."""
         if len(descriptors) > _MOST_OF_A_FRAME:
             raise ValueError(
                 f"{len(descriptors)} descriptors do not fit a frame, which holds {_MOST_OF_A_FRAME} at most"
@@ -182,10 +195,10 @@ class Channel:
 
     def receive(self, *, whole: bool = True) -> tuple[Message, list[int]] | None:
         """
-        The next frame and its descriptors (close-on-exec); None when the peer is gone.
+        Return the next frame and its descriptors (close-on-exec); None if the peer is gone.
 
-        The soft limit of open files is no limit for it. Where the hard one leaves no room it raises OSError (EMFILE),
-        or, not *whole*, gives the first descriptors alone.
+        The soft limit of open files does not apply. If the hard limit leaves no room, raise
+        OSError (EMFILE); if not *whole*, return the first descriptors alone.
         """
         if self._is_lost:
             return None
@@ -196,9 +209,11 @@ class Channel:
             return None
 
     def _announced(self) -> int:
-        """How many descriptors come with the next frame, without taking them; 0 where its head is not there yet."""
-        # The kernel drops descriptors for which there is no room when they are received: so look
-        # ahead.
+        """
+        Return the number of descriptors of the next frame, without taking them; 0 if its head is
+        incomplete.
+        """
+        # The kernel drops received descriptors that have no room: so look ahead.
         head = self._sock.recv(_HEAD.size, socket.MSG_PEEK)
         return min(_HEAD.unpack(head)[1], _MOST_OF_A_FRAME) if len(head) == _HEAD.size else 0
 
@@ -210,11 +225,11 @@ class Channel:
                 head += self._with_rights(_HEAD.size - len(head), descriptors)
             size, count = _HEAD.unpack(head)
             message = self._message(size)
-            # Behind the frame stands one byte for each further message with descriptors.
+            # One byte after the frame stands for each further message with descriptors.
             for _ in range(_MOST_DESCRIPTORS, min(count, _MOST_OF_A_FRAME), _MOST_DESCRIPTORS):
                 self._with_rights(1, descriptors)
             if whole and len(descriptors) != count:
-                # The kernel drops what the limit leaves no room for, without another word.
+                # The kernel silently drops descriptors above the limit.
                 raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: raise the limit (ulimit -n)")
         except OSError:
             close_each(descriptors)
@@ -222,7 +237,9 @@ class Channel:
         return message, descriptors
 
     def _with_rights(self, size: int, descriptors: list[int]) -> bytes:
-        """Up to *size* bytes; what comes with them is added to *descriptors*."""
+        """
+        Return up to *size* bytes, and add the descriptors that come with them to *descriptors*.
+        """
         space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
         data, rights, _, _ = self._sock.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
         for level, kind, packed in rights:

@@ -1,17 +1,19 @@
 """
-Handles of processes for kernels without pidfds, before Linux 5.3, and containers whose seccomp profile refuses them.
+Handles of processes without pidfds: kernels before Linux 5.3, and containers whose seccomp
+profile refuses them.
 
     whose handle             how its end is seen                     how it is signalled
     a child                  a thread that waits for it              by its number, while it is not reaped
     the parent               a thread that the kernel wakes at       not at all
                              its end, and that looks twice a second
-    any other process        by its number and the time of its       the kernel signals the owner of a pipe at each
-                             start                                   write, and an owner is a process, no number
-    one that sent its        it alone has the other end of a pipe    by the same, with SIGKILL or SIGCONT alone
+    any other process        by its number and the time of its       the kernel signals the owner of a pipe at
+                             start                                   each write; an owner is a process, not a
+                                                                     number
+    one that sent its        it alone has the other end of a pipe    the same way, with SIGKILL or SIGCONT alone
     `own_descriptors`
 
-Rules of this file: no signal ever goes to another process that got a number; threads are seen by nobody, and a process
-that is forked from this one needs none of them.
+Rules of this file: no signal ever reaches another process that reuses a number. The threads are
+invisible to the program, and a forked process needs none of them.
 """
 
 from __future__ import annotations
@@ -27,16 +29,19 @@ from collections.abc import Callable
 from elasticlib.processes._pidfd import Handle, exitcode_of
 
 _LOOK = 0.5
-"""Seconds between two looks at a parent, where no signal tells of its end."""
+"""Seconds between two looks at a parent, if no signal reports its end."""
 
 
 def handle_of(pid: int) -> Handle:
-    """Hold the process that now has this number. Raises OSError."""
+    """Return a handle of the process that now has this number. Raises OSError."""
     return Child(pid) if _is_unreaped_child(pid) else Other(pid)
 
 
 def _is_unreaped_child(pid: int) -> bool:
-    """Whether the number is that of a child of this process that nobody has reaped, and so of no other process."""
+    """
+    Return True if *pid* is a child of this process that is not reaped, so that no other process
+    has the number.
+    """
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -50,7 +55,8 @@ class _Bell:
     def __init__(self, wait: Callable[[], object]) -> None:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._made_in = os.getpid()
-        # The thread has a descriptor of its own: this one may be closed, and its number be another file's by then.
+        # The thread has a descriptor of its own: this one may be closed, and its number reused,
+        # by then.
         try:
             copy = os.dup(self._descriptor)
             _thread.start_new_thread(_ring, (wait, copy))
@@ -63,7 +69,9 @@ class _Bell:
         return self._descriptor
 
     def has_thread(self) -> bool:
-        """Whether its thread can be there: a process that was forked from ours has none."""
+        """
+        Return True if its thread can exist: a process that was forked from its creator has none.
+        """
         return self._made_in == os.getpid()
 
     def close(self) -> None:
@@ -79,7 +87,7 @@ def _ring(wait: Callable[[], object], descriptor: int) -> None:
 
 
 class _Awaited(Handle):
-    """What has a thread for its end, from the first time on that somebody wants to wait for that."""
+    """A process with a thread that waits for its end, from the first call of `fileno` on."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(-1)
@@ -114,7 +122,7 @@ class _Awaited(Handle):
 
 
 class Child(_Awaited):
-    """A child of this process: its number is nobody else's until it is reaped."""
+    """A child of this process: no other process has its number until it is reaped."""
 
     def has_ended(self) -> bool:
         try:
@@ -134,9 +142,11 @@ class Child(_Awaited):
 
 class Parent(_Awaited):
     """
-    The parent of the process that made this handle; one that is forked from it may use the handle too.
+    The parent of the process that made this handle; a process that is forked from that one may
+    use the handle too.
 
-    The kernel sends SIGCONT at the parent's end where that was asked for (PR_SET_PDEATHSIG); else a look finds it.
+    If PR_SET_PDEATHSIG asked for it, the kernel sends SIGCONT at the parent's end; otherwise a
+    look finds the end.
     """
 
     def __init__(self, pid: int) -> None:
@@ -145,7 +155,8 @@ class Parent(_Awaited):
         self._began = _start_of(pid)
         if self._began is None:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        # Blocked in all threads, so that it waits for the one that takes it; it wakes a stopped process all the same.
+        # Blocked in all threads, so that sigtimedwait receives it; it continues a stopped process
+        # all the same.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
 
     def has_ended(self) -> bool:
@@ -163,7 +174,11 @@ class Parent(_Awaited):
 
 
 class Other(Handle):
-    """Any process: the owner of a pipe that the kernel signals at each write. An owner is a process, and no number."""
+    """
+    Any process: the owner of a pipe, which the kernel signals at each write.
+
+    The kernel stores the owner as a process, not as a number.
+    """
 
     def __init__(self, pid: int) -> None:
         reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -185,7 +200,7 @@ class Other(Handle):
     def send(self, signum: int) -> None:
         if self.has_ended():
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        # Signal 0 is none: it raises where this process may not send any.
+        # Signal 0 sends nothing: it raises if this process may not signal that one.
         os.kill(self._pid, 0)
         if signum:
             fcntl.fcntl(self._descriptor, fcntl.F_SETSIG, signum)
@@ -193,7 +208,7 @@ class Other(Handle):
             os.read(self._descriptor, 1)
 
     def reap(self) -> None:
-        """Nothing: it is no child."""
+        """Do nothing: it is not a child."""
 
     def close(self) -> None:
         super().close()
@@ -203,7 +218,10 @@ class Other(Handle):
 
 
 def _own(descriptor: int, pid: int, signum: int) -> None:
-    """Have the kernel send *signum* to the process *pid* whenever the pipe *descriptor* gets something to read."""
+    """
+    Make the kernel send *signum* to the process *pid* whenever the pipe *descriptor* becomes
+    readable.
+    """
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, pid)
     # Old kernels accept a number that no process has.
     if fcntl.fcntl(descriptor, fcntl.F_GETOWN) != pid:
@@ -213,36 +231,44 @@ def _own(descriptor: int, pid: int, signum: int) -> None:
 
 
 def _start_of(pid: int) -> bytes | None:
-    """When the process with that number began, in the kernel's words; None when it has ended, or is not there."""
+    """
+    Return the start time of the process with that number (the kernel's text).
+
+    None if it has ended or does not exist.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             facts = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    # One whose first thread alone has ended looks like a zombie, too.
+    # A process whose first thread alone has ended looks like a zombie, too.
     is_zombie = facts[0] in (b"Z", b"X") and int(facts[17]) <= 1
     return None if is_zombie else facts[19]
 
 
 class _OwnEnds:
-    """Pipes that end with this process: it alone has the ends that are read, and is signalled at each write."""
+    """
+    Pipes that end with this process: it alone has the read ends, and gets a signal at each write.
+    """
 
     def __init__(self) -> None:
         self._ends: list[tuple[int, tuple[int, int]]] = []
         writers = []
         for signum in (signal.SIGKILL, signal.SIGCONT):
             reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            # It keeps both: were the last end for writing closed elsewhere, the kernel would signal that, too.
+            # It keeps both: if the last write end were closed elsewhere, the kernel would signal
+            # that too.
             self._ends += [(reader, _identity(reader)), (writer, _identity(writer))]
             _own(reader, os.getpid(), signum)
             writers.append(writer)
         self.writers = tuple(writers)
 
     def drop(self) -> None:
-        """Let go of them in a process that was forked from theirs."""
+        """Close them in a forked process, if the program has not replaced them."""
         for descriptor, identity in self._ends:
             with contextlib.suppress(OSError):
-                # The program may have closed all descriptors, and opened files of its own.
+                # The program may have closed all descriptors, and opened files with these
+                # numbers.
                 if _identity(descriptor) == identity:
                     os.close(descriptor)
 
@@ -256,7 +282,10 @@ _ends: list[_OwnEnds] = []
 
 
 def own_descriptors() -> tuple[int, ...]:
-    """Descriptors by which another process can hold this one, as `PipeHandle`; they stay this process's."""
+    """
+    Return descriptors with which another process can hold this one, as `PipeHandle`; this process
+    owns them.
+    """
     if not _ends:
         _ends.append(_OwnEnds())
     return _ends[0].writers
@@ -271,7 +300,10 @@ os.register_at_fork(after_in_child=_drop_in_child)
 
 
 class PipeHandle(Handle):
-    """A process, by the pipes that it sent: a byte in *kill* is a SIGKILL, one in *wake* a SIGCONT."""
+    """
+    A process, held by the pipes that it sent: a byte in *kill* is a SIGKILL, one in *wake* a
+    SIGCONT.
+    """
 
     def __init__(self, kill: int, wake: int = -1) -> None:
         super().__init__(kill)
@@ -285,12 +317,12 @@ class PipeHandle(Handle):
         descriptor = pipes.get(signum, -1)
         if descriptor < 0:
             raise PermissionError(errno.EPERM, "without pidfds there is no such signal for this process")
-        # The program may have given SIGPIPE its default action, which is to end it.
+        # The program may have set SIGPIPE to its default action, which would end it.
         former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         try:
             os.write(descriptor, b"!")
         except BlockingIOError:
-            # The pipe is full: the process has got thousands of signals.
+            # The pipe is full: the process has received thousands of signals.
             pass
         except BrokenPipeError as error:
             if signal.SIGPIPE not in former:
@@ -300,7 +332,7 @@ class PipeHandle(Handle):
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
     def reap(self) -> None:
-        """Nothing: its parent does."""
+        """Do nothing: its parent reaps it."""
 
     def close(self) -> None:
         super().close()

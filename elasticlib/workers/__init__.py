@@ -1,11 +1,13 @@
 """
 Worker processes of this machine: started, watched and ended together.
 
-`start_processes` is the way in for programs without an agent; an agent asks `prepare_workers` once a launch and has
-`Processes` start and stop each round. `Signals` and its kin bring signals to a launch as requests. This package is the
-launcher's side; `spawner` is what runs between launcher and workers, `child` what runs in a worker. It knows local
-ranks only, nothing of rounds between nodes; what a context starts ends with this program (a `SubprocessHandler` by
-itself is a plain child, as torch's).
+`start_processes` is the entry for programs without an agent. An agent calls `prepare_workers`
+once for each launch, and starts and stops each round with `Processes`. `Signals` and its kin turn
+signals into requests to a launch.
+
+This package is the launcher's side. `spawner` runs between launcher and workers, `child` runs in
+a worker. The package knows local ranks only, not the rounds between nodes. All processes of a
+context end with this program; only a `SubprocessHandler` alone is a plain child, like torch's.
 """
 
 from __future__ import annotations

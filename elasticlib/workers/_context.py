@@ -1,10 +1,14 @@
 """
-A set of worker processes behind one handle: started together, waited for together, ended together.
+A set of worker processes behind one handle: started together, waited for together, ended
+together.
 
-Rules of this file: a call that cannot work is refused before anything is started, a start that fails leaves
-no process, and one worker's failure ends all; the caller's mappings are copied, never changed. Any
-thread may wait or close; what is shared is touched under one lock, and nobody waits while holding it but
-the one who ends the set.
+Rules of this file:
+
+* A call that cannot work is refused before anything is started. A failed start leaves no process.
+  One worker's failure ends all.
+* The caller's mappings are copied, never changed.
+* Any thread may wait or close. One lock guards shared state, and only the thread that ends the
+  set waits while it holds the lock.
 """
 
 from __future__ import annotations
@@ -37,32 +41,32 @@ from elasticlib.workers.child._start_spec import StartSpec
 
 SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _GRACE = 30.0
-"""Seconds from SIGTERM to SIGKILL for the others, once a worker has failed."""
+"""Seconds from SIGTERM to SIGKILL for the other workers, once one has failed."""
 _CONSOLE_TIMEOUT = 5.0
-"""Seconds that the console gets to take the last lines; what it does not take by then follows when it does."""
+"""Seconds for the console to take the last lines; the rest follows later."""
 
 _running: set[PContext] = set()
-"""Sets that are at work: they run on where nobody keeps the handle."""
+"""Running sets: they stay alive without a handle."""
 
 
 @define
 class RunProcsResult(DataclassView):
     """
-    How a set of processes ended, by local rank.
+    Outcome of a set of processes, by local rank.
 
     (torch: ``torch.distributed.elastic.multiprocessing.RunProcsResult``)
     """
 
     return_values: dict[int, Any] = Factory(dict)
-    """What functions returned, None for programs; empty unless all succeeded."""
+    """Return values of functions, None for programs; empty unless all succeeded."""
     failures: dict[int, ProcessFailure] = Factory(dict)
-    """All that failed by themselves, not those that were ended because of it."""
+    """Processes that failed first-hand, without those that were ended because of it."""
     stdouts: dict[int, str] = Factory(dict)
     """Paths of the log files, ``""`` for the console."""
     stderrs: dict[int, str] = Factory(dict)
 
     def is_failed(self) -> bool:
-        """Whether any process failed."""
+        """Return True if any process failed."""
         return bool(self.failures)
 
 
@@ -70,8 +74,9 @@ class PContext(abc.ABC):
     """
     A set of worker processes; `start_processes` makes and starts one.
 
-    (torch: ``torch.distributed.elastic.multiprocessing.PContext``.) Unlike torch's, workers never outlive this program,
-    signal handlers are put back when all has ended, and calls may come from any thread.
+    (torch: ``torch.distributed.elastic.multiprocessing.PContext``.) Unlike torch's, workers never
+    outlive this program, signal handlers are restored at the end, and calls may come from any
+    thread.
     """
 
     def __init__(
@@ -97,7 +102,7 @@ class PContext(abc.ABC):
             partial(
                 WorkerSpec,
                 str(name),
-                # A specification has one worker at least; a set without any is never started.
+                # A specification has at least one worker; an empty set is never started.
                 max(self.nprocs, 1),
                 None,
                 numa_options=numa_options,
@@ -106,7 +111,7 @@ class PContext(abc.ABC):
             )
         )
         self._prefixes = _start_call.prefixes(name, log_line_prefixes, self.nprocs)
-        # An error file that the caller gave counts where the logs name none.
+        # The caller's error file counts if the logs name none.
         given = {rank: env.pop(ERROR_FILE, "") for rank, env in self.envs.items()}
         self._logs = LogRounds(logs_specs)
         dest = self._logs.reify(self.envs)
@@ -129,20 +134,22 @@ class PContext(abc.ABC):
 
     @abc.abstractmethod
     def _plan(self, spec: _start_call.MakesSpec) -> _plan.LaunchPlan:
-        """What the workers have in common; raises whatever is wrong with the call."""
+        """Return the plan that all workers share. Raises the error of an invalid call."""
 
     def _spec(self, rank: int) -> StartSpec:
-        """What the worker *rank* is started with."""
+        """Return the `StartSpec` of worker *rank*."""
         return _start_call.with_threads(self._job.spec(rank, self.envs[rank]))
 
     def start(self) -> None:
         """
-        Start all processes. Raises `StartError` when they cannot be, and none is left then.
+        Start all processes. Raises `StartError` if that fails, and then leaves none.
 
-        A second start is a `ConfigError` (a ``ValueError``). In the main thread the signals that the variable
-        ``TORCHELASTIC_SIGNALS_TO_HANDLE`` lists (TERM, INT, HUP, QUIT) raise `SignalException` from now on
-        (`LaunchInterrupted`, a ``KeyboardInterrupt``, for SIGINT), until all has ended. The processes run on then,
-        to be closed by you.
+        A second start is a `ConfigError` (a ``ValueError``).
+
+        In the main thread, signals raise `SignalException` from now until all processes have
+        ended (SIGINT: `LaunchInterrupted`, a ``KeyboardInterrupt``). These are the signals in the
+        variable ``TORCHELASTIC_SIGNALS_TO_HANDLE`` (TERM, INT, HUP, QUIT). The processes continue
+        after that exception, and you must close them.
         """
         with self._lock:
             if self._started or self._over:
@@ -152,7 +159,7 @@ class PContext(abc.ABC):
             self._handlers = _signals.Raising(handled, self._doing)
             self._started = True
             if not self.nprocs:
-                # As torch's: there is nothing to start, and the result is empty.
+                # As torch does: an empty set starts nothing, and its result is empty.
                 return
             try:
                 self._handlers.install()
@@ -168,16 +175,17 @@ class PContext(abc.ABC):
             _running.add(self)
 
     def pids(self) -> dict[int, int]:
-        """The process ids by local rank; empty before the start."""
+        """Return the process ids by local rank; empty before the start."""
         return dict(self._processes.pids)
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """
-        The result once all processes have succeeded, or any has failed and all are gone; None before that.
+        Return the result once all processes have succeeded, or one has failed and all are gone;
+        None before that.
 
-        It waits up to *timeout* seconds, not at all for 0, and for ever below 0. *period* is taken for torch's
-        sake: an end is noticed at once. Raises `PicklingError` when a return value cannot be rebuilt here, and
-        `SignalException` as told at `start`.
+        It waits up to *timeout* seconds, not at all for 0, and without limit below 0. *period*
+        exists for compatibility with torch: an end is noticed at once. Raises `PicklingError` if
+        a return value cannot be rebuilt here, and `SignalException` as described in `start`.
         """
         if not self._started:
             raise SpecError(f"the processes of {self.name!r} were not started: call start() first")
@@ -195,7 +203,7 @@ class PContext(abc.ABC):
                     self._raise(came)
             return result
         finally:
-            # After the end signals are the program's own again.
+            # After the end, signals belong to the program again.
             if self._over:
                 self._handlers.remove()
 
@@ -204,7 +212,10 @@ class PContext(abc.ABC):
             raise _signals.interruption(signum, self._doing)
 
     def _look(self, deadline: float) -> RunProcsResult | None:
-        """The result if it is there; waits only, until *deadline*, for another thread that ends the set."""
+        """
+        Return the result if it exists; wait only for another thread that ends the set, until
+        *deadline*.
+        """
         if not self._lock.acquire(timeout=min(max(0.0, deadline - monotonic()), threading.TIMEOUT_MAX)):
             return None
         try:
@@ -215,7 +226,7 @@ class PContext(abc.ABC):
             self._lock.release()
 
     def _stop_after_failure(self) -> None:
-        """Begin to stop the others where one has failed."""
+        """Begin to stop the other workers if one has failed."""
         if self._processes.any_failed() and not self._processes.gone():
             self._stopping = True
             self._processes.ask_to_stop(signal.SIGTERM, _GRACE)
@@ -239,13 +250,16 @@ class PContext(abc.ABC):
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> None:
         """
-        End what still runs, with *death_sig* (SIGTERM) and after *timeout* seconds with SIGKILL, and free all.
+        End the running processes and free all resources: *death_sig* (SIGTERM) first, SIGKILL
+        after *timeout* seconds.
 
-        When it returns no process is left, nor any that these have started. It may come in any state, twice,
-        and while another thread waits; a `wait` after it tells which processes were cut short. A handled signal
-        that comes meanwhile goes to the program's own handler afterwards; SIGINT (Ctrl-C) means SIGKILL now. After
-        a `wait` that told of success it removes the set's log files where `DefaultLogsSpecs` keeps them in a temporary
-        folder.
+        When it returns, no process is left, including those that workers have started. You can
+        call it in any state, twice, and while another thread waits; a later `wait` reports the
+        processes that were cut short.
+
+        A handled signal that arrives meanwhile goes to the program's own handler afterwards;
+        SIGINT (Ctrl-C) means SIGKILL now. After a `wait` that reported success, it removes the
+        log files that `DefaultLogsSpecs` keeps in a temporary folder.
         """
         number, grace = _start_call.death_signal(death_sig), _start_call.seconds("timeout", timeout)
         late: list[int] = []
@@ -265,16 +279,16 @@ class PContext(abc.ABC):
             finally:
                 self._let_go()
                 self._handlers.remove()
-        # Once more: below the handlers of this block, some could not be put back.
+        # Once more: some could not be restored below the handlers of this block.
         self._handlers.remove()
         if self._result is not None and not self._result.is_failed():
             self._logs.remove_if_temporary()
-        # All is gone now: the program's own handlers may act on what came meanwhile.
+        # All is gone now: the program's own handlers may act on late signals.
         for signum in late:
             signal.raise_signal(signum)
 
     def _let_go(self) -> None:
-        """Free what the set holds beyond its processes, which are gone or will be killed."""
+        """Free the resources of the set except its processes, which are gone or will be killed."""
         try:
             self._over = True
             self._processes.dismiss()
@@ -341,7 +355,7 @@ class SubprocessContext(PContext):
 
     @property
     def subprocess_handlers(self) -> dict[int, ProcessView]:
-        """A handle of each process by local rank; empty before the start."""
+        """Handles of the processes by local rank; empty before the start."""
 
         def poll(rank: int) -> int | None:
             self._look(monotonic())
@@ -375,16 +389,20 @@ def start_processes(
     """
     Start one process per local rank and return the handle of all.
 
-    *entrypoint* is a callable, or as text a program on PATH. ``args[rank]`` are its arguments (a program's
-    are turned into text), ``envs[rank]`` the variables that a worker has beyond this program's; both have exactly
-    the keys 0 to n-1. *logs_specs* says where the output goes; lines of tee'd streams begin with
-    ``log_line_prefixes[rank]``, by default ``[<name><rank>]:``. *start_method* is for callables: ``forkserver``,
-    unlike torch's ``spawn``, forks from a warm fork server that never saw this program's threads or devices.
-    *numa_options* binds each worker to the CPUs near the GPU of its local rank.
+    * *entrypoint* is a callable, or as text a program on PATH.
+    * ``args[rank]`` are its arguments (a program's are turned into text), and ``envs[rank]`` the
+      variables that a worker has beyond this program's. Both must have exactly the keys 0 to n-1.
+    * *logs_specs* sets the place of the output. Lines of tee'd streams begin with
+      ``log_line_prefixes[rank]``, by default ``[<name><rank>]:``.
+    * *start_method* is for callables. ``forkserver``, unlike torch's ``spawn``, forks from a warm
+      fork server without this program's threads and devices.
+    * *numa_options* binds each worker to the CPUs near the GPU of its local rank.
 
-    Raises `ConfigError` and its kinds before anything is started: `LocalRanksError` (a ``RuntimeError``) for
-    other keys, `ProgramError` (a ``FileNotFoundError``) for a program that is not there; `StartError` when this
-    machine cannot start the processes. (torch: ``torch.distributed.elastic.multiprocessing.start_processes``)
+    Raises `ConfigError` and its kinds before anything is started: `LocalRanksError` (a
+    ``RuntimeError``) for other keys, `ProgramError` (a ``FileNotFoundError``) for a program that
+    does not exist. Raises `StartError` if this machine cannot start the processes.
+
+    (torch: ``torch.distributed.elastic.multiprocessing.start_processes``)
     """
     context: PContext
     rest = (logs_specs, log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
@@ -395,7 +413,7 @@ def start_processes(
     try:
         context.start()
     except BaseException:
-        # A signal may have come when all had been started.
+        # A signal may have arrived after all were started.
         context.close()
         raise
     return context

@@ -1,7 +1,8 @@
 """
-`worker_main`: for a worker's main function, under any launcher, an error file and torch's debug server.
+`worker_main`: an error file and torch's debug server for a worker's main function, under any
+launcher.
 
-Rules of this file: torch is loaded only where a socket is named.
+Rules of this file: torch is loaded only if a socket is named.
 
 (torch: ``torch.distributed.elastic.control_plane``)
 """
@@ -25,12 +26,13 @@ __all__ = ["TORCH_WORKER_SERVER_SOCKET", "worker_main"]
 @contextlib.contextmanager
 def worker_main() -> Iterator[None]:
     """
-    A decorator, or context manager, for a worker's main function; for decoration it is called: ``@worker_main()``.
+    Decorate a worker's main function (``@worker_main()``), or wrap it as a context manager.
 
-    An exception that leaves it is written to the error file that the launcher named, as `elasticlib.record` does,
-    and goes on. Where ``TORCH_WORKER_SERVER_SOCKET`` names a Unix socket, torch's debug server (``ping``,
-    ``dump_traceback``, ...) answers there meanwhile; its errors, such as a socket that is taken, are ``RuntimeError``.
-    Workers under ``LaunchConfig(worker_server=True)`` have that server without it.
+    An exception that leaves it is written to the error file that the launcher named, as
+    `elasticlib.record` does, and raised again. If ``TORCH_WORKER_SERVER_SOCKET`` names a Unix
+    socket, torch's debug server (``ping``, ``dump_traceback``, ...) answers there meanwhile. Its
+    errors, such as a socket in use, are ``RuntimeError``. Workers under
+    ``LaunchConfig(worker_server=True)`` have that server without it.
     """
     handler = get_error_handler()
     handler.initialize()
