@@ -1,4 +1,8 @@
-"""How many workers a word such as ``auto`` or ``gpu`` means on this machine; the caller never touches a device."""
+"""
+The number of workers that a word such as ``auto`` or ``gpu`` means on this machine.
+
+Rules of this file: the caller never opens a device.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ from elasticlib.workers import _environment, _machine
 from elasticlib.workers._fork_servers import fork_servers
 
 _LIMIT = 60.0
-"""Seconds that torch may take to answer about devices: opening eight GPUs without their daemon takes up to thirty."""
+"""
+Seconds for torch to answer about devices: opening eight GPUs without their daemon takes up to
+thirty.
+"""
 
 
 def workers_per_node(
@@ -34,11 +41,15 @@ def workers_per_node(
     """
     Return the number of workers for `LaunchConfig.nproc_per_node`.
 
-    ``cpu`` counts the CPUs of the affinity mask, ``gpu`` CUDA (or ROCm) devices, ``xpu`` those of Intel,
-    ``auto`` the accelerators of whatever kind, else the CPUs; any other word is torch's name of a device, such as
-    ``npu``. A fork server with *preload* and *flags* counts them, those of the job where it has torch, so that it can
-    serve that too; *ahead* is what the job's automatic preload imports. *variables* of the workers beat those of this
-    program. Raises `SpecError` (a ``ValueError``) where there is none of the kind that *requested* names.
+    * ``cpu`` counts the CPUs of the affinity mask, ``gpu`` CUDA (or ROCm) devices, ``xpu`` those
+      of Intel.
+    * ``auto`` counts the accelerators of any kind, or the CPUs without one.
+    * Any other word is torch's name of a device, such as ``npu``.
+
+    A fork server with *preload* and *flags* counts them. If the job's own has torch, it is that
+    one, which can then serve the job too. *ahead* is the automatic preload of the job.
+    *variables* of the workers override those of this program. Raises `SpecError` (a
+    ``ValueError``) if there is no device of the kind that *requested* names.
     """
     if isinstance(requested, int):
         return requested
@@ -67,10 +78,12 @@ def default_numa_options(
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> NumaOptions | None:
     """
-    What torch binds *workers* by where nothing is asked for: its build's default, with an accelerator for each worker.
+    Return the NUMA binding of torch's build for *workers*; None without a default, or without an
+    accelerator for each worker.
 
-    PyPI's torch has no default. Only a torch that this program has imported is asked: an import would cost more than a
-    launch. Devices are counted where there is a default, and what keeps them from being counted means no.
+    PyPI's torch has no default. It is read only from a torch that this program has imported,
+    because an import would take longer than a launch. Devices are counted only if there is a
+    default; an error in the count means None.
     """
     internal = getattr(sys.modules.get("torch"), "_utils_internal", None)
     found = as_numa_options(getattr(internal, "get_default_numa_options", lambda: None)())
@@ -87,13 +100,15 @@ def gpu_addresses(
     fork_server: ForkServerKey | None, environment: Mapping[str, str], search_path: tuple[str, ...]
 ) -> list[str]:
     """
-    PCI addresses of the accelerators, by index, that workers of a job with *environment* see.
+    Return PCI addresses of the accelerators, by index, that workers of a job with *environment*
+    see.
 
-    It asks the job's own *fork server* where that has loaded torch. Raises `ElasticError` when torch cannot list them.
+    The job's own *fork server* lists them if it has loaded torch. Raises `ElasticError` if torch
+    cannot list them.
     """
     if not _machine.may_have_accelerators():
         return []
-    # That fork server has no torch to ask: one with torch alone answers in its place.
+    # That fork server has no torch: one with torch alone answers in its place.
     if fork_server is None or "torch" not in fork_server.preload:
         fork_server, search_path = ForkServerKey(sys.executable, ("torch",)), tuple(import_path())
     answer = _answer("gpus", fork_server, environment, search_path, "listing the GPUs", "leave numa_options out")
@@ -107,7 +122,7 @@ def _accelerators(
     if not _machine.may_have_accelerators():
         return 0, ""
     key = ForkServerKey.of(sys.executable, _with_torch(preload), (), flags)
-    # The key of the job itself: the fork server that answers is then the one that starts the workers.
+    # With the job's own key, the fork server that answers also starts the workers.
     if key.is_automatic and "torch" in ahead:
         key = evolve(key, preload=tuple(ahead))
     environment = _environment.without_secrets({**os.environ, **variables})
@@ -117,7 +132,10 @@ def _accelerators(
 
 
 def _with_torch(preload: tuple[str, ...]) -> tuple[str, ...]:
-    """Return *preload* if a fork server with it has torch for jobs of any path; else torch."""
+    """
+    Return *preload* if a fork server with it has torch for jobs of any path; otherwise torch
+    alone.
+    """
     if preload == AUTO:
         return preload
     if "torch" not in preload or depends_on_path(preload):
@@ -129,9 +147,10 @@ def _answer(
     op: str, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str], doing: str, instead: str
 ) -> Message:
     """
-    Return what torch says to *op*, in a child of a fork server of that *key*; the child is killed afterwards.
+    Return torch's answer to *op*, from a child of a fork server of that *key*; the child is
+    killed afterwards.
 
-    Raises `StartError`, also when a driver does not answer.
+    Raises `StartError`, also if a driver does not answer.
     """
     with contextlib.ExitStack() as stack:
         fork_server = fork_servers.take(key, environment, search_path)
@@ -139,7 +158,7 @@ def _answer(
         channel, began = fork_server.request(op), None
         stack.callback(channel.close)
         while True:
-            # While it imports there is no limit, but a look every 0.1 s whether it is ready.
+            # Imports have no limit; every 0.1 s the fork server is checked.
             left = 0.1 if began is None else _LIMIT - (monotonic() - began)
             if left <= 0:
                 raise StartError(
@@ -148,7 +167,7 @@ def _answer(
                 )
             if not wait_readable([channel], left):
                 if began is None and fork_server.ready():
-                    # Its imports, which may be slow, do not count for the limit.
+                    # Its imports, which may be slow, do not count towards the limit.
                     began = monotonic()
                 continue
             received = channel.receive()
@@ -159,8 +178,8 @@ def _answer(
                 raise StartError(answer["why"])
             if not descriptors:
                 return answer
-            # The first message announces the child, which waits for its environment.
-            # It is known by its handle alone.
+            # The first message announces the child, which waits for its environment. Only its
+            # handle is known.
             child = Process.sent(0, descriptors)
             stack.callback(child.close)
             stack.callback(child.send, signal.SIGKILL)

@@ -1,4 +1,8 @@
-"""The environment of a worker, as torch's workers find it. PURE: ranks and a spec in, variables out."""
+"""
+The environment of a worker, as torch's workers find it.
+
+PURE: takes ranks and a specification, returns variables.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,15 @@ from elasticlib._untrusted import TOKEN_VARIABLE
 from elasticlib.errors import ConfigError
 
 CUDA_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
-"""Devices that CUDA and ROCm show a process, as a list with commas."""
+"""Environment variable that lists the devices for CUDA and ROCm, separated by commas."""
 HIP_DEVICES_VARIABLE = "HIP_VISIBLE_DEVICES"
-"""The same for ROCm alone, which it looks at first."""
+"""The same for ROCm alone, which reads it first."""
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where a node's workers stand in one round of the job."""
+    """Place of a node's workers in one round of the job."""
 
     run_id: str
     role: str
@@ -34,11 +38,11 @@ class NodePlace:
     master_addr: str
     master_port: int
     agent_store: bool = True
-    """Whether the launcher hosts the store at the master's address (else worker 0 must)."""
+    """True if the launcher hosts the store at the master's address (otherwise worker 0 must)."""
 
 
 def worker_variables(place: NodePlace, local_rank: int, error_file: str) -> dict[str, str]:
-    """What differs between the launcher's environment and that of the worker *local_rank*."""
+    """Return the variables of worker *local_rank* that differ from the launcher's."""
     values: dict[str, object] = {
         "LOCAL_RANK": local_rank,
         "RANK": place.rank_base + local_rank,
@@ -62,11 +66,12 @@ def worker_variables(place: NodePlace, local_rank: int, error_file: str) -> dict
 
 def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[dict[str, str], ...]:
     """
-    Return, for each worker with a virtual local rank, the variables that make it see one device only, as number 0.
+    Return, for each worker with a virtual local rank, the variables that show it one device only,
+    as number 0.
 
-    ``HIP_VISIBLE_DEVICES`` is the list where it is set and not empty, and then set beside the other. A worker whose
-    entry is empty sees no device. Raises `ConfigError` (a ``ValueError``) when the launcher's own list of devices has
-    no entry for one of them.
+    ``HIP_VISIBLE_DEVICES`` is the list if it is set and not empty, and then both variables are
+    set. A worker whose entry is empty sees no device. Raises `ConfigError` (a ``ValueError``) if
+    the launcher's own list of devices has no entry for a worker.
     """
     names = [CUDA_DEVICES_VARIABLE]
     # HIP reads its own variable first, so both must name the same device.
@@ -90,23 +95,34 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
 
 
 def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """What workers, and all that they are made from, may see: the job's token is for its nodes alone."""
+    """
+    Return *environment* without the job's token, which only its nodes may see, not workers or
+    helpers.
+    """
     return {name: value for name, value in environment.items() if name != TOKEN_VARIABLE}
 
 
 def common_variables(environment: Mapping[str, str], threads: int, signals: str) -> dict[str, str]:
-    """The launcher's environment with what all workers share; what the user set is kept, but for the signals."""
+    """
+    Return the launcher's environment with the variables that all workers share.
+
+    The user's values are kept, except for the signals.
+    """
     return {
         THREADS_VARIABLE: str(threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **without_secrets(environment),
-        # An inherited value is that of a launcher around this one, as is any other of TORCHELASTIC_*.
+        # An inherited value comes from a launcher around this one, like any other of
+        # TORCHELASTIC_*.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
     }
 
 
 def threads_per_worker(environment: Mapping[str, str], cpus: float, workers: int) -> int:
-    """Threads for each worker: the user's ``OMP_NUM_THREADS``, else CPUs divided by workers, at least 1."""
+    """
+    Return the threads of each worker: the user's ``OMP_NUM_THREADS``, else CPUs divided by
+    workers, at least 1.
+    """
     # OpenMP allows a number for each nesting level: the first is that of the outermost.
     first = environment.get(THREADS_VARIABLE, "").split(",")[0].strip()
     if first.isdecimal() and int(first) > 0:
@@ -115,6 +131,6 @@ def threads_per_worker(environment: Mapping[str, str], cpus: float, workers: int
 
 
 def changed_variables(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables that have another value *now*; None for those that are gone."""
+    """Return the variables whose value *now* differs; None for removed ones."""
     gone: dict[str, str | None] = {name: None for name in before if name not in now}
     return gone | {name: value for name, value in now.items() if before.get(name) != value}

@@ -1,11 +1,17 @@
 """
-Failures and results of a round's workers: from each end to a `ProcessFailure` that names the fault,
-or to a return value; and the records of workers that live or are being stopped.
+Failures and results of a round's workers: a `ProcessFailure` with the cause, or a return value,
+for each end.
 
-Rules of this file: a report that the worker wrote beats its error file, which beats the exit status.
-Facts of a failure that cannot be read are left out, never raised. A worker that was stopped by us has
-failed only where it reported a failure itself, or crashed. Ranks are local ones unless *rank_base* is
-added; nothing is waited for.
+It also makes the records of workers that live or are being stopped.
+
+Rules of this file:
+
+* A report that the worker wrote beats its error file, which beats the exit status.
+* Facts of a failure that cannot be read are left out, never raised.
+* A worker that elasticlib stopped has failed only if it reported a failure first-hand, or
+  crashed.
+* Ranks are local ones unless *rank_base* is added.
+* It waits for nothing.
 """
 
 from __future__ import annotations
@@ -38,11 +44,11 @@ from elasticlib.workers.child import _result_pickles
 from elasticlib.workers.child._report import Report
 
 STORE, SPAWNER = "worker store", "spawner"
-"""Processes of ours, whose end is reported by these names."""
+"""Names of helpers whose end is reported."""
 _TAIL_BYTES = 8192
 _MOST_LINES = 1_000_000
 _STAMP_IS_BEHIND = 2.0
-"""Seconds: the time in an error file is in whole ones, so the file's own shows which came first."""
+"""Seconds: the time in an error file is in whole ones, so the file's own time shows the order."""
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 _ENDED_FROM_OUTSIDE = "the worker was asked to end from outside, not by this launcher"
 _CRASHED = "native code crashed: the stack shows the Python line that called it"
@@ -54,7 +60,7 @@ _SIGNALS_MEAN: dict[int, str] = {
     signal.SIGINT: _ENDED_FROM_OUTSIDE,
     signal.SIGHUP: _ENDED_FROM_OUTSIDE,
 }
-"""The most likely meaning of a signal that ended a worker, but for SIGKILL."""
+"""The most likely meaning of a signal that ended a worker, except SIGKILL."""
 _STATUSES_MEAN = {
     120: "output that was still in a buffer could not be written: a full disk, or a reader that has closed",
     126: _NO_PROGRAM,
@@ -62,26 +68,27 @@ _STATUSES_MEAN = {
 }
 """The most likely meaning of an exit status: Python's own 120, and those of shells."""
 _RANK_PREFIX = re.compile(r"^(\[rank\d+\]: )+")
-"""Torch puts it before each line of a traceback, once for each ``init_process_group``."""
+"""Torch writes it before each line of a traceback, once for each ``init_process_group``."""
 _CRASH = "Fatal Python error"
-"""Begins the fault handler's text of a crash."""
+"""First words of the fault handler's text of a crash."""
 _OVERDUE = "it did not end within {:g} s (exit_timeout) after that and was stopped"
 _STILL_AT_WORK = "the program ended well, but its threads, exit handlers or finalizers were still at work"
 
 
 def has_failed(end: Exit, error_file: str) -> bool:
-    """Return True where a worker failed by itself, and was not just stopped by us."""
+    """Return True if a worker failed first-hand, and was not just stopped by its launcher."""
     if end.exitcode == 0:
         return False
     if not end.was_stopped:
         return True
-    # Stopped by us: its exit status says nothing, but a crash or a report of its own does.
+    # The launcher stopped it: its exit status says nothing, but a crash or a report of its own
+    # does.
     has_crashed = -end.exitcode in _CRASHES
     return has_crashed or _error_of(end) is not None or _written(error_file) is not None
 
 
 def _error_of(end: Exit) -> Report | None:
-    """Return the worker's report of an exception; None where it wrote none."""
+    """Return the worker's report of an exception; None if it wrote none."""
     report = end.report
     if report is None or report.kind != "error":
         return None
@@ -91,7 +98,7 @@ def _error_of(end: Exit) -> Report | None:
 def failures_of(
     ends: Mapping[int, Exit], dest: LogsDest, kills: int, noticed: Mapping[int, float], rank_base: int
 ) -> dict[int, ProcessFailure]:
-    """Return the failures of the workers that failed by themselves, by global rank."""
+    """Return the failures of the workers that failed first-hand, by global rank."""
     found = {}
     for local, end in sorted(ends.items()):
         error_file, rank = dest.error_files.get(local, ""), rank_base + local
@@ -105,13 +112,13 @@ def failures_of(
 
 
 def _log_files(dest: LogsDest, local_rank: int) -> tuple[str, ...]:
-    """Return the log files of a worker, without its second stream's where both go into one file."""
+    """Return the log files of a worker; one file if both streams share it."""
     files = (dest.stdouts.get(local_rank), dest.stderrs.get(local_rank))
     return tuple(dict.fromkeys(path for path in files if path and path != os.devnull))
 
 
 def _is_on_console(end: Exit, dest: LogsDest) -> bool:
-    """Return True where the traceback that a worker wrote to its stderr has reached the console."""
+    """Return True if the console shows the traceback that a worker wrote to its stderr."""
     # Without a log file, stderr is the console itself.
     is_tee_or_direct = end.local_rank in dest.tee_stderrs or end.local_rank not in dest.stderrs
     return is_tee_or_direct and end.report is not None and end.report.is_shown
@@ -121,10 +128,10 @@ def failure_of(
     end: Exit, rank: int, error_file: str, stderr: str | None, memory_kills: int, noticed: float
 ) -> ProcessFailure:
     """
-    Return all that is known about a worker that failed.
+    Return all facts about a worker that failed.
 
-    *stderr* is its log file, if it has one; *memory_kills* counts the out-of-memory kills in our cgroup
-    while it ran; *noticed* is the Unix time of its end, used where it did not report a time itself.
+    *stderr* is its log file, if it has one. *memory_kills* counts the out-of-memory kills in this
+    cgroup while it ran. *noticed* is the Unix time of its end, used if it did not report a time.
     """
     error = _error_of(end)
     tail = last_lines(_end_of(stderr) if stderr else end.tail)
@@ -146,7 +153,7 @@ def failure_of(
         failure.hint = _OVERDUE.format(end.overdue) + ("" if are_shown else _threads_then(stacks))
     elif not (end.was_stopped and has_left_error):
         failure.hint = explain_exit(end.exitcode, memory_kills)
-    # Else we stopped it after it had raised: the signal explains nothing.
+    # Otherwise the launcher stopped it after its exception: the signal explains nothing.
     return failure
 
 
@@ -178,14 +185,16 @@ def _unreported(
     """
     Return the failure of a worker without a report of an exception.
 
-    *written* is when its error file was written, *noticed* when its process was seen to end.
+    *written* is the Unix time of its error file (None without one), *noticed* that of its
+    process's end.
     """
     failure = ProcessFailure(end.local_rank, end.pid, end.exitcode, error_file, rank=rank)
-    # A worker that we stopped, and that wrote nothing, failed because another one had failed.
+    # A worker that the launcher stopped, and that wrote nothing, failed because another one had
+    # failed.
     failure.secondary = end.was_stopped and written is None
     _set_time(failure, written, noticed)
     if end.overdue is not None and end.exitcode < 0:
-        # By the signal alone it would look like a crash.
+        # The signal alone would look like a crash.
         failure.message = _STILL_AT_WORK
     return failure
 
@@ -207,7 +216,7 @@ def _stacks_of(end: Exit) -> str:
         return stacks_of_user(end.faults)
     if -end.exitcode not in _CRASHES:
         return ""
-    # Stacks that somebody asked for may stand before those of the crash.
+    # Stacks from an earlier request may stand before those of the crash.
     crash = end.faults.rfind(_CRASH)
     if crash < 0:
         return ""
@@ -220,7 +229,10 @@ def lost_all(count: int, rank_base: int, pids: Mapping[int, int], why: str) -> d
 
 
 def _lost(rank: int, rank_base: int, pids: Mapping[int, int], why: str) -> ProcessFailure:
-    """Return the failure of a worker that ended with its spawner, for which rank 0 stands."""
+    """
+    Return the failure of a worker that ended with its spawner; rank 0 stands for the spawner
+    itself.
+    """
     if rank == 0:
         return ProcessFailure(0, 0, -signal.SIGKILL, "", message=why, rank=rank_base, process=SPAWNER)
     message = f"the worker was killed with all others: {why}"
@@ -237,7 +249,7 @@ def _lost(rank: int, rank_base: int, pids: Mapping[int, int], why: str) -> Proce
 
 
 def _frames(text: str) -> tuple[Frame, ...]:
-    """Return the frames that a worker wrote; none where it wrote over them."""
+    """Return the frames that a worker wrote; none if it has overwritten them."""
     try:
         return tuple(_frame(*each) for each in parse(text.encode()))
     except (TypeError, ValueError):
@@ -251,7 +263,7 @@ def _frame(file: object, line: object, function: object, variables: object) -> F
 
 
 def _written(error_file: str) -> float | None:
-    """Return the Unix time at which a worker wrote its error file; None where it wrote none."""
+    """Return the Unix time at which a worker wrote its error file; None if it wrote none."""
     try:
         data = read_error_file(error_file)
         has_message = isinstance(data, dict) and data.get("message")
@@ -262,10 +274,10 @@ def _written(error_file: str) -> float | None:
 
 def record_of(event: Event, rank_base: int, are_all: bool, signum: int) -> records.Record | None:
     """
-    Return the record of *event*; None for one that is not shown to people by itself.
+    Return the record of *event*; None for one without a record.
 
-    *rank_base* is the first global rank of this node. *are_all*: the job has no workers elsewhere.
-    *signum* is the signal with which the workers are being stopped.
+    *rank_base* is the first global rank of this node. *are_all*: the job has no workers
+    elsewhere. *signum* is the signal with which the workers are being stopped.
     """
     match event:
         case Exit(rank, pid, exitcode, late=int(late)):
@@ -287,7 +299,7 @@ def record_of(event: Event, rank_base: int, are_all: bool, signum: int) -> recor
 
 
 def _place_in(stacks: str) -> str:
-    """Return where the user's code is, as a phrase; empty where that is not known."""
+    """Return the place of the user's code, as a phrase; empty if it is not known."""
     if not stacks:
         return ""
     place = place_of(stacks)
@@ -295,7 +307,7 @@ def _place_in(stacks: str) -> str:
 
 
 def _record_of_stop(survivors: list[int], ended: dict[int, str]) -> records.Record | None:
-    """Return the record of a stop; None where no process was left and none was detached."""
+    """Return the record of a stop; None if no process was left and none was detached."""
     if survivors:
         return records.WorkersSurvived(tuple(survivors))
     if ended:
@@ -304,7 +316,10 @@ def _record_of_stop(survivors: list[int], ended: dict[int, str]) -> records.Reco
 
 
 _CALL = "call_function"
-"""Our function that calls the user's: what called it is ours, or the caller's that was forked."""
+"""
+Function that calls the user's: frames below it belong to elasticlib, or to the caller that was
+forked.
+"""
 _NATIVE = "in native code, such as the destructor of a local variable"
 _AT_ITS_END = {
     "await_release": "has called the function, which returned, and waits for those of the other local ranks",
@@ -316,14 +331,14 @@ _AT_ITS_END = {
     "finish": "runs exit handlers, or writes what is left",
     _CALL: f"called the function, which is {_NATIVE}",
 }
-"""What a worker does in a function of ours, at its end."""
+"""Activity of a worker at its end, by the name of elasticlib's function."""
 
 
 def stacks_of_user(faults: str) -> str:
     """Return the fault handler's stacks without the frames below the user's first one."""
     stacks = _UserStacks()
     for line in [*faults.splitlines(), ""]:
-        # The fault handler's last line of a crash; it is no part of any stack.
+        # The fault handler's last line of a crash, outside of any stack.
         is_footer = line.startswith("Extension modules:")
         if not is_footer:
             stacks.take(line)
@@ -332,21 +347,23 @@ def stacks_of_user(faults: str) -> str:
 
 class _UserStacks:
     """
-    The lines of the fault handler's stacks that are the user's.
+    The user's lines of the fault handler's stacks.
 
-    Each line is a frame, the heading of a stack, or between two stacks. A stack that has frames of
+    Each line is a frame, the heading of a stack, or between two stacks. A stack with frames of
     elasticlib alone gets one line that says what elasticlib does there.
     """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._action: str | None = None
-        """What elasticlib does in this stack."""
+        """Activity of elasticlib in this stack."""
         self._is_below_call = False
-        """True below the frame that calls the user's function: no frame there is the user's."""
+        """
+        True below the frame that calls the user's function: no frame there belongs to the user.
+        """
 
     def take(self, line: str) -> None:
-        """Add *line*, unless it is not the user's."""
+        """Add *line* if it is the user's."""
         frame = frame_of(line)
         if frame is None:
             self._take_border(line)
@@ -357,7 +374,7 @@ class _UserStacks:
             self.lines.append(line)
 
     def _take_border(self, line: str) -> None:
-        """Add a *line* that is no frame: a stack ends, or begins, here."""
+        """Add a *line* that is not a frame: a stack ends, or begins, here."""
         self._is_below_call = False
         has_no_frames = bool(self.lines) and is_heading(self.lines[-1])
         if not line.strip() and has_no_frames and self._action is not None:
@@ -368,8 +385,8 @@ class _UserStacks:
 
 
 def explain_exit(exitcode: int, memory_kills: int) -> str:
-    """Return the most likely meaning of a signal or an exit status; empty where there is nothing to add."""
-    # A shell, or a program that passes on its child's end, exits with 128 and the signal's number.
+    """Return the most likely meaning of a signal or an exit status; empty without one."""
+    # A shell, or a program that forwards its child's end, exits with 128 and the signal's number.
     number = -exitcode if exitcode < 0 else exitcode - 128
     if number == signal.SIGKILL:
         return _explain_kill(memory_kills)
@@ -389,7 +406,7 @@ def _explain_kill(memory_kills: int) -> str:
 
 
 def _end_of(path: str) -> str:
-    """Return the end of a log file; empty when it cannot be read."""
+    """Return the end of a log file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -400,13 +417,13 @@ def _end_of(path: str) -> str:
 
 
 def last_lines(text: str, most: int = 10) -> tuple[str, ...]:
-    """Return the last lines of *text*; of a line that was rewritten by carriage returns, its last state."""
+    """Return the last lines of *text*; of a line with carriage returns, its last state."""
     lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
     return tuple(line.rpartition("\r")[2] for line in lines[-most:] if line)
 
 
 def original_exception(end: Exit) -> BaseException | None:
-    """Return the worker's own exception, or a stand-in for it; None when it raised none."""
+    """Return the worker's own exception, or a stand-in for it; None if it raised none."""
     report = _error_of(end)
     if report is None:
         return None
@@ -431,7 +448,7 @@ def _add_note(error: BaseException, note: str) -> None:
 
 
 class _WorkersTraceback(Exception):  # noqa: N818 - it is shown as the cause, where Python has no notes
-    """Shows the traceback of a worker's exception above that (Python 3.10)."""
+    """Shows the traceback of a worker's exception above it (Python 3.10)."""
 
 
 def blamed(ends: Mapping[int, Exit], count: int) -> int | None:
@@ -448,7 +465,7 @@ def blamed(ends: Mapping[int, Exit], count: int) -> int | None:
 
 
 def lost_store(gone: RoundStoreEnded, rank: int, rank_base: int, kills: int, at: float) -> ProcessFailure:
-    """Return the failure of the store that went away at the Unix time *at*, in the name of *rank*."""
+    """Return the failure of the store that ended at the Unix time *at*, in the name of *rank*."""
     hint = explain_exit(gone.exitcode, kills) if gone.pid else ""
     failure = ProcessFailure(
         rank, gone.pid, gone.exitcode, "", message=gone.why, rank=rank_base + rank, hint=hint, process=STORE
@@ -458,7 +475,7 @@ def lost_store(gone: RoundStoreEnded, rank: int, rank_base: int, kills: int, at:
 
 
 def cut_short(exits: Mapping[int, Exit], pids: Mapping[int, int], count: int) -> dict[int, ProcessFailure]:
-    """Return the failures of workers that a stop ended before they were done, or that were not seen to end."""
+    """Return the failures of workers that a stop ended early, or that were not seen to end."""
     found = {}
     for rank in range(count):
         end, pid = exits.get(rank), pids.get(rank, 0)
@@ -472,7 +489,11 @@ def cut_short(exits: Mapping[int, Exit], pids: Mapping[int, int], count: int) ->
 
 
 def return_values(exits: Mapping[int, Exit], count: int, rank_base: int) -> dict[int, Any]:
-    """Return what the workers returned, by global rank; None from programs. Raise `PicklingError`."""
+    """
+    Return the workers' return values, by global rank; None from programs.
+
+    Raise `PicklingError`.
+    """
     return {rank_base + rank: _return_value(exits[rank], rank_base + rank) for rank in range(count)}
 
 

@@ -1,8 +1,10 @@
 """
-The launcher's handles of its fork servers: started when none fits, kept warm for the next launch.
+The launcher's handles of its fork servers: started if none fits, and kept warm for the next
+launch.
 
-Rules of this file: whatever is started here ends with the launcher (`_reaper`); a child that the
-caller forks drops all handles, so that it can neither use nor keep alive what is not its own.
+Rules of this file: every process that is started here ends with the launcher (`_reaper`). A child
+that the caller forks drops all handles, so that it can neither use the fork servers nor keep them
+alive.
 """
 
 from __future__ import annotations
@@ -48,15 +50,18 @@ _FORK_SERVER_BOOT = (
 
 _MOST_IDLE = 2
 _TALK_LIMIT = 5.0
-"""Seconds that a fork server may leave a message of ours untaken, or one of its own half said."""
+"""Seconds in which a fork server must read a message, or complete one that it sends."""
 _SLOW_IMPORT = 10.0
 """Seconds after which an import of a fork server is reported as slow."""
 _CLOSE_LIMIT = 0.5
-"""Seconds that a launch waits for the end of a fork server that it displaced; after that a thread does."""
+"""
+Seconds that a launch waits for the end of a fork server that it displaced; after that a thread
+waits.
+"""
 
 
 class ForkServer:
-    """A running fork server with its reaper; `link` carries requests to fork."""
+    """A running fork server with its reaper, and the link that carries requests to fork."""
 
     def __init__(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
         self.key = key
@@ -66,14 +71,21 @@ class ForkServer:
         self._given = dict(environment)
         self._reads: Reads | None = None
         self.importing: tuple[str, float, int] | None = None
-        """The module at whose import it is, since when, and a file for where that is after a while."""
+        """
+        The module that it is importing, the start time, and a file for the stack after a while.
+        """
         self._reported: set[str] = set()
         self._lock = threading.Lock()
-        """Held to hear the fork server, or to close it: for `_TALK_LIMIT` seconds at most."""
+        """
+        Held to receive from the fork server, or to close it: for at most `_TALK_LIMIT` seconds.
+        """
         self._sending = threading.Lock()
         self._failure: Exception | None = None
         self._files: Mapping[str, int] = {}
-        """When what it imported was changed, as it found it; empty before its imports are done."""
+        """
+        Times of change of its imported files, as it found them (ns, by path); empty before its
+        imports are done.
+        """
         self._stamps = stamps(key, search_path, {})
         self._search_path = tuple(search_path)
         self._said = processes.anonymous_file("fork server-stderr")
@@ -93,37 +105,50 @@ class ForkServer:
         theirs.close()
         self._guard = Helper("reaper", self._reaper)
         self._itself = self._guard
-        """The fork server, once this program knows its number."""
+        """The fork server, once this program knows its process id."""
 
     def serves(self, key: ForkServerKey, environment: Mapping[str, str], caller: Caller) -> bool:
-        """Whether a launch of that *key* by *caller* may fork its workers, which get the *environment*, from this."""
+        """
+        Return True if a launch of that *key* by *caller* can fork its workers from this fork
+        server.
+
+        The workers get the *environment*.
+        """
         self.listen()
         if not (self._caller.can_serve(caller) and self.key.covers(key)):
             return False
         if self._place != identity_of_current_folder() and not current_folder_can_be_entered():
-            # Its children could not enter the folder in which this program is.
+            # Its children could not enter the current folder of this program.
             return False
         return serves(self._reads, self._given, environment)
 
     def alive(self) -> bool:
-        """Whether it can still fork, as far as this process has heard."""
+        """Return True if it can still fork, as far as this process knows."""
         return self.listen() is None
 
     def ready(self) -> bool:
-        """Whether its imports are done."""
+        """Return True if its imports are done."""
         self.listen()
         return self._process is not None
 
     def outdated(self) -> bool:
-        """Whether a file of what it imported, or an archive on its path, changed, or something was installed."""
+        """
+        Return True if its imports may have changed.
+
+        That is so if an imported file changed, an archive on its path changed, or a package was
+        installed.
+        """
         return {**self._files, **self._stamps} != stamps(self.key, self._search_path, self._files)
 
     def is_out_of_reach(self) -> bool:
-        """Whether this program has dropped the privileges that the fork server was started with."""
+        """
+        Return True if this program has dropped the privileges with which it started the fork
+        server.
+        """
         return not self._reaper.may_be_signalled()
 
     def request(self, op: str) -> Channel:
-        """Have the fork server fork a child for *op*; the channel to it."""
+        """Request a child for *op* from the fork server, and return the channel to it."""
         ours, theirs = Channel.pair()
         try:
             self._send({"op": op}, theirs.fileno())
@@ -144,11 +169,11 @@ class ForkServer:
             raise self._failure from error
 
     def listen(self) -> Exception | None:
-        """Take in what the fork server has said; the error that ended it, None while it lives."""
+        """Read the fork server's messages; return the error that ended it, None while it lives."""
         with self._lock:
             while self._failure is None and wait_readable([self._link], 0):
                 try:
-                    # It may be stopped within a message, for which this program must not wait.
+                    # It may be stopped within a message; this program must not wait for the rest.
                     received = self._link.receive(whole=False)
                 except BlockingIOError:
                     self._failure = StartError("the fork server process stopped in the middle of a message")
@@ -173,7 +198,11 @@ class ForkServer:
             return self._failure
 
     def _say_left_out(self, modules: Sequence[str]) -> None:
-        """Say that workers import *modules* themselves, and why: as a warning to those who asked for a preload."""
+        """
+        Log that workers import *modules* themselves, and why.
+
+        It is a warning if the user asked for a preload.
+        """
         if modules:
             _log.log(
                 logging.INFO if self.key.is_automatic else logging.WARNING,
@@ -183,13 +212,16 @@ class ForkServer:
             )
 
     def _note_import(self, module: str, descriptors: list[int]) -> None:
-        """Note that it is at the import of *module* now, of none where that is empty."""
+        """Note that it is importing *module* now; empty for none."""
         if self.importing is not None:
             os.close(self.importing[2])
         self.importing = (module, monotonic(), descriptors.pop()) if descriptors else None
 
     def slow_import(self) -> records.ImportTakesLong | None:
-        """Return a record of the import under way, if it takes long and was not reported yet; else None."""
+        """
+        Return a record of the current import, if it takes long and was not reported yet; else
+        None.
+        """
         self.listen()
         if self.importing is None:
             return None
@@ -201,10 +233,13 @@ class ForkServer:
         return records.ImportTakesLong(module, _SLOW_IMPORT, place)
 
     def helpers(self, is_awaited: bool) -> list[Helper]:
-        """The processes of this fork server; *is_awaited*: the launch waits for what it asked of it."""
+        """
+        Return the processes of this fork server; *is_awaited*: the launch waits for its answer.
+        """
         self.listen()
         if self._process is None and self._itself is self._guard and (pid := first_child(self._reaper.pid)):
-            # At its imports: this program holds no handle of it, and the reaper passes this signal on.
+            # At its imports: this program holds no handle of it, and the reaper forwards this
+            # signal.
             self._itself = Helper("fork server", Reported(pid, lambda signum: self._reaper.send(signum)))
         self._itself.is_needed = self._guard.is_needed = is_awaited
         return [self._guard] if self._itself is self._guard else [self._guard, self._itself]
@@ -213,13 +248,16 @@ class ForkServer:
         self._send({"op": "ping", "number": number})
 
     def signal_child(self, pid: int, signum: int) -> None:
-        """Have *signum* sent to its child *pid*, if that has not ended: this program holds no handle of it."""
-        # A launch learns of it by itself.
+        """
+        Make the fork server send *signum* to its child *pid*, if that lives: this program holds
+        no handle of it.
+        """
+        # A launch notices the error elsewhere.
         with contextlib.suppress(StartError):
             self._send({"op": "signal", "pid": pid, "signal": signum})
 
     def replace(self, why: str) -> None:
-        """Kill it: it stands still, which is *why* another one takes its place."""
+        """Kill it because it stands still; *why* is the reason."""
         with self._lock:
             self._failure = self._failure or HelperLostError(why)
         self._reaper.send(signal.SIGKILL)
@@ -228,8 +266,12 @@ class ForkServer:
         return _report.read_text(self._said).strip()
 
     def failure(self, child: str, pid: int = 0) -> Exception:
-        """Why the channel to its *child* ended: an error of the fork server or reaper, or that it alone was killed."""
-        # A child that has begun needs the reaper alone.
+        """
+        Return the reason for the end of the channel to its *child*.
+
+        It is an error of the fork server or reaper, or the child alone was killed.
+        """
+        # A child that has begun depends on the reaper alone.
         lost = reaper_lost(self._reaper) if pid else self.listen()
         return lost or HelperLostError.of(child, pid)
 
@@ -237,11 +279,13 @@ class ForkServer:
         """
         End the fork server and its reaper, with everything below; return when they are gone.
 
-        Those that hang are killed in the end: by a thread, where that takes longer than *timeout* seconds.
+        Processes that hang are killed in the end: by a thread, if that takes longer than
+        *timeout* seconds.
         """
         self.listen()
         if self._process is None:
-            # Busy with imports it hears nothing; it has forked nothing yet and dies with its reaper.
+            # At its imports it reads no messages. It has forked nothing yet, and dies with its
+            # reaper.
             self._reaper.send(signal.SIGKILL)
         else:
             with contextlib.suppress(StartError):
@@ -251,7 +295,7 @@ class ForkServer:
         with self._lock:
             self._failure = self._failure or StartError("the fork server was closed")
             self._link.close()
-        # A launch waits so long for one that it displaced; a thread waits for the rest.
+        # A launch waits this long for one that it displaced; a thread waits for the rest.
         if timeout is None or self._reaper.ends(timeout):
             self._reap()
         else:
@@ -262,7 +306,8 @@ class ForkServer:
 
     def _reap(self) -> None:
         if self._process is not None:
-            # It sweeps first; what even SIGKILL does not end may take it that long.
+            # It kills its descendants first; one that even SIGKILL does not end may take it that
+            # long.
             if not self._process.ends(KILL_SECONDS + 1):
                 # Its reaper ends the rest.
                 self._process.kill(0.0)
@@ -272,7 +317,7 @@ class ForkServer:
         os.close(self._said)
 
     def _wake(self) -> None:
-        """Whoever was stopped from outside hears nobody."""
+        """Continue the processes: one that was stopped from outside reads no messages."""
         self._reaper.send(signal.SIGCONT)
         if self._process is not None:
             self._process.send(signal.SIGCONT)
@@ -283,7 +328,9 @@ class ForkServer:
 
 
 def _innermost_place(stack: str) -> str:
-    """Return file and line of the innermost frame of *stack* that is in a file; empty without one."""
+    """
+    Return file and line of the innermost frame of *stack* that is in a file; empty without one.
+    """
     found = [frame for frame in crash_frames(stack) if not frame.file.startswith("<frozen ")]
     if not found:
         return ""
@@ -292,9 +339,11 @@ def _innermost_place(stack: str) -> str:
 
 class _ForkServers:
     """
-    The fork servers of this program, the most recently used last: those in use, and at most two that are idle.
+    The fork servers of this program, the most recently used last: those in use, and at most two
+    idle ones.
 
-    The lock is held for looking and for starting, never for an end: no launch waits for another one's fork server.
+    The lock is held for looking and for starting, never for an end: no launch waits for another
+    one's fork server.
     """
 
     def __init__(self) -> None:
@@ -324,7 +373,10 @@ class _ForkServers:
         environment: Mapping[str, str],
         caller: Caller,
     ) -> ForkServer | None:
-        """Return the latest fork server that serves the launch, a ready one if there is any; under the lock."""
+        """
+        Return the latest fork server that serves the launch, preferably a ready one; called under
+        the lock.
+        """
         alive = [each for each in reversed(self._kept) if each.alive()]
         fitting = [
             each
@@ -336,7 +388,7 @@ class _ForkServers:
             )
             and not each.outdated()
         ]
-        # One that is ready saves the imports, and so beats one that was used later.
+        # A ready one saves the imports, so it beats one that was used later.
         for fork_server in fitting:
             if fork_server.ready():
                 return fork_server
@@ -347,14 +399,21 @@ class _ForkServers:
 
     @staticmethod
     def _is_past(fork_server: ForkServer) -> bool:
-        """Whether no launch will want that one again. A program never regains what it has dropped."""
+        """
+        Return True if no launch will need that one.
+
+        A program never regains dropped privileges.
+        """
         return fork_server.outdated() or fork_server.is_out_of_reach()
 
     @contextlib.contextmanager
     def warming(
         self, key: ForkServerKey | None, environment: Mapping[str, str], search_path: Sequence[str]
     ) -> Iterator[ForkServer | None]:
-        """Have a fork server at its imports for a launch in the block, before that knows when its workers start."""
+        """
+        Start a fork server's imports for a launch in the block, before the launch starts its
+        workers.
+        """
         there = None
         if key is not None:
             # The launch meets the same error itself when it starts its workers.
@@ -367,7 +426,9 @@ class _ForkServers:
                 self.give_back(there, unused=True)
 
     def give_back(self, fork_server: ForkServer, unused: bool = False) -> None:
-        """Let *fork server* serve others; one that was never used and is still at its imports is ended."""
+        """
+        Let *fork server* serve others; end it if it was never used and is still at its imports.
+        """
         done = []
         with self._lock:
             fork_server.spawners -= 1
@@ -380,13 +441,13 @@ class _ForkServers:
 
     @staticmethod
     def _must_end(fork_server: ForkServer, unused: bool) -> bool:
-        # One that has died was kept for the sake of its reaper, which guards the spawners that it had.
+        # A dead one was kept for its reaper, which guards its spawners.
         if not fork_server.alive():
             return True
         return unused and not fork_server.ready()
 
     def _surplus(self) -> list[ForkServer]:
-        """Take out and return those that are too many; under the lock."""
+        """Remove and return the surplus ones; called under the lock."""
         idle = [fork_server for fork_server in self._kept if fork_server.spawners == 0]
         surplus = idle[: max(0, len(idle) - _MOST_IDLE)]
         self._kept = [fork_server for fork_server in self._kept if fork_server not in surplus]
@@ -406,7 +467,7 @@ class _ForkServers:
 
 
 def _end(some: Sequence[ForkServer]) -> None:
-    """End fork servers that nobody can find any more."""
+    """End fork servers that no launch can find any more."""
     for fork_server in some:
         fork_server.close(_CLOSE_LIMIT)
 

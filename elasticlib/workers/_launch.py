@@ -1,8 +1,9 @@
 """
-The launcher's side of one launch: a spawner with its workers, to be started, heard and stopped.
+The launcher's side of one launch: a client that starts, hears and stops a spawner with its
+workers.
 
-Rules of this file: a wait for fork server or spawner can be interrupted by a descriptor of the caller's; nothing is
-thrown away that a worker left behind.
+Rules of this file: a wait for fork server or spawner can be interrupted by a descriptor of the
+caller's. Everything that a worker left behind is kept.
 """
 
 from __future__ import annotations
@@ -42,13 +43,19 @@ from elasticlib.workers.child._start_spec import StartSpec
 from elasticlib.workers.child._worker_progress import Board, new_board
 
 _EXIT_LIMIT = 1.0
-"""Seconds between a spawner's last word, the end of its channel, and its end."""
+"""Seconds from the end of a spawner's channel to its own end."""
 _IMPORTS_LOOK = 1.0
 """Seconds between looks at a fork server that is at its imports."""
 _FORKS = 1.0
-"""Seconds that a request to stop leaves for the forks of the workers, so that these can be asked to save."""
+"""
+Seconds that a stop request leaves for the forks of the workers, so that these can still save
+their state.
+"""
 _QUIT_LIMIT = 6.0
-"""Seconds for a spawner that is let go of: as long as it waits for what even SIGKILL does not end, and one more."""
+"""
+Seconds for a spawner to quit: its own wait for processes that even SIGKILL does not end, and one
+more.
+"""
 
 
 class SpawnerClient:
@@ -66,7 +73,7 @@ class SpawnerClient:
         self._handed = dict(handed)
         self._count = count
         self.board: Board | None = None
-        """What the workers tell of their progress."""
+        """The workers' reports of their progress."""
         self._fork_server: ForkServer | None = None
         self._channel: Channel | None = None
         self._anchor: ChildProcess | None = None
@@ -75,22 +82,28 @@ class SpawnerClient:
         self._round = -1
         self._spawner: Process | None = None
         self._itself: Helper | None = None
-        """The spawner, once it is there."""
+        """The spawner, once it exists."""
         self._store: Helper | None = None
         """The process that hosts the workers' store of this round."""
         self._blame: dict[int, str] = {}
-        """By process id, why this program has killed a helper."""
+        """Reasons for which this program has killed helpers, by process id."""
         self.while_waiting: Callable[[], float | None] = lambda: None
-        """Called before each wait for the fork server or spawner; seconds after which that is to be again."""
+        """
+        Called before each wait for the fork server or spawner; returns the seconds until the next
+        call.
+        """
         self.started = False
-        """Whether workers were ever started, so that there is something to stop."""
+        """True if workers were ever started, so that there is something to stop."""
 
     def fileno(self) -> int:
-        """Readable when `drain` has something to tell; -1 when no spawner is there."""
+        """Return a descriptor that is readable when `drain` has events; -1 without a spawner."""
         return -1 if self._channel is None else self._channel.fileno()
 
     def employ(self, fork_server: ForkServer) -> None:
-        """Have *fork server* fork a spawner for this launch, which gives the fork server back when it closes."""
+        """
+        Request a spawner for this launch from *fork server*, which is given back when this client
+        closes.
+        """
         self._fork_server = fork_server
         try:
             self._start_spawner(fork_server.request("job"))
@@ -99,22 +112,26 @@ class SpawnerClient:
             raise
 
     def is_outdated(self) -> bool:
-        """Whether what the fork server imported has changed since, so that new workers need another one."""
+        """
+        Return True if the fork server's imports have changed since, so that new workers need
+        another one.
+        """
         return self._fork_server is not None and self._fork_server.outdated()
 
     def fork_caller(self, call: Callable[[], Any]) -> None:
-        """Have a spawner that is forked from this very process (start method ``fork``)."""
+        """Fork a spawner from this process itself (start method ``fork``)."""
         ours, theirs = Channel.pair()
         link = Link(ours)
         me = os.getpid()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                # The child would write once more whatever waits in a buffer.
+                # Otherwise the child would write the buffered text a second time.
                 stream.flush()
         try:
             with warnings.catch_warnings(), nullcontext() if debugger_follows() else unseen_by_debugger():
-                # Python 3.12 warns of forks in threaded programs: the caller asked for just that. In a kernel the
-                # debugger would have the child wait for a client that never comes.
+                # Python 3.12 warns of forks in threaded programs, but the caller asked for one.
+                # In a kernel the debugger would make the child wait for a client that never
+                # connects.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:
@@ -149,9 +166,10 @@ class SpawnerClient:
 
     def spawner(self, interrupt: int | None = None) -> Process | None:
         """
-        Wait for the process with which all workers will die.
+        Return the spawner's process, with which all workers will die, once it has started.
 
-        None when *interrupt* becomes readable first. Raises `StartError` or `PreloadError` when it cannot come.
+        None if *interrupt* becomes readable first. Raises `StartError` or `PreloadError` if it
+        cannot start.
         """
         while self._spawner is None:
             if not self._await_answer(interrupt):
@@ -160,7 +178,7 @@ class SpawnerClient:
         return self._spawner
 
     def _await_answer(self, interrupt: int | None = None) -> bool:
-        """Wait until the spawner says something; False when *interrupt* is readable first."""
+        """Wait until the spawner sends a message; return False if *interrupt* is readable first."""
         assert self._channel is not None
         watched = [self._channel, *(() if interrupt is None else (interrupt,))]
         while not (ready := wait_readable(watched, self.while_waiting())):
@@ -168,7 +186,10 @@ class SpawnerClient:
         return self._channel.fileno() in ready
 
     def _receive_answer(self) -> tuple[Message, list[int]]:
-        """The next message of the spawner, with its descriptors; raises what became of it instead."""
+        """
+        Return the next message of the spawner, with its descriptors; raise the reason if the
+        spawner is gone.
+        """
         assert self._channel is not None
         received = self._channel.receive(whole=False)
         if received is None:
@@ -178,7 +199,11 @@ class SpawnerClient:
         return received
 
     def look_at_imports(self, sink: records.Sink) -> float | None:
-        """Tell *sink* of an import of the fork server that takes long; seconds until the next look, None for none."""
+        """
+        Report a slow import of the fork server to *sink*.
+
+        Return the seconds until the next look; None if no more is needed.
+        """
         if self._fork_server is None or self._fork_server.ready():
             return None
         if (slow := self._fork_server.slow_import()) is not None:
@@ -192,11 +217,19 @@ class SpawnerClient:
         """
         Start *workers* for a round, with the caller's present streams; return {local rank: pid}.
 
-        *listener* is the bound socket of the round's store; when the *lease* is over, all are killed. The result is {}
-        where *interrupt* is readable and the workers are not started within a second: if `started` is true, some may
-        run, and can be asked to save. It is {} too where the spawner is lost once the first worker runs, and in a
-        restart where not all can be started: `drain` tells of that, and the round has failed, for a program runs once
-        a round. Raises `StartError` or `PreloadError` when none can be started.
+        *listener* is the bound socket of the round's store. When the *lease* is over, all are
+        killed.
+
+        The result is {} in these cases:
+
+        * *interrupt* is readable, and the workers are not started within a second. If `started`
+          is true, some may run, and can still save their state.
+        * The spawner is lost after the first worker began. `drain` reports it, and the round has
+          failed.
+        * A restart cannot start all workers. `drain` reports it, and the round has failed,
+          because a program runs once a round.
+
+        Raises `StartError` or `PreloadError` if no worker can be started.
         """
         assert self._channel is not None
         self._wake()
@@ -211,7 +244,8 @@ class SpawnerClient:
             # `drain` finds the end of the channel too, and reports it.
             return {}
         except StartError as error:
-            # In a first start nothing has run yet. A restart has failed: a program runs once a round.
+            # In a first start nothing has run yet. A restart has failed, because a program runs
+            # once a round.
             if not is_restart:
                 raise
             self._early.append(SpawnerLost(str(error), error))
@@ -248,12 +282,14 @@ class SpawnerClient:
 
     def _await_message(self, op: str, number: int, interrupt: int | None) -> Message | None:
         """
-        Return the spawner's message *op* of round *number*; what it says before that is kept for `drain`.
+        Return the spawner's message *op* of round *number*; earlier messages are kept for
+        `drain`.
 
-        None where *interrupt* is readable and nothing comes for `_FORKS` seconds.
+        None if *interrupt* is readable and no message arrives for `_FORKS` seconds.
         """
         assert self._channel is not None
-        # After an interrupt, forks that are under way get a second: those workers can be stopped as others are.
+        # After an interrupt, forks in progress get a second: those workers can then be stopped
+        # like others.
         while self._await_answer(interrupt) or wait_readable([self._channel], _FORKS):
             answer, extra = self._receive_answer()
             if answer["op"] == op and answer["round"] == number:
@@ -262,7 +298,7 @@ class SpawnerClient:
         return None
 
     def drain(self) -> list[Event]:
-        """What has happened since the last call; never waits for more than one message under way."""
+        """Return the events since the last call; wait for at most one message in progress."""
         events, self._early = self._early, []
         while self._channel is not None and wait_readable([self._channel], 0):
             received = self._channel.receive(whole=False)
@@ -287,7 +323,9 @@ class SpawnerClient:
         return self._why_gone_without_fork_server(pid)
 
     def _why_gone_without_fork_server(self, pid: int) -> HelperLostError:
-        """Return the error where this program itself was forked: its reaper may have been killed first."""
+        """
+        Return the error if this program itself was forked: its reaper may have been killed first.
+        """
         reaper = self._anchor
         status = 0 if reaper is None else reaper.exitcode() or 0
         if reaper is not None and status < 0:
@@ -309,7 +347,7 @@ class SpawnerClient:
             if message["op"] == "pong" and self._itself is not None:
                 self._itself.answered = message["number"]
                 return []
-            # The message is about a round that is over.
+            # The message is about an earlier round.
             if message["round"] != self._round:
                 return []
             match message["op"]:
@@ -328,7 +366,7 @@ class SpawnerClient:
                 os.close(descriptor)
 
     def _note_forked(self, pid: int) -> None:
-        """Note the spawner before it has begun: those that forked it pass signals on."""
+        """Note the spawner before it has begun: the process that forked it forwards signals."""
         if self._spawner is not None:
             # Its own first message was faster.
             return
@@ -342,16 +380,19 @@ class SpawnerClient:
 
     def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
         """
-        Send *signum* to every worker's group and SIGKILL after *grace* s; `Stopped` follows. False if lost.
+        Send *signum* to every worker's group and SIGKILL after *grace* seconds; `AllStopped`
+        follows. False if lost.
 
-        With *spare_failed* workers whose programs failed keep the time that they have for their exit handlers.
+        With *spare_failed* workers whose programs failed keep the time for their exit handlers.
         """
         self._wake()
         message = {"op": "stop", "signal": signum, "grace": grace, "spare": spare_failed}
         return self._channel is not None and self._channel.send(message)
 
     def signal(self, local_rank: int, signum: int) -> None:
-        """Signal the group of one worker, if it runs: the spawner alone knows whom its number means."""
+        """
+        Signal the group of one worker, if it runs: only the spawner holds the worker's number.
+        """
         self._wake()
         self._say("signal", round=self._round, local_rank=local_rank, signal=signum)
 
@@ -362,26 +403,33 @@ class SpawnerClient:
             self._channel.send({"op": "pass on", "signal": signum})
 
     def ask_for_stacks(self) -> None:
-        """Have the threads of all workers written down; `Stacks` follows."""
+        """Request the stacks of all workers' threads; a `StacksRead` event follows."""
         if self._channel is not None and self._spawner is not None:
             self._wake()
             self._say("stacks")
 
     def ask_for_place(self) -> None:
-        """Have it written down where the first worker is, if it can be without harm; `Place` follows."""
+        """
+        Request the place of the first worker, if that can be read without harm; a `CurrentLine`
+        event follows.
+        """
         self._say("place")
 
     def _wake(self) -> None:
-        """A spawner that was stopped from outside hears nobody."""
+        """Continue the spawner: one that was stopped from outside reads no messages."""
         if self._spawner is not None:
             self._spawner.send(signal.SIGCONT)
 
     def helpers_of_others(self) -> list[Helper]:
-        """The processes that workers of other nodes need; the spawner is woken to pass signals on, and not replaced."""
+        """
+        Return the processes that workers of other nodes need.
+
+        The spawner is woken to forward signals, and not replaced.
+        """
         return self._own_helpers(needs_spawner=False)
 
     def helpers(self) -> list[Helper]:
-        """The processes that the workers need, or that this launch waits for."""
+        """Return the processes that the workers need, or that this launch waits for."""
         own = self._own_helpers(needs_spawner=True)
         return own if self._fork_server is None else own + self._fork_server.helpers(self._spawner is None)
 
@@ -395,7 +443,7 @@ class SpawnerClient:
             self._channel.send({"op": op, **facts})
 
     def replace(self, helper: Helper, why: str) -> None:
-        """Kill a *helper* that stands still; what is heard of it then is *why*."""
+        """Kill a *helper* that stands still; *why* is reported as the reason of its end."""
         if helper in (self._itself, self._store):
             self._blame[helper.process.pid] = why
             helper.process.send(signal.SIGKILL)
@@ -408,7 +456,10 @@ class SpawnerClient:
             self._spawner.kill()
 
     def close(self) -> None:
-        """Kill what still runs and let the spawner go; call it in any state, more than once."""
+        """
+        Kill the running workers and release the spawner; may be called in any state, more than
+        once.
+        """
         # A cycle would keep its owner, with all of a job, until the next garbage collection.
         self.while_waiting = lambda: None
         if self._channel is not None:
@@ -429,11 +480,16 @@ class SpawnerClient:
             self._fork_server = None
 
     def _may_have_spawner(self) -> bool:
-        """Return True unless the fork server is still at its imports, so that no spawner can answer."""
+        """
+        Return False if the fork server is still at its imports, so that no spawner can answer.
+        """
         return self.started or self._fork_server is None or self._fork_server.ready()
 
     def _quit(self, channel: Channel) -> None:
-        """Tell the spawner to quit, and wait until it closes its end: nothing is left below it then."""
+        """
+        Send the spawner the order to quit, and wait until it closes its end: then nothing is left
+        below it.
+        """
         self._wake()
         channel.send({"op": "quit"})
         deadline = monotonic() + _QUIT_LIMIT
@@ -442,16 +498,19 @@ class SpawnerClient:
             received = channel.receive(whole=False)
             if received is None:
                 break
-            # Nobody reads these files any more.
+            # No one reads these files any more.
             for descriptor in received[1]:
                 os.close(descriptor)
             left = deadline - monotonic()
 
 
 def _stream(number: int) -> int:
-    """The caller's present stream for its workers, or nothing where there is none to share."""
+    """
+    Return a copy of the caller's present stream for its workers, or ``/dev/null`` if it has none
+    to share.
+    """
     at_start = (sys.__stdin__, sys.__stdout__, sys.__stderr__)[number]
-    # Where Python had no stream at its start, the number may be any file's by now.
+    # If Python had no stream at its start, any file may have the number by now.
     if at_start is not None and not (number == 0 and _in_background()):
         try:
             return os.dup(number)
@@ -461,7 +520,11 @@ def _stream(number: int) -> int:
 
 
 def _in_background() -> bool:
-    """Whether stdin is our terminal while another job has it: workers, in their sessions, would not be stopped."""
+    """
+    Return True if stdin is the terminal while another job has it.
+
+    Workers have sessions of their own, so the terminal would not stop them.
+    """
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     except OSError:

@@ -1,8 +1,9 @@
 """
-Events of a launch's workers, and how a spawner's messages, with the files beside them, are read into events.
+Events of a launch's workers, and the functions that read them from a spawner's messages and
+files.
 
-Rules of this file: each event says what happened, once; `_processes` acts on it. An end is reported
-whatever became of its files. The caller closes the descriptors.
+Rules of this file: each event describes one occurrence, once; `_processes` acts on it. An end is
+reported even if its files are lost. The caller closes the descriptors.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from elasticlib.workers.child import _report
 from elasticlib.workers.child._worker_progress import Progress
 
 _LEFT = 3
-"""Descriptors of what a worker leaves behind: report, crash stacks, and the end of stderr."""
+"""Number of descriptors that a worker leaves: report, crash stacks, and the end of stderr."""
 
 
 @define
 class Exit:
-    """One worker's end."""
+    """End of a worker."""
 
     local_rank: int
     pid: int
@@ -32,15 +33,15 @@ class Exit:
     """True when it ended after the launcher had sent the stop signal."""
     report: _report.Report | None
     faults: str
-    """What the fault handler has written: stacks of a crash, or those that were asked for last."""
+    """Text of the fault handler: stacks of a crash, or those of the last request."""
     tail: str = ""
-    """The end of what Python wrote to stderr."""
+    """The end of Python's output to stderr."""
     overdue: float | None = None
-    """Seconds after the end of its program in which its process did not end, so that it was stopped."""
+    """Seconds that its process lived after the end of its program, so that it was stopped."""
     late: int | None = None
-    """How its process ended, where that was otherwise than by `exitcode`, when this was final already."""
+    """Exit status of its process, if that differs from an `exitcode` that was already final."""
     unread: bool = False
-    """True where no descriptor was free for what it left, so that a report may have been lost."""
+    """True if no descriptor was free for its files, so that a report may have been lost."""
 
 
 @define
@@ -48,7 +49,7 @@ class ProgramFailed:
     """A worker's program failed, though its process has not ended yet."""
 
     end: Exit
-    """What is known of it by now."""
+    """The facts that are known by now."""
 
 
 @define
@@ -59,36 +60,42 @@ class Lingers:
     pid: int
     seconds: float
     ends: bool
-    """Whether it is stopped for that."""
+    """True if it is stopped for that."""
     stacks: str
 
 
 @define
 class LastWorkerRuns:
-    """A worker runs on, though all others have finished well."""
+    """A worker continues although all others have finished well."""
 
     local_rank: int
     pid: int
     seconds: float
-    """Since the others have finished."""
+    """Seconds since the others finished."""
     left: float | None
-    """Seconds until it is stopped, as its function has returned; None: it is not."""
+    """Seconds until it is stopped, as its function has returned; None if it is not stopped."""
     stacks: str
 
 
 @define
 class Stuck:
-    """A worker that sat in native code while it was to end, was killed so that the others go on."""
+    """
+    A worker in native code did not end after a stop signal, and was killed so that the others can
+    continue.
+    """
 
     local_rank: int
     pid: int
     waited: float
-    """Seconds since the signal that was to stop it."""
+    """Seconds since the stop signal."""
 
 
 @define
 class AllStopped:
-    """All workers of a round are gone, but for `survivors` that even SIGKILL did not end (process ids)."""
+    """
+    All workers of a round are gone, except `survivors` that even SIGKILL did not end (process
+    ids).
+    """
 
     survivors: list[int] = field(factory=list)
     ended: dict[int, str] = field(factory=dict)
@@ -97,26 +104,34 @@ class AllStopped:
 
 @define
 class RoundStoreEnded:
-    """The process that hosts the workers' store of this round ended, or could not be started; the workers run on."""
+    """
+    The process that hosts the workers' store of this round ended, or could not be started.
+
+    The workers continue.
+    """
 
     why: str
     pid: int
-    """0 where there was none."""
+    """0 if no process was started."""
     exitcode: int
     was_needed: bool = True
-    """Whether a worker of this node still needed it; those of other nodes may need it longer."""
+    """True if a worker of this node still needed it; workers of other nodes may need it longer."""
 
 
 @define
 class StacksRead:
-    """What the threads of the workers do, by local rank, as it was asked for."""
+    """Stacks of the workers' threads, by local rank, after a request."""
 
     texts: dict[int, str]
 
 
 @define
 class CurrentLine:
-    """Where the first worker is, as its fault handler writes it; empty, or in brackets, where that is not known."""
+    """
+    Place of the first worker, as its fault handler writes it.
+
+    Empty, or in brackets, if it is not known.
+    """
 
     stacks: str
 
@@ -153,17 +168,17 @@ class WorkerNow:
     exitcode: int | None
     """None while it runs."""
     was_stopped: bool
-    """Whether it ended after it was told to."""
+    """True if it ended after a stop signal."""
     progress: Progress | None
     stdout: str
-    """File of its redirected stream; empty where there is none."""
+    """File of its redirected stream; empty without one."""
     stderr: str
 
     @classmethod
     def of(
         cls, local_rank: int, pid: int, end: Exit | None, progress: Progress | None, stdout: str, stderr: str
     ) -> WorkerNow:
-        """The state of a worker that *end* has been heard of, if it has ended or failed."""
+        """Return the state of a worker; *end* is its end or failure, None if none was reported."""
         code, was_stopped = (None, False) if end is None else (end.exitcode, end.was_stopped)
         return cls(local_rank, pid, code, was_stopped, progress, stdout, stderr)
 
@@ -172,7 +187,7 @@ class WorkerNow:
 
 
 def event_of_workers(message: Message, descriptors: Sequence[int]) -> Event:
-    """Return the event of *message*. Raise `ValueError` where it is none of a worker's."""
+    """Return the event of *message*. Raise `ValueError` for any other message."""
     op = message["op"]
     read = _READERS.get(op) if isinstance(op, str) else None
     if read is None:
@@ -239,4 +254,4 @@ _READERS: dict[str, Callable[[Message, Sequence[int]], Event]] = {
     "place": _place_of,
     "stopped": _stopped_of,
 }
-"""By a message's name, the function that makes its event of it and of the files that came with it."""
+"""By a message's name, the function that makes its event from the message and its files."""

@@ -1,8 +1,8 @@
 """
-What this machine grants: CPUs, memory kills, accelerators.
+The resources of this machine: CPUs, memory kills, accelerators.
 
-Rules of this file: it only reads, and never loads an accelerator's library into the caller; where the
-kernel does not say, the answer is the generous one.
+Rules of this file: it only reads, and never loads an accelerator's library into the caller. If
+the kernel gives no value, the answer is the generous one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ _DEVICE_FILES = (
 
 
 def may_have_accelerators() -> bool:
-    """False when no device file of an accelerator is there, so that none can be counted."""
+    """Return False if no device file of an accelerator exists, so that none can be counted."""
     return any(glob.glob(pattern) for pattern in _DEVICE_FILES)
 
 
 def gpu_count() -> int | None:
-    """How many GPUs NVIDIA's driver has on this machine; None where there may be others, which nobody counted."""
+    """
+    Return the number of NVIDIA's GPUs on this machine; None if there may be others, which were
+    not counted.
+    """
     if found := len(glob.glob("/proc/driver/nvidia/gpus/*")) or len(glob.glob("/dev/nvidia[0-9]*")):
         return found
     return None if may_have_accelerators() else 0
@@ -36,10 +39,12 @@ def gpu_count() -> int | None:
 
 def gpu_names(environment: Mapping[str, str]) -> dict[str, str]:
     """
-    What NVIDIA's driver calls the GPUs, by the index that CUDA gives them in *environment*; {} where that is not known.
+    Return NVIDIA's UUIDs of the GPUs, by the index that CUDA gives them in *environment*; {} if
+    they are not known.
 
-    CUDA counts the fastest ones first, unless it is told to count by address, which all tools do; alike ones stand by
-    address anyway. (source: CUDA's programming guide, CUDA_DEVICE_ORDER)
+    CUDA counts the fastest ones first, unless ``CUDA_DEVICE_ORDER`` asks for the order of
+    addresses, which all tools use. GPUs of one model are ordered by address anyway. (source:
+    CUDA's programming guide, CUDA_DEVICE_ORDER)
     """
     found = [_facts(_read(path)) for path in sorted(glob.glob("/proc/driver/nvidia/gpus/*/information"))]
     names = [facts.get("GPU UUID", "") for facts in found]
@@ -50,12 +55,15 @@ def gpu_names(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _facts(text: str) -> dict[str, str]:
-    """``name: value`` lines."""
+    """Return the values of ``name: value`` lines."""
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
 def cpu_count() -> float:
-    """CPUs that this process may use: the affinity mask, cut by the cgroup's quota."""
+    """
+    Return the number of CPUs that this process may use: the affinity mask, cut by the cgroup's
+    quota.
+    """
     count = float(len(os.sched_getaffinity(0)))
     return min([count, *_quotas()])
 
@@ -73,19 +81,26 @@ def _quotas() -> Iterator[float]:
 
 
 def memory_kills() -> int:
-    """Processes of this cgroup that the kernel's out-of-memory killer has ended so far; 0 where it is not counted."""
+    """
+    Return the number of processes in this cgroup that the kernel's out-of-memory killer has
+    ended.
+
+    0 if it is not counted.
+    """
     for folder in _cgroup_folders("memory"):
         for name in ("memory.events", "memory.oom_control"):
             for line in _read(os.path.join(folder, name)).splitlines():
                 key, _, value = line.partition(" ")
                 if key == "oom_kill":
-                    # The innermost group counts: those above it count other programs too.
+                    # The innermost group counts: those above include other programs.
                     return int(value)
     return 0
 
 
 def _cgroup_folders(controller: str) -> Iterator[str]:
-    """Folders of this process' cgroup for *controller*, innermost first, with those above it."""
+    """
+    Yield folders of this process's cgroup for *controller*, innermost first, with those above it.
+    """
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         # The line of version 2, which hybrid systems mount beside the folders of version 1.

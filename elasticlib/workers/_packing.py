@@ -1,12 +1,16 @@
 """
-How a function travels to the workers: by value where they could not import it, checked before anything starts.
+Pickling of a call for the workers: a function that they cannot import is sent by value, and all
+is checked before a start.
 
-A script that workers can import is imported by them: its functions and classes travel by name, and what its program has
-changed of its variables is laid over the worker's own. Functions and classes of another ``__main__`` (a notebook's)
-travel with their definitions, which the worker puts into its own ``__main__``, and with the source lines of cells for
-tracebacks.
+A script that workers can import is imported by them. Its functions and classes are sent by name,
+and the worker's variables get the changes that its program has made.
 
-Rules of this file: nothing is sent twice; the definitions come first, so that they can be had without the call.
+Functions and classes of another ``__main__`` (a notebook's) are sent with their definitions, and
+with the source lines of cells for tracebacks. The worker puts the definitions into its own
+``__main__``.
+
+Rules of this file: nothing is sent twice. The definitions come first, so that they can be read
+without the call.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from elasticlib.workers.child._buffers import Memory, sealed
 
 _log = logging.getLogger("elasticlib")
 _WORTH_A_WARNING = 100_000_000
-"""Bytes of what a function captures."""
+"""Bytes that a function captures."""
 
 
 @frozen
@@ -46,18 +50,18 @@ class Packed:
     """A function with its arguments, ready to be sent."""
 
     function: bytes
-    """Pickle of (function, args, kwargs), which goes on behind that of the definitions."""
+    """Pickle of (function, args, kwargs); it continues that of the definitions."""
     definitions: bytes
-    """Pickles of where ``__main__`` is imported from, and of the definitions by name; empty when there are none."""
+    """Pickles of the origin of ``__main__``, and of the definitions by name; empty without any."""
     names: frozenset[str] | None
-    """Names of the definitions; None where both sides have imported all."""
+    """Names of the definitions; None if both sides have imported all."""
     sources: dict[str, list[str]]
     """Lines of files that only exist in this process, by file name."""
     memories_apart: dict[str, Memory]
-    """What is large, and storages that this program shares and will share with the workers, by name."""
+    """By name: large buffers, and storages that this program shares with the workers."""
 
     def memories(self) -> dict[str, bytes | Memory]:
-        """What the workers get, by name."""
+        """Return the memories that the workers get, by name."""
         found: dict[str, bytes | Memory] = {"function": self.function}
         if self.definitions:
             found["definitions"] = self.definitions
@@ -75,7 +79,7 @@ _WITH_PARTS = (
     property,
     _main_script.CACHED,
 )
-"""Kinds of what is warned of by its parts."""
+"""Types whose parts are named in a warning."""
 
 
 def pack_call(
@@ -84,8 +88,8 @@ def pack_call(
     """
     Pickle a call. Raises `PicklingError` that names the part which cannot be sent.
 
-    A function of a module that the workers could not import is sent by value, with its module's globals
-    that it uses. *main* is `LaunchConfig.main`.
+    A function of a module that the workers could not import is sent by value, with the globals of
+    its module that it uses. *main* is `LaunchConfig.main`.
     """
     sent = function, tuple(args), dict(kwargs)
     script = _main_script.importable(main)
@@ -103,7 +107,7 @@ def pack_call(
 
 
 _Sent: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""A function with its arguments, as they are pickled."""
+"""A function with its arguments, in the form in which they are pickled."""
 
 
 def _pickled(sent: _Sent, script: _main_script.ImportableMain | None) -> _Parcel:
@@ -118,14 +122,18 @@ def _pickled(sent: _Sent, script: _main_script.ImportableMain | None) -> _Parcel
         needed = _definitions(parcel.pickler, script, try_to_send)
         if needed.keys() <= known.keys():
             return parcel
-        # The arguments need more than the function does: pickled once more, these come first as well.
+        # The arguments need more definitions than the function does: with another pickle, these
+        # come first too.
         known = needed
 
 
 def _definitions(
     pickler: CallPickler, script: _main_script.ImportableMain | None, try_to_send: _overlay.TryToSend
 ) -> dict[str, Any]:
-    """Return by name the part of ``__main__`` that *pickler* has met; of a *script*, only its changes."""
+    """
+    Return the definitions of ``__main__`` that *pickler* has met, by name; of a *script*, only
+    its changes.
+    """
     if script is None:
         return pickler.definitions
     return _overlay.of(script, pickler.of_main, try_to_send)
@@ -135,7 +143,8 @@ class _Parcel:
     """
     The pickle of one call: the definitions, and then the call.
 
-    One pickler writes both, so that they speak of the same objects; what is large or shared lies beside it.
+    One pickler writes both, so that they refer to the same objects. Large and shared memory is
+    kept apart.
     """
 
     def __init__(self, script: _main_script.ImportableMain | None, definitions: dict[str, Any]) -> None:
@@ -149,7 +158,7 @@ class _Parcel:
     def fill(self, sent: _Sent) -> None:
         """Pickle the definitions, and then the call *sent*."""
         script, pickler = self._script, self.pickler
-        # First of all: the caller's tracker, and none of the worker's own, must know of shared memory.
+        # First of all: the caller's tracker, not the worker's own, must know of shared memory.
         pickler.dump(_shared_arguments.family(pickler.shared))
         if self.definitions or script is not None:
             pickler.dump(None if script is None else script.origin)
@@ -174,7 +183,10 @@ class _Parcel:
 def _refusal_of(
     call: CapturedCall, error: Exception, script: _main_script.ImportableMain | None, main: str | None
 ) -> str:
-    """Say which part of *call* cannot be sent; *error* does not name it."""
+    """
+    Return the message that names the part of *call* which cannot be sent; *error* does not name
+    it.
+    """
     fresh = CallPickler(io.BytesIO(), apart=True, main=script)
     with _shared_arguments.spawning([]):
         dump = functools.partial(_dump, main=script)
@@ -183,11 +195,11 @@ def _refusal_of(
 
 
 class _Tries:
-    """Raises what hinders a value from being sent; of one call, in which each value is tried once."""
+    """Raises the reason why a value cannot be sent; each value of one call is tried once."""
 
     def __init__(self) -> None:
         self._good: dict[int, Any] = {}
-        """By their ids, the values that can be sent."""
+        """The values that can be sent, by their ids."""
 
     def __call__(self, value: Any, script: _main_script.ImportableMain) -> None:
         if id(value) not in self._good:
@@ -202,11 +214,14 @@ def _apart(large: Sequence[pickle.PickleBuffer], shared: Sequence[Memory], of: s
 
 _registry_lock = threading.Lock()
 _registered: list[types.ModuleType] = []
-"""The module that has been registered for the pickle that is under way."""
+"""The module that is registered for the current pickle."""
 
 
 def _renew_registry() -> None:
-    """In a process that was forked while another thread pickled: that goes on in the other process alone."""
+    """
+    Reset the registry in a process that was forked while another thread pickled: only the parent
+    continues that.
+    """
     global _registry_lock
     _registry_lock = threading.Lock()
     while _registered:
@@ -218,7 +233,10 @@ os.register_at_fork(after_in_child=_renew_registry)
 
 @contextmanager
 def _sent_by_value(module: types.ModuleType | None) -> Iterator[None]:
-    """Have cloudpickle send *module*'s functions by value, unless the user has it do so anyway."""
+    """
+    Make cloudpickle send *module*'s functions by value in the block, unless the user has already
+    done so.
+    """
     if module is None:
         yield
         return
@@ -244,7 +262,10 @@ def _dump(value: Any, main: _main_script.ImportableMain | None = None) -> bytes:
 
 
 def _unimportable_module(function: Callable[..., Any]) -> types.ModuleType | None:
-    """The module of *function* when a worker, with our ``sys.path`` and import hooks, would not find it."""
+    """
+    Return the module of *function* if a worker, with this ``sys.path`` and its import hooks,
+    would not find it.
+    """
     name = getattr(function, "__module__", None) or "builtins"
     module = sys.modules.get(name)
     # cloudpickle sends functions of ``__main__`` by value anyway.
@@ -267,7 +288,9 @@ def _sources(files: set[str]) -> dict[str, list[str]]:
 
 
 class _Scales(CallPickler):
-    """Weighs a value, without what functions and classes take along: that has names of its own."""
+    """
+    Weighs a value without the captures of functions and classes, which have names of their own.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
@@ -276,7 +299,7 @@ class _Scales(CallPickler):
 
 
 def _weight(value: object) -> int:
-    """Bytes that are copied for *value*; 0 where it cannot be sent by itself."""
+    """Return the bytes that are copied for *value*; 0 if it cannot be sent alone."""
     counter = Counter()
     scales = _Scales(counter, apart=True)
     with contextlib.suppress(Exception):
@@ -286,12 +309,13 @@ def _weight(value: object) -> int:
 
 
 _warned: set[str] = set()
-"""What this program has been warned of."""
+"""Parts that this program has been warned of."""
 
 
 def _warn_of_captures(call: CapturedCall, pickler: CallPickler, variables: Mapping[str, Any]) -> None:
     """
-    Name what the function of *call* takes along that is large: few know that it travels with each call.
+    Warn of large captures of the function of *call*: few users know that they are sent with each
+    call.
 
     *variables*: those of a script that workers import.
     """
@@ -305,7 +329,7 @@ def _warn_of_captures(call: CapturedCall, pickler: CallPickler, variables: Mappi
 
 
 def _warn_if_large(part: str, value: object) -> None:
-    """Warn once in this program of a *part* that is large."""
+    """Warn once in this program of a large *part*."""
     if part in _warned:
         return
     size = _weight(value)

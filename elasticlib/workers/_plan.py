@@ -1,8 +1,10 @@
 """
-From an entry point to what its workers need: the check of the call before anything is started.
+The plan of a launch: what the workers need, made from an entry point, and the check of the call
+before a start.
 
-`plan` tells apart a function, a Python script, folder or archive, a module and any other program, refuses
-what cannot work, and collects what a worker must find as it is here: environment, folder, search path, limits.
+`plan` distinguishes a function, a Python script, folder or archive, a module and any other
+program. It refuses calls that cannot work, and collects the state that a worker must find:
+environment, folder, search path, limits.
 """
 
 from __future__ import annotations
@@ -53,63 +55,71 @@ from elasticlib.workers.child.program import _main
 _log = logging.getLogger("elasticlib")
 _LOCAL_RANK = re.compile(r"\$\{local_rank\}|\$local_rank\b")
 _MODULE = re.compile(r"[^/.]+(\.[^/.]+)*")
-"""What `python -m` looks for: also names that no import statement could hold."""
+"""Names that `python -m` finds, including those that no import statement can hold."""
 _LAZY = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _CACHED = type(functools.lru_cache(abs))
 _OPENMP_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-# Python ignores the first two for itself, whatever its parent did, and a shell the others for its background jobs.
+# Python always ignores the first two, and a shell ignores the others for its background jobs.
 _INHERITED = signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT}
 
 
 @frozen
 class LaunchPlan:
-    """What all rounds of a launch have in common."""
+    """The plan that all rounds of a launch share."""
 
     common: StartSpec
-    """What every worker is started with."""
+    """The part of the `StartSpec` that all workers share."""
     args: tuple[str, ...]
-    """Command line after the program's name; ``${local_rank}`` stands for each worker's."""
+    """Command line after the program's name; ``${local_rank}`` is replaced for each worker."""
     memories: Mapping[str, bytes | Memory]
-    """What all workers get, by name."""
+    """Memories that all workers get, by name."""
     fork_server: ForkServerKey | None
-    """None where the caller itself is forked."""
+    """None if the caller itself is forked."""
     search_path: tuple[str, ...]
-    """Where the fork server finds what it preloads."""
+    """Folders in which the fork server finds the modules to preload."""
     function: str = ""
-    """Its full name, where it is one."""
+    """Full name of the function; empty for programs."""
     call: Callable[..., Any] | None = None
     variables: Sequence[Mapping[str, str]] = ()
-    """By local rank, what beats a worker's usual variables."""
+    """By local rank, variables that override a worker's usual ones."""
     affinities: Sequence[frozenset[int]] = ()
-    """By local rank, the CPUs that a worker is bound to; empty leaves all of them on the launcher's."""
+    """
+    By local rank, the CPUs that a worker is bound to; empty leaves all workers on the launcher's.
+    """
     descriptors: Mapping[str, int] = field(factory=dict)
-    """Files that all workers get, by name, beside the memories; they stay open as long as a worker may be started."""
+    """
+    Files that all workers get, by name, beside the memories; they stay open while a worker can be
+    started.
+    """
 
     def environment_of(self, local_rank: int, usual: Mapping[str, str]) -> dict[str, str]:
-        """The variables of the worker *local_rank*, which would have the *usual* ones."""
+        """Return the variables of the worker *local_rank*; *usual* are those without this plan."""
         return {**usual, **(self.variables[local_rank] if self.variables else {})}
 
     def spec(self, local_rank: int, usual: Mapping[str, str]) -> StartSpec:
-        """What the worker *local_rank* is started with, which would have the *usual* variables."""
+        """
+        Return the `StartSpec` of the worker *local_rank*; *usual* are its variables without this
+        plan.
+        """
         variables = self.environment_of(local_rank, usual)
         found = replace(self.common, local_rank=local_rank, argv=self.argv(local_rank), variables=variables)
         return replace(found, affinity=sorted(self.affinities[local_rank]), bound=True) if self.affinities else found
 
     def argv(self, local_rank: int) -> list[str]:
-        """The command line of the worker *local_rank*."""
+        """Return the command line of the worker *local_rank*."""
         argv = [*self.common.argv, *(_LOCAL_RANK.sub(str(local_rank), arg) for arg in self.args)]
         return followed_by_debugger(argv) if self.common.kind == "program" else argv
 
 
 @frozen
 class Preparation:
-    """What `prepare_workers` found."""
+    """Result of `prepare_workers`."""
 
     caller: Mapping[str, str]
-    """The environment of this process, as workers are to have it."""
+    """The environment of this process, for the workers."""
     cpus: float
     signals_to_handle: str
-    """Those that can be handled here; the workers' environment names all that were asked for."""
+    """Signals that can be handled here; the workers' environment names all requested ones."""
     job: LaunchPlan
 
 
@@ -120,12 +130,13 @@ def prepare_workers(
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Preparation:
     """
-    All that the workers of *spec* need; its rendezvous is not looked at, and may be opened later.
+    Return everything that the workers of *spec* need; its rendezvous is not used, and may be
+    opened later.
 
-    *variables* beat those of this process.
+    *variables* override those of this process.
 
-    Raises `ConfigError` and its kinds for an entry point, arguments, a start method, signals, devices or CPUs that
-    cannot be.
+    Raises `ConfigError` and its kinds for an invalid entry point, arguments, start method,
+    signals, devices or CPUs.
     """
     _rules.check_choice("start_method", start_method, START_METHODS)
     # A script without a guard would start workers that import it, which would start workers ...
@@ -146,9 +157,9 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
     """
     Return the job of *spec* in *environment*.
 
-    It starts no worker, and at most the fork server, to ask it for the GPUs. *threads*: what each worker computes with.
-    Raises `EntrypointError`, `PicklingError` or another `ConfigError`, and `StartError` on a machine where nothing can
-    be started.
+    It starts no worker, and at most a fork server, to list the GPUs. *threads*: the number of
+    threads of each worker. Raises `EntrypointError`, `PicklingError` or another `ConfigError`,
+    and `StartError` on a machine that cannot start processes.
     """
     check_system()
     variables: Sequence[Mapping[str, str]] = ()
@@ -159,7 +170,8 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
     job = evolve(job, variables=variables, affinities=_affinities(spec, job))
     preload = job.fork_server.preload if job.fork_server is not None else ()
     if job.affinities and preload and _openmp_binds(environment):
-        # Loaded ahead, OpenMP would put the workers' threads on places that it found among the fork server's CPUs.
+        # Loaded ahead, OpenMP would bind the workers' threads to places among the fork server's
+        # CPUs.
         _log.warning(
             "numa_options=%s: OpenMP binds threads too (OMP_PROC_BIND, OMP_PLACES ...), so each worker imports %s "
             "itself, on its own CPUs",
@@ -180,7 +192,9 @@ def _warn_without_device(variables: Sequence[Mapping[str, str]]) -> None:
 
 
 def _openmp_binds(environment: Mapping[str, str]) -> bool:
-    """Return True where OpenMP will bind each thread to a place, which it looks for when it is loaded."""
+    """
+    Return True if OpenMP will bind each thread to a place, which it chooses when it is loaded.
+    """
     if environment.get("OMP_PROC_BIND", "").strip().lower() == "false":
         return False
     return any(environment.get(name) for name in _OPENMP_PLACES)
@@ -245,7 +259,7 @@ def _function(job: LaunchPlan, spec: WorkerSpec, entry: Callable[..., Any], star
         return evolve(job, call=functools.partial(entry, *args, **kwargs))
     packed = _packing.pack_call(entry, args, kwargs, spec.main)
     EDITS.tell()
-    # Workers get the options of this interpreter, as those of multiprocessing do.
+    # Workers get the options of this interpreter, like those of multiprocessing.
     flags = flags_here()
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
     shared = None if packed.names is None else sorted(packed.names)
@@ -262,7 +276,11 @@ def _function(job: LaunchPlan, spec: WorkerSpec, entry: Callable[..., Any], star
 
 
 def check_function(entry: Callable[..., Any]) -> Callable[..., Any]:
-    """What a call of *entry* runs, without its bound arguments. Raises `EntrypointError` where that does nothing."""
+    """
+    Return the function that a call of *entry* runs, without its bound arguments.
+
+    Raises `EntrypointError` if the call would run nothing.
+    """
     target: Any = entry
     while isinstance(target, (functools.partial, _CACHED)):
         target = target.func if isinstance(target, functools.partial) else target.__wrapped__
@@ -286,7 +304,7 @@ def _command(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) -
         return _module(job, spec, entry, start_method)
     if not _is_script(spec, entry):
         return _any_program(job, spec, entry)
-    # A file whose name holds just that text is a script like others.
+    # A file whose name holds exactly that text is a script like others.
     if _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
         return _script_by_rank(job, spec, entry)
     job, text = _script(job, entry)
@@ -321,14 +339,16 @@ def _module(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) ->
 
 
 def _script_by_rank(job: LaunchPlan, spec: WorkerSpec, entry: str) -> LaunchPlan:
-    """Return the job where each worker has a script of its own, which its own interpreter looks for."""
+    """
+    Return the job in which each worker has a script of its own, which its own interpreter finds.
+    """
     python, flags = _interpreter(job.common.env)
     job = _saying(job, kind="program", argv=[python, *flags, "-u"], fresh=False)
     return _from_fork_server(evolve(job, args=(entry, *job.args)), spec, "spawn")
 
 
 def _is_script(spec: WorkerSpec, entry: str) -> bool:
-    """Return True for a script that Python runs, not by itself."""
+    """Return True for a script that Python runs, not the system."""
     if spec.no_python:
         return False
     return isinstance(spec.entrypoint, os.PathLike) or entry.endswith((".py", ".pyc"))
@@ -344,7 +364,10 @@ def _any_program(job: LaunchPlan, spec: WorkerSpec, entry: str) -> LaunchPlan:
 def _by_interpreter(
     job: LaunchPlan, spec: WorkerSpec, command: list[str], start_method: str, text: bytes | None = None
 ) -> LaunchPlan:
-    """Return the job of a Python program, which *command* runs; *text* is that of a script from a pipe."""
+    """
+    Return the job of a Python program, which *command* runs; *text* is the content of a script
+    from a pipe.
+    """
     if start_method == "spawn":
         _refuse_preload(spec)
     environment = job.common.env
@@ -375,7 +398,10 @@ def _by_interpreter(
 
 
 def _script(job: LaunchPlan, entry: str) -> tuple[LaunchPlan, bytes | None]:
-    """Return *job* with the script, folder or archive *entry*, and the text of a script that workers cannot read."""
+    """
+    Return *job* with the script, folder or archive *entry*, and the text of a script that workers
+    cannot read.
+    """
     if _can_be_read_once(entry):
         text = _read_once(entry)
         path0 = "" if entry == STDIN else folder_of_script(entry)
@@ -388,22 +414,29 @@ def _script(job: LaunchPlan, entry: str) -> tuple[LaunchPlan, bytes | None]:
 
 
 def _saying(job: LaunchPlan, **said: Any) -> LaunchPlan:
-    """*job* with more that holds for all its workers."""
+    """Return *job* with more settings for all its workers."""
     return evolve(job, common=replace(job.common, **said))
 
 
 def shown_by_caller(job: LaunchPlan, *, errors: bool, display_key: str, ranks: Sequence[int] | None) -> LaunchPlan:
-    """*job* of a notebook, which shows what a function raises, where *errors*, and what is displayed in *ranks*."""
+    """
+    Return *job* for a notebook, which shows exceptions unless *errors*.
+
+    It shows the displayed objects of *ranks*.
+    """
     return _saying(job, shows_errors=not errors, displays=display_key, displays_of=ranks)
 
 
 def serving_caller(job: LaunchPlan) -> LaunchPlan:
-    """*job* of a pool, a test or a cell: of its workers nothing stays, also not what they detached."""
+    """
+    Return *job* for a pool, a test or a cell: it leaves no process of its workers, not even a
+    detached one.
+    """
     return _saying(job, serves_caller=True)
 
 
 def without_preload(job: LaunchPlan) -> LaunchPlan:
-    """*job* with a fork server that imports nothing ahead."""
+    """Return *job* with a fork server that imports nothing ahead."""
     assert job.fork_server is not None
     return evolve(job, fork_server=evolve(job.fork_server, preload=(), path=()), search_path=())
 
@@ -439,7 +472,7 @@ def _from_fork_server(
 
 
 def _is_preload_chosen(spec: WorkerSpec) -> bool:
-    """Return True where the user named modules to import ahead."""
+    """Return True if the user named modules to import ahead."""
     return spec.preload not in (DEFAULT_PRELOAD, ())
 
 
@@ -453,15 +486,19 @@ def _refuse_preload(spec: WorkerSpec) -> None:
 
 
 def _can_be_read_once(path: str) -> bool:
-    """True for a script whose text comes through a pipe that this program holds: workers get what it has read."""
+    """
+    Return True for a script whose text comes through a pipe that this program holds.
+
+    Workers get the text that this program has read.
+    """
     if path == STDIN:
         return True
-    # /dev/stdin, /dev/fd/63. A pipe on a disk may have nobody who writes, ever.
+    # /dev/stdin, /dev/fd/63. A pipe on a disk may never get a writer.
     return os.path.exists(path) and os.path.realpath(path).startswith("/proc/") and not os.path.isfile(path)
 
 
 def _read_once(path: str) -> bytes:
-    """Read the text of a script to its end. Raises `EntrypointError` where it cannot be read."""
+    """Read the text of a script to its end. Raises `EntrypointError` if it cannot be read."""
     try:
         with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
             return file.read()
@@ -480,7 +517,11 @@ def _check_script(path: str) -> None:
 
 
 def _is_package(path: str, typed: str) -> bool:
-    """Whether Python runs what is at *path* by the ``__main__`` within: a folder, an archive."""
+    """
+    Return True if Python runs the ``__main__`` in *path*: a folder or an archive.
+
+    Raises `EntrypointError` if that has none.
+    """
     importer: Any = pkgutil.get_importer(path)
     if importer is None:
         return False
@@ -501,7 +542,7 @@ def _program(name: str, environment: Mapping[str, str]) -> str:
     found = shutil.which(name, path=environment.get("PATH", os.defpath))
     if found is not None:
         return found
-    # It is a path, so nobody looks on PATH.
+    # It is a path, so PATH is not searched.
     if os.path.dirname(name):
         if not os.path.lexists(name):
             raise EntrypointError(f"program {name!r} was not found in {name_of_current_folder()}: check the path")

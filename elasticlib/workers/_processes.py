@@ -1,9 +1,9 @@
 """
 The worker processes of one launch on this machine, round after round, with their logs.
 
-Rules of this file: ranks are local ones. It decides nothing, and waits for nothing but the workers: a
-caller that wants to be interrupted gives a descriptor, or waits by itself. Whatever ends a round, the
-log files are read to their last byte before anything is reported.
+Rules of this file: ranks are local ones. It decides nothing, and waits for the workers only. A
+caller that must be interrupted passes a descriptor, or waits without this class. At the end of a
+round, the log files are read to their last byte before anything is reported.
 """
 
 from __future__ import annotations
@@ -40,17 +40,23 @@ from elasticlib.workers.child._start_spec import StartSpec
 from elasticlib.workers.child._worker_progress import Board
 
 _ANSWER = 15.0
-"""Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a slow machine."""
+"""
+Seconds beyond a shutdown's own time in which it must be done: two waits for kills, and some for a
+slow machine.
+"""
 _DESCRIPTORS = 32, 8
-"""More than a round needs for itself, and for each worker."""
+"""Upper bounds of the descriptors that a round needs, and that each worker needs."""
 _MOST_LOST = 3
-"""Helpers that one start may lose."""
+"""Number of helpers that one start may lose."""
 _AT_ONCE = 0.5
-"""Seconds in which an end needs no explanation."""
+"""Seconds within which an end needs no explanation."""
 
 
 class Processes:
-    """The *count* workers of *job*; `start` begins a round, and one round ends before the next begins."""
+    """
+    The *count* workers of *job*; `start` begins a round, and one round ends before the next
+    begins.
+    """
 
     def __init__(
         self,
@@ -64,13 +70,13 @@ class Processes:
         self._count = count
         self._sink = sink
         self._duplicates = duplicates or Duplicates()
-        # None stands for this program's own streams.
+        # None means this program's own streams.
         self._console = console
         self._spawner: SpawnerClient | None = None
         self._tee: Tee | None = None
         self._dest = LogsDest()
         self._board: Board | None = None
-        # When the workers will be killed, once they are being stopped.
+        # The time when the workers will be killed, once they are being stopped.
         self._deadline = 0.0
         self._helpers = HelperWatch(sink)
         # Only imports of restarts are watched.
@@ -78,20 +84,20 @@ class Processes:
         self._forget()
 
     def _forget(self) -> None:
-        # How the workers of this round ended.
+        # Ends of this round's workers.
         self.exits: dict[int, heard.Exit] = {}
         self._failed: dict[int, heard.Exit] = {}
-        """What is known of those whose programs failed, before their processes end."""
+        """Facts on workers whose programs failed, before their processes end."""
         self.pids: dict[int, int] = {}
         self.awaits_stacks = False
-        """Whether workers were asked where they are, and have not told it yet."""
+        """True while a request for stacks has no answer."""
         self.lost: heard.SpawnerLost | None = None
-        """Why all workers are gone at once, and nothing more will be heard of them."""
+        """The reason why all workers are gone at once, and no more events will come."""
         self._has_store = False
-        """Whether this node was given the socket of the round's store."""
+        """True if this node got the socket of the round's store."""
         self._store: heard.RoundStoreEnded | None = None
         self._store_gone_at = 0.0
-        # When the spawner must have stopped the workers.
+        # The time when the spawner must have stopped the workers.
         self._limit = math.inf
         self._lease: Term | None = None
         self._noticed: dict[int, float] = {}
@@ -118,14 +124,17 @@ class Processes:
         """
         Start round *number* and return {local rank: pid}.
 
-        The result is {} where *interrupt* becomes readable and the workers are not started at once, and where the
-        round failed at its start, of which `poll` learns.
+        The result is {} if *interrupt* becomes readable and the workers are not started at once.
+        It is {} too if the round failed at its start, which `poll` reports.
 
-        Each worker is started with one of *specs*; its streams come from *dest*. *prefixes* stand before the
-        console lines of tee'd streams. *listener* is the bound socket of the round's store. *guard* gets a
-        handle of the process with which all workers will die, before there are any, and may give a lease: all are
-        killed when it is over. The workers have the ranks from *rank_base* on, of *world_size*. Raises
-        `StartError` or `PreloadError`; no process is left then.
+        * Each worker is started with one of *specs*; its streams come from *dest*.
+        * *prefixes* stand before the console lines of tee'd streams.
+        * *listener* is the bound socket of the round's store.
+        * *guard* gets a handle of the process with which all workers will die, before they start.
+          It may return a lease: all workers are killed when it is over.
+        * The workers have the ranks from *rank_base* on, of *world_size*.
+
+        Raises `StartError` or `PreloadError`; no process is left then.
         """
         with room_for_descriptors(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
             self._forget()
@@ -145,7 +154,7 @@ class Processes:
                 )
                 for spec in specs
             ]
-            # New workers must have the files as they are now.
+            # New workers must get the present files.
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
             self.pids = self._insist(functools.partial(self._begin, number, whole, listener, interrupt, guard))
@@ -161,10 +170,10 @@ class Processes:
         return Tee(console, console, gather=console.gather, look=console.look)
 
     def _insist(self, begin: Callable[[], dict[int, int]]) -> dict[int, int]:
-        """Begin again where a helper was lost, or an automatic preload failed: nothing has run yet."""
+        """Begin again if a helper was lost, or an automatic preload failed: nothing has run yet."""
         lost = 0
         while True:
-            # A spawner of an earlier round may have died since, which is no fault of this start.
+            # A spawner of an earlier round may have died since, which this start has not caused.
             was_started = self._spawner is not None and self._spawner.started
             try:
                 return begin()
@@ -172,7 +181,8 @@ class Processes:
                 fork_server = self._job.fork_server
                 if fork_server is None or not fork_server.is_automatic:
                     raise
-                # A job without torch, or one whose torch cannot be imported ahead, runs all the same.
+                # A job without torch, or one whose torch cannot be imported ahead, runs all the
+                # same.
                 self._sink(records.PreloadSkipped(str(error)))
                 self._job = _plan.without_preload(self._job)
             except StartError as error:
@@ -210,14 +220,14 @@ class Processes:
             spawner.employ(fork_server)
         return spawner
 
-    # A round goes on.
+    # The course of a round.
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `poll` has work; -1 where there is no spawner."""
+        """Return a descriptor that is readable when `poll` has work; -1 without a spawner."""
         return -1 if self._spawner is None else self._spawner.fileno()
 
     def poll(self) -> None:
-        """Learn what has happened since the last call; never wait."""
+        """Handle all events since the last call; never wait."""
         if self._spawner is None:
             return
         for event in self._spawner.drain():
@@ -247,7 +257,7 @@ class Processes:
             case heard.CurrentLine(stacks):
                 self.imports.heard(stacks)
             case heard.SpawnerLost():
-                # The first loss is the reason of those that follow.
+                # The first loss is the reason of the later ones.
                 if self.lost is None:
                     self.lost = event
 
@@ -263,7 +273,10 @@ class Processes:
             self._helpers.tend(spawner.helpers_of_others, (), spawner.replace)
 
     def poll_timeout(self) -> float | None:
-        """Return the seconds until `poll` must be called though nothing is readable; None: not at all."""
+        """
+        Return the seconds until `poll` must be called even if nothing is readable; None for no
+        limit.
+        """
         latest = self._latest()
         until_latest = None if latest == math.inf else max(0.0, latest - monotonic())
         has_helpers = not self.gone() or self._hosts_for_others()
@@ -273,7 +286,10 @@ class Processes:
         return soonest(until_latest, self._helpers.due_in(), until_question)
 
     def _look_at_helpers(self, spawner: SpawnerClient) -> float:
-        """Wake or replace helpers that stand still, if it is time; return the seconds until then."""
+        """
+        Wake or replace helpers that stand still, if it is time; return the seconds until the next
+        look.
+        """
         return self._helpers.tend(spawner.helpers, self._running().values(), spawner.replace)
 
     def _running(self) -> dict[int, int]:
@@ -297,36 +313,42 @@ class Processes:
         self._stopped = True
 
     def gone(self) -> bool:
-        """Return True where no worker of this round, nor a process that one started, is left."""
+        """Return True if no worker of this round, nor a process that one started, is left."""
         return self._stopped or self.lost is not None
 
     def any_failed(self) -> bool:
-        """Return True where a worker has failed, or all have lost the store that they meet in."""
+        """Return True if a worker has failed, or all have lost their common store."""
         has_lost_store = self._store is not None and self._store.was_needed
         return has_lost_store or any(end.exitcode != 0 for end in self._ends().values())
 
     def _ends(self) -> dict[int, heard.Exit]:
-        """Return how workers ended, or will, by what is known now."""
+        """Return the present or coming ends of workers, by what is known now."""
         return {**self._failed, **self.exits}
 
     def all_succeeded(self) -> bool:
-        """Return True where all workers have ended well, and nothing that they started is left."""
+        """Return True if all workers have ended well, and no process that they started is left."""
         have_all_ended = len(self.exits) == self._count
         return have_all_ended and not self.any_failed() and self.gone()
 
     def serves_others(self) -> bool:
-        """Return True where this node has the store of this round, and workers of other nodes use it too."""
+        """
+        Return True if this node has the store of this round, and workers of other nodes use it
+        too.
+        """
         return self._has_store and self._world_size > self._count
 
     def _hosts_for_others(self) -> bool:
         return self.serves_others() and not self._store_is_gone()
 
     def _store_is_gone(self) -> bool:
-        """Return True where the store's process ended, or the spawner that hosts it."""
+        """Return True if the store's process ended, or the spawner that hosts it."""
         return self._store is not None or self.lost is not None
 
     def lost_store_of_others(self) -> bool:
-        """Return True where workers of other nodes lost the store after all workers here had ended well."""
+        """
+        Return True if workers of other nodes lost the store after all workers here had ended
+        well.
+        """
         return self._store_is_gone() and self.serves_others() and self.all_succeeded()
 
     # A round ends.
@@ -341,13 +363,15 @@ class Processes:
         spare_failed: bool = False,
     ) -> None:
         """
-        Stop the workers with *signum*, and after *grace* s with SIGKILL; return when they are gone.
+        Stop the workers with *signum*, and after *grace* seconds with SIGKILL; return when they
+        are gone.
 
-        With *spare_failed* workers whose programs failed keep their exit timeout, and detached processes end.
+        With *spare_failed* workers whose programs failed keep their exit timeout, and detached
+        processes end.
 
-        *meanwhile* is called again and again until then, in place of waiting for this object alone, with the seconds
-        that it may take: it may wait for others too, and `hasten` the end. *somebody_waits*: a record says which
-        workers are awaited.
+        Until then *meanwhile* is called repeatedly, with the longest time that it may take
+        (seconds); it replaces the wait for this object alone. It may wait for others too, and
+        call `hasten`. *somebody_waits*: a record says which workers are awaited.
         """
         self.poll()
         if self._is_started() and self._may_have_processes(spare_failed):
@@ -398,7 +422,9 @@ class Processes:
             self._spawner.stop(signum, grace, spare_failed)
 
     def hasten(self, signum: int, grace: float) -> None:
-        """While workers are being stopped: send them *signum* and leave them *grace* s, unless they have less."""
+        """
+        Send *signum* to workers that are being stopped, and leave them at most *grace* seconds.
+        """
         deadline = monotonic() + grace
         # The latest deadline is that of spared workers, which have their exit timeout.
         if self._spawner is not None and deadline < self._limit - _ANSWER:
@@ -406,7 +432,11 @@ class Processes:
             self._spawner.stop(signum, grace)
 
     def ask_for_stacks(self) -> None:
-        """Have the stacks of all workers that run recorded as `records.StacksTold`; at once where none runs."""
+        """
+        Request a record of the stacks of all running workers (`records.StacksTold`).
+
+        It is recorded at once if none runs.
+        """
         if self._spawner is None or not self._spawner.started or self.gone():
             self._sink(records.StacksTold({}))
         else:
@@ -422,12 +452,12 @@ class Processes:
         return heard.WorkerNow.of(local_rank, pid, end, progress, stdout, stderr)
 
     def signal(self, local_rank: int, signum: int) -> None:
-        """Signal one worker and all that it started; do nothing once it has ended."""
+        """Signal one worker and all processes that it started; do nothing once it has ended."""
         if self._spawner is not None:
             self._spawner.signal(local_rank, signum)
 
     def pass_on(self, signum: int) -> None:
-        """Send *signum* to each worker that handles it; others would die of it."""
+        """Send *signum* to each worker that handles it; it would kill the others."""
         if self._spawner is not None and self._spawner.started:
             self._spawner.pass_on(signum)
 
@@ -443,31 +473,35 @@ class Processes:
             self._tee.drain_and_forget([*self._dest.tee_stdouts.values(), *self._dest.tee_stderrs.values()])
 
     def dismiss(self) -> None:
-        """Kill the workers that still run and close the spawner; may be called in any state."""
+        """Kill the running workers and close the spawner; may be called in any state."""
         if self._spawner is not None:
             self._spawner.close()
             self._spawner = None
 
     def finish(self, timeout: float | None = None, impatient: Callable[[], object] = bool) -> None:
-        """Wait for the console to take all lines; every *timeout* s *impatient* may end the wait."""
+        """
+        Wait for the console to take all lines; every *timeout* seconds *impatient* may end the
+        wait.
+        """
         tee, self._tee = self._tee, None
         while tee is not None and not tee.finish(timeout):
             if impatient():
                 break
 
-    # What the workers left behind.
+    # Results of the workers.
 
     def failures(self, rank_base: int = 0, *, by_loss: bool = True) -> dict[int, ProcessFailure]:
         """
-        Return the failures of the workers that failed by themselves, by local rank plus *rank_base*.
+        Return the failures of the workers that failed first-hand, by local rank plus *rank_base*.
 
-        When all were lost at once, and none had failed before, that failed them all, unless *by_loss* is False.
+        If all were lost at once, and none had failed before, that failed them all, unless
+        *by_loss* is False.
         """
         with room_for_descriptors(1):
             kills = _machine.memory_kills() - self._memory_kills
             found = _failure.failures_of(self._ends(), self._dest, kills, self._noticed, rank_base)
         if not found and self.lost is not None and by_loss:
-            # Where all had ended well, the spawner alone was lost.
+            # If all had ended well, the spawner alone was lost.
             lost = 1 if self.all_succeeded() else self._count
             found = _failure.lost_all(lost, rank_base, self.pids, self.lost.why)
         store = self._missed_store()
@@ -497,7 +531,10 @@ class Processes:
         return _failure.cut_short(self.exits, self.pids, self._count)
 
     def original_exception(self, rank: int) -> BaseException | None:
-        """Return the exception that ended worker *rank* in this round, where it can be rebuilt."""
+        """
+        Return the exception that ended worker *rank* in this round, if it can be rebuilt; else
+        None.
+        """
         end = self._ends().get(rank)
         store = self._missed_store()
         if store is not None and rank == _failure.blamed(self._ends(), self._count):
@@ -507,5 +544,5 @@ class Processes:
         return None if self.lost is None else self.lost.cause
 
     def return_values(self, rank_base: int = 0) -> dict[int, Any]:
-        """Return what the workers returned, by local rank plus *rank_base*; None from programs."""
+        """Return the workers' return values, by local rank plus *rank_base*; None from programs."""
         return _failure.return_values(self.exits, self._count, rank_base)

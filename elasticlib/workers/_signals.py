@@ -1,9 +1,11 @@
 """
-Handled signals: as events where a loop can act on them, as exceptions where the program is in its own code.
+Handled signals: events where a loop can act on them, exceptions while the program runs its own
+code.
 
-Rules of this file: while our code runs, a handler only enqueues; handlers are installed in the main thread only
-(Python allows no other), and the former ones come back whatever happens. What other threads of the program ask of a
-launch lies in the same inbox, so that whatever waits for a signal hears them too.
+Rules of this file: while elasticlib's code runs, a handler only enqueues. Handlers are installed
+in the main thread only, as Python requires, and the former ones are always restored. Requests of
+the program's other threads to a launch are in the same inbox, so that each wait for a signal gets
+them too.
 """
 
 from __future__ import annotations
@@ -28,13 +30,20 @@ _log = logging.getLogger("elasticlib")
 
 _Former: TypeAlias = dict[signal.Signals, Any]
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which schedulers announce a time limit: they end nothing, and go to the workers that handle them."""
+"""
+Signals by which schedulers announce a time limit: they end nothing, and are passed to the workers
+that handle them.
+"""
 _REPEATED = 5.0
-"""Seconds within which a second SIGQUIT stops what the first one only asked about."""
+"""Seconds within which a second SIGQUIT stops the job; the first one only asks for stacks."""
 
 
 def parse_signals(names: str) -> tuple[signal.Signals, ...]:
-    """The signals of a comma list; unknown names are warned of, one that cannot be caught is refused."""
+    """
+    Return the signals of a comma-separated list; log a warning for unknown names.
+
+    Raises `ConfigError` for a signal that cannot be caught.
+    """
     # An ordered set: two names of one signal are one.
     found: dict[signal.Signals, None] = {}
     for name in filter(None, (part.strip() for part in names.split(","))):
@@ -50,12 +59,13 @@ def parse_signals(names: str) -> tuple[signal.Signals, ...]:
 
 
 def _install(signums: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> _Former:
-    """Set *handler* for *signums*; the former handlers."""
+    """Set *handler* for *signums*, and return the former handlers."""
     former: _Former = {}
     for signum in signums:
-        # A shell ignores SIGINT and SIGQUIT for every background job, which nobody asked for: `kill -INT` must work.
+        # Shells ignore SIGINT and SIGQUIT for every background job, unasked: `kill -INT` must
+        # work.
         if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
-            # With nohup the user wants the program to go on.
+            # With nohup the user wants the program to continue.
             continue
         before = signal.signal(signum, handler)
         former[signum] = before if before is not None else signal.SIG_DFL
@@ -65,7 +75,10 @@ def _install(signums: tuple[signal.Signals, ...], handler: Callable[[int, FrameT
 def _install_for_notices(
     without: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]
 ) -> _Former:
-    """Set *handler* for `NOTICES` that would end this program; one that the program handles or ignores is its own."""
+    """
+    Set *handler* for `NOTICES` that would end this program, unless the program handles or ignores
+    them.
+    """
     deadly = (signal.SIG_DFL, _drop)
     return _install(
         tuple(each for each in NOTICES if each not in without and signal.getsignal(each) in deadly), handler
@@ -77,13 +90,16 @@ def _drop(signum: int, frame: FrameType | None) -> None:
 
 
 def survive_notices() -> None:
-    """In a program that only launches: have `NOTICES` not end it, before, between and after its launches."""
+    """
+    Keep `NOTICES` from ending a program that only launches, before, between and after its
+    launches.
+    """
     if threading.current_thread() is threading.main_thread():
         _install_for_notices((), _drop)
 
 
 def _in_force(signum: signal.Signals, handler: Any) -> Any:
-    """*handler*, or what was below it where it was removed meanwhile."""
+    """Return *handler*, or the one below it if it was removed meanwhile."""
     owner = getattr(handler, "__self__", None)
     # Handlers may be removed in another order than they were installed.
     while isinstance(owner, Raising) and owner._removed:
@@ -93,7 +109,7 @@ def _in_force(signum: signal.Signals, handler: Any) -> Any:
 
 
 def interruption(signum: int, what: str) -> SignalException:
-    """The exception that tells of a signal which came while this process did *what*."""
+    """Return the exception for a signal that arrived while this process did *what*."""
     came = signal.Signals(signum)
     kind = LaunchInterrupted if came == signal.SIGINT else SignalException
     return kind(f"process {os.getpid()} got {came.name} while {what}", came)
@@ -101,9 +117,10 @@ def interruption(signum: int, what: str) -> SignalException:
 
 class Raising:
     """
-    From `install` to `remove`, *signums* raise `interruption` in the main thread, wherever it is.
+    Handlers with which *signums* raise `interruption` in the main thread, from `install` to
+    `remove`.
 
-    An event loop of ours puts `Signals` on top of it for as long as it runs.
+    An event loop of elasticlib puts `Signals` above it while it runs.
     """
 
     def __init__(self, signums: tuple[signal.Signals, ...], what: str) -> None:
@@ -121,8 +138,8 @@ class Raising:
         """
         Put the former handlers back; may be called again.
 
-        What cannot be put back now, from another thread or below a handler that came later, is so as soon as
-        such a signal comes.
+        A handler cannot be restored from another thread, or below a handler that was set later.
+        It is restored when such a signal arrives.
         """
         self._removed = True
         if threading.current_thread() is threading.main_thread():
@@ -144,37 +161,39 @@ class StopRequest:
 
     why: str
     grace: float | None = None
-    """Seconds until SIGKILL; None for what the launch was told."""
+    """Seconds until SIGKILL; None for the launch's own setting."""
 
 
 @frozen
 class StacksRequest:
-    """Somebody wants to know where the threads of the workers are; `why` is what the console says above them."""
+    """A request for the stacks of the workers' threads; `why` is the console's line above them."""
 
     why: str = ""
-    """Empty where the program itself gets them."""
+    """Empty if the program itself gets them."""
 
 
 @frozen
 class NoticeReceived:
-    """A signal came that is not for this program, but for its workers."""
+    """A signal arrived that is meant for the workers, not for this program."""
 
     signum: int
 
 
 class Inbox:
     """
-    What one thread is to hear while it waits for anything; any thread or signal handler may `put` something in.
+    Messages to one waiting thread; any thread or signal handler may `put` one.
 
-    Where *quit_shows_stacks*, SIGQUIT asks for the stacks of all workers, and stops nothing unless it is repeated.
+    With *quit_shows_stacks*, SIGQUIT asks for the stacks of all workers, and stops the job only
+    if it is repeated.
     """
 
     def __init__(self, *, quit_shows_stacks: bool = False) -> None:
         self._quit_shows_stacks = quit_shows_stacks
         self._quit_at = -_REPEATED
-        # A deque and no Queue: a handler may interrupt the very thread that holds a Queue's lock.
+        # A deque, not a Queue: a handler may interrupt the very thread that holds a Queue's lock.
         self._items: deque[object] = deque()
-        # Once closed, the descriptors' numbers may be another file's. A handler may interrupt the thread that has it.
+        # Once closed, the descriptors' numbers may be reused. A handler may interrupt the thread
+        # that holds the lock.
         self._lock = threading.RLock()
         self._ready = self._hurry = -1
         made: list[int] = []
@@ -189,7 +208,7 @@ class Inbox:
             raise
 
     def put(self, item: object, *, may_wait: bool = False) -> None:
-        """Leave a signal's number, or what somebody wants; after `close` nobody will look."""
+        """Add a signal's number, or a request; after `close` it is not read any more."""
         self._items.append(item)
         with self._lock:
             for descriptor in (self._ready, *(() if may_wait else (self._hurry,))):
@@ -197,7 +216,7 @@ class Inbox:
                     os.eventfd_write(descriptor, 1)
 
     def put_signal(self, signum: int) -> bool:
-        """Leave a signal that came; whether it is to stop the work."""
+        """Add a signal; return True if it stops the work."""
         if signum == signal.SIGQUIT and self._quit_shows_stacks:
             now, before = monotonic(), self._quit_at
             self._quit_at = now
@@ -210,15 +229,15 @@ class Inbox:
         return True
 
     def fileno(self) -> int:
-        """A descriptor that is readable while something lies there; -1 once closed."""
+        """Return a descriptor that is readable while a message waits; -1 once closed."""
         return self._ready
 
     def hurry(self) -> int:
-        """A descriptor that is readable while something lies there that may not wait."""
+        """Return a descriptor that is readable while an urgent message waits."""
         return self._hurry
 
     def drain(self) -> list[object]:
-        """What came since the last call, oldest first."""
+        """Return the messages since the last call, oldest first."""
         for descriptor in (self._ready, self._hurry):
             if descriptor >= 0:
                 with contextlib.suppress(BlockingIOError):
@@ -229,7 +248,7 @@ class Inbox:
         return came
 
     def close(self) -> None:
-        """Let go of the descriptors; what is put in afterwards is there for `drain`."""
+        """Close the descriptors; `drain` still returns later messages."""
         with self._lock:
             descriptors, self._ready, self._hurry = (self._ready, self._hurry), -1, -1
         for descriptor in descriptors:
@@ -241,7 +260,8 @@ class Inbox:
 
 class HandledSignals:
     """
-    While entered, *signums* are put into *inbox* instead of acted on, if this is the main thread.
+    While entered, *signums* are put into *inbox* instead of handled by the program, if this is
+    the main thread.
 
     With *takes_notices* so are `NOTICES`, as `NoticeReceived`.
     """
@@ -252,7 +272,7 @@ class HandledSignals:
         self._takes_notices = takes_notices
         self._former: _Former = {}
         self.came: list[signal.Signals] = []
-        """Those that came to stop the work, oldest first."""
+        """Signals that stop the work, oldest first."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -276,16 +296,21 @@ class HandledSignals:
 
 class DeferredSignals:
     """
-    While entered, an interrupt (SIGINT) waits, if this is the main thread; the program's handler gets it at the end.
+    While entered, an interrupt (SIGINT) waits, if this is the main thread; the program's handler
+    gets it at the end.
 
-    For what must be done whole, such as taking something and noting who has it. A second one does not wait.
+    It guards actions that must be done whole, such as taking an object and noting its owner. A
+    second interrupt does not wait.
     """
 
     def __init__(self) -> None:
         self._former: Any = None
         self._is_pending = False
         self.lifted = _Lifted(self)
-        """While that is entered, within, interrupts come as if nobody put them off; one that waits comes at once."""
+        """
+        Context manager that ends the delay within the block; a waiting interrupt is raised at
+        once.
+        """
 
     def __enter__(self) -> Self:
         self.begin()
@@ -294,15 +319,16 @@ class DeferredSignals:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    # One signal, so that each of the two is one step: between two signals an interrupt could leave half of them.
+    # One signal, so that each of the two is one step: between two signals an interrupt could
+    # leave half of them.
 
     def begin(self) -> None:
-        """From now on."""
+        """Begin to delay interrupts."""
         if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
             self._former = signal.signal(signal.SIGINT, self._on_signal)
 
     def end(self) -> None:
-        """No more."""
+        """End the delay, and raise a waiting interrupt."""
         came, self._is_pending = self._is_pending, False
         if self._former is not None and signal.getsignal(signal.SIGINT) == self._on_signal:
             signal.signal(signal.SIGINT, self._former)
@@ -316,7 +342,8 @@ class DeferredSignals:
 
 
 class _Lifted:
-    # No generator: one that an interrupt leaves before its block begins ends at any time later.
+    # Not a generator: one that an interrupt leaves before its block begins ends at any time
+    # later.
     def __init__(self, put_off: DeferredSignals) -> None:
         self._put_off = put_off
 
@@ -329,10 +356,11 @@ class _Lifted:
 
 class Signals:
     """
-    While entered, *signums* are collected instead of acted on; `fileno` is readable when one waits.
+    While entered, *signums* are collected instead of handled by the program; `fileno` is readable
+    when one waits.
 
-    With an *inbox* of the caller's they lie there, beside what others put into it, and what nobody took stays there.
-    *takes_notices* is that of `HandledSignals`.
+    With an *inbox* of the caller's they are put there, beside the messages of others, and unread
+    ones stay there. *takes_notices* is that of `HandledSignals`.
     """
 
     def __init__(
@@ -357,13 +385,13 @@ class Signals:
                 signal.raise_signal(late)
 
     def fileno(self) -> int:
-        """A descriptor that is readable while signals wait."""
+        """Return a descriptor that is readable while signals wait."""
         return self.inbox.fileno()
 
     def hurry(self) -> int:
-        """A descriptor that is readable while signals wait, or what others want at once."""
+        """Return a descriptor that is readable while signals or urgent requests wait."""
         return self.inbox.hurry()
 
     def drain(self) -> list[int]:
-        """The signals that came since the last call, oldest first."""
+        """Return the signals that arrived since the last call, oldest first."""
         return [item for item in self.inbox.drain() if isinstance(item, int)]

@@ -1,8 +1,8 @@
 """
 The checks of a call that asks for processes, and the job that it makes.
 
-Rules of this file: nothing is started here; what cannot work is refused with the rank that it is about, and what the
-caller gave is copied.
+Rules of this file: it starts nothing. It refuses calls that cannot work, with the rank of the
+fault, and copies the caller's objects.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ class LocalRanksError(ConfigError, RuntimeError):
 
 
 class VariableError(ConfigError, TypeError):
-    """You get it when an environment variable of a worker is no text; a TypeError, as torch's."""
+    """You get it when an environment variable of a worker is not text; a TypeError, as torch's."""
 
 
 class ArgumentError(ConfigError, TypeError):
-    """You get it when an argument is of a type that says nothing there; a TypeError, as Python's own."""
+    """
+    You get it when an argument has a type that is not valid there; a TypeError, as Python's own.
+    """
 
 
 class ProgramError(EntrypointError, FileNotFoundError):
-    """You get it when the program to run is not there or may not be run; a FileNotFoundError, as torch's."""
+    """
+    You get it when the program to run does not exist or may not be run; a FileNotFoundError, as
+    torch's.
+    """
 
 
 def _check_ranks(name: str, by_rank: object, count: int) -> None:
@@ -83,7 +88,9 @@ def _check_variable(rank: int, name: object, value: object) -> None:
 
 
 def prefixes(name: object, given: object, count: int) -> dict[int, bytes]:
-    """Return the prefixes of the lines of *count* processes, of *given* or made of their *name*."""
+    """
+    Return the prefixes of the lines of *count* processes, from *given* or made of their *name*.
+    """
     if given is None:
         given = {}
     if not isinstance(given, Mapping):
@@ -145,7 +152,10 @@ def death_signal(value: object) -> int:
 
 
 MakesSpec: TypeAlias = Callable[..., WorkerSpec]
-"""Gets what is to run, with its arguments, and knows what holds for functions and programs alike."""
+"""
+Makes the specification of an entry point with its arguments; it knows the settings that functions
+and programs share.
+"""
 
 
 def of_function(
@@ -201,5 +211,6 @@ def with_threads(spec: StartSpec) -> StartSpec:
 
 
 def _thread_count(environment: Mapping[str, str]) -> int:
-    # Nobody shares the CPUs out among these workers: each computes with all, as any program does.
+    # Each worker computes with all CPUs, like any program: they are not divided among these
+    # workers.
     return _environment.threads_per_worker(environment, _machine.cpu_count(), 1)

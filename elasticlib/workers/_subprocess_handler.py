@@ -1,9 +1,10 @@
 """
-One program in a session of its own, for callers who look after it themselves; and a process of a set in its shape.
+One program in a session of its own, whose caller waits for it, and a view of a set's process with
+the same interface.
 
-Rules of this file: a handler starts one process and signals its group; waiting is the caller's, through `proc`. Sets of
-workers do not come from here: they end with their launcher, which such a process does not. What a view knows of a
-process of theirs it asks the set.
+Rules of this file: a handler starts one process and signals its group; the caller waits for it
+through `proc`. Such a process does not end with its launcher. Sets of workers do, and start
+elsewhere: a view asks the set about its process.
 """
 
 from __future__ import annotations
@@ -22,12 +23,17 @@ from elasticlib.workers._environment import without_secrets
 
 class SubprocessHandler:
     """
-    *entrypoint* with *args*, as text, and *env* on top of this program's environment; `proc` is its ``Popen``. A job's
-    token (``ELASTICLIB_TOKEN``) is passed on only where *env* names it.
+    A program that runs *entrypoint* with *args*, as text; `proc` is its ``Popen``.
 
-    *stdout* and *stderr* are paths of files that are written anew; empty or None is this program's own stream.
-    *numa_options* binds it, through ``numactl``, to the CPUs near GPU *local_rank_id*. Raises what ``Popen`` and
-    ``open`` raise. (torch: ``torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler``)
+    * *env* is added to this program's environment. A job's token (``ELASTICLIB_TOKEN``) is passed
+      on only if *env* names it.
+    * *stdout* and *stderr* are paths of files that are overwritten; empty or None is this
+      program's own stream.
+    * *numa_options* binds it, through ``numactl``, to the CPUs near GPU *local_rank_id*.
+
+    Raises the errors of ``Popen`` and ``open``.
+
+    (torch: ``torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler``)
     """
 
     def __init__(
@@ -54,12 +60,13 @@ class SubprocessHandler:
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """
-        Send *death_sig* (SIGTERM) to the process and all of its group; nobody left is a success.
+        Send *death_sig* (SIGTERM) to the process and all of its group; do nothing if none is
+        left.
 
-        What outlives the process within its group gets it too.
+        Processes of its group that outlive it get the signal too.
         """
         if self.proc.returncode is not None and os.path.exists(f"/proc/{self.proc.pid}"):
-            # It was reaped and its group ended: the number is another process' by now.
+            # It was reaped and its group ended: another process has the number by now.
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.proc.pid, signal.SIGTERM if death_sig is None else death_sig)
@@ -80,15 +87,15 @@ def get_subprocess_handler(
 
 @frozen
 class ProcessOfSet:
-    """What of a ``subprocess.Popen`` holds for a process of a set: its `pid`, and how it ended."""
+    """The part of ``subprocess.Popen`` that a process of a set has: its `pid`, and its end."""
 
     pid: int
     poll: Callable[[], int | None]
-    """The exit status, ``-n`` for signal ``n``; None while the process runs."""
+    """Return the exit status, ``-n`` for signal ``n``; None while the process runs."""
 
     @property
     def returncode(self) -> int | None:
-        """As `poll`."""
+        """Same as `poll`."""
         return self.poll()
 
 
@@ -101,6 +108,9 @@ class ProcessView:
     _signal: Callable[[int], None]
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
-        """Send *death_sig* (SIGTERM) to the process and all that it started; nothing once it has ended."""
+        """
+        Send *death_sig* (SIGTERM) to the process and all processes that it started; do nothing
+        once it has ended.
+        """
         if self.proc.poll() is None:
             self._signal(signal.SIGTERM if death_sig is None else death_sig)

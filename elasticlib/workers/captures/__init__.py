@@ -1,1 +1,1 @@
-"""What functions take along to the workers, each part by a name that its user knows it by."""
+"""Captures of functions that are sent to the workers, each part by a name that its user knows."""

@@ -1,8 +1,9 @@
 """
-The pickler of a call: functions and classes by value or by name, tensors and what multiprocessing shares as memory.
+The pickler of a call: functions and classes by value or by name, tensors and multiprocessing's
+objects as shared memory.
 
-Rules of this file: nothing is sent twice; what a `__main__` that workers import defines goes by its name there, and its
-other functions share the variables of that import.
+Rules of this file: nothing is sent twice. Definitions of a `__main__` that workers import are
+sent by their names there, and its other functions share the variables of that import.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from elasticlib.workers.child._buffers import Memory, can_be_apart
 from elasticlib.workers.child.program import _main
 
 _LARGE = 1 << 20
-"""Bytes of a buffer from which on it goes apart: a copy less for each worker."""
+"""Bytes from which on a buffer is sent apart, which saves a copy for each worker."""
 _DEFINITIONS = (types.FunctionType, type, CACHED)
 
 
 class Counter:
-    """A file that only counts."""
+    """A file that only counts bytes."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     def write(self, data: bytes | pickle.PickleBuffer) -> int:
-        # A pickler hands over large objects as they are, outside of its frames.
+        # A pickler passes large objects directly, outside of its frames.
         size = memoryview(data).nbytes
         self.bytes += size
         return size
@@ -44,19 +45,21 @@ class Counter:
 
 class CallPickler(_by_value.Pickler):
     """
-    Notes what of ``__main__`` is sent by value, and sends what cannot be imported so as well.
+    Pickler that notes the definitions of ``__main__`` that it sends by value.
 
-    What workers import of *main* goes by name; its other functions share the variables of that import.
+    Objects that cannot be imported are sent by value too. Definitions of *main* that workers
+    import are sent by name; its other functions share the variables of that import.
     """
 
     def __init__(self, file: io.BytesIO | Counter, apart: bool = False, main: ImportableMain | None = None) -> None:
         self.large: list[pickle.PickleBuffer] = []
-        # No method of ours: that would keep all that was pickled until the garbage collector comes.
+        # Not a bound method: that would keep all pickled objects until the garbage collector
+        # runs.
         callback = functools.partial(_is_small, self.large) if apart else None
         super().__init__(file, protocol=5, buffer_callback=callback)
         self.definitions: dict[str, Any] = {}
         self.by_value: list[Any] = []
-        """Functions and classes that are sent with what they take along."""
+        """Functions and classes that are sent with their captures."""
         self.of_main: list[Any] = []
         """Functions and classes of a ``__main__`` that workers import."""
         self.files: set[str] = set()
@@ -67,7 +70,7 @@ class CallPickler(_by_value.Pickler):
         self._storages: dict[tuple[int, int], _Storage] = {}
 
     def dump(self, obj: Any) -> None:
-        """Pickle *obj*, with what multiprocessing can share."""
+        """Pickle *obj*, and share the memory that multiprocessing can share."""
         with _shared_arguments.spawning(self.shared):
             super().dump(obj)
 
@@ -86,7 +89,7 @@ class CallPickler(_by_value.Pickler):
         memory = storage.memory
         size = memory.nbytes()
         if size and memory.is_shared():
-            # Such as a file that may only be read: its content travels.
+            # Such as a file that may only be read: its content is sent.
             with contextlib.suppress(OSError):
                 make, shared = _shared(memory)
                 self.shared.append(shared)
@@ -109,7 +112,7 @@ class CallPickler(_by_value.Pickler):
         return self._reduced(obj)
 
     def _reduced_definition(self, obj: Any) -> Any:
-        """Reduce a function or class, or what ``functools.lru_cache`` has made of a function."""
+        """Reduce a function or class, or the result of ``functools.lru_cache``."""
         if self._main is not None and self._main.is_own(obj):
             return self._of_imported_main(obj, self._main)
         if isinstance(obj, CACHED):
@@ -117,13 +120,13 @@ class CallPickler(_by_value.Pickler):
         if _is_of_main(obj):
             self._note_definition(obj)
         reduced = self._reduced(obj)
-        # All others go by their name.
+        # All others are sent by their name.
         if isinstance(reduced, tuple):
             self.by_value.append(obj)
         return reduced
 
     def _reduced_cached(self, obj: Any) -> Any:
-        # By its own rule it would travel by its name, which workers do not have.
+        # By its own rule it would be sent by its name, which workers do not have.
         if type(obj) is CACHED and _is_of_main(obj):
             return _sent_cached(obj)
         return self._reduced(obj)
@@ -144,7 +147,10 @@ class CallPickler(_by_value.Pickler):
         return super().reducer_override(obj)
 
     def _of_imported_main(self, obj: Any, main: ImportableMain) -> Any:
-        """Reduce a function or class of the script to its name, or to the variables of the worker's import."""
+        """
+        Reduce a function or class of the script to its name, or to the variables of the worker's
+        import.
+        """
         self.of_main.append(obj)
         if main.defines(obj):
             return _main.of_main, (obj.__qualname__,)
@@ -170,17 +176,22 @@ def _is_of_main(obj: Any) -> bool:
 
 
 class _ScriptVariables:
-    """Stands for the variables of a script that workers import."""
+    """Placeholder for the variables of a script that workers import."""
 
 
 def _sent_cached(call: Any) -> tuple[Any, ...]:
-    """How what ``functools.lru_cache`` has made travels: without what it keeps."""
+    """
+    Return the reduction of a function with ``functools.lru_cache``: without its cached values.
+    """
     parameters = call.cache_parameters()
     return _function.cached, (parameters["maxsize"], parameters["typed"]), call.__wrapped__, None, None, _function.wrap
 
 
 def _is_small(large: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
-    """True if *buffer* stays where it is; else it is added to the *large* ones, which go apart."""
+    """
+    Return True if *buffer* stays in the pickle; otherwise add it to the *large* ones, which are
+    sent apart.
+    """
     size = buffer.raw().nbytes
     if size < _LARGE or not can_be_apart([*(each.raw().nbytes for each in large), size]):
         return True
@@ -189,14 +200,16 @@ def _is_small(large: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> 
 
 
 class _Storage:
-    """Stands for the memory of tensors, once however many there are."""
+    """Placeholder for the memory of tensors, one for all views of it."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
 
 
 def _shared(memory: Any) -> tuple[Callable[[int, int], Any], Memory]:
-    """Return the function that makes the storage *memory* in a worker, and the descriptor behind it."""
+    """
+    Return the function that makes the storage *memory* in a worker, and the descriptor behind it.
+    """
     if memory.filename is not None:
         return _buffers.shared_storage, Memory(os.open, memory.filename, os.O_RDWR | os.O_CLOEXEC)
     try:
