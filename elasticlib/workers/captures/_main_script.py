@@ -1,8 +1,9 @@
 """
-Facts on the caller's script: can workers import it, as those of multiprocessing do, and what does that define?
+Facts on the caller's script: whether workers can import it, like those of multiprocessing, and
+the names that this defines.
 
-Rules of this file: nothing is run: the script's text, and the line at which its program stands, tell
-all; in doubt a function goes by value, as from a notebook.
+Rules of this file: it runs nothing. The script's text, and the line at which its program stands,
+give all facts. In doubt a function is sent by value, as from a notebook.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from elasticlib.processes import absolute_path
 from elasticlib.workers.child.program import _main
 
 _RUN_BY_OTHERS = frozenset({"ipython", "ipython3", "pytest", "py.test"})
-"""Commands that run what users wrote: an import of them defines nothing for it."""
+"""
+Commands that run users' files: an import of the command would not define the users' functions.
+"""
 _BINDS_ANY_NAME = frozenset({"exec", "eval", "globals", "locals", "vars", "setattr"})
 _ANY = "*"
-"""Stands among names for those that no statement tells."""
+"""Stands for names that no statement shows."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef)
 CACHED: Any = type(functools.lru_cache(len))
-"""The class of what ``functools.lru_cache`` makes."""
+"""The class of the results of ``functools.lru_cache``."""
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -43,7 +46,7 @@ class ScriptText:
     """Facts on an import of a script, from its text."""
 
     guards: list[range]
-    """The lines behind ``if __name__ == "__main__":``, which an import leaves out."""
+    """Lines behind ``if __name__ == "__main__":``, which an import skips."""
     defined: set[str]
     """Names that the import defines."""
     redefined: set[str]
@@ -51,24 +54,27 @@ class ScriptText:
     set_in_functions: set[str]
     """Global names that functions set, before or behind the guard."""
     handed_on: set[str]
-    """Names whose objects the program may change after the import: it does more than read items and attributes."""
+    """
+    Names whose objects the program may change after the import: it does more than read items and
+    attributes.
+    """
     is_whole: bool
-    """False where the import may define more names than those."""
+    """False if the import may define more names than those."""
 
     def is_guarded(self, line: int) -> bool:
-        """True if an import leaves *line* out."""
+        """Return True if an import skips *line*."""
         return any(line in lines for lines in self.guards)
 
     def may_change(self, name: str) -> bool:
-        """True if *name* may hold another object after the import."""
+        """Return True if *name* may hold another object after the import."""
         return name in self.redefined or name in self.set_in_functions
 
     def may_change_in_place(self, name: str) -> bool:
-        """True if the object that *name* holds may have another content after the import."""
+        """Return True if the object that *name* holds may have another content after the import."""
         return name in self.handed_on
 
     def surely_lacks(self, name: str) -> bool:
-        """True if the import does not define *name*."""
+        """Return True if the import does not define *name*."""
         known = self.defined | self.set_in_functions
         return self.is_whole and name not in known
 
@@ -83,9 +89,9 @@ class ImportableMain:
 
     def defines(self, obj: Any) -> bool:
         """
-        True for a function or class that the import defines under its own name.
+        Return True for a function or class that the import defines under its own name.
 
-        It can travel by that name.
+        It can be sent by that name.
         """
         if not isinstance(obj, (types.FunctionType, type, CACHED)):
             return False
@@ -96,7 +102,7 @@ class ImportableMain:
         return _main.attribute(self.module, name) is obj
 
     def is_own(self, obj: Any) -> bool:
-        """True if the function or class *obj* says that it is of this module."""
+        """Return True if the function or class *obj* names this module as its own."""
         return getattr(obj, "__module__", None) in _main.NAMES
 
 
@@ -104,8 +110,8 @@ def importable(choice: str | None) -> ImportableMain | None:
     """
     Return the ``__main__`` that workers import for a call that is made now.
 
-    None where functions of it go by value. *choice* is `LaunchConfig.main`. Raise `ConfigError` for
-    ``import`` where there is no script.
+    None if its functions are sent by value. *choice* is `LaunchConfig.main`. Raise `ConfigError`
+    for ``import`` if the program has no script.
     """
     module = sys.modules.get("__main__")
     if choice == "value" or module is None:
@@ -129,7 +135,7 @@ def importable(choice: str | None) -> ImportableMain | None:
 
 
 def _script_of(module: types.ModuleType) -> ImportableMain | None:
-    """Return the script that the program *module* was made of; None where there is none to read."""
+    """Return the script of the program *module*; None if it has no readable one."""
     origin = _origin_of(module)
     if origin is None:
         return None
@@ -138,14 +144,17 @@ def _script_of(module: types.ModuleType) -> ImportableMain | None:
 
 
 def has_script() -> bool:
-    """True if workers could import the program's script, if its launches stood behind a guard."""
+    """
+    Return True if workers could import the program's script, if its launches stood behind a
+    guard.
+    """
     module = sys.modules.get("__main__")
     return module is not None and _script_of(module) is not None
 
 
 def _origin_of(module: types.ModuleType) -> _main.Origin | None:
     """
-    Return the place from which the program *module* can be imported; None where it cannot be.
+    Return the place from which the program *module* can be imported; None if it cannot be.
 
     The rules are those of multiprocessing.
     """
@@ -159,21 +168,25 @@ def _origin_of(module: types.ModuleType) -> _main.Origin | None:
     name = getattr(getattr(module, "__spec__", None), "name", None)
     if name is None:
         return _main.Origin(None, absolute_path(file))
-    # A package's, which multiprocessing leaves out too.
+    # A package's, which multiprocessing excludes too.
     if name.rpartition(".")[2] == "__main__":
         return None
     return _main.Origin(name, absolute_path(file))
 
 
 def _stands_behind_guard(module: types.ModuleType, text: ScriptText) -> bool:
-    """True if the guarded part of the script runs now, in this thread or in the program's first."""
+    """
+    Return True if the guarded part of the script runs now, in this thread or in the program's
+    first.
+    """
     frames = sys._current_frames()
     try:
         line = _running_line(module, frames)
     finally:
-        # It holds this very frame, and so the variables of all callers until the next collection.
+        # It holds this frame itself, and so the variables of all callers until the next
+        # collection.
         frames.clear()
-    # The script is at its end, and one of its threads goes on.
+    # The script is at its end, and one of its threads continues.
     if line is None:
         return bool(text.guards)
     return text.is_guarded(line)
@@ -189,7 +202,7 @@ def _running_line(module: types.ModuleType, frames: Mapping[int, types.FrameType
 
 
 def _is_of_script(code: types.CodeType) -> bool:
-    """True for the code of a script, False for text that it has handed to ``exec``."""
+    """Return True for the code of a script, False for text that it has passed to ``exec``."""
     return code.co_name == "<module>" and not code.co_filename.startswith("<")
 
 
@@ -203,11 +216,13 @@ def _outward(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 _texts: weakref.WeakKeyDictionary[types.ModuleType, ScriptText | None] = weakref.WeakKeyDictionary()
-"""By module: read once, since the lines of a program that runs are those of the text that it began with."""
+"""By module. Read once: a running program has the lines of the text with which it began."""
 
 
 def _text_of(module: types.ModuleType, path: str) -> ScriptText | None:
-    """Return the facts on the script *module* at *path*; None where its text cannot be read or parsed."""
+    """
+    Return the facts on the script *module* at *path*; None if its text cannot be read or parsed.
+    """
     if module not in _texts:
         _texts[module] = _read(path)
     return _texts[module]
@@ -275,7 +290,7 @@ def _lines_of(body: Sequence[ast.stmt]) -> range:
 
 
 def _bound_by(statements: Sequence[ast.stmt]) -> Iterator[str]:
-    """Yield the names that *statements* bind in their own scope; ``*`` where there may be more."""
+    """Yield the names that *statements* bind in their own scope; ``*`` if there may be more."""
     left: list[ast.AST] = list(statements)
     while left:
         node = left.pop()
@@ -307,7 +322,7 @@ def _bound_by_node(node: ast.AST) -> Iterator[str]:
 
 
 def _bound_by_import(alias: ast.alias) -> str:
-    """Return the name that an import binds: of ``import a.b`` it is ``a``, of a star the star."""
+    """Return the name that an import binds: ``a`` for ``import a.b``, and the star for a star."""
     if alias.asname is not None:
         return alias.asname
     return alias.name.partition(".")[0]
@@ -317,7 +332,7 @@ def _handed_on(part: ast.AST) -> Iterator[str]:
     """
     Yield the names of *part* whose objects it may change.
 
-    These are all but those of which it reads items and attributes alone.
+    A name is left out if *part* only reads its items and attributes.
     """
     left = [part]
     while left:
@@ -337,7 +352,7 @@ def _changed_by_node(node: ast.AST) -> Iterator[str]:
 
 
 def _parts_that_may_change(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of *node*, but for a name of which it takes an item or attribute."""
+    """Yield the parts of *node*, except a name whose item or attribute it takes."""
     match node:
         case ast.Subscript(value=ast.Name(), slice=key):
             yield key
@@ -348,21 +363,21 @@ def _parts_that_may_change(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _root(node: ast.AST) -> str:
-    """Return the name at the beginning of ``name.attribute["item"]``; empty where there is none."""
+    """Return the name at the beginning of ``name.attribute["item"]``; empty without one."""
     while isinstance(node, (ast.Subscript, ast.Attribute)):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
-# What a function reaches.
+# Objects that a function reaches.
 
 
 def reached_globals(functions: Sequence[Any], namespace: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return the variables of *namespace* that *functions* use, by themselves or by others of it.
+    Return the variables of *namespace* that *functions* use, directly or through others of it.
 
-    The others are the functions and classes of *namespace* that they use. Variables that hold a
-    module, and those that Python itself has put there, are left out.
+    The others are the functions and classes of *namespace* that they use. Modules, and variables
+    that Python itself has set, are left out.
     """
     found: dict[str, Any] = {}
     left = list(functions)
@@ -396,11 +411,11 @@ def _is_of_python(name: str) -> bool:
 
 
 def _parts_of(value: Any) -> list[Any]:
-    """Return the objects that run when *value* is used, and may be of the same script."""
+    """Return the objects that run when *value* is used, and may belong to the same script."""
     for kinds, parts in _PARTS:
         if isinstance(value, kinds):
             return parts(value)
-    # An object that is used by its class. The user's own ``__getattr__`` is not called.
+    # An object that runs through its class. The user's own ``__getattr__`` is not called.
     wrapped = inspect.getattr_static(value, "__wrapped__", None) if callable(value) else None
     return [wrapped, type(value)]
 
@@ -424,7 +439,7 @@ _PARTS: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
     (property, lambda each: [each.fget, each.fset, each.fdel]),
     (type, _parts_of_class),
 )
-"""By kind, the parts of a value; the first kind that fits counts."""
+"""By kind, the parts of a value; the first matching kind counts."""
 
 
 def _content(cell: types.CellType) -> Any:

@@ -1,9 +1,13 @@
 """
-What a program has changed of its script since its import: the variables that workers need beside an import of theirs.
+Changes that a program has made to its script since the import: the variables that workers need
+beside their own import.
 
-Rules of this file: what the script defines is sent only where it is plain data that the program may have changed since,
-by the script's text, and is laid over the worker's own where it differs: what an import makes of its process (a rank, a
-random number) is each worker's own. Of what the script does not define, all is sent; what cannot be sent is named.
+Rules of this file:
+
+* A variable that the script defines is sent only if it is plain data that the program may have
+  changed, by the script's text. It replaces the worker's own value if that differs.
+* The import's own results for its process (a rank, a random number) stay each worker's own.
+* All variables that the script does not define are sent. One that cannot be sent is named.
 """
 
 from __future__ import annotations
@@ -19,25 +23,27 @@ from elasticlib.workers.captures._parts import named
 from elasticlib.workers.child.program._main import CHANGED, IfAbsent, Incomplete, Withheld, is_namespace
 
 TryToSend = Callable[[Any, ImportableMain], None]
-"""Raises what hinders a value from being sent."""
+"""Raises the reason why a value cannot be sent."""
 _DEPTH = 20
-"""How deep containers are looked through for what cannot be sent."""
+"""Depth to which containers are searched for parts that cannot be sent."""
 
 
 def of(script: ImportableMain, functions: Sequence[Any], try_to_send: TryToSend) -> dict[str, Any]:
     """
-    Return the variables that *functions* of *script* use and that a worker's import may not have so.
+    Return the variables that *functions* of *script* use and that a worker's import may not have
+    like that.
 
-    They are by name. Raise `PicklingError` for one that the import lacks and that cannot be sent.
+    The result is by name. Raise `PicklingError` for one that the import lacks and that cannot be
+    sent.
     """
     found: dict[str, Any] = {}
     text = script.text
     for name, value in reached_globals(functions, script.module.__dict__).items():
         may_have_changed = _may_have_changed(name, value, text)
-        # A worker's own import makes it, with the content that belongs to that worker.
+        # A worker's own import makes it, with that worker's content.
         if name in text.defined and not may_have_changed:
             continue
-        # A function or class of the script travels by its name.
+        # A function or class of the script is sent by its name.
         if script.defines(value) and script.is_own(value):
             continue
         try:
@@ -77,14 +83,14 @@ def _content(value: Any) -> Any:
 
 
 def _may_have_changed(name: str, value: Any, text: ScriptText) -> bool:
-    """True if *name* may hold another object, or another content, than the import has given it."""
+    """Return True if *name* may hold another object, or another content, than after the import."""
     if text.may_change(name):
         return True
     return text.may_change_in_place(name) and is_plain(value) and not _is_constant(value)
 
 
 def is_plain(value: Any) -> bool:
-    """True if *value* is data that can be compared with another one: it is equal to more than itself."""
+    """Return True if *value* is data that can be compared: it can equal more than itself."""
     if isinstance(value, (type, types.ModuleType)) or callable(value):
         return False
     if value is None or isinstance(value, enum.Enum):
@@ -94,7 +100,10 @@ def is_plain(value: Any) -> bool:
 
 
 def _is_constant(value: Any) -> bool:
-    """True if *value* never changes, or is a tensor, to which a worker's optimizers may refer."""
+    """
+    Return True if *value* never changes, or is a tensor, to which a worker's optimizers may
+    refer.
+    """
     try:
         hash(value)
     except Exception:

@@ -1,8 +1,9 @@
 """
-The parts of a call that travel with it, and their names: arguments, variables, defaults, attributes.
+The parts of a call that are sent with it, and their names: arguments, variables, defaults,
+attributes.
 
-Rules of this file: the pickler says what it sends of a function or class, and nothing else counts as
-a part of it; a name says what the part is, of which function, and in which cell.
+Rules of this file: only the pickler decides what is sent of a function or class, and nothing else
+counts as a part. A name describes the part, its function, and its cell.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from elasticlib.notebook import cell_label
 from elasticlib.spec import entrypoint_name
 
 Reduces = Callable[[Any], Any]
-"""Returns what a pickler sends of an object (``reducer_override``)."""
+"""Returns the pickler's reduction of an object (``reducer_override``)."""
 _CALLED_BY_NAME = (type, types.FunctionType, types.BuiltinFunctionType, functools.partial)
-"""Kinds of callables whose attributes have nothing to do with their call."""
+"""Kinds of callables whose attributes do not affect their call."""
 
 
 @frozen(eq=False)
 class Part:
-    """An object that travels with a call, as errors and warnings call it."""
+    """An object that is sent with a call, and its name in errors and warnings."""
 
     name: str
     value: Any
@@ -68,12 +69,12 @@ class CapturedCall:
 
 
 def is_owner(value: object) -> bool:
-    """True if *value* takes parts along that have names of their own."""
+    """Return True if *value* has captures with names of their own."""
     return isinstance(value, (CapturedCall, types.FunctionType, functools.partial, type))
 
 
 def parts_of(owner: Any, reduces: Reduces) -> Iterator[Part]:
-    """Return the parts that *owner* takes along; it is one for which `is_owner` is true."""
+    """Return the captures of *owner*, for which `is_owner` must be true."""
     if isinstance(owner, CapturedCall):
         return itertools.chain(owner.arguments(), owner.attributes())
     if isinstance(owner, functools.partial):
@@ -92,7 +93,7 @@ def _parts_of_partial(partial: functools.partial[Any]) -> Iterator[Part]:
 
 
 def _parts_of_class(kind: type, reduces: Reduces) -> Iterator[Part]:
-    # It travels by its name, without its attributes.
+    # It is sent by its name, without its attributes.
     if _sent(kind, reduces) is None:
         return
     name = named(kind)
@@ -101,7 +102,7 @@ def _parts_of_class(kind: type, reduces: Reduces) -> Iterator[Part]:
 
 
 def _sent(owner: Any, reduces: Reduces) -> Any:
-    """Return the state that is sent of a function or class; None where its name is all."""
+    """Return the state of a function or class that is sent; None if it is sent by its name."""
     reduced = reduces(owner)
     goes_by_value = isinstance(reduced, tuple) and len(reduced) > 2
     return reduced[2] if goes_by_value else None
@@ -109,7 +110,7 @@ def _sent(owner: Any, reduces: Reduces) -> Any:
 
 def _parts_of_function(function: types.FunctionType, reduces: Reduces) -> Iterator[Part]:
     state = _sent(function, reduces)
-    # It travels by its name, without what it uses.
+    # It is sent by its name, without the objects that it uses.
     if state is None:
         return
     name = _named_function(function)
@@ -152,14 +153,14 @@ def attributes(owner: object) -> dict[str, Any]:
 
 
 def named(value: Any) -> str:
-    """Return the name of the function or class *value*, with its cell where it is a notebook's."""
+    """Return the name of the function or class *value*, with its cell if it is a notebook's."""
     if isinstance(value, functools.partial):
         return named(value.func)
     return _with_cell(entrypoint_name(value), _code_of(value))
 
 
 def _code_of(value: Any) -> types.CodeType | None:
-    """Return code that stands where *value* was defined; of a class, that of its first method."""
+    """Return the code of *value*; for a class, that of its first method; None without any."""
     unwrapped = inspect.unwrap(value) if callable(value) else value
     code: Any = getattr(unwrapped, "__code__", None)
     if code is None:
@@ -182,7 +183,7 @@ def _named_function(function: types.FunctionType) -> str:
     """
     Return the name of *function* itself.
 
-    It may be a wrapper that a decorator made, and that has the name of the wrapped one.
+    It may be the wrapper of a decorator, with the name of the wrapped function.
     """
     code = function.__code__
     own_name = function.__qualname__.rpartition(".")[2]

@@ -1,7 +1,7 @@
 """
-The part of a call that cannot be pickled: the way on which a pickler reaches it, by names.
+The part of a call that cannot be pickled, found by names along the pickler's path to it.
 
-Rules of this file: it looks only after pickling has failed, and copies nothing that is large; where it
+Rules of this file: it searches only after pickling has failed, and copies nothing large. If it
 does not find the part, it says so rather than name another.
 """
 
@@ -30,17 +30,17 @@ class _Nowhere:
 
 
 class _Way(pickle._Pickler):
-    """Pickles to nowhere, by Python's own code, and knows on which way it is."""
+    """Pickles to nowhere, by Python's own code, and records its path."""
 
     def __init__(self, pickler: Any) -> None:
         super().__init__(_Nowhere(), protocol=5, buffer_callback=lambda _: None)
         self.dispatch_table = pickler.dispatch_table
         self.reducer_override: Reduces = pickler.reducer_override
         self.links: list[Any] = []
-        """From what is pickled to what is pickled of it at the moment."""
+        """Path from the pickled object to the part that is being pickled."""
 
     def save(self, obj: Any, save_persistent_id: bool = True) -> Any:
-        # These have no parts, and always can be sent.
+        # These have no parts, and can always be sent.
         if type(obj) in _PLAIN:
             return
         self.links.append(obj)
@@ -52,14 +52,14 @@ def refusal(
     call: CapturedCall, error: Exception, pickler: Any, dumps: Callable[[Any], object], *, is_of_script: bool = False
 ) -> str:
     """
-    Say why *call* cannot be sent, of which *error* does not name the part.
+    Return why *call* cannot be sent; *error* does not name the part.
 
     *pickler* is a fresh one of the kind that raised it, *dumps* tries another one of that kind.
     *is_of_script*: workers could import the program's script, if it had a guard.
     """
     name = named(call.function)
     links, cause = _way_to_failure(call, pickler)
-    # Python's own pickler goes less deep than the other one.
+    # Python's own pickler recurses less deep than the other one.
     if cause is None or isinstance(cause, RecursionError):
         cause = error
         found = _deep(call, links, pickler.reducer_override, dumps)
@@ -76,12 +76,15 @@ def refusal(
 
 
 def _beside(name: str, owners: Sequence[Any]) -> str:
-    """Say with which call a part is sent, where its own name does not, and by way of which *owners*."""
+    """
+    Return the call with which a part is sent, if the part's name does not show it, and the
+    *owners* between.
+    """
     names = dict.fromkeys(map(named, owners))
     between = [each for each in names if each != name]
     if not between:
         return ""
-    # The last one stands in the name of the part already.
+    # The name of the part already has the last one.
     on_the_way = between[:-1]
     if not on_the_way:
         return f" with {name}"
@@ -96,12 +99,15 @@ def _way_out(part: Part, *, is_of_script: bool) -> str:
 
 
 def _way_to_failure(call: CapturedCall, pickler: Any) -> tuple[list[Any], Exception | None]:
-    """Return the way on which pickling fails, and the reason."""
+    """
+    Return the path on which pickling fails, and the reason; an empty path and None without a
+    failure.
+    """
     way = _Way(pickler)
     try:
         way.dump(call.sent)
     except Exception as error:
-        # Its traceback would keep all that was pickled.
+        # Its traceback would keep all pickled objects.
         return way.links, error.with_traceback(None)
     return [], None
 
@@ -118,9 +124,9 @@ class _Found:
 
     part: Part
     place: str = ""
-    """The place within it; empty where that says nothing."""
+    """The place within it; empty if it adds nothing."""
     owners: Sequence[Any] = ()
-    """The functions and classes on the way to it."""
+    """The functions and classes on the path to it."""
 
 
 def _blamed(call: CapturedCall, links: Sequence[Any], reduces: Reduces) -> _Found | None:
@@ -148,7 +154,7 @@ def _first_part(links: Sequence[Any], owner: Any, reduces: Reduces) -> tuple[int
 
 
 def _deep(call: CapturedCall, links: Sequence[Any], reduces: Reduces, dumps: Callable[[Any], object]) -> _Found | None:
-    """Return the part that *dumps* cannot send alone: the one on the way, or an argument."""
+    """Return the part that *dumps* cannot send alone: the one on the path, or an argument."""
     on_the_way = _blamed(call, links, reduces) if links else None
     if on_the_way is not None and not _can_be_sent(on_the_way.part, dumps):
         return _Found(on_the_way.part, owners=on_the_way.owners)
@@ -168,12 +174,13 @@ def _can_be_sent(part: Part, dumps: Callable[[Any], object]) -> bool:
 
 def _place(links: Sequence[Any]) -> str:
     """
-    Return the place of the last of *links* in the first one, as Python would write it.
+    Return the place of the last of *links* in the first one, in Python's notation.
 
-    Empty where that says nothing.
+    Empty if it adds nothing.
     """
     text = ""
-    # An object whose attributes follow: what is pickled between them is its state, no place of its own.
+    # An object whose attributes follow: the objects between them are its state, not a place of
+    # their own.
     owner = None
     for before, link in itertools.pairwise(links):
         if isinstance(before, dict):

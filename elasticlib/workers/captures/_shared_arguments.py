@@ -1,7 +1,9 @@
 """
-How a call sends what multiprocessing can share: by multiprocessing's own rules, its descriptors among our memories.
+Sending of multiprocessing's shared objects with a call: by its own rules, with descriptors among
+the call's memories.
 
-Rules of this file: a descriptor travels as a descriptor, or its owner is refused; a number of one never travels.
+Rules of this file: a descriptor is sent as a descriptor, or its owner is refused. The number of a
+descriptor is never sent.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from elasticlib.workers.child._buffers import Memory
 from elasticlib.workers.child.program import _shared_handles
 
 _PLAIN = (types.MethodType, functools.partial, type(list.append), type(int.__add__))
-"""Kinds for which multiprocessing has reducers, and which any pickler sends."""
+"""Kinds that multiprocessing has reducers for, but any pickler can send."""
 _COPIED = (io.IOBase, tempfile.SpooledTemporaryFile)
 """Kinds that may have a descriptor, and are sent as their content or refused by other rules."""
 
 
 class _Spawning:
-    """What multiprocessing's objects find while they are pickled: the process that they are sent to, as they think."""
+    """
+    Stand-in for the process that multiprocessing's objects are sent to, while they are pickled.
+    """
 
     DupFd = _shared_handles.SharedDescriptor
 
@@ -36,14 +40,18 @@ class _Spawning:
         self._shared = shared
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """The number, among the memories of the call, of a copy of *descriptor*."""
+        """Return the number of a copy of *descriptor* among the memories of the call."""
         self._shared.append(Memory(os.dup, descriptor))
         return len(self._shared) - 1
 
 
 @contextlib.contextmanager
 def spawning(shared: list[Memory]) -> Iterator[None]:
-    """Have multiprocessing's objects be pickled as for a process that is spawned; *shared* gets their descriptors."""
+    """
+    Pickle multiprocessing's objects in the block as for a spawned process.
+
+    *shared* gets their descriptors.
+    """
     context: Any = multiprocessing.context
     before = context.get_spawning_popen()
     context.set_spawning_popen(_Spawning(shared))
@@ -54,7 +62,10 @@ def spawning(shared: list[Memory]) -> Iterator[None]:
 
 
 def reduced(obj: Any) -> Any:
-    """Reduce *obj* by multiprocessing's rules, or to its name in torch; NotImplemented for all other objects."""
+    """
+    Reduce *obj* by multiprocessing's rules, or to its name in torch; NotImplemented for all other
+    objects.
+    """
     if _is_for_forked_processes(obj):
         raise TypeError(
             "it was made in the fork context of multiprocessing, for forked processes alone: make it with "
@@ -63,10 +74,10 @@ def reduced(obj: Any) -> Any:
     reduction: Any = sys.modules.get("multiprocessing.reduction")
     kind = type(obj)
     reducer = None if reduction is None else reduction.ForkingPickler._extra_reducers.get(kind)
-    # torch has reducers of its own there: of tensors, which travel in another way.
+    # torch has reducers of its own there, for tensors, which are sent in another way.
     if reducer is not None and kind not in _PLAIN and reducer.__module__.startswith("multiprocessing."):
         make, *parts = reducer(obj)
-        # multiprocessing's own way leaves the descriptor open for as long as the worker lives.
+        # multiprocessing's own way leaves the descriptor open for the worker's whole life.
         return (_shared_handles.arena if make.__name__ == "rebuild_arena" else make, *parts)
     name_in_torch = _NAMES_IN_TORCH.get((kind.__module__, kind.__name__))
     if name_in_torch is not None:
@@ -80,13 +91,20 @@ def reduced(obj: Any) -> Any:
 
 
 def _is_for_forked_processes(obj: Any) -> bool:
-    """True for a lock without a name; Python 3.10 would send its address, which is another object's there."""
+    """
+    Return True for a lock without a name.
+
+    Python 3.10 would send its address, which belongs to another object there.
+    """
     synchronize: Any = sys.modules.get("multiprocessing.synchronize")
     return synchronize is not None and isinstance(obj, synchronize.SemLock) and obj._semlock.name is None
 
 
 def _takes_numbers_along(obj: Any) -> bool:
-    """True if *obj* would travel with the numbers of its descriptors, which are others' in a worker."""
+    """
+    Return True if *obj* would be sent with the numbers of its descriptors, which are wrong in a
+    worker.
+    """
     if _is_selector(obj):
         return True
     kind = type(obj)
@@ -111,18 +129,22 @@ def _is_selector(obj: Any) -> bool:
 
 
 def _says_how_it_travels(kind: type) -> bool:
-    """True if *kind* has a rule of its own for pickling."""
+    """Return True if *kind* has a rule of its own for pickling."""
     names = ("__reduce__", "__reduce_ex__", "__getstate__")
     return any(getattr(kind, name, None) is not getattr(object, name, None) for name in names)
 
 
 def family(shared: list[Memory]) -> _shared_handles.Family:
-    """What workers have from this process as those of multiprocessing do; *shared* gets the tracker's descriptor."""
+    """
+    Return the state that workers inherit from this process, like those of multiprocessing.
+
+    *shared* gets the tracker's descriptor.
+    """
     module: Any = sys.modules.get("multiprocessing.resource_tracker")
     descriptor = None if module is None else module._resource_tracker._fd
     tracker = None
     if descriptor is not None:
-        # The program has closed it.
+        # It fails if the program has closed the descriptor.
         with contextlib.suppress(OSError):
             tracker = _shared_handles.SharedDescriptor(_Spawning(shared).duplicate_for_child(descriptor))
     return _shared_handles.Family(bytes(multiprocessing.process.current_process().authkey), tracker)
@@ -140,4 +162,4 @@ _NAMES_IN_TORCH: dict[tuple[str, str], Callable[[Any], str]] = {
     ("torch._classes", "_Classes"): lambda _: "classes",
     ("torch._classes", "_ClassNamespace"): lambda space: f"classes.{space.name}",
 }
-"""By module and name of its class, under which name torch has an object."""
+"""Functions that return an object's name in torch, by module and name of its class."""

@@ -1,9 +1,11 @@
 """
-What runs in a worker's process: from its birth in the fork server to the end of its program.
+The code of a worker's process: from its birth in the fork server to the end of its program.
 
-`StartSpec` is a worker's order. `read_report` and its kin are what it leaves behind, `pack_result` and
-`pack_exception` what travels back; `serve_calls` is the work of a pool's worker, `ask_caller` and `tell_caller` its
-words to the launcher in the midst of a call. Rules of this package: the standard library and elasticlib only.
+`StartSpec` is a worker's order. `read_report` and its kin read the files that a worker leaves.
+`pack_result` and `pack_exception` pickle its results. `serve_calls` is the work of a pool's
+worker, which sends messages to the launcher during a call with `ask_caller` and `tell_caller`.
+
+Rules of this package: the standard library and elasticlib only.
 """
 
 from __future__ import annotations

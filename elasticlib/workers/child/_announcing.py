@@ -1,8 +1,11 @@
 """
-What a worker announces to its spawner of its program, and the release that it then waits for.
+Announcements of a worker to its spawner about its program, and the release for which it then
+waits.
 
-An outcome is announced when its report is written, through a pipe that all workers of a spawner share. Rules of this
-file: anybody may write into that pipe, so what is no announcement is left out.
+An outcome is announced when its report is written, through a pipe that all workers of a spawner
+share.
+
+Rules of this file: any process may write into that pipe, so invalid announcements are left out.
 """
 
 from __future__ import annotations
@@ -19,33 +22,43 @@ from elasticlib.workers.child._start_spec import Handed
 
 _NOTICE = struct.Struct("!iBi")
 _POURED = 255
-"""In place of an outcome: so many bytes of a report follow."""
+"""In place of an outcome: the number of report bytes that follow."""
 _PIECE = select.PIPE_BUF - _NOTICE.size
 
 
 class ProgramOutcome(enum.IntEnum):
-    """How far a worker's program has come, in its own words."""
+    """Progress of a worker's program, as it announces it."""
 
     RAISED = 0
     """An exception ended it; its report is written."""
     RETURNED = 1
-    """A function returned; its result is written, and with status 0 the process waits for the other local ranks."""
+    """
+    A function returned; its result is written, and with status 0 the process waits for the other
+    local ranks.
+    """
     ENDED = 2
-    """The main part of a script is over, or a function called for the end, with an exit status."""
+    """The main part of a script is over, or a function asked to exit, with an exit status."""
     CLOSING = 3
-    """Threads and exit handlers are done: nothing of the user's is left but finalizers."""
+    """Threads and exit handlers are done: only finalizers of the user's code are left."""
     FINAL = 4
-    """What was in buffers is written: the status stands, whatever the rest of the cleaning up does to the process."""
+    """
+    Buffers are written: the status stands, even if the rest of the cleanup ends the process
+    otherwise.
+    """
 
 
 _KINDS = frozenset({*map(int, ProgramOutcome), _POURED})
 
 
 def announce(handed: Handed, outcome: ProgramOutcome, status: int) -> None:
-    """Tell the spawner what has become of this worker's program; a process that the worker forked tells nothing."""
+    """
+    Report the outcome of this worker's program to the spawner.
+
+    A process that the worker forked reports nothing.
+    """
     if os.getpid() != handed.pid:
         return
-    # Where the pipe is gone, the end of the process says as much.
+    # If the pipe is gone, the end of the process says the same.
     with contextlib.suppress(OSError), _pipe(handed) as descriptor:
         os.write(descriptor, _NOTICE.pack(handed.pid, outcome, status))
 
@@ -54,9 +67,10 @@ def await_release(handed: Handed) -> None:
     """
     Wait until the functions of all local ranks have returned, or the round is being stopped.
 
-    A rank that ends closes its connections, which others may be about to use: gloo connects when it is needed first.
-    A signal handler that raises ends the wait, as does a program that closed the descriptor. Source: torch's launcher
-    holds the workers of functions in the same way.
+    A rank that ends closes its connections, and others may be about to use them: gloo connects
+    when a connection is first needed. A signal handler that raises ends the wait, and so does a
+    program that closed the descriptor. Source: torch's launcher holds the workers of functions in
+    the same way.
     """
     if os.getpid() != handed.pid or _report.identity(handed.release) != handed.release_identity:
         return
@@ -68,9 +82,11 @@ def await_release(handed: Handed) -> None:
 
 def pour(handed: Handed, report: bytes) -> None:
     """
-    Leave a packed report that no file may hold with the spawner, before its outcome is announced.
+    Send a packed report to the spawner before its outcome is announced, if no file may hold the
+    report.
 
-    It goes through the pipe in pieces that the kernel does not mix with those of other workers. Raises OSError.
+    It is sent through the pipe in pieces that the kernel does not mix with those of other
+    workers. Raises OSError.
     """
     with _pipe(handed) as descriptor:
         room = select.poll()
@@ -103,22 +119,23 @@ def _pipe(handed: Handed) -> Iterator[int]:
 
 
 class Notices:
-    """What workers announce, as the spawner reads it: the pipe gives it in pieces of any length."""
+    """Announcements of workers, as the spawner reads them: in pieces of any length."""
 
     def __init__(self) -> None:
         self._unread = b""
         self._poured: dict[int, bytearray] = {}
-        """By pid, as much as has come of the worker's report."""
+        """The received part of each worker's report, by pid."""
 
     def take(self, data: bytes) -> Iterator[tuple[int, ProgramOutcome, int]]:
-        """(pid, outcome, status) of each announcement in *data*; what is none is left out."""
+        """
+        Yield (pid, outcome, status) of each announcement in *data*; invalid ones are left out.
+        """
         self._unread += data
         while len(self._unread) >= _NOTICE.size:
             pid, kind, number = _NOTICE.unpack_from(self._unread)
             size = _NOTICE.size + (number if kind == _POURED else 0)
             if not _NOTICE.size <= size <= select.PIPE_BUF or kind not in _KINDS:
-                # Another program wrote into the pipe: the place where the next notice begins is not
-                # known.
+                # Another program wrote into the pipe: the start of the next notice is not known.
                 self._unread = b""
             elif len(self._unread) < size:
                 return
@@ -130,5 +147,9 @@ class Notices:
                 yield pid, ProgramOutcome(kind), number
 
     def report_of(self, pid: int) -> bytes:
-        """The packed report that the worker has poured, which is forgotten here; empty where its file has it."""
+        """
+        Return the packed report that the worker has sent, and forget it.
+
+        Empty if the worker wrote it to its file.
+        """
         return bytes(self._poured.pop(pid, b""))

@@ -1,8 +1,9 @@
 """
-Large arguments: memory that a launcher fills once, and each worker maps so that it may write and nobody else sees that.
+Large arguments: memory that the launcher fills once, and that each worker maps with private,
+writable pages.
 
-Rules of this file: what is in it is what the caller had at that moment, and nobody can change it; a mapping lives as
-long as what was made of it; tensors that their program shares are shared.
+Rules of this file: it holds the caller's values at that moment, and no process can change it. A
+mapping lives as long as the objects in it. Tensors that their program shares are shared.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ shared: Sequence[int] = ()
 
 
 class Memory:
-    """Memory behind the descriptor that *opened* returns for *args*; it is this object's own."""
+    """
+    Memory behind the descriptor that *opened* returns for *args*; this object owns the
+    descriptor.
+    """
 
     _fds: Sequence[int] = ()
 
     def __init__(self, opened: Callable[..., int], *args: Any) -> None:
         self._fds = made = list[int]()
         # One step of the interpreter: an interrupt cannot lose the descriptor between opening and
-        # noting it.
+        # storing it.
         made.extend(map(opened, *((each,) for each in args)))
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the descriptor."""
         return self._fds[0]
 
     def __del__(self) -> None:
@@ -45,14 +49,14 @@ class Memory:
 
 
 def can_be_apart(parts: Sequence[int]) -> bool:
-    """Whether a file may be so large that it holds parts of these sizes."""
+    """Return True if the limit of a file's size has room for parts of these sizes."""
     whole = end_of(places(parts)) + len(trailer(places(parts)))
     with room_for_file(whole) as most:
         return whole <= most
 
 
 def sealed(parts: Sequence[memoryview]) -> Memory:
-    """A copy of *parts*, which `mapped` finds again. Raises OSError where there is no memory left."""
+    """Return a copy of *parts*, which `mapped` reads. Raises OSError if no memory is left."""
     found = Memory(processes.sealable_file, "buffers")
     descriptor = found.fileno()
     parts_at = places([part.nbytes for part in parts])
@@ -64,7 +68,7 @@ def sealed(parts: Sequence[memoryview]) -> Memory:
 
 
 def places(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Offset and size of parts of *sizes*, each at the beginning of a page."""
+    """Return offset and size of parts of *sizes*, each at the beginning of a page."""
     found, offset = [], 0
     for size in sizes:
         found.append((offset, size))
@@ -73,18 +77,18 @@ def places(sizes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def end_of(parts: Sequence[tuple[int, int]]) -> int:
-    """Where what follows the parts begins."""
+    """Return the offset behind the parts."""
     return parts[-1][0] + -(-parts[-1][1] // _PAGE) * _PAGE if parts else 0
 
 
 def trailer(parts: Sequence[tuple[int, int]]) -> bytes:
-    """What stands behind the parts, to find them by."""
+    """Return the index that stands behind the parts."""
     text = dumps(parts).encode()
     return text + _LENGTH.pack(len(text))
 
 
 def mapped(descriptor: int) -> list[memoryview]:
-    """The parts of that memory, private to this process: written pages are its own."""
+    """Return the parts of that memory, private to this process: written pages are its own."""
     size = os.fstat(descriptor).st_size
     (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, size - _LENGTH.size))
     parts = loads(os.pread(descriptor, length, size - _LENGTH.size - length))
@@ -92,27 +96,31 @@ def mapped(descriptor: int) -> list[memoryview]:
     return [whole[offset : offset + count] for offset, count in parts]
 
 
-# What pickles of tensors call.
+# Functions that pickles of tensors call.
 
 
 def storage_of(data: Any, _: Any = None) -> Any:
-    """A storage of torch's over *data*."""
+    """Return a storage of torch's over *data*."""
     torch: Any = importlib.import_module("torch")
     return torch.frombuffer(data, dtype=torch.uint8).untyped_storage() if len(data) else torch.UntypedStorage(0)
 
 
 def shared_storage(index: int, size: int) -> Any:
-    """The storage that the launcher's program shares as the *index*-th."""
+    """Return the storage that the launcher's program shares as the *index*-th."""
     torch: Any = importlib.import_module("torch")
     return torch.UntypedStorage._new_shared_fd_cpu(shared[index], size)
 
 
 def named_storage(index: int, size: int) -> Any:
-    """As `shared_storage`, of one that other processes find by its name: torch's own notes come before it."""
+    """
+    Return a storage like `shared_storage`, which other processes find by its name.
+
+    In its file, torch's own notes come before it.
+    """
     whole = mapped_bytes(shared[index])
     return storage_of(whole[len(whole) - size :])
 
 
 def typed(storage: Any, dtype: Any) -> Any:
-    """As torch's tensors want it."""
+    """Return *storage* with the type *dtype*, as torch's tensors need it."""
     return importlib.import_module("torch").storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)

@@ -1,8 +1,8 @@
 """
-Pickling functions and classes by value, with cloudpickle: for what only one side has.
+Pickling of functions and classes by value, with cloudpickle, for those that only one side has.
 
-Rules of this file: it is imported where something is packed so, and nowhere before: the project may have a module
-``cloudpickle`` of its own.
+Rules of this file: it is imported when an object is pickled by value, and not before, because the
+project may have a module ``cloudpickle`` of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def _reduced(code: types.CodeType) -> tuple[Any, ...]:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, with the file names of functions, which its 3.1.3 leaves out: tracebacks need them."""
+    """
+    cloudpickle's pickler with the file names of functions, which its version 3.1.3 leaves out:
+    tracebacks need them.
+    """
 
     dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
         {types.CodeType: _reduced}, cloudpickle.Pickler.dispatch_table
@@ -43,7 +46,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _is_module_of_a_class_of_its_own(value: object) -> bool:
-    """True for modules such as ``torch._dynamo.config``: cloudpickle sends plain modules only, by their names."""
+    """
+    Return True for modules such as ``torch._dynamo.config``: cloudpickle sends only plain modules
+    by their names.
+    """
     if type(value) is types.ModuleType or not is_module(value):
         return False
     name = names_of_module(value).get("__name__")
@@ -51,7 +57,10 @@ def _is_module_of_a_class_of_its_own(value: object) -> bool:
 
 
 class ResultPickler(Pickler):
-    """Sends classes that launcher and worker both have in ``__main__`` by name, so that they stay the same."""
+    """
+    Sends classes that launcher and worker both have in ``__main__`` by name, so that they stay
+    the same.
+    """
 
     def __init__(self, file: io.BytesIO, shared: Collection[str] | None) -> None:
         super().__init__(file)

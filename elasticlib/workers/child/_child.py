@@ -1,10 +1,17 @@
 """
-The first code in a worker: it turns a forked or fresh process into one that looks like ``python -u script.py``.
+The first code in a worker: it turns a forked or fresh process into one that looks like ``python
+-u script.py``.
 
-Order matters and is the same for each way of starting: own session, death with the parent, streams and
-descriptors, signals, environment, folder and limits; then multiprocessing's idea of who we are; then the
-user's function, script, module or program; then the end of the program (`_interpreter_end`). Rules of this file:
-nothing of the user runs before the process looks right, and whatever ends the user's code leaves a report.
+The order is the same for each way of starting:
+
+* own session, death with the parent, streams and descriptors, signals, environment, folder and
+  limits;
+* multiprocessing's record of this process;
+* the user's function, script, module or program;
+* the end of the program (`_interpreter_end`).
+
+Rules of this file: no code of the user runs before the process looks right, and every end of the
+user's code leaves a report.
 """
 
 from __future__ import annotations
@@ -66,17 +73,21 @@ from elasticlib.workers.child import (
 )
 from elasticlib.workers.child._start_spec import STDIN, Handed, StartSpec, from_both
 
-# That of this very program, before anything was forked.
+# The process object of this program, before any fork.
 _FIRST_PROCESS = current_process()
 STACKS_SIGNAL = signal.SIGRTMAX - 1
-"""Has a worker write the stacks of all its threads where its launcher finds them, whatever it is doing."""
+"""Makes a worker write the stacks of all its threads to a file for its launcher, at any time."""
 base_path: list[str] = []
 """The interpreter's own ``sys.path``, without a script's folder."""
 CALLERS.update((__file__, "<frozen runpy>", runpy.__file__))
 
 
 def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], drop: Collection[int] | None) -> None:
-    """Make this process a session of its own that is as *spec* says; close all but *keep*, or just *drop*."""
+    """
+    Make this process a session of its own with the settings of *spec*.
+
+    Close all descriptors except *keep*, or only *drop* if that is given.
+    """
     os.setsid()
     die_with_parent(parent)
     for target, descriptor in enumerate(handed.streams):
@@ -103,13 +114,13 @@ def _set_signals(spec: StartSpec) -> None:
         wanted = signal.SIG_IGN if signum in spec.ignored else signal.SIG_DFL
         if signal.getsignal(signum) not in (wanted, None):
             signal.signal(signum, wanted)
-    # As every Python program has them.
+    # As in every Python program.
     raises_interrupts = signal.SIGINT not in spec.ignored and spec.kind != "program"
     if raises_interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    # Signals were blocked up to here, so that none was lost: those that came are handled now.
+    # Signals were blocked up to here, so that none was lost: pending ones are handled now.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
@@ -118,29 +129,31 @@ def _set_environment(environment: Mapping[str, str]) -> None:
         if name not in environment:
             del os.environ[name]
     for name, value in environment.items():
-        # Most variables are as the fork server has them already.
+        # The fork server already has most variables with these values.
         if os.environ.get(name) != value:
             os.environ[name] = value
 
 
 def disown_finalizers() -> None:
-    """Leave the objects that exist now to the process that made them: forked children do not clear them up."""
+    """
+    Leave the present objects to the process that made them: forked children do not finalize them.
+    """
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False
 
 
 def _renew_output() -> None:
     """
-    Have stdout and stderr look at their descriptors again, which are others than at the start of the interpreter.
+    Renew stdout and stderr, whose descriptors have changed since the start of the interpreter.
 
-    They remember whether these can be sought in; a change of their encoding fails where that is wrong.
+    They store whether these are seekable; a change of their encoding fails if that is wrong.
     """
     for stream, descriptor, name in ((sys.__stdout__, 1, "<stdout>"), (sys.__stderr__, 2, "<stderr>")):
         if not isinstance(stream, io.TextIOWrapper) or stream.closed:
             continue
         raw, former = io.FileIO(descriptor, "w", closefd=False), stream.buffer
         raw.name = name
-        # The same objects, which loggers may hold by now.
+        # The same objects, because loggers may hold them.
         stream.__init__(  # type: ignore[misc]
             raw if isinstance(former, io.FileIO) else io.BufferedWriter(raw),
             encoding=stream.encoding,
@@ -153,7 +166,10 @@ def _renew_output() -> None:
 
 
 def _forget_the_caller() -> None:
-    """Print to the worker's own descriptors, and drop exit handlers: they are about the caller's files and threads."""
+    """
+    Print to the worker's own descriptors, and drop exit handlers, which concern the caller's
+    files and threads.
+    """
     if sys.__stdout__ is not None and sys.__stderr__ is not None:
         # The worker's own streams, in place of those of a notebook or a test runner.
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
@@ -166,7 +182,9 @@ def _forget_the_caller() -> None:
 
 
 def forget_the_fork_server() -> None:
-    """Make multiprocessing, random generators and stdin what they are in a program's first process."""
+    """
+    Set multiprocessing, random generators and stdin to their state in a program's first process.
+    """
     from multiprocessing import context, process
 
     process._current_process = _FIRST_PROCESS  # type: ignore[attr-defined]
@@ -189,7 +207,9 @@ def forget_the_fork_server() -> None:
 
 
 def _show_as(command: list[str]) -> None:
-    """Have ``ps`` and ``pgrep`` show *command*, as far as the room of this process' own command line goes."""
+    """
+    Show *command* in ``ps`` and ``pgrep``, cut to the room of this process's own command line.
+    """
     sys.orig_argv[:] = command
     facts = process_facts(os.getpid())
     assert facts is not None
@@ -206,14 +226,17 @@ def run_forked(
     drop: Collection[int] | None = None,
     call: Callable[..., Any] | None = None,
 ) -> NoReturn:
-    """Be the worker of *spec* in a process that was just forked; *call* is a function that needed no pickling."""
+    """
+    Be the worker of *spec* in a process that was just forked; *call* is a function that was not
+    pickled.
+    """
     try:
         enter(spec, handed, parent, keep, drop)
         handed = replace(handed, pid=os.getpid())
         if spec.kind == "program":
             _execute(spec, handed)
         forget_the_fork_server()
-        # The libraries were loaded in the fork server, and have its number of threads.
+        # The libraries were loaded in the fork server, with its number of threads.
         _threads.set_blas_threads(spec.threads)
         _renew_output()
         if call is None:
@@ -225,7 +248,7 @@ def run_forked(
             _interpreter_end.begin_from_caller()
         _interpreter_end.finish(_run(spec, handed, call), functools.partial(_announcing.announce, handed))
     except BaseException:
-        # Nothing of the user has run, or its end was already reported.
+        # No code of the user has run, or its end was already reported.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
@@ -235,7 +258,7 @@ def _execute(spec: StartSpec, handed: Handed) -> NoReturn:
     argv = list(spec.argv)
     for descriptor in handed.inherit:
         os.set_inheritable(descriptor, True)
-    # Python alone ignores these, and a program inherits what is ignored.
+    # Only Python ignores these, and a program inherits ignored signals.
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)
     try:
@@ -243,15 +266,16 @@ def _execute(spec: StartSpec, handed: Handed) -> NoReturn:
     except OSError as error:
         os.write(2, f"cannot run {argv[0]!r}: {error}\n".encode(errors="surrogateescape"))
         _report.write_report(handed.report, _report.report_of_exception(error, b"", f"cannot run {argv[0]!r}: {error}"))
-        # As in a shell: 127 where there is no such program, 126 where it cannot be executed.
+        # As in a shell: 127 if the program does not exist, 126 if it cannot be executed.
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def run_fresh(at_start: Collection[str]) -> NoReturn:
     """
-    Be the worker whose start spec a fresh interpreter finds in the files of its last argument, numbers with commas.
+    Be the worker of a start spec in a fresh interpreter.
 
-    *at_start* are the modules that the interpreter had imported by itself.
+    The interpreter's last argument lists the descriptors of the spec's files, separated by
+    commas. *at_start* are the modules that Python itself had imported.
     """
     _own_modules.note_start(at_start)
     descriptors = [int(number) for number in sys.argv.pop().split(",")]
@@ -281,9 +305,11 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
 
 
 def _attach(spec: StartSpec, handed: Handed) -> None:
-    """Connect the modules that serve the program with its launcher, before any of the user's code."""
-    # A descriptor of our own: the user's stderr may be closed or replaced by the time of a crash.
-    # The fault handler cannot look whether the descriptor is still its own.
+    """
+    Connect the modules that serve the program with its launcher, before any of the user's code.
+    """
+    # A separate descriptor: the user's stderr may be closed or replaced before a crash. The fault
+    # handler cannot check that the descriptor is still its own.
     faults = _report.moved_up(handed.faults)
     faulthandler.enable(file=faults, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=faults, all_threads=True)
@@ -326,19 +352,22 @@ def _first_on_path(spec: StartSpec) -> list[str]:
 
 
 def _run_function(spec: StartSpec, handed: Handed) -> int:
-    """Run a function that came pickled."""
+    """Run a function that was sent pickled."""
     sys.path[:] = spec.sys_path
     sys.argv[:] = spec.argv
     _own_modules.make_way(_own_modules.folders_before(spec.sys_path, base_path))
     if not spec.shows_errors:
-        # The user's own hook is called. One that is put around what is there, as torch puts its own around it for
-        # each process group, has nothing to add to.
+        # The user's own hook is called. A hook that wraps the present one, such as torch's for
+        # each process group, must print nothing.
         sys.excepthook = _nothing
     return _outcome(lambda: _showing.call_function(_loaded(spec, handed)), handed, spec.shared, keeps_result=True)
 
 
 def _is_safe_path() -> bool:
-    """True if Python leaves the folder of a script or module off the search path (``-P``, ``-I``)."""
+    """
+    Return True if Python leaves the folder of a script or module off the search path (``-P``,
+    ``-I``).
+    """
     return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
 
 
@@ -347,13 +376,16 @@ def _new_main() -> types.ModuleType:
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     if "multiprocessing.process" in sys.modules:
-        # multiprocessing sets this name when it is imported, which is over by now.
+        # multiprocessing sets this name at its import, which is over by now.
         sys.modules["__mp_main__"] = main
     return main
 
 
 def _run_main(spec: StartSpec, handed: Handed, main: types.ModuleType) -> None:
-    """Run a script, package or module as *main*, which stays the present one: its threads may need it to their end."""
+    """
+    Run a script, package or module as *main*, which stays the present one: its threads may need
+    it to their end.
+    """
     if spec.kind == "script":
         code = _code_of(spec.argv[0], handed, main)
         # Not by runpy.run_path, which would restore the former __main__ at its end.
@@ -362,12 +394,12 @@ def _run_main(spec: StartSpec, handed: Handed, main: types.ModuleType) -> None:
         # As ``python -m`` does.
         runpy._run_module_as_main(spec.entry)  # type: ignore[attr-defined]
     else:
-        # As Python runs a folder or an archive: it comes first on the search path.
+        # As Python runs a folder or an archive, which comes first on the search path.
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
 
 
 def _code_of(script: str, handed: Handed, main: types.ModuleType) -> types.CodeType:
-    """Return the code of a *script*, for which *main* has the names that Python gives it."""
+    """Return the code of a *script*, and set the names in *main* that Python gives it."""
     path, content = absolute_path(script), b""
     if from_launcher := names_of_parts("script", handed.memories):
         content = content_of_memory("script", handed.memories)
@@ -378,7 +410,7 @@ def _code_of(script: str, handed: Handed, main: types.ModuleType) -> types.CodeT
             content = file.read()
     if script == STDIN:
         main.__dict__.update(__file__="<stdin>", __cached__=None, __loader__=importlib.machinery.BuiltinImporter)
-        # Without the ``__future__`` statements of this very file.
+        # Without the ``__future__`` statements of this file.
         return compile(content, "<stdin>", "exec", dont_inherit=True)
     is_compiled = path.endswith(".pyc") or content.startswith(importlib.util.MAGIC_NUMBER)
     kind = importlib.machinery.SourcelessFileLoader if is_compiled else importlib.machinery.SourceFileLoader
@@ -392,7 +424,10 @@ def _code_of(script: str, handed: Handed, main: types.ModuleType) -> types.CodeT
 
 
 def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
-    """The function that the launcher pickled, bound to its arguments; its ``__main__`` is set up."""
+    """
+    Return the function that the launcher pickled, bound to its arguments; its ``__main__`` is set
+    up.
+    """
     main = _new_main()
     if spec.main_file is not None:
         main.__dict__["__file__"] = spec.main_file
@@ -407,7 +442,11 @@ def _outcome(
     shared: Collection[str] | None,
     keeps_result: bool = False,
 ) -> int:
-    """Run the user's code, report and announce how it ended; return the exit status, or ``-n`` for signal ``n``."""
+    """
+    Run the user's code, and report and announce its end.
+
+    Return the exit status, or ``-n`` for signal ``n``.
+    """
     try:
         result = run()
     except SystemExit as stop:
@@ -415,7 +454,8 @@ def _outcome(
         _announcing.announce(handed, _announcing.ProgramOutcome.ENDED, status)
         return status
     except BaseException as error:
-        # Interrupted, a script ends as under `python`, a function's process as one of `torch.multiprocessing`.
+        # An interrupted script ends as under `python`, a function's process as one of
+        # `torch.multiprocessing`.
         interrupted = 128 + signal.SIGINT if keeps_result else -signal.SIGINT
         status = interrupted if isinstance(error, KeyboardInterrupt) else 1
         error = error.with_traceback(users_part(error))
@@ -439,11 +479,15 @@ def _outcome(
 
 
 def _nothing(*_: object) -> None:
-    """The hook of a program whose caller shows what it raises."""
+    """Do nothing: the hook of a program whose caller shows its exceptions."""
 
 
 def _shown(error: BaseException, status: int) -> int:
-    """Have the program's hook show *error*, as the interpreter does; the exit status, which that may change."""
+    """
+    Show *error* with the program's hook, as the interpreter does.
+
+    Return the exit status, which the hook may change.
+    """
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -472,9 +516,12 @@ def _raised(error: BaseException, handed: Handed, shared: Collection[str] | None
 
 
 def _shows_tracebacks(hook: Callable[..., object]) -> bool:
-    """Return True for the interpreter's hook, and for torch's, which puts "[rank1]: " before each line of it."""
+    """
+    Return True for the interpreter's hook, and for torch's, which writes "[rank1]: " before each
+    of its lines.
+    """
     while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
-        # Each init_process_group() wraps the hook that it finds, and keeps it in its closure.
+        # Each init_process_group() wraps the present hook, and keeps it in its closure.
         names, cells = hook.__code__.co_freevars, hook.__closure__ or ()
         wrapped = dict(zip(names, cells, strict=True)).get("old_hook")
         if wrapped is None:
@@ -484,7 +531,7 @@ def _shows_tracebacks(hook: Callable[..., object]) -> bool:
 
 
 def _deliver(report: _report.Report, handed: Handed) -> bool:
-    """Leave *report* for the launcher; False, with a line on stderr, when that cannot be done."""
+    """Write *report* for the launcher; return False, with a line on stderr, if that fails."""
     # A process that the user's code has forked must not write the report of the worker.
     if os.getpid() != handed.pid:
         print(
@@ -499,7 +546,7 @@ def _deliver(report: _report.Report, handed: Handed) -> bool:
         except OSError as failure:
             if failure.errno != errno.EFBIG:
                 raise
-            # The limit of a file's size leaves no room for it: the spawner may have none.
+            # The file size limit leaves no room for it: the spawner may have no limit.
             _announcing.pour(handed, _report.packed_report(report))
     except OSError as failure:
         print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)

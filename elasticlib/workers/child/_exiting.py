@@ -1,10 +1,12 @@
 """
-A worker between its program's outcome and its process' end: the time that has, and the steps after.
+The course of a worker from its program's outcome to its process's end: the time limits, and the
+steps after them.
 
-A program that raised, returned or ended is known by then; its process may live on: other threads work, exit handlers
-run, finalizers or native calls do not come back. From the outcome on, which the worker announces, it has its *exit
-timeout*; then the stacks of its threads are asked for, and then it is stopped by the same ladder as every other. A
-function that returned waits for those of the other local ranks first.
+Once a program has raised, returned or ended, its process may live on. Other threads work, exit
+handlers run, finalizers or native calls do not return. From the outcome on, which the worker
+announces, it has its *exit timeout*. Then the stacks of its threads are requested, and it is
+stopped with the same steps as every other. A function that returned first waits for those of the
+other local ranks.
 
     RUNS --outcome--> EXITS --exit timeout--> DUMPS --stacks written--> SIGNALLED --grace--> KILLED --limit--> given up
       |                                         |                        ^    |
@@ -17,12 +19,13 @@ function that returned waits for those of the other local ranks first.
       +-- all others ended well --> LAST_RUNS --some time--> DUMPS --stacks written--> LAST_RUNS
                                                                +-- its function had returned --exit timeout--> SIGNALLED
 
-In SIGNALLED the signal goes to the worker alone, and to its group when half of the grace is over. The
-last worker that runs may be at work, such as on a checkpoint: people are told where it is, and no more.
-But a function may hang where nothing is announced yet: in the destructor of a process group that was a
-local variable. Only where its stacks show that twice does a timeout that the user set end it.
+In SIGNALLED the signal goes to the worker alone, and to its group after half of the grace.
 
-Rules of this file: time is an argument; PURE: nothing is sent or read here.
+The last running worker may be at work, such as on a checkpoint: the launcher only reports where
+it is. But a function may hang before anything is announced, in the destructor of a process group
+in a local variable. A timeout that the user set ends it only if its stacks show that twice.
+
+Rules of this file: time is an argument. PURE: it sends and reads nothing.
 """
 
 from __future__ import annotations
@@ -37,22 +40,22 @@ from elasticlib.workers.child._announcing import ProgramOutcome
 DEFAULT_EXIT_TIMEOUT = 30.0
 """Seconds"""
 _TELL_LAST_RUNS_AFTER = 30.0
-"""Seconds for which the last worker runs on before people are told where it is."""
+"""Seconds until the launcher reports where the last running worker is."""
 _DUMP_LIMIT = 3.0
-"""Seconds that the stacks of all threads get to be written."""
+"""Seconds within which the stacks of all threads must be written."""
 _DUMP_LOOK = 0.01
 _GROUP_LOOK = 0.02
 """Seconds between two looks at the group of a worker that has ended."""
 _GROUP_LATER = 1.0
-"""Seconds for which the signal to a group is put off while its worker writes."""
+"""Seconds by which the signal to a group is delayed while its worker writes."""
 _GROUP_PATIENCE = 1.0
-"""Seconds for those of a group that ignore the signal, and for all where others wait."""
+"""Seconds for processes of a group that ignore the signal, and for all if others wait."""
 _MAIN_PARTS = (ProgramOutcome.RETURNED, ProgramOutcome.ENDED)
 """Outcomes after which threads and exit handlers of the program may still work."""
 
 
 class Stage(enum.Enum):
-    """The place of a worker's process on its way to its end."""
+    """The stage of a worker's process on its way to its end."""
 
     RUNS = enum.auto()
     LAST_RUNS = enum.auto()
@@ -62,11 +65,14 @@ class Stage(enum.Enum):
     EXITS = enum.auto()
     DUMPS = enum.auto()
     LINGERS = enum.auto()
-    """Its program ended well, and it may take the time that it likes."""
+    """Its program ended well, and its process has no time limit."""
     SIGNALLED = enum.auto()
     """It was sent the stop signal."""
     GROUP = enum.auto()
-    """It ended by that, and what it started in its group has the rest of its time."""
+    """
+    It ended by that signal, and the processes that it started in its group have the rest of its
+    time.
+    """
     KILLED = enum.auto()
 
 
@@ -74,21 +80,21 @@ _STOPPED = (Stage.SIGNALLED, Stage.GROUP, Stage.KILLED)
 
 
 class ExitAction(enum.Enum):
-    """An act that is due about a worker."""
+    """An action that a worker needs."""
 
     DUMP = enum.auto()
     """Ask for the stacks of its threads."""
     TELL = enum.auto()
-    """Tell the launcher that it did not end in time."""
+    """Report to the launcher that it did not end in time."""
     TELL_LAST_RUNS = enum.auto()
-    """Tell the launcher that it runs on, though all others have finished."""
+    """Report to the launcher that it still runs, though all others have finished."""
     TERM = enum.auto()
     ASK_GROUP = enum.auto()
     """Send the stop signal to its group, too."""
     LOOK_AT_GROUP = enum.auto()
-    """See who is left in the group of one that has ended."""
+    """Check the group of a worker that has ended for remaining processes."""
     END_GROUP = enum.auto()
-    """Kill who is left there."""
+    """Kill the remaining processes of the group."""
     KILL = enum.auto()
     GIVE_UP = enum.auto()
     """Not even SIGKILL ended it."""
@@ -96,7 +102,7 @@ class ExitAction(enum.Enum):
 
 @dataclass
 class _LastRun:
-    """The last worker that runs, once all others have finished well."""
+    """The last running worker, once all others have finished well."""
 
     others_finished: float = 0.0
     had_returned: bool = False
@@ -113,7 +119,10 @@ class _LastRun:
         return None
 
     def must_be_reported(self, now: float) -> bool:
-        """True once, after some time; at once where it has returned, for it may be stopped then."""
+        """
+        Return True once, after some time; at once if it has returned, because it may be stopped
+        then.
+        """
         if self.was_reported:
             return False
         is_early = now < self.others_finished + _TELL_LAST_RUNS_AFTER
@@ -125,12 +134,12 @@ class _LastRun:
 
 @dataclass
 class ExitCourse:
-    """One worker's way to its end."""
+    """Course of one worker to its end."""
 
     exit_timeout: float = DEFAULT_EXIT_TIMEOUT
     """Seconds from the outcome of its program to the end of its process."""
     was_chosen: bool = False
-    """True if the user set that time: it then holds for programs that ended well, too."""
+    """True if the user set that time: then it also applies to programs that ended well."""
     for_group: bool = False
     """True if stop signals go to its whole group at once."""
     grace: float = KILL_SECONDS
@@ -138,39 +147,45 @@ class ExitCourse:
     stage: Stage = Stage.RUNS
     outcome: ProgramOutcome | None = None
     status: int = 0
-    """Exit status of its program, where that is known; ``-n`` for signal ``n``."""
+    """Exit status of its program, if it is known; ``-n`` for signal ``n``."""
     deadline: float | None = None
     overdue: bool = False
     """True if it was stopped because its process did not end in time."""
     is_final: bool = False
-    """True if nothing that its process does from here on changes the status."""
+    """True if its process cannot change the status any more."""
     was_waiting: bool = False
-    """True if it waited for other local ranks when the stop began: released, it leaves by itself."""
+    """
+    True if it waited for other local ranks when the stop began: once released, it ends without a
+    signal.
+    """
     _last_run: _LastRun = field(default_factory=_LastRun)
     _dump_until: float = 0.0
     _kill_at: float = 0.0
-    """When the stop signal is followed by SIGKILL."""
+    """Time when SIGKILL follows the stop signal."""
     _patience: float = 0.0
-    """Until when those of its group are waited for that ignore the signal: they may end for other reasons."""
+    """Time until which processes of its group that ignore the signal may still end."""
     _others_wait: bool = False
     """True if a restart, or the nodes of a failed job, wait for the end of all."""
 
     def failed(self) -> bool:
-        """True if the program is known to have failed."""
+        """Return True if the program is known to have failed."""
         return self.outcome is not None and self.status != 0
 
     def ended_well(self) -> bool:
-        """True if the program is known to have ended well."""
+        """Return True if the program is known to have ended well."""
         return self.outcome is not None and self.status == 0
 
     def _main_part_ended_well(self) -> bool:
-        """True if the function or script ended well; its threads and exit handlers may still work."""
+        """
+        Return True if the function or script ended well; its threads and exit handlers may still
+        work.
+        """
         return self.outcome in _MAIN_PARTS and self.status == 0
 
     def heard(self, outcome: ProgramOutcome, status: int, now: float) -> bool:
-        """Take in an announcement; True if the launcher learns from it that the program failed."""
+        """Process an announcement; return True if it is the first news that the program failed."""
         if outcome is ProgramOutcome.FINAL:
-            # A failure of its last moments is reported with its end, which is near.
+            # A failure in its last moments is reported with its end, which is near.
             self.is_final, self.status = True, status
             return False
         if not self._counts(outcome):
@@ -186,7 +201,10 @@ class ExitCourse:
         return status != 0
 
     def _counts(self, outcome: ProgramOutcome) -> bool:
-        """True for the first announcement, and for a later failure of exit handlers or threads."""
+        """
+        Return True for the first announcement, and for a later failure of exit handlers or
+        threads.
+        """
         if self.outcome is None:
             return True
         return outcome is ProgramOutcome.CLOSING and self._main_part_ended_well()
@@ -196,11 +214,11 @@ class ExitCourse:
         self.deadline = now + self.exit_timeout
 
     def waits(self) -> bool:
-        """True if it waits for other local ranks."""
+        """Return True if it waits for other local ranks."""
         return self.stage is Stage.WAITS
 
     def release(self, now: float) -> None:
-        """Note that it waits for nobody any more."""
+        """Note that it does not wait for other ranks any more."""
         if self.waits():
             self._exit(now)
 
@@ -211,21 +229,23 @@ class ExitCourse:
         self.stage = Stage.LAST_RUNS
         self._last_run.others_finished = now
         wait = _TELL_LAST_RUNS_AFTER
-        # A function may have returned, too: that is seen before people are told.
+        # A function may have returned, too: that is checked before the report.
         if is_function and self.was_chosen:
             wait = min(wait, self.exit_timeout)
         self.deadline = now + wait
 
     def time_of_last_runs(self, now: float) -> tuple[float, float | None]:
-        """Return the seconds since all others have finished, and those that it has left; None: any."""
+        """
+        Return the seconds since all others have finished, and the seconds left (None: no limit).
+        """
         left = self.exit_timeout if self._last_run.had_returned else None
         return now - self._last_run.others_finished, left
 
     def stop(self, grace: float, now: float, spare_failed: bool) -> bool:
         """
-        Stop the worker with its round; True if it must be signalled.
+        Stop the worker with its round; return True if it must be signalled.
 
-        With *spare_failed* one whose program failed keeps the time for its exit handlers.
+        With *spare_failed* a worker whose program failed keeps the time for its exit handlers.
         """
         if self.stage is Stage.KILLED:
             # No signal is stronger than SIGKILL, and its own deadline is running.
@@ -247,15 +267,17 @@ class ExitCourse:
     def _signal(self, now: float) -> None:
         self.stage = Stage.SIGNALLED
         self._kill_at = now + self.grace
-        # Its group has the signal at once, or when half of the grace is over.
+        # Its group gets the signal at once, or after half of the grace.
         self.deadline = self._kill_at if self.for_group else now + self.grace / 2
 
     def postpone_group(self, now: float) -> None:
-        """Send the signal later to its children: they are needed for the work that it does."""
+        """Delay the signal to its children: it needs them for its present work."""
         self.deadline = min(self._kill_at, now + _GROUP_LATER)
 
     def leaves_time_to_group(self, now: float) -> bool:
-        """Note that its process has ended before its group; True if that has time left."""
+        """
+        Note that its process has ended before its group; return True if the group has time left.
+        """
         if self.stage is not Stage.SIGNALLED or now >= self._kill_at:
             return False
         self.stage = Stage.GROUP
@@ -266,15 +288,15 @@ class ExitCourse:
         return True
 
     def patience_is_over(self, now: float) -> bool:
-        """True if those of its group that ignore the signal had their time."""
+        """Return True if the processes of its group that ignore the signal had their time."""
         return now >= self._patience
 
     def due(self, now: float, dumped: bool, returned: bool = False) -> list[ExitAction]:
         """
-        Return the acts that are due once the deadline is over.
+        Return the actions that are due once the deadline is over.
 
-        *dumped* says that the stacks are written to their end, and *returned* that they show a
-        function to be over.
+        *dumped*: the stacks are completely written. *returned*: they show that a function is
+        over.
         """
         if self.deadline is None or now < self.deadline:
             return []
@@ -306,13 +328,14 @@ class ExitCourse:
         if self.outcome is None:
             return self._after_look_at_last(now, returned)
         if self._main_part_ended_well() and not self.was_chosen:
-            # Its threads and exit handlers are part of the program, as those of any Python program.
+            # Its threads and exit handlers are part of the program, like those of any Python
+            # program.
             self.stage, self.deadline = Stage.LINGERS, None
             return [ExitAction.TELL]
         return self._end_overdue(now)
 
     def _after_look_at_last(self, now: float, returned: bool) -> list[ExitAction]:
-        # Stacks may show by chance a function that is about to end: only two in a row count.
+        # Stacks may happen to show a function that is about to end: only two in a row count.
         hangs_at_end = returned and self._last_run.had_returned
         if hangs_at_end:
             return self._end_overdue(now)
@@ -353,10 +376,10 @@ class ExitCourse:
 
     def exitcode(self, code: int) -> int:
         """
-        Return the worker's exit code, where its process ended with *code*.
+        Return the worker's exit code for a process that ended with *code*.
 
-        It is that of its program, if its status was final, or if the process ended otherwise only
-        because we ended it.
+        It is that of its program, if its status was final, or if only the stop changed the
+        process's status.
         """
         if self.is_final:
             return self.status
@@ -369,11 +392,14 @@ class ExitCourse:
 
     def _exitcode_of_overdue(self, code: int) -> int:
         if self._main_part_ended_well():
-            # Its own threads or exit handlers were cut off: that is no success.
+            # Its own threads or exit handlers were cut off: that is not a success.
             return code or -signal.SIGTERM
         return self.status
 
     def crashed_late(self, code: int) -> bool:
-        """True if a process that ended with *code* crashed by itself, after its status was final."""
+        """
+        Return True if a process that ended with *code* crashed after its status was final,
+        without a stop.
+        """
         was_stopped = self.stage in (Stage.SIGNALLED, Stage.KILLED)
         return self.is_final and code != self.status and not was_stopped

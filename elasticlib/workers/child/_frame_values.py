@@ -1,9 +1,9 @@
 """
 The frames of an exception, with their local variables as text, for a debugger in another process.
 
-Rules of this file: no code of the user's runs, and nothing is computed or copied from a device: of objects that are not
-Python's own there is the class, of tensors the shape. Of a large value only what is shown is looked at. A frame more or
-less is no reason to fail.
+Rules of this file: no code of the user's runs, and nothing is computed or copied from a device.
+Objects that are not Python's own are shown by their class, tensors by their shape. Only the shown
+part of a large value is read. A frame that cannot be described must not cause a failure.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _TIME = 0.5
 """Seconds after which no more variables are described."""
 _PLAIN = (bool, float, complex, type(None))
 _MOST_BITS = 4096
-"""Of an integer that is shown: the text of a longer one takes its time, or is refused."""
+"""Largest integer that is shown: the text of a longer one takes long, or is refused."""
 
 
 class _Text(reprlib.Repr):
-    """Text of values that are Python's own."""
+    """Text of values of Python's own types."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,14 +47,15 @@ class _Text(reprlib.Repr):
         return _class_of(x)
 
     def _rule_of(self, kind: type) -> Callable[[Any, int], str] | None:
-        """Return the function that makes text of Python's own *kind*; None for others."""
+        """Return the function that describes Python's own *kind*; None for others."""
         if kind.__module__ != "builtins":
             return None
         if kind in _PLAIN:
             return lambda x, _: repr(x)
         return getattr(self, f"repr_{kind.__name__}", None)
 
-    # reprlib's own sort all that there is, by the user's comparisons, and look for it by the user's hashes.
+    # reprlib's own methods sort all elements, by the user's comparisons, and find them by the
+    # user's hashes.
 
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
         shown = islice(x.items(), self.maxdict) if level > 0 else ()
@@ -98,7 +99,7 @@ class _Text(reprlib.Repr):
 def _class_of(value: Any) -> str:
     kind = type(value)
     if issubclass(kind, type):
-        # Not by isinstance, which asks the object, too.
+        # Not by isinstance, which also asks the object.
         return f"<class {value.__module__}.{value.__qualname__}>"
     return f"<{kind.__module__}.{kind.__qualname__}>"
 
@@ -115,7 +116,7 @@ def of(trace: TracebackType | None) -> str:
     text = _Text()
     until = monotonic() + _TIME
     found: list[Any] = []
-    # Of a deep stack the innermost frames say where it failed.
+    # In a deep stack the innermost frames show the failure.
     for frame, line in [*traceback.walk_tb(trace)][-_MOST_FRAMES:]:
         variables = _variables_of(frame, text, until)
         found.append([frame.f_code.co_filename, line, frame.f_code.co_name, variables])
@@ -123,7 +124,9 @@ def of(trace: TracebackType | None) -> str:
 
 
 def _variables_of(frame: FrameType, text: _Text, until: float) -> dict[str, str]:
-    """Return the variables of *frame* as text, as far as there is time *until* then."""
+    """
+    Return the variables of *frame* as text, as many as can be described before the time *until*.
+    """
     variables: dict[str, str] = {}
     for name, value in [*islice(frame.f_locals.items(), _MOST_LOCALS)]:
         if monotonic() >= until:

@@ -1,7 +1,8 @@
 """
-How a function that its launcher packed becomes one of this process, with what it needs of the caller's ``__main__``.
+Unpacking of a function that the launcher pickled, with the definitions that it needs of the
+caller's ``__main__``.
 
-Rules of this file: only what the launcher handed over itself, in memory, is unpickled.
+Rules of this file: it unpickles only memory that the launcher itself has sent.
 """
 
 from __future__ import annotations
@@ -23,31 +24,41 @@ from elasticlib.workers.child import _buffers
 from elasticlib.workers.child.program import _main, _shared_handles
 
 DEFINITIONS_VARIABLE = "ELASTICLIB_MAIN"
-"""Where processes that a worker spawns find the classes and functions of the caller's ``__main__``."""
+"""
+Variable with the place of the definitions of the caller's ``__main__``, for processes that a
+worker spawns.
+"""
 _SPAWN_DEFINITIONS = "elasticlib.workers.child.program._main_definitions"
 BUFFERS = "buffers"
-"""The memory with what is large."""
+"""Name of the memory with the large buffers."""
 SHARED = "shared "
-"""Begins the names of storages that the caller's program shares, which end with their number in eight digits."""
+"""
+Start of the names of storages that the caller's program shares; their number in eight digits
+follows.
+"""
 OF_DEFINITIONS = "main "
-"""Begins the names of such memories where the definitions speak of them: what is spawned later needs them, too."""
+"""
+Prefix of such memories that the definitions use: processes that are spawned later need them too.
+"""
 _offered: Sequence[int] = ()
-"""The descriptors of the files with the definitions."""
+"""Descriptors of the files with the definitions."""
 _said: set[str] = set()
-"""The warnings that this worker has written."""
+"""Warnings that this worker has written."""
 _kept: Mapping[str, int] = {}
-"""Descriptors of memories that those speak of, by name."""
+"""Descriptors of the memories that the definitions use, by name."""
 
 
 def unpacked(
     content: bytes, sources: Mapping[str, Sequence[str]], memories: Mapping[str, int]
 ) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
     """
-    The function of *content*, its arguments and keyword arguments; ``__main__`` has its definitions.
+    Return the function of *content*, its arguments and keyword arguments; ``__main__`` gets its
+    definitions.
 
-    What is large lies in *memories*, whose descriptors are closed, or kept for processes that multiprocessing spawns.
+    Large buffers are in *memories*. Their descriptors are closed, or kept for processes that
+    multiprocessing spawns.
     """
-    # So that tracebacks show the lines of code that is in no file.
+    # So that tracebacks show the lines of code that is not in a file.
     for name, lines in sources.items():
         linecache.cache[name] = (sum(map(len, lines)), None, list(lines), name)
     own = {name: each for name, each in memories.items() if name.startswith((BUFFERS, SHARED))}
@@ -68,7 +79,7 @@ def unpacked(
 
 
 def _defined(pickles: pickle.Unpickler, descriptors: Sequence[int]) -> bool:
-    """As `_define`; where that fails, the *descriptors* of the definitions are closed."""
+    """Do as `_define`; if that fails, close the *descriptors* of the definitions."""
     try:
         return _define(pickles)
     except BaseException:
@@ -77,7 +88,11 @@ def _defined(pickles: pickle.Unpickler, descriptors: Sequence[int]) -> bool:
 
 
 def _define(pickles: pickle.Unpickler) -> bool:
-    """Have in ``__main__`` what the launcher sends of its own; whether the script's import lacks some of it."""
+    """
+    Put the launcher's own definitions into ``__main__``.
+
+    Return True if the script's import lacks some of them.
+    """
     origin = pickles.load()
     if origin is None:
         _main.leave()
@@ -100,7 +115,11 @@ def _say(warnings: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _reading(content: bytes, memories: Mapping[str, int]) -> Iterator[pickle.Unpickler]:
-    """The pickles in *content*, one behind the other; they speak of *memories*: of those of the definitions first."""
+    """
+    Yield an unpickler of the consecutive pickles in *content*.
+
+    They refer to *memories*: first to those of the definitions.
+    """
     parts: list[memoryview] = []
     shared: list[int] = []
     for of in (OF_DEFINITIONS, ""):
@@ -115,7 +134,11 @@ def _reading(content: bytes, memories: Mapping[str, int]) -> Iterator[pickle.Unp
 
 
 def cached(maxsize: int | None, typed: bool) -> Callable[..., Any]:
-    """What ``functools.lru_cache`` makes of a function that `wrap` gives it later: that may call itself by this."""
+    """
+    Return a function with ``functools.lru_cache``, whose own function `wrap` sets later.
+
+    That function may call itself by this one.
+    """
 
     @functools.lru_cache(maxsize, typed)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -125,15 +148,16 @@ def cached(maxsize: int | None, typed: bool) -> Callable[..., Any]:
 
 
 def wrap(call: Callable[..., Any], wrapped: Callable[..., Any]) -> None:
-    """Have the *call* of `cached` be that of *wrapped*."""
+    """Make *wrapped* the function that *call*, from `cached`, runs."""
     functools.update_wrapper(call, wrapped)
 
 
 def _offer(descriptors: Sequence[int], *, is_needed: bool) -> None:
     """
-    Have processes that multiprocessing spawns from here import what is in these files as their ``__main__``.
+    Offer these files to processes that multiprocessing spawns from here, as their ``__main__``.
 
-    What is large of it lies in the memories that were kept. Where it is not *needed*, they import the script alone.
+    Its large buffers are in the kept memories. If it is not *needed*, these processes import the
+    script alone.
     """
     global _offered
     former, _offered = _offered, descriptors
@@ -146,7 +170,7 @@ def _offer(descriptors: Sequence[int], *, is_needed: bool) -> None:
 
 
 def _keep(memories: Mapping[str, int]) -> None:
-    """Have the definitions speak of *memories*, and no longer of those of the call before."""
+    """Keep *memories* for the definitions, and close those of the call before."""
     global _kept
     former, _kept = _kept, memories
     _tell()
@@ -162,7 +186,10 @@ def _tell() -> None:
 
 
 def define_offered(variables: dict[str, Any]) -> None:
-    """Have *variables*, this process' ``__main__``, hold what the worker offers which has spawned it."""
+    """
+    Fill *variables*, the ``__main__`` of this process, with the definitions of the worker that
+    spawned it.
+    """
     files, large, *shared = os.environ[DEFINITIONS_VARIABLE].split(":")
     folder, numbers = os.path.split(files)
     with contextlib.ExitStack() as stack:
@@ -179,7 +206,7 @@ def define_offered(variables: dict[str, Any]) -> None:
             pickles.load()
             origin = pickles.load()
             if origin is not None:
-                # The variables are those of this module.
+                # The variables belong to this module.
                 sys.modules["__main__"] = sys.modules["__mp_main__"]
                 _main.run_in(variables, origin)
                 _main.lay_over(variables, pickles.load())
@@ -188,7 +215,7 @@ def define_offered(variables: dict[str, Any]) -> None:
 
 
 def _opened(path: str) -> io.FileIO:
-    """The file or pipe at *path*; nothing can be opened of a socket, which this process does without."""
+    """Open the file or pipe at *path*; ``/dev/null`` for a socket, which cannot be opened."""
     try:
         return io.FileIO(path, "r+")
     except OSError:

@@ -1,17 +1,24 @@
 """
-The end of a worker's program: what an interpreter does at its end, in a process that shares its imports with others.
+The end of a worker's program: an interpreter's steps at its end, in a process that shares its
+imports with others.
 
-Threads are joined and exit handlers run; then `__main__` and all modules that the program loaded, or that `preload`
-names, are cleared in the interpreter's own order, so that what is buffered in an unclosed file gets written and
-finalizers run. Torch and what came with it stay as they are: to finalize it in eight workers takes half a second. The
-process leaves by ``_exit``, a fresh interpreter too: in the interpreter's own end a native thread that comes back to
-Python, as gloo's does to let go of a tensor, aborts the process.
+Threads are joined and exit handlers run. Then `__main__` and all modules that the program loaded,
+or that `preload` names, are cleared in the interpreter's own order. So buffers of unclosed files
+are written and finalizers run. Torch and its dependencies stay unchanged, because finalizing them
+in eight workers takes half a second.
 
-Rules of this file: nothing is lost with exit status 0; nothing that happens once the status is final changes it: each
-step of the cleaning up is guarded as a whole, and asks no object of the program what it is but by its type; daemon
-threads are ended first, by an exception as soon as they come back to Python (the interpreter stops them there); in a
-process that was forked from the caller nothing is touched that the caller made: of what was made since, files are
-closed, other finalizers do not run.
+The process leaves by ``_exit``, a fresh interpreter too. In the interpreter's own end, a native
+thread that returns to Python, as gloo's does to release a tensor, aborts the process.
+
+Rules of this file:
+
+* Nothing is lost with exit status 0. Nothing changes the status once it is final.
+* Each step of the cleanup is guarded as a whole, and checks objects of the program only by their
+  type.
+* Daemon threads end first, by an exception as soon as they return to Python, where the
+  interpreter would stop them.
+* A process that was forked from the caller does not touch the caller's objects. Files opened
+  since are closed; other finalizers do not run.
 """
 
 from __future__ import annotations
@@ -42,29 +49,31 @@ from elasticlib.workers.child import _loaded
 from elasticlib.workers.child._announcing import ProgramOutcome
 
 _LOCK_LIMIT = 1.0
-"""Seconds that a file's lock is waited for, as in the interpreter."""
+"""Seconds to wait for a file's lock, as in the interpreter."""
 _READERS_LIMIT = 1.0
-"""Seconds that threads which read this process' own output get to take in its end."""
+"""Seconds for threads that read this process's own output to process its end."""
 _READERS_LOOK = 2
 """Milliseconds"""
 
 _MAIN = ("__main__", "__mp_main__")
 _LEFT_ALONE = frozenset({"torch", "functorch", "torchgen", "numpy", "triton"})
-"""Packages whose modules are not cleared, wherever they were imported: their objects hold nothing that gets lost."""
+"""Packages whose modules are never cleared: their objects hold nothing that can be lost."""
 _NO_LAYER = -1
 _exit = os._exit
 _inherited: dict[str, int] = {}
-"""The modules that were there before the program, by their names and identities."""
+"""Modules that existed before the program, by their names and identities."""
 _MOST_MOVED = 50
-"""Modules of the fork server in a row after which no later ones are looked for."""
+"""Modules of the fork server in a row after which the search for later ones stops."""
 _named: set[str] = set()
-"""Modules that came with those of `preload` that were asked for by name: they end with each worker, as its own do."""
+"""
+Modules that `preload` names, with their imports: they end with each worker, like its own modules.
+"""
 _from_caller = False
 
 
 def inherit(named: Iterable[str] = ()) -> None:
     """
-    Note the modules that stay: all but the *named*.
+    Note the modules that stay: all except the *named*.
 
     This is called in the fork server, or in a fresh worker before its program.
     """
@@ -76,19 +85,20 @@ def inherit(named: Iterable[str] = ()) -> None:
 
 
 def begin_from_caller() -> None:
-    """Note, in a process that was forked from the caller, that all objects are the caller's."""
+    """Note, in a process that was forked from the caller, that all objects belong to the caller."""
     global _from_caller
     _from_caller = True
-    # Objects that are made from here on can be told apart, and memory pages stay shared.
+    # Later objects can then be distinguished, and memory pages stay shared.
     gc.freeze()
 
 
 def finish(status: int, announce: Callable[[ProgramOutcome, int], object]) -> NoReturn:
     """
-    End a worker as an interpreter ends, with *status*: a number from 0 on, or ``-n`` for signal ``n``.
+    End a worker as an interpreter ends, with *status*: a number from 0 on, or ``-n`` for signal
+    ``n``.
 
-    *announce* hands over how far the end has come: when nothing of the user's is left to run but finalizers, and when
-    the status is final.
+    *announce* reports two stages: only finalizers of the user's code are left to run, and the
+    status is final.
     """
     # As in the interpreter, threads end before exit handlers run.
     _join_threads()
@@ -116,7 +126,7 @@ def finish(status: int, announce: Callable[[ProgramOutcome, int], object]) -> No
 
 
 def _guarded(step: Callable[[], object], by: object = None) -> None:
-    """Take a *step* of the end; its failure is shown, and keeps none of the others from being taken."""
+    """Run a *step* of the end; show its failure, and continue."""
     try:
         step()
     except BaseException as error:
@@ -136,9 +146,9 @@ def _join_threads() -> None:
 
 
 def _show_ignored(error: BaseException, by: object) -> None:
-    """Show *error*, as the interpreter shows one that nobody is left to handle."""
+    """Show *error*, as the interpreter shows an exception that cannot be handled any more."""
     with contextlib.suppress(BaseException):
-        # There may be no stream left to show it on.
+        # It may have no stream left to show it on.
         print(f"Exception ignored in: {by!r}", file=sys.stderr)
         traceback.print_exception(error)
 
@@ -157,7 +167,7 @@ def _flush_streams(status: int) -> int:
         try:
             _flush(stream)
         except BaseException as error:
-            # The status that the interpreter has then.
+            # The interpreter's status in that case.
             status = status or 120
             if name == "stdout":
                 _show_ignored(error, stream)
@@ -171,7 +181,10 @@ def _flush(stream: Any) -> None:
 
 
 def _flush_native_streams() -> None:
-    """Flush C's streams, as ``exit`` does; it takes their locks, and a thread may hold one for ever."""
+    """
+    Flush C's streams, as ``exit`` does; it takes their locks, which a thread may hold without
+    end.
+    """
     flush = threading.Thread(target=ctypes.CDLL(None).fflush, args=(None,), daemon=True)
     # Without other threads no lock can be held.
     if len(os.listdir("/proc/self/task")) == 1:
@@ -183,9 +196,9 @@ def _flush_native_streams() -> None:
 
 def _end_daemon_threads() -> None:
     """
-    End each thread as soon as it comes back to Python, without a message.
+    End each thread as soon as it returns to Python, without a message.
 
-    The objects that it needs are about to be cleared. An ``os._exit`` that it calls about that does
+    The objects that it needs are about to be cleared. If it then calls ``os._exit``, that does
     not end the process: the interpreter would have stopped the thread before.
     """
     mine = threading.get_ident()
@@ -205,18 +218,18 @@ def _end_daemon_threads() -> None:
 
 
 def _clear_modules() -> None:
-    """Clear the modules that came after the fork, as ``Py_FinalizeEx`` clears all."""
+    """Clear the modules that were loaded after the fork, as ``Py_FinalizeEx`` clears all."""
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             setattr(sys, name, None)
-    # As in the interpreter: streams that took the place of these are let go of here.
+    # As in the interpreter: streams that replaced these are released here.
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
     own = _own_modules()
     found = [weakref.ref(each) for each in map(sys.modules.get, own) if _loaded.is_module(each)]
     for name in own:
         sys.modules[name] = None  # type: ignore[assignment]
     gc.collect()
-    # Only modules that something still refers to are left: the last ones to come are cleared first.
+    # Only modules with remaining references are left: the latest ones are cleared first.
     for reference in reversed(found):
         module = reference()
         if module is not None:
@@ -229,7 +242,7 @@ def _own_modules() -> list[str]:
     """Return the names of the modules that the program loaded, in their order."""
     found = list[str]()
     met = 0
-    # The last ones to come are the first to be met.
+    # The latest ones are met first.
     for name in reversed(sys.modules):
         if type(name) is not str:
             continue
@@ -245,13 +258,18 @@ def _own_modules() -> list[str]:
 
 
 def _is_cleared(name: str) -> bool:
-    """True for a module of the program that is cleared in its turn; ``__main__`` comes first."""
+    """
+    Return True for a module of the program that is cleared in its turn; ``__main__`` comes first.
+    """
     package = name.partition(".")[0]
     return name not in _MAIN and package not in _LEFT_ALONE
 
 
 def _clear(names: dict[str, Any]) -> None:
-    """Set the variables of a module to None: those with one underscore first, as the interpreter does."""
+    """
+    Set the variables of a module to None: those with one underscore first, as the interpreter
+    does.
+    """
     for private in (True, False):
         for name in list(names):
             if type(name) is not str or name == "__builtins__":
@@ -277,7 +295,7 @@ def _own_files(kinds: Callable[[type], bool]) -> Iterator[Any]:
 
 
 def _objects(kinds: Callable[[type], bool]) -> Iterator[tuple[int, Any]]:
-    """Yield the objects of these *kinds* that may have something in a buffer, with their `_layer`."""
+    """Yield the objects of these *kinds* that may have data in a buffer, with their `_layer`."""
     known: dict[int, int] = {}
     for each in gc.get_objects():
         kind = type(each)
@@ -290,7 +308,10 @@ def _objects(kinds: Callable[[type], bool]) -> Iterator[tuple[int, Any]]:
 
 
 def _layer(kind: type) -> int:
-    """Return the place in which files of a *kind* are written; `_NO_LAYER` for those without a buffer."""
+    """
+    Return the place of files of a *kind* in the order of writing; `_NO_LAYER` for those without a
+    buffer.
+    """
     if kind is io.FileIO or kind is io.BufferedReader:
         return _NO_LAYER
     if kind is io.TextIOWrapper:
@@ -300,7 +321,8 @@ def _layer(kind: type) -> int:
 
 
 def _is_file(kind: type) -> bool:
-    # The base in C: `io.IOBase` is an abstract class, which asks all classes below it, and those registered with it.
+    # The base in C: `io.IOBase` is an abstract class, which asks all its subclasses and
+    # registered classes.
     return issubclass(kind, _io._IOBase)
 
 
@@ -314,7 +336,7 @@ def _is_buffer(kind: type) -> bool:
 
 def _takes_data(file: Any) -> bool:
     try:
-        # This call takes no lock: a thread that sits in its read may hold it.
+        # This call takes no lock: a thread in a read may hold it.
         return bool(file.writable())
     except BaseException:
         # It is closed, or was never initialized.
@@ -326,7 +348,7 @@ def _flush_files() -> None:
 
 
 def _close_files() -> None:
-    """Close all files but for stdout and stderr, which are flushed."""
+    """Close all files except stdout and stderr, which are flushed."""
     kept = {id(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)}
     for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         kept.add(id(getattr(stream, "buffer", None)))
@@ -336,7 +358,10 @@ def _close_files() -> None:
 
 
 def _write(files: Iterable[Any], method: str) -> None:
-    """Call this *method*, which flushes or closes, of all; pass one whose lock another thread holds."""
+    """
+    Call this *method*, which flushes or closes, of all *files*; skip one whose lock another
+    thread holds.
+    """
     left = collections.deque(files)
 
     def work() -> None:
@@ -354,7 +379,7 @@ def _write(files: Iterable[Any], method: str) -> None:
         while worker.is_alive() and not is_stuck:
             count = len(left)
             worker.join(_LOCK_LIMIT)
-            # It keeps the file that it is at, so that no finalizer will wait for the same.
+            # It keeps its current file, so that no finalizer will wait for the same.
             is_stuck = len(left) == count and _waits_for_a_lock(worker)
 
 
@@ -366,14 +391,14 @@ def _waits_for_a_lock(thread: threading.Thread) -> bool:
         return False
 
 
-# Threads that read what this very process writes.
+# Threads that read the output of this process itself.
 
 
 def _let_readers_finish() -> None:
     """
-    Give threads that read this process' own stdout or stderr the time to take in its last lines.
+    Give threads that read this process's own stdout or stderr time for its last lines.
 
-    Until the pipe is empty and all other threads wait for something again.
+    Return when the pipe is empty and all other threads wait again.
     """
     if len(sys._current_frames()) < 2:
         return
@@ -384,7 +409,7 @@ def _let_readers_finish() -> None:
     before: object = None
     while monotonic() < deadline:
         now = _idle_threads()
-        # A thread may have had its line, and not yet have begun to wait: two looks must agree.
+        # A thread may have read its line, and not yet begun to wait: two looks must agree.
         is_settled = now is not None and now == before
         if is_settled and not any(map(_unread, pipes)):
             return
@@ -393,7 +418,7 @@ def _let_readers_finish() -> None:
 
 
 def _read_here(number: int) -> bool:
-    """True if descriptor *number* is a pipe whose other end this process holds, too."""
+    """Return True if descriptor *number* is a pipe whose other end this process holds, too."""
     try:
         facts = os.fstat(number)
         if not stat.S_ISFIFO(facts.st_mode):
@@ -416,7 +441,7 @@ def _is_reading_end(descriptor: int, pipe: os.stat_result) -> bool:
 
 
 def _unread(number: int) -> int:
-    """Return the bytes that wait in the pipe behind descriptor *number*."""
+    """Return the number of unread bytes in the pipe behind descriptor *number*."""
     count = array.array("i", [0])
     with contextlib.suppress(OSError):
         fcntl.ioctl(number, termios.FIONREAD, count)
@@ -424,7 +449,7 @@ def _unread(number: int) -> int:
 
 
 def _idle_threads() -> object:
-    """Return how often each other thread has waited so far; None while one of them runs."""
+    """Return the number of waits of each other thread so far; None while one of them runs."""
     found = {}
     mine = str(threading.get_native_id())
     for thread in os.listdir("/proc/self/task"):

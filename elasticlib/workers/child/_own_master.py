@@ -1,13 +1,17 @@
 """
-A process group whose address the program itself has set, as tutorials do: ``os.environ["MASTER_PORT"] = "12355"``.
+Process groups at an address that the program itself has set, as tutorials do:
+``os.environ["MASTER_PORT"] = "12355"``.
 
-Under a launcher torch has no rank host a store: the launcher's own is there, at the address that workers get. At any
-other address all ranks would wait for a store that nobody opens, for half an hour. Where a worker serves a pool, a test
-or a cell and its job has one node, rank 0 opens that store. Elsewhere the address may be that of a store outside of the
-job: ranks wait for it, as torch has it, and a warning names the cause if nobody answers there.
+Under a launcher torch lets no rank host a store: the launcher's own exists, at the address that
+workers get. At any other address all ranks would wait half an hour for a store that no rank
+opens.
 
-Rules of this file: the address that the launcher gave, and any other on its port, stays the launcher's; only torch's
-look at its variable is changed.
+If a worker serves a pool, a test or a cell, and its job has one node, rank 0 opens that store.
+Elsewhere the address may belong to a store outside of the job. Then ranks wait for it, as torch
+does, and a warning names the cause if the address does not answer.
+
+Rules of this file: the launcher's address, and any other on its port, stays the launcher's. Only
+torch's look at its variable is changed.
 """
 
 from __future__ import annotations
@@ -27,14 +31,18 @@ from elasticlib.workers.child._serving import when_imported
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULE, _FUNCTION = "torch.distributed.rendezvous", "_create_c10d_store"
 NAME = "elasticlib-own-master"
-"""Of the thread that looks whether somebody listens there."""
+"""Name of the thread that checks whether the address is open."""
 _PATIENCE = 4.0
-"""Seconds after which the warning comes where nobody listens at the address."""
+"""Seconds until the warning if the address does not answer."""
 _PAUSE = 0.5
 
 
 def attach(variables: Mapping[str, str], *, is_hosted: bool) -> None:
-    """Look after the addresses of groups in a worker with these *variables*; *is_hosted*: rank 0 opens their stores."""
+    """
+    Handle the addresses of process groups in a worker with these *variables*.
+
+    *is_hosted*: rank 0 opens their stores.
+    """
     port = variables.get("MASTER_PORT", "")
     if variables.get(_AGENT_STORE) == "True" and port.isdecimal():
         hosted = is_hosted and variables.get("GROUP_WORLD_SIZE") == "1"
@@ -75,7 +83,7 @@ def _without_agent_store(create: Callable[[], Any]) -> Any:
 
 
 def _warn_of_silence(hostname: str, port: int, came: threading.Event) -> None:
-    """Warn unless somebody listens at the address, or *came* is set, within the time for that."""
+    """Warn unless the address opens, or *came* is set, within the time limit."""
     deadline = monotonic() + _PATIENCE
     while not came.wait(_PAUSE):
         if _is_open(hostname, port):

@@ -1,11 +1,13 @@
 """
-Modules of the user's project that have the name of another one, such as a ``queue.py`` or ``numpy.py`` by the script.
+Modules of the user's project that share the name of another one, such as a ``queue.py`` or
+``numpy.py`` by the script.
 
-An ``import`` of the project finds its own, as in a program that Python has started: a process that was forked from one
-with imports, or that has run code of ours, forgets modules of such names first. Whoever has imported them keeps them.
+An ``import`` of the project finds its own module, as in a program that Python has started. A
+process that was forked with imports, or that has run elasticlib's code, first forgets modules of
+such names. Modules that imported them keep them.
 
-Rules of this file: what a bare interpreter has imported before its first line stays, as Python has it; a folder without
-``__init__.py`` hides nothing that lies further down the search path.
+Rules of this file: modules that a bare interpreter imports before its first line stay, as in
+Python. A folder without ``__init__.py`` hides nothing further down the search path.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from collections.abc import Collection, Iterable, Sequence
 
 _KEPT = frozenset({"__main__", "__mp_main__", "elasticlib"})
 _folders: Sequence[str] = ()
-"""Those of the project, in a worker: they come before the interpreter's own on the search path."""
+"""
+Folders of the project, in a worker: they come before the interpreter's own on the search path.
+"""
 _at_start: Collection[str] = frozenset()
-"""What the interpreter of this process had imported before any code of ours."""
+"""Modules that the interpreter of this process had imported before any of elasticlib's code."""
 
 
 def note_start(modules: Collection[str]) -> None:
-    """Note the *modules* that this process' interpreter had imported by itself."""
+    """Note the *modules* that this process's interpreter itself had imported."""
     global _at_start
     _at_start = modules
 
@@ -36,7 +40,10 @@ def folders_before(search_path: Iterable[str], interpreters: Collection[str]) ->
 
 
 def make_way(folders: Sequence[str]) -> None:
-    """Have imports find the modules in *folders* from now on, whatever else of their names was imported before."""
+    """
+    Make imports find the modules in *folders* from now on, even if other modules of these names
+    were imported.
+    """
     global _folders
     _folders = folders
     has_own.cache_clear()
@@ -48,7 +55,10 @@ def make_way(folders: Sequence[str]) -> None:
 
 
 def _is_from(folders: Sequence[str], name: str) -> bool:
-    """Return whether the imported module *name* is the one in *folders* already, as where it was preloaded."""
+    """
+    Return True if the imported module *name* is already the one in *folders*, such as a preloaded
+    one.
+    """
     file = getattr(sys.modules.get(name), "__file__", None)
     if not isinstance(file, str):
         return False
@@ -59,7 +69,10 @@ def _is_from(folders: Sequence[str], name: str) -> bool:
 
 @functools.cache
 def has_own(name: str) -> bool:
-    """Return whether the project of this process has a module *name* of its own; its folders are read once."""
+    """
+    Return True if the project of this process has a module *name* of its own; its folders are
+    read once.
+    """
     return bool(hidden_by(_folders, {name}))
 
 

@@ -1,9 +1,10 @@
 """
-What a worker of a pool runs: one call after the other, each with its answer, and the process group that they share.
+The work of a pool's worker: one call after the other, each with its answer, and the process group
+that they share.
 
-Rules of this file: a call finds the folder, the search path and the variables that its caller has now, and changes the
-worker for the next one as a cell changes a kernel; only what makes that unfit for use is told as dirt. Calls come from
-the launcher alone, through a socket that nobody else has.
+Rules of this file: a call gets the present folder, search path and variables of its caller. It
+changes the worker for the next one, as a cell changes a kernel. Only changes that make the worker
+unfit are reported as dirt. Calls come from the launcher alone, through a private socket.
 """
 
 from __future__ import annotations
@@ -30,14 +31,19 @@ _ARRIVED, _ALL_ARRIVED = "ranks in the group", "all ranks in the group"
 """Keys of a group's store."""
 _ARRIVAL_LIMIT = datetime.timedelta(seconds=10)
 _STORE_LIMIT = datetime.timedelta(minutes=5)
-"""Torch's own for a store."""
+"""Torch's own limit for a store."""
 _descriptor = -1
 _own: frozenset[str] = frozenset()
 _server: _Server | None = None
 
 
 def attach(memories: Mapping[str, int], local_rank: int, own: Collection[str]) -> None:
-    """In a worker, before any of the user's code: keep its socket, and no other's. *own*: its own variables."""
+    """
+    Keep this worker's socket, and close those of other workers; called before any of the user's
+    code.
+
+    *own*: the worker's own variables.
+    """
     global _descriptor, _own
     for name, descriptor in memories.items():
         if name == f"{CALLS_MEMORY}{local_rank}":
@@ -47,51 +53,62 @@ def attach(memories: Mapping[str, int], local_rank: int, own: Collection[str]) -
 
 
 def is_worker_variable(variable: str) -> bool:
-    """Whether the *variable* is the worker's, and not its caller's."""
+    """Return True if the *variable* belongs to the worker, not to its caller."""
     return variable in _own
 
 
 def serve_calls(group: str | None) -> None:
-    """Serve calls until there will be no more. It has the name by which logs call the work."""
+    """Serve calls until the launcher ends them. Logs show this function's name as the work."""
     global _server
     _server = _Server(Channel.adopt(_descriptor), _CallGroup(group))
     _server.serve()
 
 
 def release_peers() -> None:
-    """In the midst of a call that has failed: have ranks that wait in a collective of a fresh group wait no more."""
+    """During a call that has failed: release ranks that wait in a collective of a fresh group."""
     if _server is not None:
         _server.group.release()
 
 
 def ask_caller(message: Message) -> tuple[Message, list[int]] | None:
-    """In the midst of a call: what its caller answers to *message*, with descriptors; None where nobody does."""
+    """
+    During a call: return the caller's answer to *message*, with descriptors; None without a
+    caller.
+    """
     return None if _server is None else _server.ask(message)
 
 
 def tell_caller(message: Message) -> None:
-    """In the midst of a call, from any thread: have its caller hear *message*, to which there is no answer."""
+    """During a call, from any thread: send *message* to the caller, which does not answer."""
     if _server is not None:
         _server.tell(message)
 
 
 class _CallGroup:
-    """The process group of the calls: ``shared`` by calls one after the other, ``fresh`` for one, or None of ours."""
+    """
+    Process group of the calls: ``shared`` by consecutive calls, ``fresh`` for each, or None for
+    no group of the pool.
+    """
 
     def __init__(self, kind: str | None) -> None:
         self._made: object = None
         self._whole: Any = None
-        """The launcher's store; one connection for all groups, for each may ask a slow name server for its peer."""
+        """
+        The launcher's store.
+
+        All groups use one connection, because each new one may ask a slow name server for its
+        peer.
+        """
         self._store: Any = None
-        """Of the group that is made."""
+        """Store of the current group."""
         self._kind: tuple[str | None, str | None] = (None, None)
-        """What is made, and its back end."""
+        """Kind of the current group, and its back end."""
         self._ending = threading.Lock()
         """Held while a group is taken down."""
         self._number = 0
         self._parts_stores = False
         self._hook: Any = None
-        """The ``sys.excepthook`` of before, which torch wraps anew for each group."""
+        """The former ``sys.excepthook``, which torch wraps again for each group."""
         self._port = os.environ.get("MASTER_PORT", "")
         if kind == "shared":
             self._make(None)
@@ -102,7 +119,8 @@ class _CallGroup:
 
     def _make(self, backend: str | None) -> None:
         dist: Any = importlib.import_module("torch.distributed")
-        # Keys of a former group are still in the store: each has its own, of a number that all ranks know.
+        # Keys of a former group are still in the store: each has its own prefix, with a number
+        # that all ranks know.
         if self._whole is None:
             self._whole = dist.TCPStore(os.environ["MASTER_ADDR"], int(self._port), is_master=False)
         # A call may have changed it.
@@ -119,12 +137,13 @@ class _CallGroup:
         """
         Prepare the group for the call with this number: one of this *kind*, over *backend*.
 
-        None is torch's default. Where it is not made *by all* ranks, the call has no group of its
+        None is torch's default. If not all ranks make it (*by_all*), the call has no group of its
         own, and the present one stays.
         """
         needs_another = by_all and (kind, backend) != self._kind
-        # Here and not at the end of the call before: by now all ranks have made that one, none waits for another there,
-        # and a rank that has ended early did not seem lost to those that were in a collective.
+        # Here and not at the end of the call before: by now all ranks have made that group, and
+        # none waits for another there. So a rank that ended early did not seem lost to those in a
+        # collective.
         if self._kind[0] == "fresh" or needs_another:
             self.leave()
         if not by_all:
@@ -137,8 +156,8 @@ class _CallGroup:
             self._kind = (kind, backend)
 
     def _part_stores(self) -> None:
-        """Keep a group that a call makes by itself from the keys of the one that a call before has made."""
-        # torch takes the launcher's store as it is: it expects one group in the life of a process.
+        """Separate the keys of groups that calls make for themselves, in the launcher's store."""
+        # torch uses the launcher's store directly: it expects one group in the life of a process.
         rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
         make = getattr(rendezvous, "_create_c10d_store", None)
         if make is None or self._parts_stores:
@@ -153,7 +172,11 @@ class _CallGroup:
         self._parts_stores = True
 
     def end(self) -> str:
-        """After a call: say why the next one cannot be served; empty where it can."""
+        """
+        Return the reason why the next call cannot be served; empty if it can.
+
+        Called after a call.
+        """
         found = _present_group()
         if found is None and self._kind[0] == "fresh":
             # A training script destroys its group at its end.
@@ -165,17 +188,17 @@ class _CallGroup:
         return "it left a process group"
 
     def release(self) -> None:
-        """Let go of a fresh one, once all ranks are in it: those that are in a collective fail there."""
+        """Release a fresh group, once all ranks are in it: those in a collective fail there."""
         if self._kind[0] == "fresh":
             self.leave()
 
     def leave(self) -> None:
-        """Let go of ours, while all others do."""
+        """Release the pool's group, while all others do."""
         self._kind = (None, None)
         if self._made is not None:
-            # A rank may be back from making the group while another one still connects to it: what ends its
-            # connections then fails there, as the loss of a peer.
-            # If a rank died meanwhile, the launcher knows it already.
+            # A rank may have made the group while another one still connects to it. Closed
+            # connections would then fail there, as the loss of a peer. If a rank died meanwhile,
+            # the launcher knows it already.
             with contextlib.suppress(Exception):
                 self._store.wait([_ALL_ARRIVED], _ARRIVAL_LIMIT)
             made = [self._made]
@@ -184,8 +207,8 @@ class _CallGroup:
             # The call may have destroyed the group itself.
             if dist.is_initialized() and dist.group.WORLD is made[0]:
                 dist.destroy_process_group()
-            # Its end takes gloo's loop 10 ms, in which the next group can be made. No thread of `threading`, for a call
-            # may count those.
+            # Its end takes gloo's loop 10 ms, in which the next group can be made. Not a thread
+            # of `threading`, because a call may count those.
             self._ending.acquire()
             _thread.start_new_thread(self._let_go, (made,))
             if getattr(sys.excepthook, "__module__", "").startswith("torch.distributed"):
@@ -198,7 +221,7 @@ class _CallGroup:
             self._ending.release()
 
     def finish(self) -> None:
-        """Wait for the end of groups that were left: none may be under way while the interpreter ends."""
+        """Wait for the end of former groups: none may be in progress while the interpreter ends."""
         with self._ending:
             pass
 
@@ -217,11 +240,14 @@ class _ProjectFiles:
         self._modules = 0
         self._seen: set[str | None] = set()
         self._read: dict[str, int] = {}
-        """Files that were read since they were told, each with the time that it had then."""
+        """Files that were read since the last report, each with its time at that moment (ns)."""
         self._has_read = False
 
     def watch(self) -> None:
-        """Note from here on what time a file has when it is read: at the end of the call it may be another one."""
+        """
+        From now on, note the time of each file when it is read: at the end of the call it may
+        differ.
+        """
         plain = SourceFileLoader.path_stats
 
         @functools.wraps(plain)
@@ -234,8 +260,8 @@ class _ProjectFiles:
         SourceFileLoader.path_stats = path_stats  # type: ignore[assignment, method-assign]
 
     def new(self) -> dict[str, int]:
-        """Return the files since the last call, each with its time."""
-        # A reload changes no number of modules, but reads a file.
+        """Return the files since the last call, each with its time (ns)."""
+        # A reload does not change the number of modules, but reads a file.
         if len(sys.modules) == self._modules and not self._has_read:
             return {}
         self._modules, self._has_read = len(sys.modules), False
@@ -277,13 +303,13 @@ class _Server:
             self._answer(message, dict(zip(message["memories"], descriptors, strict=True)))
 
     def ask(self, message: Message) -> tuple[Message, list[int]] | None:
-        """What the caller answers."""
+        """Return the caller's answer; None if the caller is gone."""
         with self._sending:
             is_sent = self._channel.send({**message, "op": "ask"})
         return self._channel.receive() if is_sent else None
 
     def tell(self, message: Message) -> None:
-        """To which there is no answer."""
+        """Send *message*, which has no answer."""
         with self._sending:
             self._channel.send({**message, "op": "tell"})
 
@@ -338,9 +364,9 @@ class _Server:
         return lambda: called(*args, **kwargs)
 
     def _surround(self, message: Message) -> None:
-        """Have the variables, the search path and the folder that the caller has."""
+        """Set the variables, the search path and the folder of the caller."""
         for name, value in message["variables"].items():
-            # Variables such as RANK are the worker's, whatever its caller has.
+            # Variables such as RANK belong to the worker, not to its caller.
             if name in _own:
                 continue
             if value is None:

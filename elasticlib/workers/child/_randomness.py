@@ -1,13 +1,15 @@
 """
-Random generators of a forked worker: seeded by chance, as in a fresh program, unless somebody chose their seed.
+Random generators of a forked worker: seeded by chance, as in a fresh program, unless their seed
+was chosen.
 
-A fork copies its parent's generators, so that all ranks, restarts and launches would draw the same numbers: the same
-dropout masks, shuffles and initial weights. The fork server notes which generators its imports left with a seed that
-nobody chose; each worker seeds these anew. A module that seeds a generator at its import keeps that seed, as it does
-in a program of its own.
+A fork copies its parent's generators, so all ranks, restarts and launches would draw the same
+numbers: the same dropout masks, shuffles and initial weights. The fork server notes which
+generators its imports left without a chosen seed, and each worker seeds these again. A module
+that seeds a generator at its import keeps that seed, as in a program of its own.
 
-Rules of this file: generators are looked at before and after the imports, and never replaced; accelerators are not
-touched (their generators are made, and seeded, when a worker first uses them).
+Rules of this file: generators are compared before and after the imports, and never replaced.
+Accelerators are not touched: their generators are made, and seeded, when a worker first uses
+them.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from contextlib import contextmanager
 from typing import Any
 
 _LEAST_ENTROPY = 2**64
-"""Below it a number was chosen by somebody; numpy takes 128 bits from the system."""
+"""A smaller number was chosen as a seed; numpy takes 128 bits from the system."""
 _LEAST_SEED = 2**32
-"""The same for torch, which takes 64 bits."""
+"""The same limit for torch, which takes 64 bits."""
 _WORDS = 624
 """Numbers that Python's generator draws from one state before it makes the next."""
 _MOST_STATES = 10_000
 
 _chance: list[Callable[[], object]] = []
-"""Seeds anew, one by one, what the fork server's imports left unseeded."""
+"""Functions that seed the generators again which the fork server's imports left unseeded."""
 _chosen: list[Callable[[], object]] = []
-"""Restores what CPython itself seeds anew in each forked process."""
+"""Functions that restore generators which CPython itself seeds again in each forked process."""
 _torch_came_with: list[int | None] = []
 
 
@@ -42,7 +44,10 @@ def _torch_seed() -> int | None:
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """While entered, modules are imported; afterwards `reseed` knows which of their generators nobody seeded."""
+    """
+    Import modules in the block; afterwards `reseed` knows which of their generators were not
+    seeded.
+    """
     if "torch" in sys.modules:
         # A sitecustomize module may have imported it.
         note_torch()
@@ -57,23 +62,30 @@ def noted() -> Iterator[None]:
 
 
 def _torch_was_seeded_by_chance() -> bool:
-    """True if nobody chose the seed that torch's generator has."""
+    """Return True if torch's generator has a seed that was not chosen."""
     seed = _torch_seed()
     if seed is None:
         return False
     if _torch_came_with:
         return seed in _torch_came_with
-    # Torch was imported before anybody noted its seed.
+    # Torch was imported before its seed could be noted.
     return seed >= _LEAST_SEED
 
 
 def note_torch() -> None:
-    """Note the seed that torch's generator has now, right after torch's own import, as one that nobody chose."""
+    """
+    Note the present seed of torch's generator, right after torch's own import, as one that was
+    not chosen.
+    """
     _torch_came_with.append(_torch_seed())
 
 
 def _was_seeded(before: Any) -> bool:
-    """True if Python's own generator, which was in the state *before*, was seeded since, and not only drawn from."""
+    """
+    Return True if Python's own generator was seeded since it was in the state *before*.
+
+    Drawing numbers from it does not count.
+    """
     now, copy = random.getstate()[1][:_WORDS], random.Random()
     copy.setstate(before)
     for _ in range(_MOST_STATES):
@@ -90,7 +102,7 @@ def _seed_torch() -> None:
 
 def _numpy_generators() -> list[Callable[[], object]]:
     """
-    Return functions that seed numpy's generators anew, where nobody chose a seed.
+    Return functions that seed numpy's generators again, if their seeds were not chosen.
 
     These are its global generator, and those that modules made for themselves.
     """
@@ -99,12 +111,12 @@ def _numpy_generators() -> list[Callable[[], object]]:
         return []
     found = list[Callable[[], object]]()
     bits_of_global = getattr(library.mtrand._rand, "_bit_generator", None)
-    # np.random.seed takes the sequence away.
+    # np.random.seed removes the sequence.
     was_seeded = bits_of_global is not None and getattr(bits_of_global, "seed_seq", None) is None
     if not was_seeded:
         found.append(library.seed)
     for each in gc.get_objects():
-        # Of the type, since asking an object for its class may run code of its own.
+        # By the type, because asking an object for its class may run code of its own.
         if not issubclass(type(each), library.BitGenerator):
             continue
         if each is not bits_of_global and _by_chance(each):
@@ -122,18 +134,22 @@ def _by_chance(bits: Any) -> bool:
 
 
 def reseed() -> None:
-    """In a worker of a fork server: give each generator that nobody seeded a state of its own."""
+    """
+    Give each generator without a chosen seed a state of its own, in a worker of a fork server.
+    """
     for each in (*_chosen, *_chance):
         each()
 
 
 def reseed_caller() -> None:
-    """In a worker that was forked from the caller: the same for torch's and numpy's global generators."""
+    """
+    Seed torch's and numpy's global generators again, in a worker that was forked from the caller.
+    """
     seed = _torch_seed()
     if seed is not None and seed >= _LEAST_SEED:
         _seed_torch()
     library: Any = sys.modules.get("numpy.random")
-    # Always, as Python does with its own generator: test tools leave that of the caller as if
+    # Always, as Python does with its own generator: test tools leave the caller's generator as if
     # it had been seeded.
     if library is not None:
         library.seed()

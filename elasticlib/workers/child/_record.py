@@ -1,8 +1,9 @@
 """
-`record`: the decorator by which a function writes its exception to the error file that its launcher named.
+`record`: a decorator that writes a function's exception to the error file that its launcher
+named.
 
-Rules of this file: the file is written whole or not at all; what keeps it from being written is said on stderr and
-never takes the place of the exception itself.
+Rules of this file: the file is written whole or not at all. A failure to write it is reported on
+stderr and never replaces the exception itself.
 """
 
 from __future__ import annotations
@@ -37,32 +38,42 @@ class ErrorHandler:
     """
 
     _fn_name: str | None = None
-    """What the function is called that is recorded."""
+    """Qualified name of the recorded function; None without one."""
 
     def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
-        """Take the qualified name of the recorded function, None where it has none; called before `initialize`."""
+        """
+        Set the qualified name of the recorded function, None if it has none; called before
+        `initialize`.
+        """
         self._fn_name = fn_name
 
     def record_success(self) -> None:
-        """The recorded function has returned. Subclasses may tell somebody; what they raise is no failure of it."""
+        """
+        Handle the return of the recorded function.
+
+        Subclasses may send a notice; their exceptions are not recorded as its failure.
+        """
 
     def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
         """
-        *message*, which tells of a worker that a signal ended, with what else is known of it.
+        Return *message*, which describes a worker that a signal ended, with additional facts.
 
-        Called by the launcher when it writes its summary. Subclasses may add what they find beside *error_file*.
+        The launcher calls it when it writes its summary. Subclasses may add facts that they find
+        beside *error_file*.
         """
         del error_file
         return message
 
     def _get_error_file_path(self) -> str | None:
-        """Where errors are written; None, an empty path or `os.devnull` for nowhere."""
+        """Return the path for errors; None, an empty path or `os.devnull` for nowhere."""
         return os.environ.get(VARIABLE)
 
     def initialize(self) -> None:
-        """Have crashes print the stacks of all threads; called before the recorded function runs."""
+        """
+        Make crashes print the stacks of all threads; called before the recorded function runs.
+        """
         if _report.has_the_stacks_of_crashes:
-            # In our own workers the stacks go to the report, not to stderr.
+            # In elasticlib's own workers the stacks are part of the report, not of stderr.
             return
         try:
             faulthandler.enable(all_threads=True)
@@ -73,7 +84,7 @@ class ErrorHandler:
             warnings.warn(f"the fault handler cannot be enabled: {type(error).__name__}: {error}", stacklevel=2)
 
     def record_exception(self, e: BaseException) -> None:
-        """Write *e* to the error file, in place of what is there; nothing where no file is named."""
+        """Write *e* to the error file, and replace its content; do nothing if no file is named."""
         self._write(_report.error_file_content(_report.report_of_exception(e, b"")))
 
     def override_error_code_in_rootcause_data(
@@ -82,8 +93,8 @@ class ErrorHandler:
         """
         Put *error_code* into *rootcause_error*, which was read from *rootcause_error_file*.
 
-        The child cannot have known it when a signal ended it. Data whose message is missing or plain text is left
-        alone, with a warning.
+        The child cannot have known it if a signal ended it. Data whose message is missing or
+        plain text stays unchanged, with a warning.
         """
         message = rootcause_error.get("message")
         if isinstance(message, dict):
@@ -93,9 +104,11 @@ class ErrorHandler:
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """
-        Make the child's *rootcause_error_file* this process' own error file, with *error_code* unless that is 0.
+        Copy the child's *rootcause_error_file* to this process's own error file, with
+        *error_code* unless that is 0.
 
-        What is there already is logged and replaced. Raises what opening or parsing the child's file raises.
+        Existing content is logged and replaced. Raises the errors of opening or parsing the
+        child's file.
         """
         content = read_error_file(rootcause_error_file)
         if error_code:
@@ -103,7 +116,11 @@ class ErrorHandler:
         self._replace(content)
 
     def dump_failure(self, failure: ProcessFailure) -> None:
-        """Make *failure* this process' own error file, by the child's error file or by what is known without it."""
+        """
+        Write *failure* to this process's own error file.
+
+        The source is the child's error file, or the known facts if that cannot be read.
+        """
         try:
             self.dump_error_file(failure.error_file, failure.exitcode)
         except (OSError, ValueError, AttributeError):
@@ -135,18 +152,21 @@ class ErrorHandler:
 
 
 def get_error_handler() -> ErrorHandler:
-    """The handler that `record` uses where none is given."""
+    """Return the handler that `record` uses by default."""
     return ErrorHandler()
 
 
 def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
     """
-    Have *fn* write its exception to ``TORCHELASTIC_ERROR_FILE`` before it goes on to its caller.
+    Make *fn* write its exception to ``TORCHELASTIC_ERROR_FILE`` before raising it to its caller.
 
-    Under `elastic_launch` workers need no decorator; this one serves code that other launchers start. A
-    `ChildFailedError` is recorded as its root cause, so that a launcher within a launcher passes it on; not where the
-    child left no error file. ``SystemExit`` is not recorded; with status 0 the call returns None. *error_handler* does
-    the writing.
+    Under `elastic_launch` workers need no decorator; this one is for code that other launchers
+    start.
+
+    A `ChildFailedError` is recorded as its root cause, so that a launcher within a launcher
+    forwards it; not if the child left no error file. ``SystemExit`` is not recorded; with status
+    0 the call returns None. *error_handler* does the writing.
+
     (torch: ``torch.distributed.elastic.multiprocessing.errors.record``)
     """
     handler = error_handler if error_handler is not None else _handler_in_use()
@@ -178,7 +198,10 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
 
 
 def _handler_in_use() -> ErrorHandler:
-    """What `get_error_handler` gives, also where a program put its own in its place where torch has it."""
+    """
+    Return the result of `get_error_handler`, or of the program's replacement at torch's place for
+    it.
+    """
     door = sys.modules.get("elasticlib.elastic.multiprocessing.errors")
     found: ErrorHandler = getattr(door, "get_error_handler", get_error_handler)()
     return found
@@ -196,11 +219,14 @@ errors.about_signal = _about_signal
 
 
 def write_error_file(error: ChildFailedError) -> None:
-    """Write the root cause of *error* to this process' own error file, in place of what is there."""
+    """Write the root cause of *error* to this process's own error file, and replace its content."""
     get_error_handler().dump_failure(error.get_first_failure()[1])
 
 
 def leave(report: _report.Report) -> None:
-    """Write *report* to the error file that this process' launcher named, if it did; an earlier file is kept."""
+    """
+    Write *report* to the error file that this process's launcher named, if it did; keep an
+    earlier file.
+    """
     if not os.path.exists(os.environ.get(VARIABLE, "")):
         ErrorHandler()._write(_report.error_file_content(report))

@@ -1,11 +1,13 @@
 """
-What a worker leaves behind: its return value or its exception, and its last lines, in memory that outlives it.
+A worker's report: its return value or its exception, and its last lines, in memory that outlives
+it.
 
-Each worker gets an anonymous file. It writes one report there; the head comes last, so a report
-is whole or absent even when a SIGKILL falls in the middle. Its launcher reads it after the worker's
-end: no pipe that fills, no reader to wait for, any size.
+Each worker gets an anonymous file, and writes one report there. The head is written last, so a
+report is whole or absent even after a SIGKILL in the middle. Its launcher reads it after the
+worker's end: no pipe fills, no reader is needed, and any size fits.
 
-The same facts go to ``TORCHELASTIC_ERROR_FILE`` in torch's JSON form for tools that read it.
+The same facts are written to ``TORCHELASTIC_ERROR_FILE`` in torch's JSON form for tools that read
+it.
 """
 
 from __future__ import annotations
@@ -41,14 +43,14 @@ _HEAD = struct.Struct("!8sQQ")
 _MOST_TEXT = 65536
 _MOST_READ = 2**24
 _MOST_NOTED = 32768
-"""Bytes that the note of stderr may have; half of it, the newer, stays when it is full."""
+"""Most bytes of the copy of stderr; when it is full, the newer half stays."""
 _MOST_FILES = 16384
 """The highest number for a descriptor: each fork copies a table of that size."""
 _MAGIC = b"elastic1"
 has_the_stacks_of_crashes = False
-"""Whether this process is a worker whose fault handler writes for the report."""
+"""True in a worker whose fault handler writes for the report."""
 
-# Names and phrases with which torch, gloo and NCCL say that a *peer* went away.
+# Names and phrases with which torch, gloo and NCCL report that a *peer* is gone.
 _SECONDARY_TYPES = frozenset({"DistNetworkError", "DistStoreError", "DistBackendError"})
 _CHANNELS = re.compile(r"/torch/(distributed|multiprocessing)/|/multiprocessing/")
 """Code that reads from a peer: an end of file elsewhere is that of a file."""
@@ -58,22 +60,22 @@ _SECONDARY_TEXT = re.compile(
     re.IGNORECASE,
 )
 _DEVICE_TYPES = frozenset({"OutOfMemoryError", "AcceleratorError", "DistError"})
-"""Classes of torch for errors of devices, of collectives and of stores; or a base of these."""
+"""Torch's classes for errors of devices, of collectives and of stores; or a base of these."""
 _DEVICE_TEXT = re.compile(
     r"\b(CUDA|HIP|XPU|cuDNN) (error|driver)|\b(NCCL|RCCL|CUDNN|CUBLAS|CUFFT|CUSOLVER|CUSPARSE)|No CUDA GPUs"
     r"|gloo|timed? ?out|out of memory|can't allocate memory|shared memory|DataLoader worker .* (killed|exited)"
 )
-"""Phrases of what torch raises as a plain RuntimeError for them, or for what the system did not give."""
+"""Phrases of torch's plain RuntimeErrors for the same, or for resources that the system refused."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """One worker's last word."""
+    """Report of one worker."""
 
     kind: str
     """``result`` or ``error``."""
     payload: bytes
-    """The pickled return value, or the pickled exception; empty when it could not be pickled."""
+    """The pickled return value, or the pickled exception; empty if it could not be pickled."""
     exception_type: str = ""
     message: str = ""
     traceback: str = ""
@@ -81,11 +83,11 @@ class Report:
     """Unix seconds with fraction."""
     secondary: bool = False
     frames: str = "[]"
-    """Those of the exception, in JSON: ``[[file, line, function, {variable: text}], ...]``."""
+    """Frames of the exception, in JSON: ``[[file, line, function, {variable: text}], ...]``."""
     external: bool = False
-    """True when a peer, a device or the system caused the exception."""
+    """True if a peer, a device or the system caused the exception."""
     is_shown: bool = False
-    """True when the worker is about to write the traceback to its stderr."""
+    """True if the worker is about to write the traceback to its stderr."""
 
 
 _FACTS: dict[str, type] = {
@@ -99,11 +101,11 @@ _FACTS: dict[str, type] = {
     "external": bool,
     "is_shown": bool,
 }
-"""What is written of it besides the payload, each of just this type."""
+"""Fields that are written besides the payload, each of exactly this type."""
 
 
 def identity(descriptor: int) -> tuple[int, int]:
-    """What tells the file behind *descriptor* from any other; (0, 0) when it is closed."""
+    """Return device and inode of the file behind *descriptor*; (0, 0) if it is closed."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -113,10 +115,11 @@ def identity(descriptor: int) -> tuple[int, int]:
 
 def reopened(descriptor: int, expected: tuple[int, int], owner: int) -> int:
     """
-    *descriptor* if it still is the file *expected*, else the same memory opened through process *owner*.
+    Return *descriptor* if it still is the file *expected*, else the same memory opened through
+    process *owner*.
 
-    User code may close every descriptor it finds, and open files of its own under their numbers. Raises
-    OSError when the memory is out of reach.
+    User code may close every descriptor it finds, and open files of its own under their numbers.
+    Raises OSError if the memory is out of reach.
     """
     if identity(descriptor) == expected:
         return descriptor
@@ -129,11 +132,12 @@ def reopened(descriptor: int, expected: tuple[int, int], owner: int) -> int:
 
 def moved_up(descriptor: int) -> int:
     """
-    Move *descriptor* to a number that no file of the program will get, and return it; stay where none can be had.
+    Move *descriptor* to a number that no file of the program will get, and return it; unchanged
+    without a free one.
 
-    User code may close every descriptor it finds. The kernel gives new ones numbers below the soft limit of open files,
-    the lowest that is free: so this one goes above the limit, or, where the hard limit or a table of that size does not
-    allow it, far up.
+    User code may close every descriptor it finds. The kernel gives new ones the lowest free
+    number below the soft limit of open files. So this one is placed above the limit. If the hard
+    limit or the size of the table does not allow that, it is placed far up.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     above = soft != hard and soft <= _MOST_FILES
@@ -153,17 +157,24 @@ def moved_up(descriptor: int) -> int:
 
 
 def write_report(descriptor: int, report: Report) -> None:
-    """Put *report* into the file *descriptor*; it can be read once this returns, whatever happens then."""
+    """
+    Write *report* into the file *descriptor*; it can be read after this returns, even after a
+    crash.
+    """
     head, facts = _head_and_facts(report)
     with room_for_file(len(head) + len(facts) + len(report.payload)):
         write_exactly(descriptor, facts, len(head))
         write_exactly(descriptor, report.payload, len(head) + len(facts))
-        # The head comes last: a report is whole or absent, wherever a SIGKILL falls.
+        # The head is written last: a report is whole or absent, wherever a SIGKILL falls.
         write_exactly(descriptor, head, 0)
 
 
 def report_files(report: Report) -> list[int]:
-    """New files for `read_report`: one, or several where a limit of size leaves no room. The caller closes them."""
+    """
+    Return new files for `read_report`: one, or several if a size limit requires it.
+
+    The caller closes them.
+    """
     descriptor = processes.anonymous_file("report")
     try:
         write_report(descriptor, report)
@@ -176,7 +187,9 @@ def report_files(report: Report) -> list[int]:
 
 
 def packed_report(report: Report) -> bytes:
-    """*report* as `read_report` finds it in one file, or in several that have it in parts."""
+    """
+    Return *report* as the bytes that `read_report` reads, from one file or in parts from several.
+    """
     return b"".join((*_head_and_facts(report), report.payload))
 
 
@@ -187,9 +200,9 @@ def _head_and_facts(report: Report) -> tuple[bytes, bytes]:
 
 def read_report(descriptor: int, *more: int) -> Report | None:
     """
-    The report in the file *descriptor*; None when the worker left none, not a whole one, or wrote over it.
+    Return the report in the file *descriptor*; None if it is missing, incomplete or overwritten.
 
-    A limit of a file's size may have left it in *more* files.
+    If a limit of a file's size divided it, the rest is in *more* files.
     """
     if more:
         content = content_of_files((descriptor, *more))
@@ -198,7 +211,11 @@ def read_report(descriptor: int, *more: int) -> Report | None:
 
 
 def _parsed(whole: int, part: Callable[[int, int], bytes]) -> Report | None:
-    """Return the report of *whole* bytes, of which *part* gives some, by number and place."""
+    """
+    Return the report of *whole* bytes; *part* reads some, by number and place.
+
+    None if it is not valid.
+    """
     if whole < _HEAD.size:
         return None
     magic, facts_size, payload_size = _HEAD.unpack(part(_HEAD.size, 0))
@@ -221,20 +238,23 @@ def _checked_facts(facts: object) -> dict[str, Any]:
 
 
 def read_text(descriptor: int) -> str:
-    """The text in a file; of one that somebody made larger than any text of ours, the beginning."""
+    """
+    Return the text in a file; only the beginning of a file that was made larger than any of these
+    texts.
+    """
     size = min(os.fstat(descriptor).st_size, _MOST_READ)
     return read_exactly(descriptor, size).decode(errors="replace")
 
 
 def qualified_name(kind: type) -> str:
-    """Return the name by which tracebacks call a class."""
+    """Return the name of a class in tracebacks."""
     if kind.__module__ in ("builtins", "__main__", "__mp_main__"):
         return kind.__qualname__
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_secondary(error: BaseException) -> bool:
-    """Whether *error* says no more than that the connection to a peer was lost."""
+    """Return True if *error* only reports that the connection to a peer was lost."""
     if type(error).__name__ in _SECONDARY_TYPES or isinstance(error, ConnectionError):
         return True
     if isinstance(error, EOFError):
@@ -244,7 +264,10 @@ def is_secondary(error: BaseException) -> bool:
 
 
 def is_external(error: BaseException) -> bool:
-    """True if a peer, a device or the system caused *error*, or an error that it was raised from."""
+    """
+    Return True if a peer, a device or the system caused *error*, or an error that it was raised
+    from.
+    """
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -268,7 +291,7 @@ def _is_of_device(error: BaseException) -> bool:
 
 
 def text_of_exception(error: BaseException) -> str:
-    """The text of an exception, whatever its class makes of it."""
+    """Return the text of an exception, even if its class cannot make one."""
     try:
         return str(error)
     except Exception as failure:
@@ -276,7 +299,7 @@ def text_of_exception(error: BaseException) -> str:
 
 
 def _cut(text: str) -> str:
-    """*text*, or its beginning and end where it is longer than anybody reads."""
+    """Return *text*, or its beginning and end if it is too long to read."""
     if len(text) <= _MOST_TEXT:
         return text
     half = _MOST_TEXT // 2
@@ -284,7 +307,7 @@ def _cut(text: str) -> str:
 
 
 def report_of_exception(error: BaseException, pickled: bytes, formatted: str | None = None) -> Report:
-    """The report of an exception that ended a worker."""
+    """Return the report of an exception that ended a worker."""
     name = qualified_name(type(error))
     text = text_of_exception(error)
     return Report(
@@ -302,9 +325,10 @@ def report_of_exception(error: BaseException, pickled: bytes, formatted: str | N
 
 def error_file_content(report: Report) -> dict[str, Any]:
     """
-    *report* in torch's JSON form.
+    Return *report* in torch's JSON form.
 
-    The seconds are whole since torch's readers take nothing else; the fraction stands beside them.
+    The seconds are whole, because torch's readers accept nothing else; the fraction stands beside
+    them.
     """
     extra = {
         "py_callstack": report.traceback,
@@ -315,11 +339,15 @@ def error_file_content(report: Report) -> dict[str, Any]:
 
 
 def write_json(path: str, content: Any) -> None:
-    """Write *content* to *path* so that a reader sees all of it or the former file; a missing folder is made anew."""
+    """
+    Write *content* to *path* so that a reader sees all of it or the former file.
+
+    A missing folder is created.
+    """
     folder = os.path.dirname(path) or "."
     make_private_folder(folder)
     temporary = os.path.join(folder, f".error{os.urandom(8).hex()}")
-    # Not a private file, as tempfile makes: who else may read it is the user's umask to say.
+    # Not a private file, as tempfile makes: the user's umask decides who else may read it.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         text = dumps(content)
@@ -333,11 +361,11 @@ def write_json(path: str, content: Any) -> None:
 
 class NotedFile(io.FileIO):
     """
-    Descriptor 2, with a copy of what Python writes to it in a file.
+    Descriptor 2, with a copy of Python's output to it in a file.
 
-    The stream itself goes where it always went, so that a terminal stays a terminal and the order of lines
-    stays what it was. Native code that writes to descriptor 2 by itself is not noted: it can be read on the console,
-    or in the file where stderr is redirected.
+    The stream itself is unchanged: a terminal stays a terminal, and the order of lines stays.
+    Native code that writes to descriptor 2 directly is not copied: its output is on the console,
+    or in the file to which stderr is redirected.
     """
 
     def __init__(self, note: int) -> None:
@@ -348,9 +376,14 @@ class NotedFile(io.FileIO):
         self._size = 0
 
     def write(self, data: Any, /) -> int:
-        """Write *data* to stderr, then note it: an error of the stream is the writer's, one of the note nobody's."""
+        """
+        Write *data* to stderr, then copy it.
+
+        An error of the stream is raised, an error of the copy is not.
+        """
         count = super().write(data)
-        # The user's code may have closed all descriptors, and opened a file of its own under this number.
+        # The user's code may have closed all descriptors, and opened a file of its own under this
+        # number.
         if identity(self._note) == self._identity:
             self._keep(bytes(memoryview(data)[:count])[-_MOST_NOTED // 2 :])
         return count
@@ -366,7 +399,7 @@ class NotedFile(io.FileIO):
 
 
 def note_stderr(note: int) -> None:
-    """Have ``sys.stderr`` noted in the file *note*; it looks as it did before."""
+    """Copy ``sys.stderr`` into the file *note* from now on; the stream looks the same as before."""
     former = sys.stderr
     if former is None:
         return
