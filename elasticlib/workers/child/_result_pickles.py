@@ -1,9 +1,9 @@
 """
-The way of a worker's return value or exception back: classes that both sides have keep their identity.
+Pickles of a worker's return value or exception: classes that both sides have keep their identity.
 
-Rules of this file: the launcher gets the very exception where that can be, else the nearest to it; parts
-that cannot be packed or rebuilt are left out, and raise nothing; only bytes that `pack_exception` wrote in
-a worker are unpacked.
+Rules of this file: the launcher gets the same exception if possible, otherwise the nearest one.
+Parts that cannot be packed or rebuilt are left out, and raise nothing. Only bytes that
+`pack_exception` wrote in a worker are unpacked.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from elasticlib.workers.child import _own_modules
 from elasticlib.workers.child._report import Report, qualified_name, report_of_exception, text_of_exception
 
 _MOST_TWICE = 1 << 20
-"""Bytes of a pickled exception whose parts are pickled too."""
+"""Most bytes of a pickled exception whose parts are pickled too."""
 _MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OF_NOBODY = "obj"
-"""The object that an `AttributeError` is about, of any kind and size: Python does not pickle it either."""
+"""
+The object that an `AttributeError` is about, of any kind and size: Python does not pickle it
+either.
+"""
 
 
 def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
@@ -35,7 +38,8 @@ def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
     """
     buffer = io.BytesIO()
     if _own_modules.has_own("cloudpickle"):
-        # With a cloudpickle of the project's own, definitions of this program alone cannot travel.
+        # With a cloudpickle of the project's own, definitions of this program alone cannot be
+        # sent.
         pickle.dump(value, buffer)
     else:
         # Imported here: a script that sends nothing needs no cloudpickle.
@@ -46,7 +50,7 @@ def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
 
 
 def can_be_pickled(value: Any) -> bool:
-    """True if *value* can be pickled, and be rebuilt from that."""
+    """Return True if *value* can be pickled and rebuilt."""
     try:
         pickle.loads(pack_result(value, None))
     except Exception:
@@ -55,13 +59,16 @@ def can_be_pickled(value: Any) -> bool:
 
 
 def unsendable(value: object, error: Exception) -> TypeError:
-    """Return the error for a return *value* that `pack_result` could not pack, for this *error*."""
+    """
+    Return the error for a return *value* that `pack_result` could not pack, because of this
+    *error*.
+    """
     kind = qualified_name(type(value))
     return TypeError(f"the return value, a {kind}, cannot be pickled: {type(error).__name__}: {error}")
 
 
 def report_of_failure(error: BaseException, shared: Collection[str] | None) -> Report:
-    """Return the report of *error*, with as much of the exception itself as can travel."""
+    """Return the report of *error*, with as much of the exception itself as can be sent."""
     try:
         pickled = pack_exception(error, shared)
     except Exception:
@@ -72,10 +79,10 @@ def report_of_failure(error: BaseException, shared: Collection[str] | None) -> R
 
 def pack_exception(error: BaseException, shared: Collection[str] | None) -> bytes:
     """
-    Pickle an exception such that `unpack_exception` finds as much of it as can travel.
+    Pickle an exception such that `unpack_exception` restores as much of it as can be sent.
 
-    Parts that cannot be pickled alone, or not be rebuilt from that, are left out: a field, an
-    argument for which its text goes, the class for which the nearest one above it goes.
+    Parts that cannot be pickled alone, or not be rebuilt, are left out or replaced. An argument
+    is replaced by its text, a class by the nearest one above it. A field is left out.
     """
     text = text_of_exception(error)
     whole, members_of_whole = _packed_whole(error, text, shared)
@@ -92,7 +99,7 @@ def pack_exception(error: BaseException, shared: Collection[str] | None) -> byte
 
 
 def _packed_whole(error: BaseException, text: str, shared: Collection[str] | None) -> tuple[bytes, Collection[str]]:
-    """Pickle *error* itself, and return the names of the members that are in it; empty if it cannot travel."""
+    """Pickle *error* itself, and return the names of its members; empty if it cannot be sent."""
     whole = _packed(error, shared)
     if whole is None:
         return b"", ()
@@ -103,13 +110,13 @@ def _packed_whole(error: BaseException, text: str, shared: Collection[str] | Non
     except Exception:
         return b"", ()
     if not has_same_text:
-        # Its class makes something else of its arguments, as an ``__init__`` of its own may.
+        # Its class changes its arguments, as an ``__init__`` of its own may.
         return b"", ()
     return whole, members.keys()
 
 
 def _packed_kinds(kind: type[BaseException], shared: Collection[str] | None) -> list[bytes]:
-    """Pickle the class of an exception and those above it, as far as these can travel."""
+    """Pickle the class of an exception and those above it, as far as these can be sent."""
     found = []
     for each in kind.__mro__:
         packed = _packed(each, shared) if issubclass(each, BaseException) else None
@@ -123,7 +130,7 @@ def _packed_argument(value: Any, shared: Collection[str] | None) -> bytes | None
 
 
 def _all_packed(values: Mapping[str, Any], shared: Collection[str] | None) -> dict[str, bytes]:
-    """Pickle each of *values*; leave out those that cannot travel."""
+    """Pickle each of *values*; leave out those that cannot be sent."""
     found = {}
     for name, value in values.items():
         packed = _packed(value, shared)
@@ -133,7 +140,7 @@ def _all_packed(values: Mapping[str, Any], shared: Collection[str] | None) -> di
 
 
 def _packed(value: Any, shared: Collection[str] | None) -> bytes | None:
-    """Pickle *value*; return None where it cannot be rebuilt even here."""
+    """Pickle *value*; return None if it cannot be rebuilt even here."""
     try:
         packed = pack_result(value, shared)
         pickle.loads(packed)
@@ -167,7 +174,7 @@ def unpack_exception(payload: bytes) -> BaseException | None:
     fields = _all_loaded(parts.get("fields", {}))
     for kind in map(_loaded, parts.get("kinds", ())):
         if isinstance(kind, type) and issubclass(kind, BaseException):
-            # A class that cannot be made of these arguments: the next one above it may.
+            # This class cannot be made with these arguments: the next one above it may.
             with contextlib.suppress(Exception):
                 return _rebuilt(kind, args, fields, parts["name"], parts["text"], members)
     return stand_in(parts["name"], parts["text"])
@@ -180,7 +187,10 @@ def _all_loaded(packed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stand_in(name: str, text: str) -> BaseException:
-    """Return an exception that looks like one of class *name* with this *text*, and has nothing else."""
+    """
+    Return an exception that looks like one of class *name* with this *text*, and has nothing
+    else.
+    """
     found: Any = getattr(builtins, name, None)
     is_exception = isinstance(found, type) and issubclass(found, Exception)
     # A group cannot be made without the exceptions in it.
@@ -200,7 +210,7 @@ def _rebuilt(
     """
     Return an exception of *kind* without a call of its ``__init__``.
 
-    It is of a class below *kind* where *name* or *text* differ.
+    Its class is a new one below *kind* if *name* or *text* differ.
     """
     if qualified_name(kind) == name:
         error = _filled(kind, args, fields, more)
@@ -223,7 +233,8 @@ def _filled(
 
 def exception_members(error: BaseException) -> dict[str, Any]:
     """
-    Return the values that *error* holds outside its ``__dict__``, such as `ImportError.name` and slots.
+    Return the values that *error* holds outside its ``__dict__``, such as `ImportError.name` and
+    slots.
 
     Those that all exceptions have are left out.
     """
@@ -261,14 +272,14 @@ def _members_of(kind: type) -> dict[str, Any]:
 
 
 class ArgumentText(str):
-    """The text of an argument that could not travel, which shows as that did."""
+    """Text of an argument that could not be sent; it is shown like the argument."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 class _Missing:
-    """Stands for what cannot be rebuilt here."""
+    """Stand-in for a value that cannot be rebuilt here."""
 
     def __repr__(self) -> str:
         return "<not sent>"
@@ -278,7 +289,7 @@ _MISSING = _Missing()
 
 
 def _loaded(packed: Any) -> Any:
-    """Return the value that was pickled; a stand-in where it cannot be rebuilt here."""
+    """Return the value that was pickled; a stand-in if it cannot be rebuilt here."""
     try:
         return pickle.loads(packed)
     except Exception:

@@ -1,8 +1,9 @@
 """
-Torch's debug server inside a worker, on a Unix socket, as soon as the worker has loaded torch.
+Torch's debug server inside a worker, on a Unix socket, started when the worker has loaded torch.
 
-Rules of this file: a worker that never loads torch is left as it is; a server that cannot start is a line on stderr,
-never the end of the worker; one process serves a socket, so what it starts is not told of it.
+Rules of this file: a worker that never loads torch stays unchanged. A server that cannot start is
+a line on stderr, never the end of the worker. One process serves a socket, so its children do not
+get the variable.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from types import ModuleType
 from typing import Any
 
 SERVER_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
-"""Where a server is wanted."""
+"""Variable with the socket of a requested server."""
 SERVED_VARIABLE = "ELASTICLIB_WORKER_SERVER_SOCKET"
-"""Where this process, or the one that started it, serves already."""
+"""Variable with the socket that this process, or the one that started it, serves already."""
 _running: list[object] = []
 """The server, kept for the life of the process."""
 
 
 def when_torch_comes(path: str) -> None:
-    """Serve *path* from now on if torch is loaded, else from when this process loads it."""
+    """
+    Serve *path* from now on if torch is loaded, otherwise from the moment when this process loads
+    it.
+    """
     when_imported("torch", lambda: _serve(path))
 
 
@@ -37,7 +41,9 @@ def when_imported(name: str, then: Callable[[], object]) -> None:
 
 
 def open_server(path: str) -> Any:
-    """Torch's server on the Unix socket *path*, with a method ``shutdown``; imports torch."""
+    """
+    Return torch's server on the Unix socket *path*, with a method ``shutdown``; imports torch.
+    """
     import torch  # noqa: F401 - its compiled part comes with it
     from torch._C._distributed_c10d import _WorkerServer
 
@@ -49,34 +55,41 @@ def _serve(path: str) -> None:
         _running.append(open_server(path))
     except Exception as error:
         print(f"elasticlib: this worker has no debug server at {path}: {error}", file=sys.stderr)
-    # A decorator in the user's script, or a process that it starts, would find the socket taken.
+    # A decorator in the user's script, or a process that it starts, would find the socket in use.
     os.environ.pop(SERVER_VARIABLE, None)
     os.environ[SERVED_VARIABLE] = path
 
 
 class ImportWaiter:
-    """An importer that imports nothing: it calls *then* when this very process has imported the module *name*."""
+    """
+    An importer that imports nothing: it calls *then* when this same process has imported the
+    module *name*.
+    """
 
     def __init__(self, name: str, then: Callable[[], object]) -> None:
         self._name = name
         self._then = then
         self._pid = os.getpid()
         self._asks = False
-        """Whether the other importers are being asked: it is itself among those that Python asks then."""
+        """True while it asks the other importers: Python then asks it too."""
 
     def enter(self) -> None:
-        """Be asked before all others."""
+        """Become the first importer that Python asks."""
         sys.meta_path.insert(0, self)
 
     def leave(self) -> None:
-        """Be asked no more."""
+        """Leave Python's list of importers."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where the module is, as the other importers know it, with a loader that tells when it has loaded."""
+        """
+        Return the spec of the module from the other importers, None for other modules.
+
+        Its loader calls *then* after the module has loaded.
+        """
         if name != self._name or self._asks:
             return None
         self._asks = True

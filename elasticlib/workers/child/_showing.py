@@ -1,13 +1,18 @@
 """
-How a function that runs for a notebook displays objects, and how it finds no keyboard and no widgets.
+Display of objects by a function that runs for a notebook, without a keyboard and without widgets.
 
-Figures, tables and other objects are shown as the notebook would show them. Code that would ask the user raises an
-error that says what to do instead: the cell's input is the kernel's, and the prompt of a debugger would meet the end of
-its input and end the program. A bar of ``tqdm.notebook`` is one of text in place of a widget.
+Figures, tables and other objects are shown as the notebook would show them. Code that would ask
+the user raises an error with the alternative: the cell's input belongs to the kernel, and a
+debugger's prompt would reach the end of its input and end the program. A bar of ``tqdm.notebook``
+becomes a text bar.
 
-Rules of this file: a worker that displays nothing imports nothing for it. IPython finds a shell here that formats and
-passes on, and is no more: it runs no cell. An object that cannot be passed on is shown as its text. A hook that the
-program sets later, as debugpy does, and one that the variable PYTHONBREAKPOINT names are left alone.
+Rules of this file:
+
+* A worker that displays nothing imports nothing for it.
+* The shell that IPython finds here formats objects and sends them; it runs no cell.
+* An object that cannot be sent is shown as its text.
+* A hook that the program sets later, as debugpy does, or that the variable PYTHONBREAKPOINT
+  names, stays.
 """
 
 from __future__ import annotations
@@ -29,25 +34,29 @@ from elasticlib.stacks import CALLERS, threads_of
 from elasticlib.workers.child._serving import when_imported
 
 DISPLAYED_SUFFIX = ".displayed"
-"""Ends the name of the file, beside that of the output, with what was displayed."""
+"""Suffix of the file with the displayed objects, beside that of the output."""
 SHELL = "IPython.core.interactiveshell"
 """
-The module with IPython's shell. Whatever is imported may ask it, and do something else where there is none: so each
-worker imports it, and what imports it, by itself.
+The module with IPython's shell.
+
+Any import may look for the shell, and act differently without one. So each worker imports this
+module, and all modules that import it, after its own start.
 """
 TEXT_BARS = "tqdm.notebook"
 _OF_WIDGETS = ("status_printer", "display", "colour", "__iter__", "update", "close", "clear", "reset")
-"""What its class of bars overrides of that of text bars, apart from its constructor."""
+"""Names that tqdm's class of widget bars overrides from text bars, apart from its constructor."""
 _BREAKPOINT_VARIABLE = "PYTHONBREAKPOINT"
 _shell: Any = None
 
 
 def attach(mark: str | None, ranks: Sequence[int] | None, rank: int, output: str | None) -> None:
     """
-    In a worker, before any of the user's code: have what is displayed shown, and what would ask the user refused.
+    Show displayed objects, and refuse code that would ask the user; called before any of the
+    user's code.
 
-    *mark* marks it in the *output*, a file; empty: the caller shows text only; None: it is no notebook. Of others than
-    *ranks* (None: all) text is shown.
+    * *mark* marks the objects in the *output*, a file. Empty: the caller shows text only. None:
+      the caller is not a notebook.
+    * Ranks other than *ranks* (None: all) show text.
     """
     if mark is None:
         return
@@ -60,7 +69,9 @@ def attach(mark: str | None, ranks: Sequence[int] | None, rank: int, output: str
 
 
 def call_function(call: Callable[[], Any]) -> Any:
-    """Call the user's function, and show the figures that it leaves open, as a cell does at its end."""
+    """
+    Call the user's function, and show the figures that it leaves open, as a cell does at its end.
+    """
     try:
         return call() if _has_frame(call) else _call_native(call)
     finally:
@@ -69,7 +80,10 @@ def call_function(call: Callable[[], Any]) -> Any:
 
 
 def _has_frame(call: Callable[[], Any]) -> bool:
-    """Whether *call* has a frame of its own on the stack while it works: not so what is compiled, say by Cython."""
+    """
+    Return True if *call* has a frame of its own on the stack while it works; compiled code, as by
+    Cython, has none.
+    """
     while isinstance(call, functools.partial):
         call = call.func
     return isinstance(getattr(call, "__func__", call), types.FunctionType)
@@ -82,21 +96,22 @@ def _call_native(call: Callable[[], Any]) -> Any:
 
 def has_returned(stacks: str) -> bool:
     """
-    Whether the fault handler's *stacks* show that the user's function is over, but not the call of it.
+    Return True if the fault handler's *stacks* show that the user's function is over, but its
+    call is not.
 
-    No frame is above ours then: the function's local variables are being destroyed.
+    No frame is above elasticlib's then: the function's local variables are being destroyed.
     """
     innermost = [thread.frames[0] for thread in threads_of(stacks) if thread.frames]
     return any(frame.file == __file__ and frame.function == call_function.__name__ for frame in innermost)
 
 
 def _display(*objects: Any, **more: Any) -> Any:
-    """IPython's, which every cell has."""
+    """Display *objects* as IPython's ``display`` does, which every cell has."""
     return importlib.import_module("IPython.display").display(*objects, **more)
 
 
 class _Publisher:
-    """Takes what IPython's display system publishes, as its own publishers do."""
+    """Publisher for IPython's display system."""
 
     mark = ""
     output = ""
@@ -111,7 +126,7 @@ class _Publisher:
         **_: Any,
     ) -> None:
         plain = {kind: base64.b64encode(x).decode() if isinstance(x, bytes) else x for kind, x in data.items()}
-        # Widgets live in the process that made them: there is nobody to draw these.
+        # Widgets live in the process that made them: no front end can draw these.
         plain.pop("application/vnd.jupyter.widget-view+json", None)
         message = {"data": plain, "metadata": metadata or {}, "transient": transient or {}, "update": update}
         self._send(message, str(data.get("text/plain", "")), is_new=not update)
@@ -142,7 +157,7 @@ def _write_all(content: bytes) -> None:
 
 
 def _become_shell() -> None:
-    """Be what IPython, and what is made for it, asks for the way to display."""
+    """Install a shell that IPython, and libraries for it, use to display objects."""
     global _shell
     module: Any = sys.modules[SHELL]
     if module.InteractiveShell.initialized():
@@ -150,7 +165,7 @@ def _become_shell() -> None:
         return
 
     class WorkerShell(module.InteractiveShell):  # type: ignore[misc]
-        """The way to display, and nothing else of a shell."""
+        """The display part of a shell, without the rest."""
 
         def __init__(self) -> None:
             super(module.InteractiveShell, self).__init__()
@@ -168,7 +183,7 @@ def _become_shell() -> None:
 
     try:
         WorkerShell._instance = _shell = WorkerShell()
-        # As traitlets does it: the classes above find the same instance.
+        # As traitlets does: the classes above find the same instance.
         for parent in WorkerShell._walk_mro():
             parent._instance = _shell
     except Exception as error:
@@ -180,7 +195,9 @@ def _become_shell() -> None:
 
 
 def refuse_to_ask() -> None:
-    """In a worker, before any of the user's code: have whatever asks its user raise."""
+    """
+    Make all functions that ask the user raise; called in a worker, before any of the user's code.
+    """
     sys.breakpointhook = _break
     # The prompts of debuggers use it, too.
     builtins.input = _input
@@ -228,9 +245,9 @@ def _refuse(name: str) -> NoReturn:
 
 def use_text_bars() -> None:
     """
-    Have the bars of ``tqdm.notebook``, which was imported, be of text.
+    Turn the bars of ``tqdm.notebook``, which is imported, into text bars.
 
-    The class itself is changed: functions that were sent know it by its name and bring no other.
+    The class itself is changed, because functions that were sent refer to it by its name.
     """
     kind: Any = getattr(sys.modules[TEXT_BARS], "tqdm_notebook", None)
     if kind is None:

@@ -1,8 +1,10 @@
 """
-How many threads a worker computes with, although its libraries were loaded before it was born.
+The number of threads that a worker computes with, although its libraries were loaded before it
+was forked.
 
-torch and the BLAS libraries read OMP_NUM_THREADS and its kin once, at import. A worker forked from the
-fork server gets the number through their setters: what the launch says, or what its script's text sets first of all.
+torch and the BLAS libraries read OMP_NUM_THREADS and its kin once, at import. A worker forked
+from the fork server gets the number through their setters. The launch sets it, or the script's
+text before anything else.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ import os
 import sys
 from typing import Any
 
-# Builds of OpenBLAS differ in the names of their functions; those of numpy's wheels begin with scipy.
+# Builds of OpenBLAS differ in the names of their functions; those of numpy's wheels begin with
+# scipy.
 _PREFIXES, _SUFFIXES = ("scipy_openblas", "openblas"), ("64_", "")
 
 
 @functools.cache
 def blas_libraries() -> list[Any]:
     """
-    The OpenBLAS libraries of this process, each as (getter, setter) of its thread count.
+    Return the OpenBLAS libraries of this process, each as (getter, setter) of its thread count.
 
-    The answer is kept, for the workers too: first asked for when the fork server has done its imports.
+    The result is kept, for the workers too: it is first computed when the fork server has done
+    its imports.
     """
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = {line.split(maxsplit=5)[5].strip() for line in file if "openblas" in line}
@@ -42,7 +46,10 @@ def blas_libraries() -> list[Any]:
 
 
 def set_blas_threads(count: int) -> None:
-    """Have the libraries that are loaded compute with *count* threads, but no more than CPUs, as at their import."""
+    """
+    Set the loaded libraries to *count* threads, but at most the number of CPUs, as at their
+    import.
+    """
     count = min(count, len(os.sched_getaffinity(0)))
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != count:

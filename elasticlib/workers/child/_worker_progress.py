@@ -1,8 +1,9 @@
 """
-How far a worker's program says that it has come, in memory that the launcher reads when it is asked.
+Progress that a worker's program reports, in memory that the launcher reads on request.
 
-Rules of this file: to tell costs a few stores, whoever looks and however often; outside a job it is nothing. The
-program may write anywhere in its memory, so what cannot be understood was never told.
+Rules of this file: a report takes a few stores, however often the launcher reads it. Outside a
+job it does nothing. The program may write anywhere in its memory, so a record that cannot be
+parsed counts as no report.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from elasticlib.errors import ConfigError
 from elasticlib.processes import mapped_bytes, room_for_file
 
 _HEAD = struct.Struct("@qqdII")
-"""Step, total, time (monotonic seconds, 0: nothing was told yet), number of metrics, bytes of their names."""
+"""
+Step, total, time (monotonic seconds, 0: no report yet), number of metrics, bytes of their names.
+"""
 _VALUES = _HEAD.size
 _MOST = 32
-"""Metrics that are kept; more are left out."""
+"""Number of metrics that are kept; more are left out."""
 _NAMES = _VALUES + 8 * _MOST
 _SLOT = 2048
 """Bytes for each worker."""
@@ -36,18 +39,21 @@ _PACK = [struct.Struct(f"@{count}d") for count in range(_MOST + 1)]
 
 @dataclass(frozen=True)
 class Progress:
-    """What a worker told last by `progress`."""
+    """Last report of a worker's `progress`."""
 
     step: int
     total: int | None
-    """Steps that there will be, where that was told."""
+    """Number of planned steps; None if it was not reported."""
     metrics: Mapping[str, float]
     age: float
-    """Seconds since it was told."""
+    """Seconds since the report."""
 
 
 class Board:
-    """The memory of the *count* workers of a spawner, which outlives their rounds; `close` once they have it."""
+    """
+    The memory of the *count* workers of a spawner, which outlives their rounds; `close` once they
+    have it.
+    """
 
     _fd = -1
 
@@ -60,15 +66,15 @@ class Board:
         self._memory = mapped_bytes(self._fd)
 
     def fileno(self) -> int:
-        """The descriptor that workers get; -1 once closed."""
+        """Return the descriptor for the workers; -1 once closed."""
         return self._fd
 
     def clear(self) -> None:
-        """Forget what was told, before a round begins."""
+        """Remove all reports, before a round begins."""
         self._memory[:] = bytes(len(self._memory))
 
     def read(self, local_rank: int) -> Progress | None:
-        """What that worker told last; None when it told nothing."""
+        """Return the last report of that worker; None without one."""
         start = local_rank * _SLOT
         step, total, when, count, length = _HEAD.unpack_from(self._memory, start)
         if not 0 < when < math.inf:
@@ -85,7 +91,7 @@ class Board:
         return Progress(step, None if total < 0 else total, metrics, max(0.0, monotonic() - when))
 
     def close(self) -> None:
-        """Let go of the descriptor; what was told can still be read."""
+        """Close the descriptor; reports can still be read."""
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -94,7 +100,9 @@ class Board:
 
 
 def new_board(count: int) -> Board | None:
-    """Where *count* workers tell of their progress; None under a limit of a file's size that leaves no room for it."""
+    """
+    Return the board of *count* workers; None if the limit of a file's size leaves no room for it.
+    """
     try:
         return Board(count)
     except OSError as error:
@@ -104,7 +112,7 @@ def new_board(count: int) -> Board | None:
 
 
 class _Slot:
-    """One worker's part of it."""
+    """One worker's part of the board."""
 
     def __init__(self, descriptor: int, local_rank: int) -> None:
         self._memory = mapped_bytes(descriptor)
@@ -140,7 +148,7 @@ class _Slot:
                 f"progress(...) with {len(names)} metrics: {_MOST} of them, with names of {_ROOM} bytes in all, can be "
                 "told: leave some out"
             )
-        # Of the former names none may stand beside a value of the new ones.
+        # No former name may stand beside a value of the new ones.
         _HEAD.pack_into(self._memory, self._start, 0, -1, 0.0, 0, 0)
         self._memory[self._start + _NAMES : self._start + _NAMES + len(text)] = text
         self._names, self._length = names, len(text)
@@ -150,17 +158,22 @@ _slot: _Slot | None = None
 
 
 def attach(descriptor: int | None, local_rank: int) -> None:
-    """In a worker, before any of the user's code: have `progress` tell the launcher; the descriptor is closed."""
+    """
+    Make `progress` write to the launcher's board; called before any of the user's code.
+
+    Closes the descriptor.
+    """
     global _slot
     if descriptor is not None:
         _slot = _Slot(descriptor, local_rank)
         os.close(descriptor)
-        # A process that the worker forks is another one, whose progress is not the worker's.
+        # A process that the worker forks has progress of its own, which must not replace the
+        # worker's.
         os.register_at_fork(after_in_child=_detach)
 
 
 def clear() -> None:
-    """Forget what was told: other work begins."""
+    """Remove the report, because other work begins."""
     if _slot is not None:
         _slot.clear()
 
@@ -172,11 +185,12 @@ def _detach() -> None:
 
 def progress(step: int, /, total: int | None = None, **metrics: float) -> None:
     """
-    Tell whoever holds the job that this worker has come to *step*, of *total*, with *metrics*: numbers by name.
+    Report that this worker has reached *step*, of *total*, with *metrics*: numbers by name.
 
-    It shows in `Job.status`. A call takes about a microsecond and waits for nobody; outside a worker of elasticlib, and
-    in processes that a worker starts, it does nothing, so it may stay in the code. Raises `ConfigError` in a worker
-    for what is no number. A tensor of a GPU as a metric is waited for, as by ``float(loss)``.
+    `Job.status` shows the report. A call takes about a microsecond and never waits. Outside a
+    worker of elasticlib, and in processes that a worker starts, it does nothing, so it may stay
+    in the code. Raises `ConfigError` in a worker for a value that is not a number. A metric in a
+    GPU's tensor is waited for, as by ``float(loss)``.
     """
     if _slot is not None:
         _slot.tell(step, total, metrics)

@@ -1,4 +1,4 @@
-"""How a process that was just forked becomes the spawner of a launch."""
+"""The first steps of a process that was just forked, up to the spawner of a launch."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ def be_spawner(
     guardian: int = 0,
 ) -> NoReturn:
     """
-    Turn this just-forked process into the spawner whose orders come over *descriptor*.
+    Turn this just-forked process into the spawner that gets its orders over *descriptor*.
 
-    It ends when *parent* does, unless *guardian* takes it over then.
+    It ends when *parent* does, unless *guardian* adopts it then.
     """
     channel = Channel.adopt(descriptor)
     try:
         os.setsid()
         settle_signals()
-        # Blocked as well: what reaches a worker before it has its own handlers waits, and is not lost.
+        # Blocked as well: a signal that reaches a worker before it has its own handlers waits,
+        # and is not lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         adopt_orphans()
         outlive_parent()
@@ -52,7 +53,7 @@ def be_spawner(
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         Spawner(channel, parent, keep, Detached(outliving), changed or {}, call, guardian).serve()
-    # Whatever went wrong, the launcher must learn of it, and no worker may stay.
+    # The launcher must learn of every failure, and no worker may stay.
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"the spawner process failed: {type(error).__name__}: {error}"
@@ -63,14 +64,21 @@ def be_spawner(
 
 
 def tell_forked(descriptor: int, child: int) -> None:
-    """Report its *child* to the launch at the other end of *descriptor*, which is closed: a stopped one could not."""
+    """
+    Report *child* to the launch at the other end of *descriptor*, and close that.
+
+    The child itself could be stopped before it can report.
+    """
     launch = Channel.adopt(descriptor)
     launch.send({"op": "forked", "pid": child})
     launch.close()
 
 
 def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> NoReturn:
-    """In a fork of the *launcher*: fork the spawner, whose orders come over the *channel*, then be its reaper."""
+    """
+    Fork the spawner, with its orders over the *channel*, from a fork of the *launcher*; then be
+    its reaper.
+    """
     try:
         os.setsid()
         settle_signals()
@@ -80,7 +88,7 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
         descriptor = above_standard_streams(channel.fileno())
         channel.close()
         while (filler := os.open(os.devnull, os.O_RDWR)) < 3:
-            # The caller may have closed its streams: no other descriptor may take their numbers.
+            # The caller may have closed its streams: no other descriptor may get their numbers.
             pass
         os.close(filler)
         outliving = processes.SharedSessions.new()
@@ -93,7 +101,8 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
         if child == 0:
             be_spawner(descriptor, me, outliving, call=call)
         tell_forked(descriptor, child)
-        # Whoever waits for the last copy of one of the caller's files to close does not wait for this process.
+        # A program that waits for the last copy of the caller's file to close must not wait for
+        # this process.
         close_all_but({0, 1, 2, outliving.fileno()})
         guard_child(launcher, child, outliving)
     except BaseException:

@@ -1,7 +1,10 @@
 """
-What the workers of a round have detached, in sessions of their own: kept where they succeeded, else killed with them.
+Processes that the workers of a round have detached, in sessions of their own.
 
-Rules of this file: what is kept is known by its sessions, so that a shell that ends leaves its commands behind.
+They are kept if the workers succeeded, and killed with the workers otherwise.
+
+Rules of this file: kept processes are known by their sessions, so a shell that ends can leave its
+commands behind.
 """
 
 from __future__ import annotations
@@ -15,7 +18,11 @@ from elasticlib.workers.spawner import _kernel_facts
 
 
 class Detached:
-    """What one launch has detached, round after round; *outliving* is for those above this process to spare."""
+    """
+    The detached processes of one launch, round after round.
+
+    *outliving* lists the sessions that the processes above this one must spare.
+    """
 
     def __init__(self, outliving: processes.SharedSessions) -> None:
         self._outliving = outliving
@@ -25,22 +32,24 @@ class Detached:
     def begin_round(self) -> None:
         """Forget the round before."""
         self.succeeded = True
-        """Whether no worker of this round failed, and no other failure or restart stopped them."""
+        """True if no worker of this round failed, and no other failure or restart stopped them."""
         self._workers: set[int] = set()
 
     def add_worker(self, pid: int) -> None:
-        """Know the session of a worker of this round."""
+        """Add the session of a worker of this round."""
         self._workers.add(pid)
 
     def fileno(self) -> int:
-        """Return the descriptor that is shared with those above this process."""
+        """Return the descriptor that the processes above this one share."""
         return self._outliving.fileno()
 
     def sweep(self, spare: Collection[int], *, keeps: bool) -> tuple[list[int], dict[int, str]]:
         """
-        Kill what is below this process but *spare* and, where the workers have succeeded and *keeps*, the detached.
+        Kill all processes below this one except *spare*.
 
-        Return the processes that even SIGKILL did not end, and the commands of the detached ones that were killed.
+        Detached ones are kept too, if the workers have succeeded and *keeps*. Return the
+        processes that even SIGKILL did not end, and the commands of the detached ones that were
+        killed.
         """
         found = [pid for pid in _kernel_facts.detached(os.getpid(), self._workers) if pid not in spare]
         kept, ended = (found, []) if self.succeeded and keeps else ([], found)
@@ -49,6 +58,6 @@ class Detached:
         return kill_descendants(spare, limit=KILL_SECONDS, kept=self._kept), commands
 
     def _keep(self, sessions: processes.Sessions) -> None:
-        """Keep these *sessions* alone, also where a process above this one clears up."""
+        """Keep only these *sessions*, also if a process above this one kills the rest."""
         self._outliving.replace(self._kept, sessions)
         self._kept = sessions

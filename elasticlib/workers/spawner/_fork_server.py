@@ -1,14 +1,16 @@
 """
 The fork server: a process that did the imports once, from which every launch's spawner is forked.
 
-It is a program of its own, in a session of its own, so it never holds the caller's threads, CUDA context
-or ``__main__``. It imports what ``preload`` names, refuses what would not survive a fork, freezes its
-garbage so that children share the pages, and then only forks: a child for each request. Each request gets an answer; a
-child that ends is never a reason to end. It ends with the launcher.
+It is a program of its own, in a session of its own, so it never holds the caller's threads, CUDA
+context or ``__main__``. It imports the modules of ``preload``, refuses those that would not
+survive a fork, and freezes its garbage so that children share the pages. Then it only forks: a
+child for each request. Each request gets an answer, and the end of a child never ends it. It ends
+with the launcher.
 
-Rules of this file: no function of Python is replaced and no hook added, so nothing of ours lives on in what was
-imported; of what an allowed import (`_allowed`) sets, workers see only the modules; what a module that was asked for by
-name leaves behind is the worker's, to its end.
+Rules of this file: it replaces no function of Python and adds no hook, so the imported modules
+keep nothing of elasticlib. Workers see only the modules of an allowed import (`_allowed`), not
+its other settings. All effects of a module that was named in ``preload`` stay in the worker, to
+its end.
 """
 
 from __future__ import annotations
@@ -64,9 +66,10 @@ _ANY_USE = re.compile(r"environ|getenv|exec|eval|__import__|importlib|runpy")
 
 def main(at_start: Collection[str]) -> NoReturn:
     """
-    Be the fork server; ``sys.argv[1]`` is JSON: what to ``preload`` on which ``path``.
+    Be the fork server; ``sys.argv[1]`` is JSON with the modules to ``preload`` and their search
+    ``path``.
 
-    *at_start* are the modules that the interpreter had imported by itself.
+    *at_start* are the modules that the interpreter itself had imported.
     """
     _own_modules.note_start(at_start)
     parent = os.getppid()
@@ -83,8 +86,8 @@ def main(at_start: Collection[str]) -> NoReturn:
     os.set_inheritable(FORK_SERVER_FD, False)
     os.set_inheritable(KEPT_FD, False)
     _child.base_path[:] = sys.path
-    # The reaper was started with the launcher's variables, which a wrapper of the interpreter may
-    # have changed since.
+    # The reaper has the launcher's variables; a wrapper of the interpreter may have changed them
+    # since.
     given, before = _first_environment(parent), dict(os.environ)
     # Before the imports: a package that is installed meanwhile counts as a change.
     folders = _times_of_change(_installed_folders())
@@ -99,7 +102,7 @@ def main(at_start: Collection[str]) -> NoReturn:
         _interpreter_end.inherit(named)
     adopt_orphans()
     wrapped = _differences(given, _first_environment("self"))
-    # Python itself sets it where the locale is C.
+    # Python itself sets it if the locale is C.
     wrapped.pop("LC_CTYPE", None)
     read_at_start = _site_reads()
     ready = {
@@ -119,10 +122,12 @@ def main(at_start: Collection[str]) -> NoReturn:
 
 def _start_without_hooks(settings: Mapping[str, Any], parent: int) -> NoReturn:
     """
-    Become a fork server whose interpreter runs no start hooks and imports nothing ahead, on the same search path.
+    Become a fork server whose interpreter runs no start hooks and imports nothing ahead, on the
+    same search path.
 
-    A hook (``sitecustomize``, a ``.pth`` file) has started a thread or opened a socket here, which a fork would lack or
-    share. Workers are new interpreters then, in which it does so again.
+    A hook (``sitecustomize``, a ``.pth`` file) has started a thread or opened a socket here,
+    which a fork would lack or share. Workers are then new interpreters, in which the hook does so
+    again.
     """
     settings = {**settings, "preload": [], "left_out": settings["preload"], "base": sys.path}
     command = [sys.executable, "-S", *sys.orig_argv[1:-1], dumps(settings)]
@@ -133,8 +138,12 @@ def _start_without_hooks(settings: Mapping[str, Any], parent: int) -> NoReturn:
 
 
 def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel) -> list[str]:
-    """Import *modules*, the allowed ones first; the names of all modules that came with the others."""
-    # A launcher that is a worker itself has them: no rank is that of its workers.
+    """
+    Import *modules*, the allowed ones first.
+
+    Return the names of all modules that the others have loaded.
+    """
+    # A launcher that is a worker itself has them: no rank belongs to its workers.
     for name in _leftovers.RANK_VARIABLES:
         os.environ.pop(name, None)
     folders = [each for each in extra_path if each not in _child.base_path]
@@ -146,8 +155,8 @@ def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel
     def is_for_everybody(name: str) -> bool:
         return is_allowed(name) and not is_hidden(name.partition(".")[0])
 
-    # The allowed modules come first: what they set is taken back, which must not undo what the
-    # named ones set.
+    # The allowed modules come first: their settings are undone, which must not undo those of the
+    # named ones.
     first = [name for name in modules if is_for_everybody(name)]
     with _randomness.noted():
         environment = dict(os.environ)
@@ -156,7 +165,7 @@ def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel
             if module == TORCH:
                 _randomness.note_torch()
                 with contextlib.suppress(ImportError):
-                    # A module of this name in the project takes its place (`_own_modules`).
+                    # A module of this name in the project replaces it (`_own_modules`).
                     importlib.import_module(BY_VALUE)
         _take_back(environment)
         _child.disown_finalizers()
@@ -168,13 +177,15 @@ def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel
 
 
 def _take_back(environment: Mapping[str, str]) -> None:
-    """Undo what torch's parts set for themselves, and set again when they need it."""
+    """
+    Undo the settings that torch's parts make for themselves, and make again when they need them.
+    """
     if os.environ != environment:
         os.environ.clear()
         os.environ.update(environment)
     temporary: Any = sys.modules.get("tempfile")
     if temporary is not None:
-        # Each worker must look for a folder by itself: TMPDIR may differ.
+        # Each worker must look for a folder itself: TMPDIR may differ.
         temporary.tempdir = None
 
 
@@ -232,7 +243,7 @@ def _writing_its_place(stack: int) -> Iterator[None]:
 
 
 def _installed_folders() -> list[str]:
-    """Return the folders of installed packages, whose times of change tell when one was installed anew."""
+    """Return the folders of installed packages, whose times of change show a new installation."""
     return [folder for folder in sys.path if os.path.basename(folder) in ("site-packages", "dist-packages")]
 
 
@@ -246,7 +257,7 @@ def _times_of_change(paths: Sequence[str]) -> dict[str, int]:
 
 
 def _first_environment(process: int | str) -> dict[str, str]:
-    """The variables that a process was started with; empty where nobody may look."""
+    """Return the variables that a process was started with; empty if this user may not look."""
     try:
         with open(f"/proc/{process}/environ", "rb") as file:
             entries = [entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry]
@@ -256,13 +267,19 @@ def _first_environment(process: int | str) -> dict[str, str]:
 
 
 def _differences(given: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str | None]:
-    """What the interpreter, its wrapper or the imports changed: new values, None for what was removed."""
+    """
+    Return the changes by the interpreter, its wrapper or the imports: new values, None for
+    removed variables.
+    """
     names = [name for name in {**given, **found} if given.get(name) != found.get(name) and name not in _SHELLS_OWN]
     return {name: found.get(name) for name in names}
 
 
 def _site_reads() -> set[str] | None:
-    """What Python's own start looks up, before any of our code runs; None where that cannot be told."""
+    """
+    Return the variables that Python's own start reads, before any of elasticlib's code; None if
+    they are unknown.
+    """
     found = {"HOME"} if getattr(sys.modules.get("site"), "ENABLE_USER_SITE", None) else set()
     for name in ("sitecustomize", "usercustomize"):
         path = getattr(sys.modules.get(name), "__file__", None)
@@ -280,7 +297,9 @@ def _site_reads() -> set[str] | None:
 
 
 def names_in(source: str) -> set[str] | None:
-    """The variables that Python code looks up, by its text; None where it may look up more than is plain."""
+    """
+    Return the variables that Python code looks up, by its text; None if it may look up others.
+    """
     lookups: list[Any] = list(_LOOKUP.finditer(source))
     rest = _LOOKUP.sub("", source)
     return None if _ANY_USE.search(rest) else {each["name"] or each["sought"] for each in lookups}
@@ -295,7 +314,7 @@ def _is_mapped(*libraries: str) -> bool:
 
 
 class _RequestLoop:
-    """Forks what is asked for over *control*, until that or *parent* is gone."""
+    """Forks a child for each request over *control*, until that or *parent* is gone."""
 
     def __init__(
         self,
@@ -311,12 +330,15 @@ class _RequestLoop:
         self._changed = changed
         self._selector = selectors.DefaultSelector()
         self._outliving = outliving
-        """What workers of successful programs have detached: it outlives the spawner, and the launcher's good end."""
+        """
+        Detached processes of successful programs: they outlive the spawner, and an orderly end of
+        the launcher.
+        """
         self._watched: set[int] = set()
-        """The children that are reaped at their end: what was forked here, and what was detached."""
+        """Children that are reaped at their end: those that were forked here, and detached ones."""
 
     def serve(self, ready: Message) -> NoReturn:
-        """Say *ready* and go on until the end."""
+        """Send *ready* and serve requests until the end."""
         self._selector.register(self._control, selectors.EVENT_READ, self._obey)
         self._selector.register(living_parent(self._parent), selectors.EVENT_READ, self._end)
         outlive_parent()
@@ -331,12 +353,15 @@ class _RequestLoop:
                 key.data()
 
     def _leave(self) -> NoReturn:
-        """The launcher is gone: kill all."""
+        """Kill all: the launcher is gone."""
         kill_descendants()
         os._exit(0)
 
     def _end(self) -> NoReturn:
-        """The launcher ends in order, or the reaper was lost: kill all but what outlives its launch."""
+        """
+        Kill all except the processes that outlive their launch: the launcher ends in order, or
+        the reaper was lost.
+        """
         kill_descendants(kept=self._outliving)
         os._exit(0)
 
@@ -350,7 +375,7 @@ class _RequestLoop:
         elif message["op"] == "ping":
             self._control.send({"op": "pong", "number": message["number"]})
         elif message["op"] == "signal":
-            # Of a process that has ended, the number may be another program's.
+            # After a process has ended, another program may have its number.
             if message["pid"] in self._watched:
                 os.kill(message["pid"], message["signal"])
         elif descriptors:
@@ -361,7 +386,7 @@ class _RequestLoop:
         try:
             pid = os.fork()
         except OSError as error:
-            # The launches that run are not concerned.
+            # Running launches are not affected.
             _turn_down(descriptors, str(start_error("the spawner process", error)))
             return
         if pid == 0:
@@ -380,7 +405,7 @@ class _RequestLoop:
             _begin.tell_forked(descriptor, pid)
 
     def _let_go_of_all(self) -> None:
-        """In a child: what is this loop's alone."""
+        """Close the descriptors that belong to this loop alone, in a child."""
         own = [key.fd for key in self._selector.get_map().values()]
         self._selector.close()
         close_each(own)
@@ -401,9 +426,10 @@ class _RequestLoop:
 
     def _watch_detached(self) -> None:
         """
-        Watch what a child that ended has left here of what outlives its launch, such as the commands of a shell.
+        Watch the processes that outlive their launch and were left here by a child that ended,
+        such as a shell's commands.
 
-        It is reaped at its end, since the program may look whether it is there.
+        Each is reaped at its end, because the program may check whether it still exists.
         """
         for pid in _kernel_facts.children(os.getpid()):
             if pid in self._outliving and pid not in self._watched:
@@ -419,7 +445,9 @@ class _RequestLoop:
 
 
 def _take_environment(given: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
-    """Have the variables of a launch, as the fork server's interpreter and imports changed its own."""
+    """
+    Set the variables of a launch, with the changes by the fork server's interpreter and imports.
+    """
     wanted = {**given, **changed}
     os.environ.clear()
     os.environ.update({name: value for name, value in wanted.items() if value is not None})
@@ -433,17 +461,18 @@ def _turn_down(descriptors: list[int], why: str) -> None:
 
 
 def _answer(question: str, asker: Channel, changed: Mapping[str, str | None]) -> NoReturn:
-    """Tell what torch finds on this machine, in a child that is thrown away with its device context."""
+    """Send torch's facts on this machine, from a child that ends with its device context."""
     what, find = _QUESTIONS[question]
     try:
-        # The launcher gets a handle to end this process by, should a driver hang.
+        # The launcher gets a handle to end this process, should a driver hang.
         with processes.own_descriptors() as itself:
             was_sent = asker.send({"op": "asking"}, itself)
         received = asker.receive() if was_sent else None
         if received is None:
-            # The asker has gone.
+            # The asker is gone.
             os._exit(0)
-        # Which devices are visible is up to the launch, and not to the one that this fork server was made for.
+        # The launch decides which devices are visible, not the one that this fork server was made
+        # for.
         _take_environment(received[0]["env"], changed)
         asker.send(find())
     except BaseException as error:

@@ -1,8 +1,8 @@
 """
 Facts of the kernel about a worker and the processes that it started, read from ``/proc``.
 
-Rules of this file: nothing is signalled; a process that is gone, or that may not be looked at, has no facts; no file
-system but ``/proc`` is asked, since a dead server would hold up whoever looks.
+Rules of this file: it sends no signal. A process that is gone, or that this user may not read,
+has no facts. It reads no file system but ``/proc``, since a dead server would block the reader.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _NOT_ON_DISK = ("/memfd:", "/dev/", "/proc/", "/sys/")
 
 
 def catches(pid: int, signum: int) -> bool:
-    """True if the program has a handler for *signum*."""
+    """Return True if the program has a handler for *signum*."""
     return _has_signal(pid, b"SigCgt:", signum)
 
 
 def ignores(pid: int, signum: int) -> bool:
-    """True if the program ignores *signum*."""
+    """Return True if the program ignores *signum*."""
     return _has_signal(pid, b"SigIgn:", signum)
 
 
 def _has_signal(pid: int, mask: bytes, signum: int) -> bool:
-    """True if *signum* is in this *mask* of the program."""
+    """Return True if *signum* is in this *mask* of the program."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             value = _value_of(mask, file)
@@ -47,7 +47,9 @@ def _value_of(field: bytes, lines: Iterable[bytes]) -> bytes | None:
 
 
 def only_main_thread_runs(pid: int) -> bool:
-    """True if of the program's threads the first one alone is on a processor, or waits for one."""
+    """
+    Return True if only the first of the program's threads is on a processor, or waits for one.
+    """
     running = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -63,9 +65,10 @@ def only_main_thread_runs(pid: int) -> bool:
 
 def group(root: int, leader: int) -> list[int]:
     """
-    The processes of the group that *leader* began, itself among them, whose parent is *root* or one of the group.
+    Return the processes of the group that *leader* began, with itself, whose parent is *root* or
+    one of the group.
 
-    Zombies are among them: so looks a process whose first thread alone has ended.
+    Zombies are included, because a process whose first thread alone has ended looks like one.
     """
     found: list[int] = []
     parents = [root]
@@ -84,10 +87,13 @@ def _group_of(pid: int) -> int:
 
 
 def children(parent: int) -> list[int]:
-    """Return the processes that *parent* has started or, as a sub-reaper, adopted; also zombies."""
+    """
+    Return the processes that *parent* has started or, as a sub-reaper, adopted; including
+    zombies.
+    """
     try:
         found: list[int] = []
-        # Each thread has a list of the children that it has made.
+        # Each thread has a list of its children.
         for thread in os.listdir(f"/proc/{parent}/task"):
             with open(f"/proc/{parent}/task/{thread}/children", "rb") as file:
                 found += map(int, file.read().split())
@@ -101,7 +107,7 @@ def detached(parent: int, sessions: Collection[int]) -> list[int]:
     """
     Return the living children of *parent* that are in none of the *sessions*, nor in its own.
 
-    Torch's manager of shared memory is none of them.
+    Torch's manager of shared memory is left out.
     """
     others = {*sessions, os.getsid(parent)}
     apart = [pid for pid in children(parent) if _lives_apart(pid, others)]
@@ -116,7 +122,7 @@ def _lives_apart(pid: int, sessions: Collection[int]) -> bool:
 
 
 def command(pid: int) -> str:
-    """Return the command line of the process, or the beginning of that."""
+    """Return the command line of the process, or its beginning."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(_LONGEST_COMMAND).rstrip(b"\0").split(b"\0")
@@ -126,22 +132,22 @@ def command(pid: int) -> str:
 
 
 def written_bytes(pid: int) -> int:
-    """Return the bytes that the process has written so far, wherever to."""
+    """Return the number of bytes that the process has written so far, to any file."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
             facts = dict(line.split(b": ") for line in file)
     except OSError:
         return 0
-    # A file that is mapped is written without a call: only the second number counts that.
+    # A mapped file is written without a call: only the second number counts that.
     return int(facts[b"wchar"]) + int(facts[b"write_bytes"])
 
 
 def has_own_file(pid: int) -> bool:
     """
-    True if the process has a file open for writing that is its own.
+    Return True if the process has a file of its own open for writing.
 
-    That is no stdout or stderr, no file that it only appends to, which is a log, none that this
-    process has open as well, from which both have it, and no memory that looks like a file.
+    These do not count: stdout and stderr, logs (files that it only appends to), files that this
+    process has open as well, and memory files.
     """
     others = {_path(pid, "1"), _path(pid, "2"), *_paths("self").values()}
     for descriptor, path in _paths(pid).items():

@@ -1,7 +1,9 @@
 """
-What an import leaves behind that a forked worker could not do with: looked for after each import of the fork server.
+The check for effects of an import that a forked worker cannot use, after each import of the fork
+server.
 
-Rules of this file: in doubt something is left behind; no function of Python is replaced for it, and no hook added.
+Rules of this file: in doubt an import has such effects. It replaces no function of Python, and
+adds no hook.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/d
 
 def why_refused(module: str) -> str | None:
     """
-    Import *module*; return why a forked worker could not do with what that leaves behind.
+    Import *module*; return the reason why a forked worker could not use it.
 
-    None where nothing is in its way.
+    None if it can.
     """
     threads, tasks = threading.active_count(), _tasks()
     with _absences() as sought:
@@ -43,25 +45,30 @@ def why_refused(module: str) -> str | None:
 
 
 def _has_new_native_threads(before: int) -> bool:
-    """True if there are more threads than *before*, but for those of OpenBLAS."""
+    """Return True if there are more threads than *before*, without those of OpenBLAS."""
     new = _tasks() - before
     if new <= 0:
         return False
-    # OpenBLAS keeps a pool and a fork handler of its own that ends and restarts it.
+    # OpenBLAS has a pool with a fork handler of its own that ends and restarts it.
     _threads.blas_libraries.cache_clear()
     of_openblas = sum(getter() - 1 for getter, _ in _threads.blas_libraries())
     return bool(_tasks() - before > of_openblas)
 
 
 def hooks_run() -> bool:
-    """True if the interpreter's start left threads or sockets, with which no worker can be forked."""
+    """
+    Return True if the interpreter's start left threads or sockets, with which no worker can be
+    forked.
+    """
     own = {FORK_SERVER_FD, KEPT_FD}
     sockets = [path for path, number in open_files() if path.startswith("socket:") and number not in own]
     return _tasks() > 1 or len(sockets) > 0
 
 
 class _NotedEnvironment(dict[bytes, bytes]):
-    """The table behind ``os.environ``, which notes the names that were looked up and are not in it."""
+    """
+    The table behind ``os.environ``, which notes the names that were looked up and are not in it.
+    """
 
     def __init__(self, content: dict[bytes, bytes]) -> None:
         super().__init__(content)
@@ -75,10 +82,11 @@ class _NotedEnvironment(dict[bytes, bytes]):
 @contextmanager
 def _absences() -> Iterator[set[bytes]]:
     """
-    Collect the absent variables that Python code looks up in the block; the fork server has no rank variables.
+    Collect the absent variables that Python code looks up in the block; the fork server has no
+    rank variables.
 
-    Only the table that holds the values is another one meanwhile, so nothing that an import keeps, such as a method of
-    ``os.environ``, is ours.
+    Only the table with the values is replaced meanwhile. So an object that an import keeps, such
+    as a method of ``os.environ``, stays Python's own.
     """
     plain = os.environ._data  # type: ignore[attr-defined]
     noting = _NotedEnvironment(plain)

@@ -1,13 +1,14 @@
 """
 The spawner: one process per launch that forks the workers, sees their ends and stops them.
 
-It is forked from the fork server (or, with start method ``fork``, from the caller) and takes orders over a
-channel from the launcher. It is the workers' parent and adopts their orphans, so it alone signals and
-reaps, and no pid can be mistaken for another's. When the launcher is gone, or nobody is left above it who
-would end it with the launcher, it kills every descendant and ends.
+It is forked from the fork server (or, with start method ``fork``, from the caller) and gets
+orders over a channel from the launcher. It is the workers' parent and adopts their orphans. So it
+alone signals and reaps, and cannot mistake one pid for another. It kills every descendant and
+ends when the launcher is gone, or when no process above it would end it with the launcher.
 
-Rules of this file: never wait for one thing only; one stop ladder for every case: the signal to the workers, then to
-their groups, one deadline, SIGKILL, then report who survives (uninterruptible sleep) and go on.
+Rules of this file: it never waits for one thing only. Every stop has the same steps: the signal
+to the workers, then to their groups, one deadline, SIGKILL. Then it reports the survivors
+(uninterruptible sleep) and continues.
 """
 
 from __future__ import annotations
@@ -60,14 +61,15 @@ class RoundRelease:
     """
     The pipe at which functions that have returned wait, until those of all local ranks have.
 
-    It is written to once a round. A byte releases, not an end that is closed: other processes may hold copies of it.
+    It is written to once a round. A byte releases them, not a closed end, because other processes
+    may hold copies of the end.
     """
 
     def __init__(self) -> None:
         self._ends: tuple[int, ...] = ()
 
     def begin_round(self) -> None:
-        """Hold what returns from here on. Raises OSError where no descriptor is free."""
+        """Hold returned functions from now on. Raises OSError if no descriptor is free."""
         self.close()
         self._ends = os.pipe2(os.O_CLOEXEC)
 
@@ -77,7 +79,7 @@ class RoundRelease:
         return reading, _report.identity(reading)
 
     def give(self) -> None:
-        """Let all go that wait now, or will."""
+        """Release all functions that wait now, or later."""
         for writing in self._ends[1:]:
             os.write(writing, b".")
 
@@ -86,7 +88,7 @@ class RoundRelease:
         return self._ends[1:]
 
     def close(self) -> None:
-        """Let go of the descriptors."""
+        """Close the descriptors."""
         close_each(self._ends)
         self._ends = ()
 
@@ -101,28 +103,34 @@ class Spawner:
     """Descriptors that modules of the fork server opened at import: workers keep them."""
     _detached: Detached
     _changed: dict[str, str | None] = field(default_factory=dict)
-    """Variables that the fork server's interpreter or imports set or (None) removed, as in a plain program."""
+    """
+    Variables that the fork server's interpreter or imports set or (None) removed, as in a plain
+    program.
+    """
     _call: Callable[[], Any] | None = None
-    """The entry point itself where the caller was forked; else it comes pickled."""
+    """The entry point itself if the caller was forked; otherwise None, and it is sent pickled."""
     _guardian: int = 0
-    """The process that becomes the parent when the present one ends, and guards this launch as well; 0: none does."""
+    """
+    The process that becomes the parent when the present one ends, and guards this launch too; 0
+    for none.
+    """
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _live: dict[int, WorkerProcess] = field(default_factory=dict)
     _common: StartSpec = field(default_factory=StartSpec)
-    """What all workers of the launch are started with."""
+    """The part of the `StartSpec` that all workers of the launch share."""
     _memories: dict[str, int] = field(default_factory=dict)
     """Pickled function and ``__main__`` definitions, as descriptors."""
     _round: int = -1
     _survivors: list[int] = field(default_factory=list)
     _notices: tuple[int, int] = (-1, -1)
-    """The pipe through which workers announce what has become of their programs."""
+    """The pipe through which workers announce the outcomes of their programs."""
     _heard: _announcing.Notices = field(default_factory=_announcing.Notices)
     _release: RoundRelease = field(default_factory=RoundRelease)
-    """Of functions that have returned."""
+    """The release of functions that have returned."""
     _stopping: _stuck.RoundStop | None = None
-    """What is known of workers that take their time to end."""
+    """Record of workers that are slow to end."""
     _lease: Lease | None = None
-    """Until when workers may run, of a job of many nodes."""
+    """The lease of the workers, in a job of many nodes."""
     _stacks: StackDump = field(default_factory=StackDump)
     _store: StoreHost = field(init=False)
 
@@ -145,7 +153,8 @@ class Spawner:
             if self._stacks.next_look is not None and monotonic() >= self._stacks.next_look:
                 self._answer_with_stacks(self._stacks.look(monotonic()))
             if monotonic() >= self._lease_end():
-                # Others may have the ranks of these workers from now on, and nobody else here has ended them.
+                # Other nodes may have the ranks of these workers from now on, and no other
+                # process here has ended them.
                 kill_descendants()
                 self._launcher.send({"op": "broken", "why": CUT_OFF})
                 self._leave()
@@ -156,7 +165,7 @@ class Spawner:
         self._selector.register(self._notices[0], selectors.EVENT_READ, self._hear)
 
     def _left(self) -> float | None:
-        """Return the seconds until something is due; None for any time."""
+        """Return the seconds until something is due; None for no limit."""
         now = monotonic()
         due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
         if self._stopping is not None:
@@ -165,7 +174,7 @@ class Spawner:
             due.append(self._stacks.next_look)
         end = self._lease_end()
         if end < math.inf:
-            # It may be renewed before, or shortened: it is looked at again when half the time is over.
+            # It may be renewed before, or shortened: it is checked again after half of the time.
             due.append(min(end, now + max(_SHORTEST_WAIT, (end - now) / 2)))
         if not due:
             return None
@@ -174,7 +183,8 @@ class Spawner:
 
     def _lose_parent(self, parent: Handle) -> None:
         """
-        Go on under the guardian, where that takes the place of *parent*, a fork server that has ended; else end.
+        Continue under the guardian, if that replaces *parent*, a fork server that has ended;
+        otherwise end.
 
         A launch that has begun does not need a fork server.
         """
@@ -227,7 +237,7 @@ class Spawner:
 
     def _signal_worker(self, message: Message) -> None:
         worker = self._live.get(message["local_rank"])
-        # The order may have been sent before the round's end was known.
+        # The order may have been sent before the launcher knew the round's end.
         if worker is not None and message["round"] == self._round:
             worker.send_group(message["signal"])
 
@@ -259,14 +269,15 @@ class Spawner:
         if self._lease is not None:
             self._lease.close()
         self._lease = Lease(given["lease"]) if "lease" in given else None
-        # Before any program runs: the launcher must not take the round for one that has not begun.
+        # Before any program runs: the launcher must not think that the round has not begun.
         self._launcher.send({"op": "starting", "round": self._round})
         try:
             self._release.begin_round()
             for differences in message["workers"]:
                 self._start_worker(self._common.with_differences(differences), streams)
         except OSError as error:
-            # No process, memory or descriptor left: the launcher lets go of this spawner, which ends what runs.
+            # No process, memory or descriptor left: the launcher drops this spawner, which ends
+            # the running workers.
             fix = _FIXES.get(error.errno or 0, "")
             self._launcher.send({"op": "broken", "why": f"a worker could not be started: {error}{fix}"})
             return
@@ -311,7 +322,7 @@ class Spawner:
         return fork_worker(spec, handed, self._keep, drop, self._call)
 
     def _own_descriptors(self) -> list[int]:
-        """Return descriptors that a worker forked with all of the caller's must not hold."""
+        """Return the descriptors that a worker, forked with all of the caller's, must not hold."""
         own = [key.fd for key in self._selector.get_map().values()]
         own += [self._detached.fileno(), *self._release.own()]
         if self._lease is not None:
@@ -321,9 +332,9 @@ class Spawner:
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
 
     def _ended(self, worker: WorkerProcess) -> None:
-        # What it announced before its end counts, and is in the pipe by now.
+        # Its announcements before its end count, and are in the pipe by now.
         self._hear()
-        # It stays a zombie until its group is killed: so its number is nobody else's.
+        # It stays a zombie until its group is killed: so no other process has its number.
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         self._selector.unregister(worker.handle)
         if worker.others_in_group() and worker.course.leaves_time_to_group(monotonic()):
@@ -333,7 +344,10 @@ class Spawner:
             self._reap(worker)
 
     def _look_at_group(self, worker: WorkerProcess) -> None:
-        """Reap the worker, which has ended, when nobody of its group is left who could heed the signal."""
+        """
+        Reap the worker, which has ended, if no process of its group is left that could handle the
+        signal.
+        """
         left = worker.others_in_group()
         if not left:
             self._reap(worker)
@@ -359,7 +373,7 @@ class Spawner:
     def _forget(self, worker: WorkerProcess) -> None:
         self._stacks.end(worker.local_rank)
         worker.close()
-        # A worker may be killed in the midst of its report.
+        # A worker may be killed in the middle of its report.
         self._heard.report_of(worker.pid)
         del self._live[worker.local_rank]
         if self._live:
@@ -368,7 +382,7 @@ class Spawner:
             self._all_ended()
 
     def _look_who_runs(self) -> None:
-        """Release functions that have returned when all have; note the last worker that runs."""
+        """Release functions that have returned when all have; note the last running worker."""
         now = monotonic()
         running = [each.course for each in self._live.values() if not each.course.waits()]
         if not running:
@@ -382,7 +396,7 @@ class Spawner:
         self._stopping = None
         if not self._detached.succeeded:
             self._store.end()
-        # Else it stays as long as this process: workers of other nodes may still use it.
+        # Otherwise it stays as long as this process: workers of other nodes may still use it.
         stays = [*self._survivors, *self._store.pids()]
         left, ended = self._detached.sweep(stays, keeps=self._keeps_detached())
         survivors = [*self._survivors, *left]
@@ -392,14 +406,14 @@ class Spawner:
         return not self._common.serves_caller
 
     def _stop(self, signum: int, grace: float, spare: bool) -> None:
-        # A program that saves at a signal and exits with 0 has succeeded, and may leave its upload behind. Not so
-        # where the stop clears up after a failure, or others wait for a restart: that may be of another node, once
-        # all ended here.
+        # A program that saves at a signal and exits with 0 has succeeded, and may leave its
+        # upload behind. That does not apply if the stop follows a failure, or others wait for a
+        # restart. The restart may be another node's, after all workers here ended.
         self._detached.succeeded = self._detached.succeeded and not spare
         if not self._live:
             self._all_ended()
             return
-        # Who has failed, or waits for others, may have announced it just now.
+        # A worker that failed, or waits for others, may just have announced it.
         self._hear()
         self._release.give()
         now = monotonic()
@@ -408,12 +422,12 @@ class Spawner:
             self._stopping = _stuck.RoundStop(signum, now, restart_waits=spare)
         for worker in self._live.values():
             must_be_signalled = worker.course.stop(grace, now, spare)
-            # Not once more: a program may take a second signal for an order to end at once.
+            # Not a second time: a program may take a second signal for an order to end at once.
             if must_be_signalled and worker.signum != signum:
                 worker.ask(signum)
 
     def _look_for_stuck(self, stop: _stuck.RoundStop) -> None:
-        """End a worker that sits in native code, in case that frees the others for their own ends."""
+        """End a worker in native code, if that may free the others for their own ends."""
         signalled = {rank: each for rank, each in self._live.items() if each.course.stage is _exiting.Stage.SIGNALLED}
         if not signalled:
             self._stopping = None
@@ -427,7 +441,7 @@ class Spawner:
         worker.send_group(signal.SIGKILL)
 
     def _hear(self) -> None:
-        """Take in the announcements of workers on the outcomes of their programs."""
+        """Read the workers' announcements on the outcomes of their programs."""
         try:
             data = os.read(self._notices[0], _MOST_NOTICES)
         except BlockingIOError:
@@ -446,13 +460,13 @@ class Spawner:
     def _note_outcome(self, worker: WorkerProcess, outcome: _announcing.ProgramOutcome, status: int) -> None:
         report = self._heard.report_of(worker.pid)
         if report:
-            # No file could take the report: it came through the pipe.
+            # No file could hold the report: it came through the pipe.
             worker.left.put_report(report)
         if worker.course.heard(outcome, status, monotonic()):
             self._tell("failed", worker, worker.left.reports(), exitcode=status)
 
     def _look_at(self, worker: WorkerProcess) -> None:
-        """Do the acts that are due about a worker which takes its time."""
+        """Take the actions that are due for a worker which is slow to end."""
         course = worker.course
         if course.deadline is None or monotonic() < course.deadline:
             return
@@ -512,7 +526,7 @@ class Spawner:
         self._launcher.send({"op": "hosting", "round": self._round, "pid": pid})
 
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
-        # A program that has just announced its good end needs no store.
+        # A program that has just announced its success needs no store.
         self._hear()
         needed = not all(each.course.ended_well() for each in self._live.values())
         facts = {"round": self._round, "why": why, "pid": pid, "exitcode": exitcode, "needed": needed}

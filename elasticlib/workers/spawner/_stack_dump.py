@@ -1,11 +1,17 @@
 """
-The stacks of workers' threads while they run: as the program that holds the job asked for them, or for `ImportWatch`.
+The stacks of workers' threads while they run, on request of the program that holds the job, or
+for `ImportWatch`.
 
-A worker's fault handler, which was there before any of the user's code, writes them when a signal comes: in C, without
-the interpreter's lock, into memory that is shared with the spawner. Rules of this file: a process that would die of the
-signal is not sent it; who does not answer within the limit is told of with the reason, and holds nobody else up; what
-was read is taken away again. An answer that is late stays there until the next question: the report of an end takes no
-stacks but those of a crash, or of an end that was overdue.
+A worker's fault handler, which is installed before any of the user's code, writes them when a
+signal arrives. It works in C, without the interpreter's lock, and writes to memory that the
+spawner shares.
+
+Rules of this file:
+
+* A process that would die of the signal does not get it.
+* A worker that does not answer within the limit is reported with the reason, and delays no other.
+* Stacks are removed after they were read. A late answer stays until the next request.
+* The report of an end has only the stacks of a crash, or of an overdue end.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from elasticlib.workers.child import _report
 from elasticlib.workers.spawner import _kernel_facts
 
 LIMIT = 0.7
-"""Seconds that a worker has to answer: less than anybody waits who has a second for all."""
+"""Seconds for a worker's answer: less than the second that callers wait for all."""
 _LOOK = 0.01
 _STATES = {
     b"T": "the process is stopped, by a signal or a debugger",
@@ -38,7 +44,7 @@ class _Worker:
     faults: int
     """The memory to which its fault handler writes."""
     until: float
-    """When it must have answered."""
+    """Time by which it must have answered."""
     was_signalled: bool = False
     size: int = 0
     """Bytes at the last look."""
@@ -46,20 +52,24 @@ class _Worker:
 
 
 class StackDump:
-    """One look at a time at what workers do."""
+    """One look at a time at the stacks of workers."""
 
     def __init__(self) -> None:
         self.next_look: float | None = None
-        """When `look` is to be called; None where nothing is under way."""
+        """Time for the next call of `look`; None if no look is in progress."""
         self.askers: list[str] = []
-        """Whom the present look is for, or the last one."""
+        """Names of the askers of the present look, or the last one."""
         self._signum = 0
         self._workers: dict[int, _Worker] = {}
 
     def begin(
         self, workers: Iterable[tuple[int, int, processes.Handle, int]], signum: int, now: float, asker: str = ""
     ) -> None:
-        """Look at these: local rank, pid, handle, and the memory of the fault handler. A look under way takes more."""
+        """
+        Begin a look at these workers, or add them to the one in progress.
+
+        Each is local rank, pid, handle, and the memory of the fault handler.
+        """
         if self.next_look is None:
             self.askers, self._signum, self.next_look = [], signum, now
         if asker not in self.askers:
@@ -68,7 +78,7 @@ class StackDump:
             self._workers.setdefault(rank, _Worker(pid, handle, faults, now + LIMIT))
 
     def end(self, rank: int) -> None:
-        """That worker has ended, and its descriptors are closed."""
+        """Note that this worker has ended, and its descriptors are closed."""
         if rank in self._workers and self._workers[rank].text is None:
             self._workers[rank].text = f"({_STATES[b'Z']})"
 
@@ -76,7 +86,7 @@ class StackDump:
         """
         Return the stacks by local rank, or in brackets the reason for none.
 
-        None while some may still come.
+        None while some may still arrive.
         """
         for worker in self._workers.values():
             if worker.text is None:
@@ -93,7 +103,7 @@ class StackDump:
         if worker.was_signalled:
             _take_answer(worker)
         elif not is_paused:
-            # A paused process would answer only when it goes on, which nobody waits for.
+            # A paused process would answer only after it continues, which would take too long.
             self._signal(worker)
         if worker.text is None and (is_over or is_paused):
             worker.text = f"({_reason_for_none(worker)})"
@@ -108,7 +118,9 @@ class StackDump:
 
 
 def _take_answer(worker: _Worker) -> None:
-    """Read the stacks once two looks have found the same size: the handler writes in one go."""
+    """
+    Read the stacks once two looks have found the same size: the handler writes without a pause.
+    """
     former = worker.size
     worker.size = os.fstat(worker.faults).st_size
     if 0 < worker.size == former:
@@ -127,20 +139,24 @@ def _reason_for_none(worker: _Worker) -> str:
 
 
 def _is_paused(pid: int) -> bool:
-    """True if the process is stopped: it answers no sooner than it goes on."""
+    """Return True if the process is stopped: it cannot answer before it continues."""
     facts = process_facts(pid)
     return facts is not None and facts[0] in (b"T", b"t")
 
 
 def clear(descriptor: int) -> None:
-    """Empty the memory; worker and spawner have the place to write at in common."""
+    """Empty the memory; worker and spawner share the position for writing."""
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 @contextlib.contextmanager
 def shared_text(stacks: str) -> Iterator[tuple[int, ...]]:
-    """Files with the text, for the launcher; none where no descriptor is free: what is told counts by itself."""
+    """
+    Yield files with the text, for the launcher; none if no descriptor is free.
+
+    The message itself counts more than the text.
+    """
     try:
         memories = files_with_content(stacks.encode(), "stacks")
     except OSError:

@@ -1,8 +1,9 @@
 """
-The process that hosts the workers' store of one round, on the spawner's side: made at the first knock, and watched.
+The process that hosts the workers' store of one round, on the spawner's side: forked at the first
+connection, and watched.
 
-Rules of this file: workers cannot tell a store that died from a peer that did, so its end is told by its name as
-soon as it comes, also when it could not begin.
+Rules of this file: workers cannot distinguish a dead store from a dead peer. So the end of the
+store is reported under its name at once, also if it could not start.
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ from elasticlib.processes import FEW_PROCESSES, close_all_but, die_with_parent, 
 from elasticlib.workers.child import _report
 
 OnEnd = Callable[[str, int, int], None]
-"""Gets why the store is gone, the number of its process (0: there was none), and its exit status."""
+"""
+Gets the reason why the store is gone, the id of its process (0: none was started), and its exit
+status.
+"""
 
 _NAME = "the process that hosts the workers' store"
 
 
 class StoreHost:
-    """Hosts torch's store on a socket that workers have been told of; *on_end* is called when the process is gone."""
+    """
+    Host of torch's store on a socket that workers know; it calls *on_end* when the process is
+    gone.
+    """
 
     def __init__(
         self, selector: selectors.BaseSelector, keep: Collection[int], began: Callable[[int], None], on_end: OnEnd
@@ -34,21 +41,24 @@ class StoreHost:
         self._selector = selector
         self._keep = keep
         self._began = began
-        """Gets the number of the process."""
+        """Gets the id of the process."""
         self._on_end = on_end
         self._listener: int | None = None
         self._pid = 0
         self._handle: processes.Handle | None = None
         self._words = -1
-        """Memory for what the process has to say of its end."""
+        """Memory for the process's message about its end."""
 
     def await_knock(self, listener: int) -> None:
-        """Begin as soon as somebody connects to *listener*, which is this object's from now on."""
+        """
+        Fork the process at the first connection to *listener*, which this object owns from now
+        on.
+        """
         self._listener = listener
         self._selector.register(listener, selectors.EVENT_READ, self.open)
 
     def open(self) -> None:
-        """Someone knocks: fork the process."""
+        """Fork the process: a worker connects."""
         listener = self._listener
         if listener is None:
             # The round has ended in the meantime.
@@ -90,16 +100,16 @@ class StoreHost:
         self._on_end(f"{_NAME} (pid {pid}) {how}{': ' if said else ''}{said}", pid, code)
 
     def pids(self) -> list[int]:
-        """Return the process that hosts the store, if there is one."""
+        """Return the process that hosts the store, if it exists."""
         return [] if self._handle is None else [self._pid]
 
     def signal(self, signum: int) -> None:
-        """Signal the process, if there is one."""
+        """Signal the process, if it exists."""
         if self._handle is not None:
             signal_process(self._handle, signum)
 
     def end(self) -> None:
-        """Nobody needs the store any more."""
+        """End the process: the store is not needed any more."""
         if self._listener is not None:
             self._selector.unregister(self._listener)
             os.close(self._listener)
@@ -109,7 +119,7 @@ class StoreHost:
             self._let_go()
 
     def _let_go(self) -> int:
-        """Reap the process, which ends now; its exit status."""
+        """Reap the process, which ends now, and return its exit status."""
         assert self._handle is not None
         _, status = os.waitpid(self._pid, 0)
         self._selector.unregister(self._handle)

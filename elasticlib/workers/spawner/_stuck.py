@@ -1,15 +1,19 @@
 """
-Workers that will not return to Python, as opposed to those at work on the signal that stops them.
+Workers that will not return to Python, as opposed to those that handle the signal that stops
+them.
 
-CPython only notes a signal when it comes, in a table of the interpreter (``tripped``); the program's handler, or
-`KeyboardInterrupt`, follows when the main thread is back from native code. A rank that waits for its peers in a
-collective never comes back unless one of them goes. So a stop looks at that table, from outside and without a change of
-the worker: who has taken note, and has begun nothing since, is *deaf*.
+CPython only notes a signal when it arrives, in a table of the interpreter (``tripped``). The
+program's handler, or `KeyboardInterrupt`, follows when the main thread returns from native code.
+A rank that waits for its peers in a collective never returns unless one of them ends. So a stop
+reads that table, from outside and without a change of the worker. A worker that has noted the
+signal, and has begun nothing since, is *deaf*.
 
-A deaf worker may be saved by a brother that is still at work, so none is *stuck* as long as one on this machine is not
-deaf, uses the processor, or waits for a disk. To end one must serve somebody: another one that waits, or a restart.
-Who is writing, as its bytes or a file that it has open show, waits for nobody and keeps its time.
-Rules of this file: what cannot be seen is not stuck; no signal is sent.
+Another worker that is still at work may free a deaf one. So none is *stuck* while one on this
+machine is not deaf, uses the processor, or waits for a disk. The end of a worker must help
+another one that waits, or a restart. A worker that writes, as its bytes or an open file show,
+waits for no other and keeps its time.
+
+Rules of this file: a worker that cannot be read is not stuck. It sends no signal.
 """
 
 from __future__ import annotations
@@ -32,16 +36,19 @@ from elasticlib.workers.spawner import _kernel_facts
 INTERVAL = 0.25
 """Seconds between two looks."""
 STUCK = 2.0
-"""Seconds that all workers must have been deaf and idle for, where the signal would raise `KeyboardInterrupt`."""
+"""
+Seconds for which all workers must have been deaf and idle, if the signal would raise
+`KeyboardInterrupt`.
+"""
 STUCK_WITH_HANDLERS = 10.0
-"""The same where the program has a handler of its own, such as one that saves a checkpoint."""
+"""The same if the program has a handler of its own, such as one that saves a checkpoint."""
 _PAUSE = 0.5
-"""Seconds in which the end of one may free the others."""
+"""Seconds in which the end of one worker may free the others."""
 _IDLE = 0.05
 """Share of a processor that a waiting process may use."""
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _ENTRY = struct.Struct("i4xP")
-"""An entry of CPython's table of signals: a flag that it waits to be handled, and the handler."""
+"""An entry of CPython's table of signals: a flag for a noted signal, and the handler."""
 _POINTER = struct.Struct("P")
 _HANDLER = _ENTRY.size - _POINTER.size
 
@@ -53,7 +60,7 @@ class UnhandledSignal:
     cpu: float
     """Seconds of processor time that the process has used."""
     sleeps: bool
-    """True if its main thread waits, and not for a disk."""
+    """True if its main thread waits, but not for a disk."""
     own_handler: bool
     """True if the program has a handler of its own for the signal."""
     written: int = 0
@@ -64,32 +71,32 @@ class UnhandledSignal:
 
 @dataclass
 class RoundStop:
-    """The workers of one round while *signum* stops them, which was sent at *began*."""
+    """The workers of one round while *signum* stops them; *began* is the time of the signal."""
 
     signum: int
     began: float
     restart_waits: bool = False
-    """True if the next round waits for all ends: else the last worker, which nobody waits for, has its whole time."""
+    """True if the next round waits for all ends; otherwise the last worker keeps its whole time."""
     next_look: float = field(init=False)
-    """When `stuck` must be called again."""
+    """Time for the next call of `stuck`."""
     _idle: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By local rank: since when it has been deaf and idle, and the processor time it had used then."""
+    """By local rank: since when it is deaf and idle, and its processor time at that moment."""
     _wrote: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """By local rank: when its bytes were last seen to grow, and how many they were."""
+    """By local rank: the time of the last growth of its written bytes, and their number."""
     _since: float = field(init=False)
-    """When the last worker that was not deaf was seen, or the signal was sent."""
+    """Time when the last worker that was not deaf was seen, or of the signal."""
     _ended: float | None = None
-    """When `stuck` last named one."""
+    """Time when `stuck` last named a worker."""
 
     def __post_init__(self) -> None:
         self.next_look, self._since = self.began + INTERVAL, self.began
 
     def stuck(self, looks: Mapping[int, UnhandledSignal | None], now: float) -> int | None:
         """
-        Return the local rank that must be killed now for the others' sake.
+        Return the local rank that must be killed now to help the others; None for none.
 
-        *looks* holds a look at each worker that lives, None for one that is not deaf. Return the
-        last rank, for the first often has something to save.
+        *looks* holds a look at each living worker, None for one that is not deaf. The result is
+        the last rank, because the first one often has data to save.
         """
         self.next_look = now + INTERVAL
         deaf: dict[int, UnhandledSignal] = {}
@@ -104,7 +111,7 @@ class RoundStop:
         if not self._all_had_their_time(deaf, now):
             return None
         waiting = [rank for rank, seen in deaf.items() if not self._writes(rank, seen, now)]
-        # The end of a single one would free nobody: the others write, and wait for no peer.
+        # The end of a single one would free no other: the others write, and wait for no peer.
         least = 1 if self.restart_waits else 2
         if len(waiting) < least:
             return None
@@ -112,7 +119,7 @@ class RoundStop:
         return max(waiting)
 
     def _note_one_at_work(self, now: float) -> None:
-        """Begin anew: nobody has waited in vain as long as one may free the others."""
+        """Begin again: a worker at work may still free the others."""
         self._idle.clear()
         self._since = now
 
@@ -122,7 +129,7 @@ class RoundStop:
         begin, used = self._idle.get(rank, (self._since, seen.cpu))
         allowed = 2 * _TICK + _IDLE * (now - begin)
         works = not seen.sleeps or seen.cpu - used > allowed
-        # A writer may free the others when it is done; a restart that waits does not wait for that.
+        # A writer may free the others when it is done; a waiting restart does not wait for that.
         saves = grows and not self.restart_waits
         if works or saves:
             begin, used = now, seen.cpu
@@ -138,7 +145,7 @@ class RoundStop:
         return now - last_idle_since >= limit
 
     def _grows(self, rank: int, written: int, now: float) -> bool:
-        """True if the worker has written more bytes than at the last look."""
+        """Return True if the worker has written more bytes than at the last look."""
         last = self._wrote.get(rank)
         if last is None:
             self._wrote[rank] = -math.inf, written
@@ -154,7 +161,10 @@ class RoundStop:
 
 
 def look(pid: int, signum: int) -> UnhandledSignal | None:
-    """Look at *pid*, which was sent *signum*; None where it has begun to handle it, or cannot be seen."""
+    """
+    Look at *pid*, which was sent *signum*; None if it has begun to handle the signal, or cannot
+    be read.
+    """
     facts = process_facts(pid)
     layout = _layout()
     if facts is None or layout is None:
@@ -178,13 +188,13 @@ class _Handler(enum.Enum):
     """The kind of a Python handler of a signal."""
 
     RAISES = enum.auto()
-    """Python's own: it raises `KeyboardInterrupt`."""
+    """Python's own handler: it raises `KeyboardInterrupt`."""
     OWN = enum.auto()
-    """The program's."""
+    """The program's own handler."""
 
 
 def _handler_that_waits(pid: int, signum: int, layout: _Layout) -> _Handler | None:
-    """Read in *pid* which handler waits for its main thread; None where none does."""
+    """Return the kind of handler that waits for the main thread of *pid*; None without one."""
     try:
         begin = next(part.begin for part in _memory(pid) if part.file == layout.file)
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -218,9 +228,9 @@ class _Layout:
 
 @functools.cache
 def _layout() -> _Layout | None:
-    """Return the layout of this process' interpreter; None where it is not built as expected."""
+    """Return the layout of this process's interpreter; None if it is not built as expected."""
     handlers = _handlers()
-    # The table is one of CPython's.
+    # Only CPython has this table.
     if sys.implementation.name != "cpython" or signal.SIGINT not in handlers:
         return None
     interrupt = id(_signal.default_int_handler) + object.__basicsize__
@@ -230,7 +240,7 @@ def _layout() -> _Layout | None:
         data = ctypes.string_at(part.start, part.end - part.start)
         for table in _tables_in(data, handlers):
             found.append(_Layout(part.file, part.start + table - part.begin, code - part.begin))
-    # Where two places look like the table, nobody knows which of them it is.
+    # If two places look like the table, it is not known which one it is.
     return found[0] if len(found) == 1 else None
 
 
@@ -245,7 +255,7 @@ def _handlers() -> dict[int, bytes]:
 
 
 def _tables_in(data: bytes, handlers: Mapping[int, bytes]) -> Iterator[int]:
-    """Yield the places in *data* that may be the beginning of a table with these *handlers*."""
+    """Yield the places in *data* where a table with these *handlers* may begin."""
     place = data.find(handlers[signal.SIGINT])
     while place >= 0:
         table = place - _HANDLER - _ENTRY.size * signal.SIGINT
@@ -263,11 +273,13 @@ def _has_handlers(data: bytes, table: int, handlers: Mapping[int, bytes]) -> boo
 
 @dataclass(frozen=True)
 class _Region:
-    """A region of a process' memory that is of its interpreter's files, and may be written to."""
+    """
+    A region of a process's memory that belongs to its interpreter's files and can be written to.
+    """
 
     file: str
     begin: int
-    """The beginning of this file in memory."""
+    """Address of the beginning of this file in memory."""
     start: int
     end: int
 
@@ -280,8 +292,8 @@ def _memory(pid: int) -> Iterator[_Region]:
         for line in lines:
             start, end, access, file = _parsed_mapping(line)
             if not file and former_end == start:
-                # Variables without a first value (.bss) follow those with one, in a mapping without
-                # a name.
+                # Variables without a first value (.bss) follow those with one, in a mapping
+                # without a name.
                 file = former_file
             if not _is_of_interpreter(file, program):
                 continue
@@ -292,7 +304,9 @@ def _memory(pid: int) -> Iterator[_Region]:
 
 
 def _parsed_mapping(line: str) -> tuple[int, int, str, str]:
-    """Return start, end, access and file of a *line* of ``/proc/pid/maps``; no file where it has no name."""
+    """
+    Return start, end, access and file of a *line* of ``/proc/pid/maps``; an empty file for none.
+    """
     span, access, _, _, _, *names = line.split(maxsplit=5)
     start, end = (int(text, 16) for text in span.split("-"))
     file = names[0].rstrip("\n") if names else ""

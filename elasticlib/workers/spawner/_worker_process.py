@@ -1,9 +1,13 @@
 """
-A worker's process and its group, as the spawner signals them, and the files in which it leaves its report.
+A worker's process and its group, as the spawner signals them, and the files in which it leaves
+its report.
 
-A stop signal is for the worker alone while that can pass it on: its children, such as those of a DataLoader, would die
-first, and the worker's handler could not save. They get it when the worker has ended, or when half of the time is over.
-Rules of this file: the group is signalled by its number only while the worker, its leader, was not reaped.
+A stop signal is sent to the worker alone while the worker can forward it. Its children, such as
+those of a DataLoader, would die first, and the worker's handler could not save. They get it when
+the worker has ended, or after half of the time.
+
+Rules of this file: the group is signalled by its number only until the worker, its leader, is
+reaped.
 """
 
 from __future__ import annotations
@@ -38,26 +42,31 @@ class Left:
 
     @property
     def report(self) -> int:
-        """Where the worker leaves its result or its error."""
+        """File for the worker's result or error."""
         return self._reports[0]
 
     def reports(self) -> tuple[int, ...]:
-        """All files that have the report."""
+        """Return all files that hold the report."""
         return tuple(self._reports)
 
     def all(self) -> tuple[int, ...]:
-        """The report, the stacks of a crash, the last lines of stderr, and where there is more of the report."""
+        """
+        Return the report, the stacks of a crash, the last lines of stderr, and further files of
+        the report.
+        """
         return self.report, self.faults, self.tail, *self._reports[1:]
 
     def put_report(self, packed: bytes) -> None:
-        """Take a report that came through the pipe, since the worker could have no file that is so large."""
+        """
+        Store a report that came through the pipe, because it was too large for the worker's file.
+        """
         # Without a free descriptor the launcher finds that the report is missing.
         with contextlib.suppress(OSError):
             former, self._reports = self._reports, files_with_content(packed, "report")
             close_each(former)
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close the files."""
         close_each(self.all())
 
 
@@ -72,29 +81,30 @@ class WorkerProcess:
     left: Left
     course: ExitCourse
     was_signalled: bool = False
-    """Whether it was sent the stop signal while that could change its status."""
+    """True if it was sent the stop signal while that could change its status."""
     signum: int = 0
-    """The stop signal that it was sent last."""
+    """The last stop signal that it was sent."""
     dumped: int = -1
     """Bytes of its threads' stacks at the last look."""
     written: int = 0
     """Bytes that it had written at the last look."""
 
     def seen(self) -> tuple[int, int, processes.Handle, int]:
-        """What `StackDump` needs of it."""
+        """Return its data for `StackDump`."""
         return self.local_rank, self.pid, self.handle, self.left.faults
 
     def may_be_sampled(self) -> bool:
         """
-        True for the first worker while its main thread alone runs, and can answer at once.
+        Return True for the first worker while only its main thread runs, and can answer at once.
 
-        A signal would end a system call in which that sleeps, and stacks of other threads that run change under a look.
+        A signal would interrupt a system call of a sleeping thread, and stacks of other running
+        threads change during a look.
         """
         can_answer = self.local_rank == 0 and _kernel_facts.catches(self.pid, _child.STACKS_SIGNAL)
         return can_answer and _kernel_facts.only_main_thread_runs(self.pid)
 
     def ask(self, signum: int) -> None:
-        """Send it the stop signal; one that is stopped is woken to see it."""
+        """Send it the stop signal; continue it if it is stopped, so that it handles the signal."""
         if not self.was_signalled:
             self.was_signalled = not self._is_at_its_end()
         self.signum = signum
@@ -102,22 +112,25 @@ class WorkerProcess:
             self.send_group(signum)
         elif not self._leaves_by_itself(signum):
             signal_process(self.handle, signum)
-        # A process that is stopped handles a signal only once it goes on.
+        # A stopped process handles a signal only after it continues.
         self.send_group(signal.SIGCONT)
 
     def _is_at_its_end(self) -> bool:
-        """True if no signal changes its status any more."""
+        """Return True if no signal changes its status any more."""
         if self.course.overdue or self.course.is_final:
             return True
-        # A peer may report a closed connection before the one that died is a zombie.
+        # A peer may report a closed connection before the dead process is a zombie.
         return is_ending(self.pid)
 
     def _leaves_by_itself(self, signum: int) -> bool:
-        """True if its function had returned: *signum*, which it does not handle, would cut its exit handlers off."""
+        """
+        Return True if its function had returned: *signum*, which it does not handle, would cut
+        its exit handlers off.
+        """
         return self.course.was_waiting and not _kernel_facts.catches(self.pid, signum)
 
     def send_group(self, signum: int) -> None:
-        """Signal its group; SIGKILL spares what removes its shared memory."""
+        """Signal its group; SIGKILL spares the process that removes its shared memory."""
         if signum != signal.SIGKILL or not any(map(is_memory_cleaner, self._group())):
             signal_group(self.pid, self.handle, signum)
             return
@@ -129,7 +142,10 @@ class WorkerProcess:
         signal_process(self.handle, signal.SIGKILL)
 
     def ask_group(self) -> None:
-        """Send the stop signal to what it started in its group, but not to itself once more."""
+        """
+        Send the stop signal to the processes that it started in its group, but not to itself
+        again.
+        """
         for pid in self.others_in_group():
             signal_descendant(os.getpid(), pid, self.signum)
             signal_descendant(os.getpid(), pid, signal.SIGCONT)
@@ -141,13 +157,20 @@ class WorkerProcess:
         signal_process(self.handle, signal.SIGKILL)
 
     def is_writing(self) -> bool:
-        """True if it has written since the last look, or has a file open for that: a checkpoint may be under way."""
+        """
+        Return True if it has written since the last look, or has a file open for writing.
+
+        It may be saving a checkpoint.
+        """
         before, self.written = self.written, _kernel_facts.written_bytes(self.pid)
         family = [self.pid, *_kernel_facts.children(self.pid)]
         return self.written > before or any(map(_kernel_facts.has_own_file, family))
 
     def others_in_group(self) -> list[int]:
-        """Return the living processes of its group, but for itself and the one that removes its shared memory."""
+        """
+        Return the living processes of its group, except itself and the one that removes its
+        shared memory.
+        """
         living = [pid for pid in self._group() if pid != self.pid and not is_ending(pid)]
         return [pid for pid in living if not is_memory_cleaner(pid)]
 
@@ -155,22 +178,29 @@ class WorkerProcess:
         return _kernel_facts.group(os.getpid(), self.pid)
 
     def dump(self) -> None:
-        """Have its threads' stacks written down; a program without a handler for that would die of it."""
+        """
+        Request the stacks of its threads; a program without a handler is skipped, because it
+        would die of the signal.
+        """
         clear(self.left.faults)
         self.dumped = -1
         if _kernel_facts.catches(self.pid, _child.STACKS_SIGNAL):
             signal_process(self.handle, _child.STACKS_SIGNAL)
 
     def stacks(self) -> str | None:
-        """Return the stacks that `dump` caused; None until they are whole: the handler writes in one go."""
+        """
+        Return the stacks that `dump` requested; None until they are complete: the handler writes
+        without a pause.
+        """
         before, self.dumped = self.dumped, os.fstat(self.left.faults).st_size
         is_whole = 0 < self.dumped == before
         return _report.read_text(self.left.faults) if is_whole else None
 
     def pass_on(self, signum: int) -> None:
-        """Send it *signum* if it handles that: else it would die of it."""
+        """Send it *signum* if it handles that; otherwise the signal would end it."""
         if not self.course.for_group:
-            # Its children have its handler too, if they were forked after it was set, and nothing to save.
+            # Its children have its handler too, if they were forked after it was set, and nothing
+            # to save.
             if _kernel_facts.catches(self.pid, signum):
                 signal_process(self.handle, signum)
             return
@@ -179,6 +209,6 @@ class WorkerProcess:
                 signal_descendant(os.getpid(), pid, signum)
 
     def close(self) -> None:
-        """Let go of it, and of what it left."""
+        """Close its handle and its files."""
         self.handle.close()
         self.left.close()

@@ -1,1 +1,4 @@
-"""The program that has started a worker, as that worker has it: its script, and what it shares by multiprocessing."""
+"""
+The calling program, as its worker has it: its script, and the objects that multiprocessing
+shares.
+"""

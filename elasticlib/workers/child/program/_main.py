@@ -1,8 +1,10 @@
 """
-The caller's script as the ``__main__`` of a worker: imported under the name ``__mp_main__``, as multiprocessing does.
+The caller's script as the ``__main__`` of a worker: imported under the name ``__mp_main__``, as
+multiprocessing does.
 
-What the program has changed since its own import is laid over it: the caller sends variables that are plain data, and
-each that differs here is set. (Python: ``multiprocessing.spawn``)
+Then the changes that the program has made since its own import are applied. The caller sends
+variables that are plain data, and each that differs here is set. (Python:
+``multiprocessing.spawn``)
 """
 
 from __future__ import annotations
@@ -27,44 +29,48 @@ class Origin(NamedTuple):
     """The place that a script is imported from."""
 
     name: str | None
-    """Its module's, where the program is ``python -m name``."""
+    """Name of its module, if the program is ``python -m name``; else None."""
     file: str
 
 
 class Withheld(NamedTuple):
-    """Stands for a part of a variable that cannot be sent."""
+    """Stand-in for a part of a variable that cannot be sent."""
 
     kind: str
-    """Of its type."""
+    """Qualified name of its type."""
 
 
 CHANGED = Withheld("")
-"""Stands for a variable that the program has certainly set: nothing of the import is equal to it."""
+"""Stand-in for a variable that the program has certainly set: no value of the import equals it."""
 
 
 class IfAbsent(NamedTuple):
-    """A variable that the program has not changed, and that the import may define: it is for where that does not."""
+    """A variable that the program has not changed, for imports that do not define it."""
 
     value: Any
 
 
 class Incomplete(NamedTuple):
-    """A variable that the script defines too, and that cannot be sent: it serves to see whether both are equal."""
+    """
+    A variable that the script defines too, and that cannot be sent.
+
+    It only serves to check whether both are equal.
+    """
 
     value: Any
-    """With `Withheld` in the place of what cannot be sent."""
+    """The value with `Withheld` in the place of parts that cannot be sent."""
     reason: str
 
 
 class _State:
-    """Of this process."""
+    """State of this process."""
 
     module: types.ModuleType | None = None
     """The imported script."""
     before: types.ModuleType | None = None
-    """The ``__main__`` of functions that come by value."""
+    """The ``__main__`` of functions that are sent by value."""
     spec: ModuleSpec | None = None
-    """The module's own."""
+    """The module's own specification."""
     origin: Origin | None = None
     version: tuple[int, int] = (0, 0)
     is_importing = False
@@ -74,22 +80,25 @@ _state = _State()
 
 
 def is_imported(module: types.ModuleType) -> bool:
-    """True if *module*, this process' ``__main__``, was imported and not run."""
+    """Return True if *module*, this process's ``__main__``, was imported and not run."""
     return module is _state.module
 
 
 def imported_origin() -> Origin | None:
-    """Return the place from which this process' ``__main__`` was imported."""
+    """Return the place from which this process's ``__main__`` was imported; None if it was not."""
     return _state.origin
 
 
 def is_importing() -> bool:
-    """True while the script is being imported."""
+    """Return True while the script is being imported."""
     return _state.is_importing
 
 
 def attribute(module: types.ModuleType, name: str) -> Any:
-    """Return the object *name* of *module*, with dots for those in classes; None where there is none."""
+    """
+    Return the object *name* of *module*, with dots for those in classes; None if it does not
+    exist.
+    """
     try:
         return operator.attrgetter(name)(module)
     except (AttributeError, TypeError):
@@ -98,7 +107,8 @@ def attribute(module: types.ModuleType, name: str) -> Any:
 
 def of_main(name: str) -> Any:
     """
-    Return a function or class of ``__main__``, by whichever name either side has imported that.
+    Return a function or class of ``__main__``, under any name with which either side has imported
+    it.
 
     Pickles call this.
     """
@@ -115,7 +125,10 @@ def namespace() -> dict[str, Any]:
 
 
 def become(origin: Origin) -> None:
-    """Have the script at *origin* as ``__main__``; one that was imported before is kept while its file is the same."""
+    """
+    Make the script at *origin* the ``__main__``; an earlier import is kept while its file is
+    unchanged.
+    """
     facts = os.stat(origin.file)
     version = facts.st_mtime_ns, facts.st_size
     if sys.modules["__main__"] is not _state.module:
@@ -136,13 +149,16 @@ def become(origin: Origin) -> None:
 
 
 def leave() -> None:
-    """Have a ``__main__`` that is no imported script's, for a call whose functions come by value."""
+    """
+    Restore a ``__main__`` that is not an imported script, for a call whose functions are sent by
+    value.
+    """
     if _state.before is not None:
         sys.modules["__main__"] = sys.modules["__mp_main__"] = _state.before
 
 
 def restore_spec() -> None:
-    """Have processes that multiprocessing spawns from here import the script by themselves."""
+    """Let processes that multiprocessing spawns from here import the script for themselves."""
     if _state.module is not None:
         _state.module.__spec__ = _state.spec
 
@@ -157,7 +173,7 @@ def run_in(variables: dict[str, Any], origin: Origin) -> None:
 
 
 def _code_of(variables: dict[str, Any], origin: Origin) -> types.CodeType:
-    """The script's code; *variables* get what Python itself puts into a module."""
+    """Return the script's code, and set in *variables* the names that Python sets in a module."""
     variables.update(__name__="__mp_main__", __builtins__=builtins, __file__=origin.file, __cached__=None)
     if origin.name is None:
         variables.update(__package__="", __loader__=None, __spec__=None)
@@ -174,9 +190,10 @@ def _code_of(variables: dict[str, Any], origin: Origin) -> types.CodeType:
 
 def lay_over(variables: dict[str, Any], sent: Mapping[str, Any]) -> list[str]:
     """
-    Set in *variables*, a script's own, those that its program has changed: all of *sent* that differ.
+    Set in *variables*, a script's own, those that its program has changed: all of *sent* that
+    differ.
 
-    So a call finds the values of its caller, and not those that the call before has left.
+    So a call finds the values of its caller, not those that the call before has left.
 
     Return a warning for each that differs, and could not be sent.
     """
@@ -207,7 +224,10 @@ def _check_is_there(name: str, own: Any, value: Incomplete) -> None:
 
 
 def _updated(own: Any, other: Any) -> Any:
-    """*own* with the content of *other*, where it can have that: whatever else refers to it sees it, too."""
+    """
+    Return *own* with the content of *other* if it can hold that: all references to it see the
+    change, too.
+    """
     if same(own, other):
         return own
     if type(own) is not type(other):
@@ -236,9 +256,10 @@ _ABSENT = object()
 
 def same(own: Any, other: Any) -> bool:
     """
-    True if both are equal in value and type, throughout; False for values that cannot be compared.
+    Return True if both are equal in value and type, throughout; False for values that cannot be
+    compared.
 
-    A tensor that the caller shares is equal to no other: its memory counts, too.
+    A tensor that the caller shares equals no other one: its memory counts, too.
     """
     try:
         return _same(own, other)
@@ -259,8 +280,8 @@ def _same(own: Any, other: Any) -> bool:
         return _same_floats(own, other)
     equals: Any = kind.__eq__
     if equals is object.__eq__:
-        # Two objects of a kind without equality, such as models and sentinels, cannot be told
-        # apart.
+        # Two objects of a kind without equality, such as models and sentinels, cannot be
+        # distinguished.
         return True
     if isinstance(own, dict):
         return _same_dicts(own, other)
@@ -306,7 +327,9 @@ def _same_attributes(own: Any, other: Any) -> bool:
 
 
 def is_namespace(value: Any) -> bool:
-    """True if *value* is equal to another one of its kind where their attributes are."""
+    """
+    Return True if *value* equals another one of its kind exactly when their attributes are equal.
+    """
     kind = type(value)
     if kind is types.SimpleNamespace:
         return True
@@ -316,7 +339,10 @@ def is_namespace(value: Any) -> bool:
 
 
 def _is_dataclass_of_attributes(value: Any) -> bool:
-    """True for most dataclasses: not for one with slots, or with the ``__eq__`` of another class."""
+    """
+    Return True for most dataclasses: not for one with slots, or with the ``__eq__`` of another
+    class.
+    """
     kind = type(value)
     parameters = getattr(kind, "__dataclass_params__", None)
     if parameters is None or not parameters.eq:

@@ -1,8 +1,9 @@
 """
-The ``__main__`` of processes that a worker spawns when its function came from the caller's ``__main__``.
+The ``__main__`` of processes that a worker spawns when its function came from the caller's
+``__main__``.
 
-Such a process (a DataLoader worker, say) cannot import a notebook's cells: it gets the classes and
-functions from the memory of the worker that spawned it.
+Such a process (a DataLoader worker, say) cannot import a notebook's cells. It gets the classes
+and functions from the memory of the worker that spawned it.
 """
 
 from elasticlib.workers.child import _function

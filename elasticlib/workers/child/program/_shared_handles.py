@@ -1,8 +1,9 @@
 """
-What programs share by ``multiprocessing``, as a worker gets it: descriptors, the caller's key and its resource tracker.
+Objects that programs share by ``multiprocessing``, in a worker: descriptors, the caller's key and
+its resource tracker.
 
-So queues, locks, proxies of managers and shared memory work in a worker as in a process that multiprocessing has
-spawned. (Python: ``multiprocessing.spawn``, ``multiprocessing.reduction``)
+With these, queues, locks, proxies of managers and shared memory work as in a process that
+multiprocessing has spawned. (Python: ``multiprocessing.spawn``, ``multiprocessing.reduction``)
 """
 
 from __future__ import annotations
@@ -18,27 +19,34 @@ from elasticlib.workers.child import _buffers
 
 
 class SharedDescriptor:
-    """A descriptor of the caller's among the memories of a call; multiprocessing's objects ask it for a copy."""
+    """
+    A descriptor of the caller's among the memories of a call; multiprocessing's objects ask it
+    for a copy.
+    """
 
     def __init__(self, index: int) -> None:
         self.index = index
 
     def detach(self) -> int:
-        """A copy, which belongs to whoever asks."""
+        """Return a copy, which the asking object owns."""
         return os.dup(_buffers.shared[self.index])
 
 
 class Family(NamedTuple):
-    """What a process of multiprocessing has from the one that started it."""
+    """State that a process of multiprocessing inherits from the one that started it."""
 
     authkey: bytes
-    """By which managers and listeners know each other."""
+    """Key with which managers and listeners recognize each other."""
     tracker: SharedDescriptor | None
-    """Of the process that removes named memory and semaphores once the program has ended; None where none runs."""
+    """
+    Descriptor of the resource tracker; None if none runs.
+
+    That process removes named memory and semaphores once the program has ended.
+    """
 
 
 def join(family: Family) -> None:
-    """Be of the *family* of the caller."""
+    """Join the *family* of the caller."""
     multiprocessing.process.current_process().authkey = family.authkey
     if family.tracker is None:
         return
@@ -51,7 +59,11 @@ def join(family: Family) -> None:
 
 
 def arena(size: int, descriptor: SharedDescriptor) -> Any:
-    """The caller's memory of *size* bytes for values and arrays; its descriptor is open for as long as it is used."""
+    """
+    Return the caller's memory of *size* bytes for values and arrays.
+
+    Its descriptor stays open while the memory is in use.
+    """
     from multiprocessing.heap import Arena
 
     number = descriptor.detach()
@@ -61,6 +73,8 @@ def arena(size: int, descriptor: SharedDescriptor) -> Any:
 
 
 def of_torch(name: str) -> Any:
-    """The operator, or the namespace of operators or classes, that torch has under *name*."""
+    """
+    Return the operator, or the namespace of operators or classes, that torch has under *name*.
+    """
     torch = sys.modules.get("torch") or __import__("torch")
     return operator.attrgetter(name)(torch)
