@@ -8,7 +8,10 @@ from elasticlib.errors import StartError, name_of_signal
 from elasticlib.processes import FROM_OUTSIDE, ChildProcess, HelperLostError, Process
 
 _REAPER_LIMIT = 1.0
-"""Seconds between the end of a fork server and that of its reaper, which clears up before."""
+"""
+Seconds from the end of a fork server to that of its reaper, which first kills the processes
+below.
+"""
 
 
 def reaper_lost(reaper: ChildProcess) -> HelperLostError | None:
@@ -36,7 +39,7 @@ def fork_server_lost(reaper: ChildProcess, process: Process | None, said: str) -
         return lost
 
     status = reaper.exitcode()
-    # On a busy machine the reaper is not done yet.
+    # On a busy machine the reaper may not have ended yet.
     is_unknown = status is None or not is_importing
     # An import that fails writes the reason to stderr, and a crash shows in the signal.
     was_killed = status == signal.SIGKILL or (is_unknown and not said)

@@ -44,7 +44,7 @@ class HelperAction(enum.Enum):
 
 @frozen
 class AwakeTime:
-    """How long this process was awake between two looks."""
+    """Clock for the time that this process was awake between two looks."""
 
     last: float | None = None
 

@@ -37,7 +37,7 @@ class Signalled(Protocol):
 
 @frozen
 class Reported:
-    """A process that another one holds, which reports its end and passes signals on."""
+    """A process that another one holds, which reports its end and forwards signals."""
 
     pid: int
     send: Callable[[int], object]
@@ -49,12 +49,12 @@ class Reported:
 
 @define(eq=False)
 class Helper:
-    """A process of ours."""
+    """A helper process, and its record."""
 
     name: str
     process: Signalled
     ask: Callable[[int], object] | None = None
-    """Function that sends it a question of that number; None if it answers none."""
+    """Function that asks it a numbered question; None if it answers none."""
     is_needed: bool = True
     """False if no job waits for its work: then it is woken, and never replaced."""
     questions: int = 0
@@ -92,7 +92,7 @@ class Finding:
 
 @define(eq=False)
 class HelperWatch:
-    """Looks at helpers, every `LOOK` seconds."""
+    """Checks helpers every `LOOK` seconds."""
 
     sink: records.Sink
     clock: Clock = monotonic
@@ -135,7 +135,7 @@ class HelperWatch:
         """
         self._awake, passed = self._awake.look(self.clock())
         living = _look_at_all(helpers)
-        # Workers are looked at only where it matters: they may be many.
+        # Workers are checked only if a helper has stopped: they may be many.
         has_stopped = any(look.state == STOPPED for _, look in living)
         alone = has_stopped and not any(map(_stands_still, workers))
         found = []
@@ -158,7 +158,10 @@ def _look_at_all(helpers: Iterable[Helper]) -> list[tuple[Helper, HelperLook]]:
 
 
 def _look(helper: Helper) -> HelperLook | None:
-    """Look at *helper*, and ask it for a sign of life unless it owes one; None where it has ended."""
+    """
+    Look at *helper*, and ask it for a sign of life unless it still owes one; None if it has
+    ended.
+    """
     pid = helper.process.pid
     facts = process_facts(pid)
     if facts is None:
@@ -184,7 +187,7 @@ def _turns(pid: int, facts: list[bytes]) -> int:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[2])
     except (OSError, IndexError, ValueError):
-        # The kernel does not count them.
+        # Without the kernel's count of turns: ticks of CPU time.
         return sum(map(int, facts[_CPU_TICKS]))
 
 

@@ -31,5 +31,5 @@ _PACKAGES = frozenset({"torch", "torchgen", "functorch", "numpy", "triton", "clo
 
 
 def is_allowed(module: str) -> bool:
-    """True for a module of Python, torch, numpy, triton or cloudpickle."""
+    """Return True for a module of Python, torch, numpy, triton or cloudpickle."""
     return module.partition(".")[0] in _PACKAGES

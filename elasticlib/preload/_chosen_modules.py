@@ -30,7 +30,7 @@ _OPTIMIZERS = frozenset("optim optimizer lr_scheduler FullyShardedDataParallel F
 Words of a program that makes an optimizer, or shards one.
 
 Those of DDP are left out. A model that is freed after its gloo group was destroyed hangs more
-often if torch's compiler is imported, and DDP alone does not import it.
+often if torch's compiler is imported. DDP alone does not import it.
 """
 _TRAINERS = frozenset(
     "lightning pytorch_lightning transformers accelerate trl peft deepspeed diffusers fastai ignite composer".split()
@@ -150,7 +150,7 @@ def _chosen(text: Text) -> Choice:
     if text.sets:
         # torch reads these variables at its import, so each worker imports it after they are set.
         return Choice((), None)
-    # Python's own modules are all that the program imports.
+    # The program imports Python's own modules only.
     if text.is_whole and not others:
         return Choice((), None)
     if text.is_whole and others == {NUMPY}:

@@ -60,7 +60,7 @@ class Edits:
             )
 
     def _is_edited(self, name: str, module: object) -> bool:
-        """True if the file of *module* changed since the last look, or since its import."""
+        """Return True if the file of *module* changed since the last look, or since its import."""
         file, spec = file_of_module(module), names_of_module(module).get("__spec__")
         if name == "__main__" or type(spec) is not ModuleSpec:
             return False

@@ -95,7 +95,7 @@ class ImportWatch:
 
     def _add(self, module: str) -> None:
         """Note that the worker was at the import of *module* for the time since the last question."""
-        # The first look comes later than the others.
+        # The first question is asked later than the others.
         passed = EVERY if self._seconds else FIRST
         self._seconds[module] = self._seconds.get(module, 0.0) + passed
         self._found = self._seconds

@@ -65,7 +65,7 @@ class ForkServerKey:
         imported more.
         """
         are_automatic = self.is_automatic and other.is_automatic
-        # Modules that the user named may be others on another path: only an equal key will do.
+        # Modules that the user named may differ on another path: only an equal key will do.
         if not are_automatic or not other.preload:
             return self == other
         same = (self.python, self.path, self.flags) == (other.python, other.path, other.flags)

@@ -3,8 +3,8 @@ Environment variables that a fork server depends on: a launch with other values 
 server.
 
 Each launch sends its variables to its workers. The imports for every program (`_allowed`) read
-the variables in the lists below, and a test compares the lists with the lookups of a real import.
-The variables of a module that `preload` names are unknown, so any variable counts.
+the variables in the lists below. A test compares the lists with the lookups of a real import. The
+variables of a module that `preload` names are unknown, so any variable counts.
 
 PURE: takes two environments and the list of imports, returns a verdict.
 """
@@ -70,7 +70,7 @@ LIBRARIES = (
     "I_MPI_*",  # MKL: the processes of MPI among which it divides the CPUs
     "MPI_LOCALNRANKS",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
-    # From here on by Python code: torch, torch._dynamo, torch._inductor and what they import.
+    # From here on by Python code: torch, torch._dynamo, torch._inductor and their imports.
     "TQDM_*",
     "AOT_*",
     "AOTINDUCTOR_*",
@@ -198,8 +198,7 @@ def serves(reads: Reads | None, given: Mapping[str, str], wanted: Mapping[str, s
     Return True if a fork server that was started with the variables *given* can serve a launch
     with those *wanted*.
 
-    *reads* is None if they are unknown, as before its imports are done: any variable may be among
-    them.
+    Without *reads*, as before the imports are done, any variable may be among them.
     """
     changed = {name for name in given.keys() | wanted.keys() if given.get(name) != wanted.get(name)}
     if reads is None:

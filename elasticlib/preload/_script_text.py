@@ -135,7 +135,7 @@ class _Reading:
 
 
 def _reached(function: str, parts: Sequence[_Part]) -> list[_Part]:
-    """Return the functions and classes that *function* may use: those that it names, and so on."""
+    """Return the functions and classes that *function* may use, directly or through others."""
     found = list[_Part]()
     words = {function}
     left = [part for part in parts if part.name is not None]
@@ -292,7 +292,7 @@ def _files(name: str, folder: str, importer: str) -> list[str]:
     found = []
     for part in name[level:].split("."):
         base = os.path.join(base, part)
-        # As in Python, the package counts where there is a module of its name, too.
+        # As in Python, a package takes precedence over a module of its name.
         for candidate in (os.path.join(base, "__init__.py"), f"{base}.py"):
             if os.path.isfile(candidate):
                 found.append(candidate)

@@ -89,7 +89,7 @@ class CallerIdentity:
 
 def _credentials() -> tuple[str, ...]:
     lines = kernel_says("thread-self/status").splitlines()
-    # The system's own calls stand for a /proc that is hidden, or whose lines are not the kernel's.
+    # The system's own calls stand in for a /proc that is hidden, or not the kernel's.
     plain = f"{os.getresuid()} {os.getresgid()} {sorted(os.getgroups())}"
     return (plain, *(line for line in lines if line.partition(":")[0] in _STATUS))
 

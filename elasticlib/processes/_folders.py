@@ -26,7 +26,7 @@ def make_private_folder(path: str) -> None:
     if above != path:
         make_private_folder(above)
     try:
-        # os.makedirs would give the folders above the mode that the umask leaves.
+        # os.makedirs would make the parents with the mode that the umask leaves.
         os.mkdir(path, 0o700)
     except FileExistsError:
         if not os.path.isdir(path):

@@ -48,7 +48,7 @@ def own_descriptors() -> Iterator[tuple[int, ...]]:
     """
     Yield the descriptors to send to another process, which holds this one by `received_handle`.
 
-    They are closed after the block where that is possible.
+    The context manager owns them; the caller must not close them.
     """
     if pidfds.why():
         yield without_pidfds.own_descriptors()

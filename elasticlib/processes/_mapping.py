@@ -23,7 +23,7 @@ class _Mapping:
             raise OSError(code := ctypes.get_errno(), os.strerror(code), "mmap")
 
     def bytes(self) -> memoryview:
-        """Return the bytes; the mapping lives as long as they are used."""
+        """Return the bytes; the mapping lives while they are used."""
         array = (ctypes.c_char * self._size).from_address(self.address)
         array.owner = self  # type: ignore[attr-defined]
         return memoryview(array).cast("B")
@@ -35,7 +35,7 @@ class _Mapping:
 
 def mapped_bytes(descriptor: int, *, private: bool = False) -> memoryview:
     """
-    Return all of that memory. Raises OSError.
+    Return all of the memory behind *descriptor*. Raises OSError.
 
     *private*: changes are not visible to other processes.
     """

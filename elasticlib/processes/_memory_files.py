@@ -21,7 +21,7 @@ _ENOUGH = 1 << 30
 
 
 memfds = Refusal("memfd_create", lambda: os.close(os.memfd_create("probe")))
-"""The reason why the kernel makes none here."""
+"""The kernel's refusal of memfds, if it makes none here."""
 
 
 def anonymous_file(name: str) -> int:
@@ -39,7 +39,7 @@ def sealable_file(name: str) -> int:
 
 
 def seal(descriptor: int) -> None:
-    """Forbid all changes of that file. A substitute for a memfd stays writable."""
+    """Forbid all changes to the file. A substitute for a memfd stays writable."""
     if not memfds.why():
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
 

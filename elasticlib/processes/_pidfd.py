@@ -84,7 +84,7 @@ def _try() -> None:
 
 
 pidfds = Refusal("pidfd_open, pidfd_send_signal", _try)
-"""The reason why there are none here."""
+"""The kernel's refusal of pidfds, if it makes none here."""
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -73,7 +73,7 @@ KILL_SECONDS = 5.0
 
 
 class HelperLostError(StartError):
-    """A helper was ended from outside; it can be started again."""
+    """Error for a helper that was ended from outside, so that it can be started again."""
 
     @classmethod
     def of(cls, name: str, pid: int, signum: int = 0) -> HelperLostError:

@@ -397,7 +397,7 @@ def _any_ends_before(children: Iterable[int], launcher: Handle) -> bool:
 
 
 def _code_of(child: int) -> int:
-    # The signal is no longer passed on: the number of the child is about to be free.
+    # The signal is no longer forwarded: the child's number is about to be free.
     signal.signal(signal.SIGCONT, signal.SIG_DFL)
     _, code = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(code)

@@ -279,7 +279,7 @@ class PContext(abc.ABC):
             finally:
                 self._let_go()
                 self._handlers.remove()
-        # Once more: some could not be restored below the handlers of this block.
+        # Again: some could not be restored below the handlers of this block.
         self._handlers.remove()
         if self._result is not None and not self._result.is_failed():
             self._logs.remove_if_temporary()

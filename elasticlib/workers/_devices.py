@@ -49,7 +49,7 @@ def workers_per_node(
     A fork server with *preload* and *flags* counts them. If the job's own has torch, it is that
     one, which can then serve the job too. *ahead* is the automatic preload of the job.
     *variables* of the workers override those of this program. Raises `SpecError` (a
-    ``ValueError``) if there is no device of the kind that *requested* names.
+    ``ValueError``) if this machine lacks devices of the kind that *requested* names.
     """
     if isinstance(requested, int):
         return requested
@@ -118,7 +118,6 @@ def gpu_addresses(
 def _accelerators(
     preload: tuple[str, ...], flags: tuple[str, ...], variables: Mapping[str, str], ahead: Sequence[str] = ()
 ) -> tuple[int, str]:
-    """Return the number of accelerators, and their kind."""
     if not _machine.may_have_accelerators():
         return 0, ""
     key = ForkServerKey.of(sys.executable, _with_torch(preload), (), flags)
@@ -147,8 +146,8 @@ def _answer(
     op: str, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str], doing: str, instead: str
 ) -> Message:
     """
-    Return torch's answer to *op*, from a child of a fork server of that *key*; the child is
-    killed afterwards.
+    Return torch's answer to *op*, from a child of a fork server with *key*; the child is killed
+    afterwards.
 
     Raises `StartError`, also if a driver does not answer.
     """

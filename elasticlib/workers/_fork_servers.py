@@ -109,8 +109,7 @@ class ForkServer:
 
     def serves(self, key: ForkServerKey, environment: Mapping[str, str], caller: Caller) -> bool:
         """
-        Return True if a launch of that *key* by *caller* can fork its workers from this fork
-        server.
+        Return True if a launch with *key* by *caller* can fork its workers from this fork server.
 
         The workers get the *environment*.
         """
@@ -301,7 +300,7 @@ class ForkServer:
         else:
             try:
                 threading.Thread(target=self._reap, name="elasticlib-end-of-template").start()
-            except RuntimeError:  # no thread to be had, or the program is ending
+            except RuntimeError:  # no thread can be started, or the program is ending
                 self._reap()
 
     def _reap(self) -> None:

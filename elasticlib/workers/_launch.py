@@ -528,4 +528,4 @@ def _in_background() -> bool:
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     except OSError:
-        return False  # somebody else's terminal
+        return False  # the terminal of another session

@@ -30,7 +30,7 @@ class Exit:
     exitcode: int
     """Exit status; ``-n`` for signal ``n``."""
     was_stopped: bool
-    """True when it ended after the launcher had sent the stop signal."""
+    """True if it ended after the launcher had sent the stop signal."""
     report: _report.Report | None
     faults: str
     """Text of the fault handler: stacks of a crash, or those of the last request."""

@@ -444,7 +444,7 @@ class Processes:
             self._spawner.ask_for_stacks()
 
     def now(self, local_rank: int) -> heard.WorkerNow:
-        """Return the state of that worker; any thread may call it."""
+        """Return the state of the worker *local_rank*; any thread may call it."""
         progress = None if self._board is None else self._board.read(local_rank)
         stdout = self._dest.stdouts.get(local_rank, "")
         stderr = self._dest.stderrs.get(local_rank, "")

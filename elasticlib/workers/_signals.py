@@ -157,7 +157,7 @@ class Raising:
 
 @frozen
 class StopRequest:
-    """The program wants its workers stopped."""
+    """Request of the program to stop its workers."""
 
     why: str
     grace: float | None = None
@@ -174,7 +174,7 @@ class StacksRequest:
 
 @frozen
 class NoticeReceived:
-    """A signal arrived that is meant for the workers, not for this program."""
+    """Event of a signal that is meant for the workers, not for this program."""
 
     signum: int
 

@@ -3,7 +3,7 @@ The pickler of a call: functions and classes by value or by name, tensors and mu
 objects as shared memory.
 
 Rules of this file: nothing is sent twice. Definitions of a `__main__` that workers import are
-sent by their names there, and its other functions share the variables of that import.
+sent by their names there, and its other functions share the variables of the import.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CallPickler(_by_value.Pickler):
     Pickler that notes the definitions of ``__main__`` that it sends by value.
 
     Objects that cannot be imported are sent by value too. Definitions of *main* that workers
-    import are sent by name; its other functions share the variables of that import.
+    import are sent by name; its other functions share the variables of the import.
     """
 
     def __init__(self, file: io.BytesIO | Counter, apart: bool = False, main: ImportableMain | None = None) -> None:

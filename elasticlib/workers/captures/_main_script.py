@@ -128,7 +128,7 @@ def importable(choice: str | None) -> ImportableMain | None:
         return None
     if _main.is_imported(module):
         return script
-    # An import of an unguarded script would start its launch once more.
+    # An import of an unguarded script would start its launch again.
     if _stands_behind_guard(module, script.text):
         return script
     return None

@@ -54,7 +54,7 @@ def refusal(
     """
     Return why *call* cannot be sent; *error* does not name the part.
 
-    *pickler* is a fresh one of the kind that raised it, *dumps* tries another one of that kind.
+    *pickler* is a fresh one of the kind that raised it, and *dumps* tries another such pickler.
     *is_of_script*: workers could import the program's script, if it had a guard.
     """
     name = named(call.function)

@@ -88,7 +88,7 @@ def trailer(parts: Sequence[tuple[int, int]]) -> bytes:
 
 
 def mapped(descriptor: int) -> list[memoryview]:
-    """Return the parts of that memory, private to this process: written pages are its own."""
+    """Return the parts of the memory, private to this process: written pages are its own."""
     size = os.fstat(descriptor).st_size
     (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, size - _LENGTH.size))
     parts = loads(os.pread(descriptor, length, size - _LENGTH.size - length))

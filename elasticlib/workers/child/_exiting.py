@@ -38,7 +38,7 @@ from elasticlib.processes import KILL_SECONDS
 from elasticlib.workers.child._announcing import ProgramOutcome
 
 DEFAULT_EXIT_TIMEOUT = 30.0
-"""Seconds"""
+"""Seconds from a program's outcome to the end of its process, by default."""
 _TELL_LAST_RUNS_AFTER = 30.0
 """Seconds until the launcher reports where the last running worker is."""
 _DUMP_LIMIT = 3.0
@@ -183,7 +183,10 @@ class ExitCourse:
         return self.outcome in _MAIN_PARTS and self.status == 0
 
     def heard(self, outcome: ProgramOutcome, status: int, now: float) -> bool:
-        """Process an announcement; return True if it is the first news that the program failed."""
+        """
+        Process an announcement; return True if it reports a failure that the launcher does not
+        know yet.
+        """
         if outcome is ProgramOutcome.FINAL:
             # A failure in its last moments is reported with its end, which is near.
             self.is_final, self.status = True, status

@@ -53,7 +53,7 @@ _LOCK_LIMIT = 1.0
 _READERS_LIMIT = 1.0
 """Seconds for threads that read this process's own output to process its end."""
 _READERS_LOOK = 2
-"""Milliseconds"""
+"""Milliseconds between two looks at these threads."""
 
 _MAIN = ("__main__", "__mp_main__")
 _LEFT_ALONE = frozenset({"torch", "functorch", "torchgen", "numpy", "triton"})

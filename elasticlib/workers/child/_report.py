@@ -45,7 +45,7 @@ _MOST_READ = 2**24
 _MOST_NOTED = 32768
 """Most bytes of the copy of stderr; when it is full, the newer half stays."""
 _MOST_FILES = 16384
-"""The highest number for a descriptor: each fork copies a table of that size."""
+"""The highest number for a descriptor: each fork copies a table as large as that."""
 _MAGIC = b"elastic1"
 has_the_stacks_of_crashes = False
 """True in a worker whose fault handler writes for the report."""

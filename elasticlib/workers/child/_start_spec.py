@@ -50,7 +50,7 @@ class StartSpec:
     cwd: str = "/"
     """Path of the caller's folder; empty if it was removed."""
     place: Sequence[int] = ()
-    """Device and inode of that folder: a process that is already in it need not enter it."""
+    """Device and inode of the `cwd` folder: a process that is already in it need not enter it."""
     surroundings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that a child of the caller would inherit (`Surroundings.plain`)."""
     affinity: Sequence[int] = ()
@@ -69,7 +69,7 @@ class StartSpec:
     fresh: bool = False
     """True if the worker is a new interpreter (``spawn``)."""
     python: Sequence[str] = ()
-    """The command of that interpreter."""
+    """Command of the new interpreter."""
     exit_timeout: tuple[float, bool] = (0.0, False)
     """Seconds for the end of the program, and True if the user chose them."""
     shows_errors: bool = True
@@ -138,7 +138,7 @@ class Handed:
     report: int
     """File for the worker's result or error."""
     identity: tuple[int, int]
-    """Device and inode of that file."""
+    """Device and inode of the `report` file."""
     faults: int
     """File for the stacks of a crash."""
     tail: int

@@ -74,7 +74,7 @@ class Board:
         self._memory[:] = bytes(len(self._memory))
 
     def read(self, local_rank: int) -> Progress | None:
-        """Return the last report of that worker; None without one."""
+        """Return the last report of the worker *local_rank*; None without one."""
         start = local_rank * _SLOT
         step, total, when, count, length = _HEAD.unpack_from(self._memory, start)
         if not 0 < when < math.inf:

@@ -178,7 +178,7 @@ class Spawner:
             due.append(min(end, now + max(_SHORTEST_WAIT, (end - now) / 2)))
         if not due:
             return None
-        # The kernel does not count any number.
+        # The kernel limits the length of a wait.
         return min(max(0.0, min(due) - now), _LONGEST_WAIT)
 
     def _lose_parent(self, parent: Handle) -> None:

@@ -155,7 +155,7 @@ def shared_text(stacks: str) -> Iterator[tuple[int, ...]]:
     """
     Yield files with the text, for the launcher; none if no descriptor is free.
 
-    The message itself counts more than the text.
+    The message is sent even without the text.
     """
     try:
         memories = files_with_content(stacks.encode(), "stacks")
