@@ -60,7 +60,7 @@ class RunProcsResult(DataclassView):
     return_values: dict[int, Any] = Factory(dict)
     """Return values of functions, None for programs; empty unless all succeeded."""
     failures: dict[int, ProcessFailure] = Factory(dict)
-    """Processes that failed first-hand, without those that were ended because of it."""
+    """Processes that failed on their own, without those that were ended because of it."""
     stdouts: dict[int, str] = Factory(dict)
     """Paths of the log files, ``""`` for the console."""
     stderrs: dict[int, str] = Factory(dict)

@@ -8,8 +8,7 @@ Rules of this file:
 
 * A report that the worker wrote beats its error file, which beats the exit status.
 * Facts of a failure that cannot be read are left out, never raised.
-* A worker that elasticlib stopped has failed only if it reported a failure first-hand, or
-  crashed.
+* A worker that elasticlib stopped has failed only if it reported a failure itself, or crashed.
 * Ranks are local ones unless *rank_base* is added.
 * It waits for nothing.
 """
@@ -76,7 +75,7 @@ _STILL_AT_WORK = "the program ended well, but its threads, exit handlers or fina
 
 
 def has_failed(end: Exit, error_file: str) -> bool:
-    """Return True if a worker failed first-hand, and was not just stopped by its launcher."""
+    """Return True if a worker failed on its own, and was not just stopped by its launcher."""
     if end.exitcode == 0:
         return False
     if not end.was_stopped:
@@ -98,7 +97,7 @@ def _error_of(end: Exit) -> Report | None:
 def failures_of(
     ends: Mapping[int, Exit], dest: LogsDest, kills: int, noticed: Mapping[int, float], rank_base: int
 ) -> dict[int, ProcessFailure]:
-    """Return the failures of the workers that failed first-hand, by global rank."""
+    """Return the failures of the workers that failed on their own, by global rank."""
     found = {}
     for local, end in sorted(ends.items()):
         error_file, rank = dest.error_files.get(local, ""), rank_base + local

@@ -42,7 +42,7 @@ from elasticlib.workers.child._buffers import Memory, sealed
 
 _log = logging.getLogger("elasticlib")
 _WORTH_A_WARNING = 100_000_000
-"""Bytes that a function captures."""
+"""Bytes of a capture from which on a warning is logged."""
 
 
 @frozen

@@ -492,7 +492,8 @@ class Processes:
 
     def failures(self, rank_base: int = 0, *, by_loss: bool = True) -> dict[int, ProcessFailure]:
         """
-        Return the failures of the workers that failed first-hand, by local rank plus *rank_base*.
+        Return the failures of the workers that failed on their own, by local rank plus
+        *rank_base*.
 
         If all were lost at once, and none had failed before, that failed them all, unless
         *by_loss* is False.

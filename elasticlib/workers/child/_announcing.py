@@ -22,7 +22,7 @@ from elasticlib.workers.child._start_spec import Handed
 
 _NOTICE = struct.Struct("!iBi")
 _POURED = 255
-"""In place of an outcome: the number of report bytes that follow."""
+"""Mark in place of an outcome: a piece of a report follows, and the number is its bytes."""
 _PIECE = select.PIPE_BUF - _NOTICE.size
 
 

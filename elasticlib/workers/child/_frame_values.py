@@ -25,7 +25,7 @@ _TIME = 0.5
 """Seconds after which no more variables are described."""
 _PLAIN = (bool, float, complex, type(None))
 _MOST_BITS = 4096
-"""Largest integer that is shown: the text of a longer one takes long, or is refused."""
+"""Bits of the largest integer that is shown: the text of a longer one takes long, or is refused."""
 
 
 class _Text(reprlib.Repr):

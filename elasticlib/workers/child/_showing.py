@@ -39,8 +39,8 @@ SHELL = "IPython.core.interactiveshell"
 """
 The module with IPython's shell.
 
-Any import may look for the shell, and act differently without one. So each worker imports this
-module, and all modules that import it, after its own start.
+Any import may look for the shell, and act differently without one. So each worker itself imports
+this module, and all modules that import it.
 """
 TEXT_BARS = "tqdm.notebook"
 _OF_WIDGETS = ("status_printer", "display", "colour", "__iter__", "update", "close", "clear", "reset")
