@@ -153,4 +153,4 @@ def test_strangers_text_is_shown_without_effect_on_a_terminal(make: Callable[...
     assert 1 == status
     assert r"\x1b[31mended\nforged: all is well\r\x9b2J\u202e" in said
     assert not [line for line in said.splitlines() if line.startswith("forged")]
-    assert {"\n"} == {part for part in said if not part.isprintable()}
+    assert {"\n"} >= {part for part in said if not part.isprintable()}
