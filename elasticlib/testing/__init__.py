@@ -1,8 +1,8 @@
 """
-For tests of distributed code: suites of unittest whose tests run on ranks, and plans of faults.
+Tools for testing distributed code: unittest classes whose tests run on ranks, and fault plans.
 
-Rules of this package: importing it loads neither torch nor hypothesis nor pytest. `ranks` is what tests on ranks are
-made of, for pytest and for unittest.
+Rules of this package: importing it loads neither torch nor hypothesis nor pytest. `ranks` runs
+tests on ranks, both for pytest and for unittest.
 """
 
 from __future__ import annotations

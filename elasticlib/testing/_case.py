@@ -1,5 +1,5 @@
 """
-Test cases of unittest whose tests run on every rank of warm workers.
+unittest test cases that run on every rank of warm workers.
 
     class TestMean(ElasticTestCase):
         world_size = 4
@@ -9,8 +9,10 @@ Test cases of unittest whose tests run on every rank of warm workers.
                                     rank=self.rank, world_size=self.world_size)
             ...
 
-Suites on ``MultiProcessTestCase`` of ``torch.testing._internal`` have the same names here. Rules of this file: the case
-in the tests' own process only asks the ranks, and tells what came of it; pytest takes that over where it runs.
+The names are those of ``MultiProcessTestCase`` of ``torch.testing._internal``.
+
+Rules of this file: the case in the tests' own process only calls the ranks and reports the outcome.
+Under pytest, the plugin does this instead.
 """
 
 from __future__ import annotations
@@ -39,23 +41,27 @@ __unittest = True
 _HERE = -1
 """The rank of the tests' own process."""
 _as_defined: weakref.WeakKeyDictionary[type, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""The attributes of each class, as its definition made them."""
+"""Attributes that the definition of each class has set."""
 
 
 class ElasticTestCase(unittest.TestCase):
     """
-    Runs each test, with ``setUp``, ``tearDown`` and cleanups, on `world_size` ranks.
+    Test case that runs each test, with ``setUp``, ``tearDown`` and cleanups, on `world_size` ranks.
 
-    ``class TestIt(ElasticTestCase, timeout=30, group="fresh")``: a test may take 30 seconds, and finds a process group.
-    Options are ``timeout`` (60), ``group`` (None: tests make their own; ``fresh``, ``shared``), ``backend`` (gloo) and
-    ``device`` (``cuda`` where this machine has as many GPUs as there are ranks, else ``cpu``, where none is seen).
+    ``class TestIt(ElasticTestCase, timeout=30, group="fresh")``: a test may take 30 seconds, and
+    finds a process group. Options, with their defaults:
+
+    * ``timeout`` (60): seconds that a test may take;
+    * ``group`` (None: tests make their own): ``fresh``, ``shared`` or None;
+    * ``backend`` (gloo);
+    * ``device``: ``cuda`` if this machine has a GPU for each rank, else ``cpu``, which hides GPUs.
     """
 
     MAIN_PROCESS_RANK = _HERE
     rank: int = _HERE
-    """Of this process, from 0 on; `MAIN_PROCESS_RANK` in the tests' own."""
+    """Rank of this process, from 0 on; `MAIN_PROCESS_RANK` in the tests' own process."""
     file_name: str = ""
-    """An empty file of this test, which all its ranks have, such as for a ``FileStore``."""
+    """Path of an empty file that all ranks of this test share, for example for a ``FileStore``."""
     runs_on_ranks: ClassVar[bool] = True
     _options: ClassVar[Mapping[str, Any]] = {}
     _has_stopped = False
@@ -73,34 +79,34 @@ class ElasticTestCase(unittest.TestCase):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are: a class's own number or property takes the place of this one."""
+        """Number of ranks; a class can override it with a number or a property."""
         return 2
 
-    # For suites that were written for a process of its own for each test.
+    # For suites that expect a new process for each test.
 
     @property
     def destroy_pg_upon_exit(self) -> bool:
-        """Whether a process group that a test leaves is destroyed at its end, rather than told as left behind."""
+        """True if a process group that a test leaves is destroyed, not reported as a leak."""
         return True
 
     @property
     def is_master(self) -> bool:
-        """Whether this is rank 0."""
+        """True on rank 0."""
         return self.rank == 0
 
     def _spawn_processes(self) -> None:
-        """Nothing: the ranks are there."""
+        """Do nothing: the ranks run already."""
 
     _fork_processes = _spawn_processes
 
     def _current_test_name(self) -> str:
         return self._testMethodName
 
-    # What unittest calls of a test.
+    # Hooks that unittest calls for a test.
 
     @classmethod
     def makes_group(cls) -> bool:
-        """Whether tests make their process group themselves."""
+        """Return whether tests make their process group themselves."""
         return cls._options.get("group") is None
 
     def _callSetUp(self) -> None:
@@ -119,7 +125,7 @@ class ElasticTestCase(unittest.TestCase):
 
     def _callTearDown(self) -> None:
         if self.rank != _HERE:
-            # What a rank removes, such as a file, another one may still be using.
+            # Another rank may still use what tearDown removes here, such as a file.
             _meeting.meet(has_stopped=self._has_stopped)
             super()._callTearDown()  # type: ignore[misc]
 
@@ -145,7 +151,7 @@ class ElasticTestCase(unittest.TestCase):
         if (stop := result.stop()) is not None:
             raise unittest.SkipTest(stop[0])
 
-    # Comparisons, as suites of torch's have them.
+    # Comparisons, with the options of torch's own test suites.
 
     def assertEqual(
         self,
@@ -159,7 +165,11 @@ class ElasticTestCase(unittest.TestCase):
         exact_dtype: bool = True,
         exact_device: bool = False,
     ) -> None:
-        """As of unittest; tensors, floats and what holds them by ``torch.testing.assert_close``."""
+        """
+        Compare as unittest does.
+
+        ``torch.testing.assert_close`` compares tensors, floats and values that contain them.
+        """
         if not _equality.is_near(first, second):
             self._plainly_equal(first, second, msg)
             return
@@ -168,7 +178,11 @@ class ElasticTestCase(unittest.TestCase):
         _equality.check(self, first, second, msg, options)
 
     def assertNotEqual(self, first: Any, second: Any, msg: Any = None, **options: Any) -> None:
-        """As of unittest; tensors, floats and what holds them where `assertEqual` would fail."""
+        """
+        Compare as unittest does.
+
+        Tensors, floats and values that contain them differ if `assertEqual` would fail.
+        """
         if not _equality.is_near(first, second):
             super().assertNotEqual(first, second, msg)
             return
@@ -190,9 +204,9 @@ def _checked(where: str, options: Mapping[str, Any], size: int = 1) -> RankOptio
 
 def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
     """
-    Return the options of the ranks of *case*, with *limit* seconds for a test which does not say its own.
+    Return the options of the ranks of *case*; *limit* is its timeout in seconds if it sets none.
 
-    Raises `MarkError`, and ``unittest.SkipTest`` where GPUs are missing.
+    Raises `MarkError`, and ``unittest.SkipTest`` if GPUs are missing.
     """
     options = {"timeout": limit, **case._options}
     size: Any = case.world_size
@@ -210,7 +224,11 @@ def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
 
 
 def _attributes(kind: type) -> dict[str, Any]:
-    """Attributes that *kind* has got since its definition, as by ``setUpClass``; `Missing` for what cannot travel."""
+    """
+    Return the attributes that *kind* has got since its definition, for example by ``setUpClass``.
+
+    `Missing` stands for those that cannot be sent to the ranks.
+    """
     found: dict[str, Any] = {}
     for name, value in vars(kind).items():
         is_new = _as_defined[kind].get(name, _as_defined) is not value
@@ -222,21 +240,21 @@ def _attributes(kind: type) -> dict[str, Any]:
 
 
 class RankHost(Protocol):
-    """Who runs tests on ranks, and shows what came of them."""
+    """Interface to the framework that runs tests on ranks and shows their outcomes."""
 
     @property
     def limit(self) -> float:
-        """Seconds that a test may take which does not say it."""
+        """Timeout in seconds of tests that set none."""
 
     def run_case(self, case: ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> _told.TestReport:
-        """`_cases.run_case` with *args* on the ranks of *wanted*."""
+        """Run `_cases.run_case` with *args* on the ranks of *wanted*."""
 
     def shown(self, error: RanksFailed, result: _told.TestReport) -> BaseException:
-        """What is raised of *error*."""
+        """Return the exception to raise for *error*."""
 
 
 class _Plain:
-    """For tests that unittest runs."""
+    """Host of tests that unittest runs."""
 
     def __init__(self) -> None:
         self.limit = RankOptions().timeout
@@ -266,7 +284,7 @@ class _Plain:
     def shown(self, error: RanksFailed, result: _told.TestReport) -> BaseException:
         parts = [_failed.text(error)]
         for rank, text in sorted(result.output.items()):
-            # The output of rank 0 was shown already.
+            # The output of rank 0 has been shown already.
             if rank > 0 and text.strip():
                 parts.append(f"output of rank {rank}:\n{text.rstrip()}")
         is_failure = isinstance(error, AssertionError)
@@ -292,7 +310,7 @@ _host: RankHost = _Plain()
 
 @contextlib.contextmanager
 def hosted(host: RankHost) -> Iterator[None]:
-    """Within the block *host* runs the tests."""
+    """Let *host* run the tests within the block."""
     global _host
     former, _host = _host, host
     try:

@@ -1,7 +1,8 @@
 """
-Whether values with tensors in them are equal, for `ElasticTestCase`: as ``torch.testing.assert_close`` has it.
+Equality of values that contain tensors, for `ElasticTestCase`, by ``torch.testing.assert_close``.
 
-Rules of this file: torch is used where somebody has imported it; what holds no tensor and no float is unittest's.
+Rules of this file: torch is used only if the program has imported it. unittest compares values
+that contain neither tensors nor floats.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __unittest = True
 
 
 def is_near(*values: Any) -> bool:
-    """Return whether one of *values* is, or holds, something that is compared by its nearness."""
+    """Return whether one of *values* is or contains a tensor, float or complex number."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and any(_has_near(value, torch) for value in values)
 
@@ -29,7 +30,7 @@ def _has_near(value: Any, torch: Any) -> bool:
 
 
 def check(case: Any, first: Any, second: Any, msg: Any, options: Mapping[str, Any], at: str = "") -> None:
-    """Raise ``AssertionError`` unless both are equal; *at* is where they are in what is compared."""
+    """Raise ``AssertionError`` unless both are equal; *at* is their path in the compared values."""
     if _are_like_mappings(first, second) or _are_like_lists(first, second):
         for key, one, other in _pairs(first, second):
             check(case, one, other, msg, options, f"{at}[{key!r}]")
@@ -81,9 +82,9 @@ def _are_near_kinds(first: Any, second: Any, torch: Any) -> bool:
 
 
 def _alike(value: Any, other: Any, torch: Any) -> Any:
-    """Return *value* as it is compared with *other*: beside a tensor, numbers and lists become like it."""
+    """Return *value* converted for a comparison with *other*, which may be a tensor."""
     if isinstance(value, torch.Tensor):
-        # A tensor of one element beside a number counts as that number.
+        # Compare a tensor of one element with a number as a number.
         is_number = isinstance(other, numbers.Number) and value.numel() == 1
         return value.item() if is_number else value
     if not isinstance(other, torch.Tensor) or isinstance(value, str):

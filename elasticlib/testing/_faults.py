@@ -1,9 +1,9 @@
 """
-What goes wrong, and when: plans of faults, as data.
+Fault plans: failures to inject, and their times, as data.
 
-Rules of this file: a fault is a small frozen class that prints as the code that makes it and travels as JSON; it
-says what happens, never how a simulator or a test with real processes brings it about. Nodes are numbered from 0;
-times are seconds from the start of the job.
+Rules of this file: a fault is a small frozen class. Its repr is the code that makes it, and it can
+be sent as JSON. It describes what happens, never how a simulator or a test with real processes
+does it. Nodes are numbered from 0; times are seconds from the start of the job.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from elasticlib.errors import ConfigError
 
 VERSION = 1
 PARTS = ("machine", "agent", "rendezvous", "spawner")
-"""What of a node a fault can hit: all of it, the agent alone, or its sidecar alone."""
+"""Parts of a node that a fault can affect: the whole machine, or one of its processes."""
 PLACES = ("hello", "pulse", "beat", "box", "inbox", "counter", "state", "leader", "all")
-"""Where in the store somebody can tamper with what the job has there; *all* of it can be deleted."""
+"""Keys of the job's store that a fault can tamper with; *all* means that it deletes every key."""
 
 
 def _must_be(holds: Callable[[Any], bool], rule: str) -> Callable[[Any, Attribute[Any], Any], None]:
@@ -63,7 +63,7 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 
 class _Printed:
-    """Prints as the shortest code that makes it."""
+    """Base class whose repr is the shortest code that makes the object."""
 
     def __repr__(self) -> str:
         parts = []
@@ -89,36 +89,36 @@ class _LastingNodeFault(_NodeFault):
 
 @frozen(repr=False)
 class Kill(_NodeFault):
-    """SIGKILL: to the whole machine (nothing of it answers any more), or to one process on it."""
+    """SIGKILL to one process of the node, or to the whole machine, which then stops answering."""
 
     what: str = field(default="machine", validator=_part)
 
 
 @frozen(repr=False)
 class Pause(_LastingNodeFault):
-    """SIGSTOP, and SIGCONT after *seconds*: all processes of the machine, workers included, or one of them."""
+    """SIGSTOP to one or all processes of the machine, workers included; SIGCONT after *seconds*."""
 
     what: str = field(default="machine", validator=_part)
 
 
 @frozen(repr=False)
 class Suspend(_LastingNodeFault):
-    """The machine sleeps for *seconds* and knows nothing of it: its processes stand still, its clocks with them."""
+    """Sleep of the machine for *seconds*: its processes and its clocks stop."""
 
 
 @frozen(repr=False)
 class Cut(_LastingNodeFault):
-    """The machine's link is down for *seconds*: nothing is refused, nothing arrives."""
+    """Loss of the machine's network for *seconds*: nothing arrives, and nothing is refused."""
 
 
 @frozen(repr=False)
 class Break(_NodeFault):
-    """Every connection of the machine is reset: what was on its way is lost, and nobody knows how much of it."""
+    """Reset of every connection of the machine: an unknown part of the data in flight is lost."""
 
 
 @frozen(repr=False)
 class Slow(_LastingNodeFault):
-    """For *seconds* everything that the machine sends or gets takes *delay* seconds more."""
+    """Delay of *delay* seconds for all that the machine sends and receives, for *seconds*."""
 
     delay: float = field(default=0.5, validator=_moment)
 
@@ -126,11 +126,12 @@ class Slow(_LastingNodeFault):
 @frozen(repr=False)
 class FailWorker(_NodeFault):
     """
-    A worker of the node fails, if one runs; *secondary*: as one does that lost its peer.
+    Failure of *workers* workers of the node, if any run; *secondary*: each has lost its peer.
 
-    On the node that hosts the workers' store that store is lost instead, once all workers there have ended well.
+    If all workers of the node that hosts the workers' store have succeeded, the store is lost
+    instead.
 
-    So many *workers* fail at once, each with a message and a traceback of *text* characters (0: a short message).
+    Each worker fails with a message and a traceback of *text* characters (0: a short message).
     """
 
     secondary: bool = field(default=False, validator=_yes_or_no)
@@ -140,24 +141,26 @@ class FailWorker(_NodeFault):
 
 @frozen(repr=False)
 class Stubborn(_LastingNodeFault):
-    """From *at* on the node's workers go on for *seconds* after SIGTERM."""
+    """Workers of the node that, from *at* on, run for *seconds* after SIGTERM."""
 
 
 @frozen(repr=False)
 class Leave(_NodeFault):
-    """The operator stops the node's agent by SIGTERM."""
+    """SIGTERM from the operator to the node's agent."""
 
 
 @frozen(repr=False)
 class Join(_NodeFault):
-    """Another agent is started on the node's machine, which is switched on if it is not."""
+    """Start of another agent on the node's machine, which is switched on if necessary."""
 
 
 @frozen(repr=False)
 class Flap(_LastingNodeFault):
     """
-    For *seconds* the node comes and goes: its agent ends itself as soon as it has workers, whatever keeps it from its
-    work, and its scheduler starts another one *after* seconds later, however it ended.
+    Repeated loss of the node for *seconds*.
+
+    Its agent exits as soon as it has workers. Its scheduler starts another agent *after* seconds
+    later, in whatever way the agent ended.
     """
 
     after: float = field(default=1.0, validator=_moment)
@@ -165,7 +168,7 @@ class Flap(_LastingNodeFault):
 
 @frozen(repr=False)
 class Skew(_Printed):
-    """From the start the machine's clocks are *seconds* ahead, and gain *drift* seconds each second."""
+    """Clocks of the machine that start *seconds* ahead and gain *drift* seconds each second."""
 
     node: int = field(validator=_node)
     seconds: float = field(validator=_offset)
@@ -173,13 +176,13 @@ class Skew(_Printed):
 
     @property
     def at(self) -> float:
-        """A skew is there from the start."""
+        """Start of the job: a skew begins there."""
         return 0.0
 
 
 @frozen(repr=False)
 class PauseStore(_Printed):
-    """A store that is on no node of the job answers nobody for *seconds*."""
+    """Silence of a store outside the job's nodes for *seconds*."""
 
     at: float = field(validator=_moment)
     seconds: float = field(validator=_moment)
@@ -187,14 +190,18 @@ class PauseStore(_Printed):
 
 @frozen(repr=False)
 class DeleteLeader(_Printed):
-    """Somebody deletes the key that says which node coordinates, in a store that is on no node of the job."""
+    """Deletion of the key that names the coordinating node, in a store outside the job's nodes."""
 
     at: float = field(validator=_moment)
 
 
 @frozen(repr=False)
 class SetBack(_Printed):
-    """Somebody puts back what the coordinator had written down *seconds* before, in a store that is on no node."""
+    """
+    Return of the coordinator's state in the store to that of *seconds* before.
+
+    The store is outside the job's nodes.
+    """
 
     at: float = field(validator=_moment)
     seconds: float = field(validator=_moment)
@@ -202,17 +209,18 @@ class SetBack(_Printed):
 
 @frozen(repr=False)
 class Replay(_LastingNodeFault):
-    """For *seconds* a stranger writes the last two heartbeats of each agent of the node again and again, in turn."""
+    """Repeated writing, for *seconds*, of the last two heartbeats of each agent of the node."""
 
 
 @frozen(repr=False)
 class Tamper(_Printed):
     """
-    For *seconds* an adversary without the token does, *every* so many seconds, something to what lies in the store.
+    Changes to the store by an adversary without the token, *every* so many seconds, for *seconds*.
 
-    He has read all that was ever written, and writes it again, there or elsewhere, changes it, makes something up,
-    deletes and swaps: at some of `PLACES`, or at any but *all*. What he does follows from the *seed*; of his acts
-    only those that are named are done, if any are.
+    The adversary knows every value that was ever written. It writes old values again, at their key
+    or at another one; it changes, invents, deletes and swaps values. *where* names keys of `PLACES`
+    (empty: each but *all*). The *seed* determines the acts. *acts* restricts them by number (empty:
+    all of them).
     """
 
     at: float = field(validator=_moment)
@@ -241,7 +249,7 @@ def _as_tuple(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 @frozen(repr=False)
 class FaultPlan(_Printed):
-    """Faults in any order; those of the same moment happen in the order in which they stand here."""
+    """Faults in any order; faults with the same time happen in the order of this sequence."""
 
     faults: tuple[Fault, ...] = field(converter=_as_tuple)
 
@@ -259,18 +267,18 @@ class FaultPlan(_Printed):
 
     @property
     def last(self) -> float:
-        """When the last fault is over."""
+        """End of the last fault, in seconds from the start of the job."""
         lasting = (each for each in self if not isinstance(each, (Skew, Stubborn, SetBack)))
         return max((each.at + getattr(each, "seconds", 0.0) for each in lasting), default=0.0)
 
     def to_json(self) -> str:
-        """As JSON; `from_json` makes an equal plan of it."""
+        """Return the plan as JSON; `from_json` makes an equal plan from it."""
         faults = [{"fault": type(each).__name__, **asdict(each)} for each in self]
         return json.dumps({"v": VERSION, "faults": faults}, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> FaultPlan:
-        """The plan that *text* holds; raises `ConfigError` for anything else."""
+        """Return the plan in *text*. Raises `ConfigError` if it contains none."""
         try:
             body = json.loads(text)
             if not isinstance(body, dict) or body.get("v") != VERSION or not isinstance(body.get("faults"), list):

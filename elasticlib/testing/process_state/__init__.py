@@ -1,5 +1,5 @@
 """
-State of a process that tests change: what of it ranks have from pytest's process, and what a test may leave behind.
+Process state that tests change: copied from pytest's process to ranks, and checked for leaks.
 
 Settings of the kernel, of Python and of libraries are in `elasticlib.utils._process_settings`.
 """

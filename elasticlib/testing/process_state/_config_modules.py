@@ -1,11 +1,12 @@
 """
-Torch's configuration modules (``torch._dynamo.config``, ``torch._inductor.config`` ...), and what is chosen in them.
+Values set in torch's configuration modules (``torch._dynamo.config`` and others).
 
-Their values are not attributes but entries with a default, an override by the program and more, so that neither
-``vars`` nor pickle sees them. A choice that pytest's process has made, by ``config.patch(...)`` or in any other way,
-holds in the ranks for the test.
+Their values are not attributes but entries with a default, an override by the program and more, so
+neither ``vars`` nor pickle sees them. Values that pytest's process has set, by ``config.patch(...)``
+or otherwise, are set in the ranks for the test.
 
-Rules of this file: torch's classes are known only where a program has loaded them; nothing is imported for a look.
+Rules of this file: torch's classes are used only if a program has loaded them. Reading the values
+imports nothing.
 """
 
 from __future__ import annotations
@@ -21,37 +22,37 @@ from typing import Any, TypeAlias
 from elasticlib.workers.child import is_module, names_of_module
 
 Choices: TypeAlias = Mapping[tuple[str, str], Any]
-"""Values other than the defaults, by the module and by the name in it, such as ``triton.cudagraphs``."""
+"""Values that differ from the defaults, by module and name, such as ``triton.cudagraphs``."""
 
 _OF_MODES = frozenset({("torch._inductor.config", "deterministic")})
-"""What torch sets along with a mode of its own (`_torch_modes`)."""
+"""Entries that torch sets together with one of its modes (`_torch_modes`)."""
 _Entry: TypeAlias = tuple[tuple[str, str], Callable[[], Any], Any]
 _found: tuple[int, list[_Entry]] = (0, [])
-"""The entries of the configuration modules among so many that were loaded."""
+"""Number of modules that were loaded, and the entries of the configuration modules among them."""
 
 
 def is_config(owner: object) -> bool:
-    """Whether *owner* is a configuration module of torch's, or a part of one."""
+    """Return whether *owner* is one of torch's configuration modules, or a part of one."""
     torchs: Any = sys.modules.get("torch.utils._config_module")
     kinds = tuple(getattr(torchs, name, ()) for name in ("ConfigModule", "SubConfigProxy"))
     return any(isinstance(kind, type) and issubclass(type(owner), kind) for kind in kinds)
 
 
 def choices() -> Choices:
-    """What is chosen at the moment."""
+    """Return the values that currently differ from their defaults."""
     torchs: Any = sys.modules.get("torch.utils._config_module")
     unset = getattr(torchs, "_UNSET_SENTINEL", None)
     return {
         place: value
         for place, override, default in _entries(unset)
         if (value := override()) is not unset and value is not default
-        # An entry of lists or sets is copied when somebody reads it, and is none the less at its default.
+        # Reading an entry of lists or sets copies it, even if it still has its default.
         if value != default
     }
 
 
 def _entries(unset: object) -> list[_Entry]:
-    """Each with what asks for its value by the program, and the value without one."""
+    """Return each entry with a function that reads its override, and with its default."""
     global _found
     if _found[0] != len(sys.modules):
         loaded = list(sys.modules.values())
@@ -63,7 +64,7 @@ def _entries(unset: object) -> list[_Entry]:
 def _entries_of(module: ModuleType, unset: object) -> Iterator[_Entry]:
     for name, entry in names_of_module(module).get("_config", {}).items():
         place = module.__name__, name
-        # One that stands for another module's is seen there.
+        # An alias is seen in the module that it stands for.
         if place not in _OF_MODES and getattr(entry, "alias", None) is None:
             of_variable = getattr(entry, "env_value_default", unset)
             yield place, _override(entry), entry.default if of_variable is unset else of_variable
@@ -78,7 +79,7 @@ def _override(entry: Any) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def as_there(wanted: Choices) -> Iterator[None]:
-    """Within the block what is *wanted* is chosen; afterwards what was before, where the block has not chosen anew."""
+    """Set the *wanted* values within the block; restore those that the block has not changed."""
     before = {}
     now = choices()
     try:
@@ -91,6 +92,6 @@ def as_there(wanted: Choices) -> Iterator[None]:
     finally:
         for place, value in before.items():
             module = sys.modules[place[0]]
-            # A choice of the test's own stays, and is reported.
+            # A value that the test itself has set stays, and is reported.
             if getattr(module, place[1]) == wanted[place]:
                 setattr(module, place[1], value)

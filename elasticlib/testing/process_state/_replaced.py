@@ -1,8 +1,10 @@
 """
-Functions of libraries and methods of classes that a test has replaced, as ``torch.nn.Linear.forward = mine`` does.
+Detection of library functions and methods that a test has replaced.
 
-Rules of this file: modules keep what tests put into them, so that of the user's own modules only the classes are
-looked at; what a library puts in place of its own function, as optimizers do at their first use, is no leftover.
+An example is ``torch.nn.Linear.forward = mine``.
+
+Rules of this file: only the classes of the user's own modules are checked, because a module may keep
+what tests assign to it. A library may replace its own functions, as optimizers do when first used.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from elasticlib.stacks import is_users
 from elasticlib.workers.child import file_of_module, names_of_class, names_of_module
 
 Functions: TypeAlias = Mapping[str, Any]
-"""Those of one module or class, by their names."""
+"""Functions of one module or class, by name."""
 
 _KINDS = (FunctionType, BuiltinFunctionType, classmethod, staticmethod, property)
 _MODULES = (
@@ -31,14 +33,14 @@ _ROOTS = (
     ("torch.utils.data", "DataLoader"),
     ("torch.utils.data", "Dataset"),
 )
-"""Classes, by module and name, that are looked at with all that libraries derive from them."""
+"""Classes, by module and name, that are checked together with the subclasses in libraries."""
 
 _FAMILIES = ("torch.nn.", "torch.optim.", "torch.utils.data.", "torch.distributed.fsdp.")
-"""Where these are defined."""
+"""Prefixes of the modules that define these subclasses."""
 _owners: tuple[int, dict[str, Mapping[str, Any]]] = (0, {})
-"""What the modules and classes hold that are looked at where so many modules are loaded."""
+"""Number of modules that were loaded, and the members of each checked module and class."""
 _seen: dict[str, tuple[tuple[str, ...], tuple[Any, ...], Functions]] = {}
-"""By owner, each name that was a function's at some look, and what it held under these at the last."""
+"""By owner: names that ever held a function, their values, and these as a mapping."""
 
 
 def functions() -> dict[str, Functions]:
@@ -49,7 +51,7 @@ def functions() -> dict[str, Functions]:
 
 
 def _functions_of(name: str, members: Mapping[str, Any]) -> Functions:
-    # A look must be quick, and mostly nothing has changed: the same object says so.
+    # This check must be quick. Mostly nothing has changed, and the same mapping is returned.
     names, values, functions = _seen.get(name, ((), (), {}))
     if name not in _seen or not all(map(operator.is_, map(members.get, names), values)):
         new = [each for each, value in members.items() if issubclass(type(value), _KINDS)]
@@ -87,7 +89,7 @@ def _below(root: type) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _with_derived(kind: type) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield what *kind* holds, and each class of a library below it; those that a test makes come and go."""
+    """Yield the members of *kind* and of its subclasses in libraries, not of classes of a test."""
     module = sys.modules.get(kind.__module__)
     is_known = names_of_module(module).get(kind.__name__) is kind
     if is_known and kind.__module__.startswith(_FAMILIES):
@@ -103,7 +105,7 @@ def _classes_of(names: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
 
 
 def replaced(before: Mapping[str, Functions], after: Mapping[str, Functions]) -> list[str]:
-    """Return the names of functions that something else, or nothing, has taken the place of."""
+    """Return the names of the functions that were replaced or deleted."""
     found = []
     for owner, now in after.items():
         then = before.get(owner, now)
@@ -119,7 +121,7 @@ def _is_replaced(before: Any, now: Any, owner: str) -> bool:
 
 
 def _is_the_librarys_own(function: Any, owner: str) -> bool:
-    """Return whether *function* was defined in the library of *owner*, and not in a test or in a tool that patches."""
+    """Return whether the library of *owner* defines *function*, not a test or a patching tool."""
     function = getattr(function, "__func__", getattr(function, "fget", function))
     if not isinstance(function, FunctionType) or is_users(function.__code__.co_filename):
         return False

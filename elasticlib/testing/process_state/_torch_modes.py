@@ -1,8 +1,8 @@
 """
-Modes of torch that a fixture or a conftest may have set in pytest's process, and that ranks have for the test as well.
+Torch modes that a fixture or conftest sets in pytest's process, and that ranks copy for the test.
 
-Rules of this file: torch is asked only where a program has loaded it; a mode that this version does not know is left
-out. The same list says what a test may have changed in its rank.
+Rules of this file: torch is used only if a program has loaded it. Modes that its version lacks are
+left out. The same list serves to find what a test has changed in its rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attrs import frozen
 
 @frozen
 class Mode:
-    """One of them."""
+    """Functions that read and set one mode."""
 
     ask: Callable[[Any], Any]
     set: Callable[[Any, Any], object]
@@ -51,7 +51,7 @@ MODES: dict[str, Mode] = {
 
 
 def now() -> dict[str, Any]:
-    """All modes at the moment; {} where torch is not loaded."""
+    """Return the current value of each mode; {} if torch is not loaded."""
     torch = sys.modules.get("torch")
     found: dict[str, Any] = {}
     for name, mode in MODES.items() if torch is not None else ():
@@ -63,7 +63,7 @@ def now() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def as_there(wanted: Mapping[str, Any]) -> Iterator[None]:
-    """Have the modes of the caller within the block, and those of before after it, where nobody has changed them."""
+    """Set the *wanted* modes within the block; restore those that the block has not changed."""
     torch = sys.modules.get("torch")
     before = now()
     changed = {name for name, value in wanted.items() if name in before and before[name] != value}
@@ -74,6 +74,6 @@ def as_there(wanted: Mapping[str, Any]) -> Iterator[None]:
     finally:
         after = now()
         for name in changed:
-            # Otherwise the test has changed it, which is reported.
+            # Otherwise the test itself has changed the mode, which is reported.
             if after.get(name) == wanted[name]:
                 MODES[name].set(torch, before[name])

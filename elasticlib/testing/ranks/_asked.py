@@ -1,7 +1,8 @@
 """
-What a test asks of its ranks: by a marker, a call or a class, over settings. PURE.
+Options for a test's ranks, from a marker, a call or a class, over the settings. PURE.
 
-Rules of this file: what cannot be is refused by the test's name, the value, the rule and the fix; nothing is guessed.
+Rules of this file: an error names the test, the invalid value, the rule and the fix. Nothing is
+guessed.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ _DEVICES = ("cpu", "cuda")
 
 
 class MarkError(ValueError):
-    """A marker, or a call of the fixture, asks for what cannot be."""
+    """Invalid option of a marker or of a call of the fixture."""
 
 
 @frozen
 class RankOptions:
-    """What the ranks of one test are."""
+    """Options for the ranks of one test."""
 
     nproc: int = 2
     backend: str = "gloo"
     timeout: float = 60.0
-    """Seconds that the function may take."""
+    """Seconds that the test's function may take."""
     group: str | None = "fresh"
     """Process group: ``fresh``, ``shared`` with the tests before and after, or none (None)."""
     device: str = "cpu"
-    """Of the argument ``device``: ``cuda`` where the back end is nccl."""
+    """Type of the argument ``device``: ``cuda`` if the back end is nccl."""
 
 
 def sizes(where: str, value: Any) -> tuple[int, ...]:
@@ -58,9 +59,9 @@ def checked_options(
     where: str, defaults: RankOptions, options: Mapping[str, Any], known: Collection[str] = (), args: Sequence[Any] = ()
 ) -> RankOptions:
     """
-    Return *defaults* with *options*, of which ``nproc`` is one number here.
+    Return *defaults* updated with *options*; ``nproc`` is a single number here.
 
-    Raises `MarkError` that begins with *where*. *known*: back ends beside torch's own.
+    Raises `MarkError` that begins with *where*. *known*: back ends other than torch's own.
     """
     if args:
         raise MarkError(f"{where}: {args[0]!r} has no name: write nproc={args[0]!r}, or backend=..., timeout=...")

@@ -1,7 +1,7 @@
 """
-Where ranks are that do not end, by the stacks of their fault handlers. PURE.
+Places of ranks that have not ended, from the stacks of their fault handlers. PURE.
 
-Rules of this file: the main thread runs the test; ranks at the same place are told together, and a call of a
+Rules of this file: the main thread runs the test. Ranks at the same place are reported together. A
 collective is named by its function in ``torch.distributed``.
 """
 
@@ -24,20 +24,20 @@ _MOST_FRAMES = 12
 
 @frozen
 class Blocked:
-    """Where one rank is."""
+    """Place of one rank."""
 
     frames: tuple[Frame, ...]
-    """Those of the thread that runs the test, the innermost first; without what calls the test."""
+    """Frames of the test in its thread, innermost first, without the frames that call the test."""
     others: tuple[str, ...] = ()
-    """The innermost line of the user's own in each further thread."""
+    """Innermost line of user code in each other thread."""
     note: str = ""
-    """Why there are no frames."""
+    """Reason for missing frames."""
 
     def own(self) -> Frame | None:
         return _innermost_of_user(self.frames)
 
     def collective(self) -> str:
-        """The call of ``torch.distributed`` that it is in; empty where it is in none."""
+        """Return the function of ``torch.distributed`` that the rank is in; empty if none."""
         within = [frame.function for frame in self.frames if _COLLECTIVES.search(frame.file)]
         calls = [name for name in within if name not in _WRAPPERS]
         return calls[-1] if calls else ""
@@ -67,13 +67,13 @@ def _innermost_of_user(frames: Sequence[Frame]) -> Frame | None:
 
 
 def _of_the_test(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Without the frames that call the test: those below the outermost one of the user's."""
+    """Return *frames* without those that call the test, below the outermost frame of user code."""
     own = [index for index, frame in enumerate(frames) if is_users(frame.file)]
     return frames[: own[-1] + 1] if own else frames
 
 
 def describe(stacks: Mapping[int, str]) -> list[str]:
-    """Lines that tell where each rank is, those at the same place together."""
+    """Return lines with the place of each rank; ranks at the same place share their lines."""
     together: dict[Blocked, list[int]] = {}
     for rank, text in sorted(stacks.items()):
         together.setdefault(blocked(text), []).append(rank)

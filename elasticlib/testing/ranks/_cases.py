@@ -1,8 +1,9 @@
 """
-One test of unittest on one rank: a case of its own there, run as unittest runs it.
+One unittest test on one rank: the rank makes its own case, and unittest runs it.
 
-Rules of this file: suites may expect a process of their own for each test, so that what tests usually leave to its end
-(variables, the folder, a process group) is put back; the test has failed if any part of it has.
+Rules of this file: suites may expect a new process for each test. So the variables, the working
+directory and the process group are restored after each test. A test has failed if any part of it
+has.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ __unittest = True
 
 
 class _Result(unittest.TestResult):
-    """What unittest tells of a test, as exceptions."""
+    """Test result that collects the failures of a test as exceptions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[tuple[Any, BaseException]] = []
         self.reason: str | None = None
-        """Why it was skipped."""
+        """Reason for a skip."""
 
     def _add(self, what: Any, info: Any) -> None:
         error: BaseException = info[1]
@@ -67,7 +68,7 @@ class _Result(unittest.TestResult):
 
 
 class Missing:
-    """In place of a class's attribute that cannot travel."""
+    """Stand-in for a class attribute that cannot be sent to the ranks; reading it raises."""
 
     def __init__(self, name: str, kind: str, why: str) -> None:
         self._text = (
@@ -80,9 +81,9 @@ class Missing:
 
 def run_case(kind: Any, name: str, file_name: str, attributes: Mapping[str, Any]) -> None:
     """
-    Run the test *name* of the class *kind*, which has *attributes* beside its definition.
+    Run the test *name* of the class *kind*, with *attributes* added to the class.
 
-    Raises `PartsError` where it fails, and ``unittest.SkipTest``.
+    Raises `PartsError` if it fails, and ``unittest.SkipTest``.
     """
     result = _Result()
     with _put_back(kind, attributes):
@@ -107,7 +108,7 @@ def _put_back(kind: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        # The next test of the class finds the attributes of its definition.
+        # The next test of the class must find the attributes of its definition.
         for name in attributes:
             if name in former:
                 setattr(kind, name, former[name])
@@ -125,14 +126,14 @@ def _end_group(kind: Any, case: Any, *, has_failed: bool) -> None:
     has_group = dist is not None and dist.is_available() and dist.is_initialized()
     if not has_group or not kind.makes_group() or not case.destroy_pg_upon_exit:
         return
-    # One of NCCL's waits for what other ranks have not sent: the worker is replaced instead.
+    # NCCL's destruction would wait for the other ranks: the worker is replaced instead.
     may_wait = has_failed and "nccl" in dist.get_backend()
     if not may_wait:
         dist.destroy_process_group()
 
 
 def _skip_of(code: object) -> str | None:
-    """The reason for which torch's decorators end a process with this *code*; None for other codes."""
+    """Return the reason of a skip by torch's decorators from its exit *code*; None for others."""
     torchs: Any = sys.modules.get("torch.testing._internal.common_distributed")
     for skip in getattr(torchs, "TEST_SKIPS", {}).values():
         if skip.exit_code == code:
@@ -141,13 +142,13 @@ def _skip_of(code: object) -> str | None:
 
 
 def _own_part(trace: TracebackType | None, is_assertion: bool) -> TracebackType | None:
-    """Return *trace* from the user's first frame on, without unittest's own frames at its end."""
+    """Return *trace* from the first frame of user code, without unittest's frames at its end."""
     frames = []
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
     frames = frames[_first_of_user(frames) :]
-    # Those of assertEqual and the like say nothing.
+    # The frames of assertEqual and similar methods do not help the reader.
     while is_assertion and len(frames) > 1 and "__unittest" in frames[-1].tb_frame.f_globals:
         frames.pop()
     found: TracebackType | None = None
@@ -161,12 +162,12 @@ def _first_of_user(frames: Sequence[TracebackType]) -> int:
 
 
 def _portable(value: Any) -> Any:
-    """*value*, or its text where it may not be known on the other side."""
+    """Return *value* if it has a basic type, else its repr, for the tests' own process."""
     return value if isinstance(value, (str, int, float, bool, type(None))) else _ParameterText(repr(value))
 
 
 class _ParameterText:
-    """Stands for a parameter of a subtest."""
+    """Text in place of a subtest's parameter."""
 
     def __init__(self, text: str) -> None:
         self.text = text

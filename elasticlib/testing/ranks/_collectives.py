@@ -1,9 +1,11 @@
 """
-At which collective ranks are, by torch's flight recorder: which one differs, and who has not come to it. PURE.
+The collectives in which ranks wait, from torch's flight recorder. PURE.
 
-Rules of this file: what a rank tells may be anything; of what it does not tell nothing is said. Numbers count the
-collectives of one process group, from 1 on, and are the same on all of its ranks. (source: torch's flight recorder,
-``TORCH_FR_BUFFER_SIZE``)
+The report names a collective that differs between ranks, or ranks that have not called it.
+
+Rules of this file: a rank may send anything, also malformed data. The report says nothing about
+data that is missing. Numbers count the collectives of one process group from 1, and are the same on
+all of its ranks. (source: torch's flight recorder, ``TORCH_FR_BUFFER_SIZE``)
 """
 
 from __future__ import annotations
@@ -18,22 +20,22 @@ from attrs import frozen
 from elasticlib.stacks import ranks_text
 
 _MOST_GROUPS = 20
-"""Process groups that a rank tells of."""
+"""Maximum number of process groups that a rank reports."""
 _MOST_MEMBERS = 1000
 _MOST_PENDING = 3
-"""Collectives of a group that it tells of."""
+"""Maximum number of pending collectives that a rank reports for each group."""
 _ALIKE = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "allgather"})
-"""Those for which each rank gives tensors of the same size."""
+"""Collectives that need tensors of the same size on each rank."""
 
 
 @frozen
 class Collective:
-    """One that a rank has called."""
+    """Collective that a rank has called."""
 
     number: int
     name: str
     of: str
-    """Types and sizes of what it gives."""
+    """Types and sizes of the input tensors."""
 
     def text(self) -> str:
         return f"{self.name} of {self.of}" if self.of else self.name
@@ -41,16 +43,16 @@ class Collective:
 
 @frozen
 class At:
-    """Where one rank is in one process group."""
+    """Position of one rank in one process group."""
 
     last: int
-    """The number of the collective that it called last; 0 where it has called none."""
+    """Number of the collective that the rank called last; 0 if none."""
     pending: tuple[Collective, ...]
-    """Those that have not ended, in order."""
+    """Collectives that have not ended, in order."""
     members: tuple[int, ...] = ()
-    """The group's ranks; () where that is not known."""
+    """Ranks of the group; () if unknown."""
     description: str = ""
-    """The group's, as its maker gave it."""
+    """Description of the group, as given when it was made."""
 
 
 # In a rank.
@@ -58,14 +60,14 @@ class At:
 
 def summary(dumps: Collection[str | bytes], begin: int, members: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
     """
-    Sum up, as JSON can hold it, the collectives that *dumps* of a rank's flight recorders show since *begin*.
+    Summarize the collectives since *begin* in *dumps* of a rank's flight recorders, for JSON.
 
-    *begin* is in nanoseconds of the wall clock, *members* are the ranks of groups, by their names.
+    *begin* is in nanoseconds of the wall clock; *members* has the ranks of each group, by its name.
     """
     groups: dict[str, dict[str, Any]] = {}
     for dump in dumps:
         for entry in loads(dump).get("entries", ()):
-            # Sends between two ranks are not numbered with the collectives of the group.
+            # Point-to-point operations are not numbered with the collectives of the group.
             if entry["time_created_ns"] >= begin and not entry["is_p2p"]:
                 _add(groups, entry, members)
     for group in groups.values():
@@ -86,7 +88,7 @@ def _add(groups: dict[str, dict[str, Any]], entry: Mapping[str, Any], members: M
     group = groups[name]
     group["last"] = max(group["last"], entry["collective_seq_id"])
     if not entry["retired"]:
-        # The name begins with that of the back end.
+        # The name begins with the name of the back end.
         called = entry["profiling_name"].rpartition(":")[2]
         tensors = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
         of = ", ".join(_tensor(dtype, size) for dtype, size in tensors)
@@ -109,14 +111,14 @@ _TYPES = {
     "Byte": "uint8",
     "Bool": "bool",
 }
-"""The flight recorder's names of types, and those of Python."""
+"""Names of types in the flight recorder, and in Python."""
 
 
 # In the tests' own process.
 
 
 def read(sent: object) -> dict[str, At]:
-    """Return by group the position that a rank has sent; leave out anything malformed."""
+    """Return the positions that a rank has sent, by group; skip malformed ones."""
     found: dict[str, At] = {}
     if not isinstance(sent, list):
         return found
@@ -152,7 +154,7 @@ def _groups_with_waiting_ranks(ranks: Mapping[int, Mapping[str, At]]) -> list[st
 
 
 def _about_group(name: str, at: Mapping[int, At], ranks: Collection[int]) -> str:
-    """Describe the first collective that has not ended: it differs, or ranks are missing, or all of them wait."""
+    """Describe the first pending collective: it differs, or ranks are missing, or all ranks wait."""
     group = _group_text(name, next(iter(at.values())).description)
     pending = {rank: each.pending[0] for rank, each in sorted(at.items()) if each.pending}
     number = min(call.number for call in pending.values())
@@ -180,7 +182,7 @@ def _group_text(name: str, description: str) -> str:
 
 
 def _ranks_by_call(number: int, pending: Mapping[int, Collective]) -> dict[Collective, list[int]]:
-    """Return the ranks that wait in collective *number*, by the call with which they entered it."""
+    """Return the ranks that wait in collective *number*, by the call that they made."""
     calls: dict[Collective, list[int]] = {}
     for rank, call in pending.items():
         if call.number == number:
@@ -189,7 +191,7 @@ def _ranks_by_call(number: int, pending: Mapping[int, Collective]) -> dict[Colle
 
 
 def _differ(calls: Collection[Collective]) -> bool:
-    """Return whether *calls* cannot be one collective."""
+    """Return whether *calls* cannot belong to the same collective."""
     names = {call.name for call in calls}
     if len(names) > 1:
         return True
@@ -201,7 +203,7 @@ def _missing(number: int, at: Mapping[int, At], ranks: Collection[int]) -> dict[
     """
     Return the ranks that have not called collective *number*, by the number of their last one.
 
-    Only members of the group count, as far as it has said who they are, and only ranks that answered at all.
+    Only ranks that answered and that are known members of the group count.
     """
     missing: dict[int, list[int]] = {}
     members = set[int]().union(*(each.members for each in at.values()))

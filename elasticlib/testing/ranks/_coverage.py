@@ -1,8 +1,9 @@
 """
-Coverage of what runs in the ranks, in the measurement of pytest's process: pytest-cov's, or that of ``coverage run``.
+Coverage of the code that runs in ranks, for pytest-cov and ``coverage run``.
 
-Rules of this file: without such a measurement coverage.py is not imported. A rank writes nothing to disk: its data goes
-back with each outcome, so that a worker which dies later takes nothing along, and is added before anybody writes it.
+Rules of this file: coverage.py is imported only if the tests' own process measures coverage. A rank
+writes nothing to disk: it sends its data with each outcome, so a later death loses nothing. The data
+is added to the measurement before that is written.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 
 from elasticlib.testing.ranks._rank_call import RankCall
 
-# In the process of the tests.
+# In the tests' own process.
 
 
 class Measuring:
-    """What has been measured in a session's ranks."""
+    """Coverage data of a session's ranks."""
 
     def __init__(self, config: Any) -> None:
         self._has_contexts = getattr(config.option, "cov_context", None) == "test"
@@ -28,7 +29,7 @@ class Measuring:
         self._settings: tuple[int, bytes] = (0, b"")
 
     def settings(self) -> bytes:
-        """Those of the measurement in this process, pickled; empty where there is none."""
+        """Return the settings of this process's measurement, pickled; empty if there is none."""
         current = _current()
         if current is None:
             return b""
@@ -37,11 +38,11 @@ class Measuring:
         return self._settings[1]
 
     def context(self, test: str) -> str:
-        """Coverage's dynamic context of *test*, as pytest-cov names it."""
+        """Return coverage's dynamic context for *test*, named as by pytest-cov."""
         return f"{test}|run" if self._has_contexts else ""
 
     def add(self, data: bytes) -> None:
-        """Keep what a rank has measured."""
+        """Add the data of a rank."""
         if not data:
             return
         kind: Any = sys.modules["coverage"]
@@ -52,7 +53,7 @@ class Measuring:
         self._found.update(found)
 
     def write(self) -> None:
-        """Add it all to the measurement in this process."""
+        """Add the data of all ranks to the measurement of this process."""
         current = _current()
         if current is not None and self._found is not None:
             current.get_data().update(self._found)
@@ -60,7 +61,7 @@ class Measuring:
 
 
 def _current() -> Any:
-    """What measures this process; None where nothing does."""
+    """Return the running measurement of this process; None if there is none."""
     found: Any = sys.modules.get("coverage")
     return None if found is None else found.Coverage.current()
 
@@ -68,12 +69,12 @@ def _current() -> Any:
 # In a rank.
 
 _made: tuple[bytes, Any] = (b"", None)
-"""Settings, and the measurement with them."""
+"""Settings, and the measurement that uses them."""
 
 
 @contextlib.contextmanager
 def measured(call: RankCall) -> Iterator[Callable[[], bytes]]:
-    """Measure the block; what the result returns afterwards is coverage's data."""
+    """Measure the block; the yielded function returns the data afterwards."""
     if not call.coverage:
         yield bytes
         return

@@ -1,8 +1,8 @@
 """
-The failures of a test's ranks: one exception for whoever catches it, one text for whoever reads it.
+The failures of a test's ranks, as one exception and as one text.
 
-Rules of this file: ranks that failed alike are told once; the root cause stands last; a rank that only lost its peer is
-a line.
+Rules of this file: equal failures are reported once. The root cause stands last. A rank that only
+lost its peer gets one line.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from elasticlib.testing.ranks._rank_call import Failure
 from elasticlib.workers.child import exception_members, set_exception_members, unpack_exception
 
 _MOST_SHOWN = 4
-"""Different failures that are shown whole."""
+"""Maximum number of different failures that are shown in full."""
 
 
 class _GroupError(Exception):
-    """As much of an exception group as is needed where there is none."""
+    """Minimal replacement for ``ExceptionGroup``, for Python 3.10 without ``exceptiongroup``."""
 
     def __init__(self, message: str, exceptions: Sequence[Exception]) -> None:
         super().__init__(message, exceptions)
@@ -49,7 +49,7 @@ ExceptionGroup: Any = _group()
 
 
 class DirtyWorkerWarning(UserWarning):
-    """A test has left something behind in its ranks, which new ones have replaced."""
+    """Warning that a test leaked state into its workers, which were replaced."""
 
 
 DirtyWorkerWarning.__module__ = "elasticlib.testing"
@@ -57,26 +57,26 @@ DirtyWorkerWarning.__module__ = "elasticlib.testing"
 
 @frozen
 class RankFailure:
-    """How one rank failed."""
+    """Failure of one rank."""
 
     message: str
-    """Its last line: the class and the text of an exception, or how the process ended."""
+    """Last line: the class and text of an exception, or how the process ended."""
     file: str
     line: int
     representation: Any
-    """Pytest's, or text."""
+    """Pytest's representation of the exception, or text."""
     error: Exception
     is_secondary: bool = False
 
     def key(self) -> tuple[str, str, int]:
-        """The same for ranks that failed alike."""
-        # What is said of a lost peer has its port.
+        """Return a key that is equal for ranks with the same failure."""
+        # The message about a lost peer contains its port, which differs.
         return "" if self.is_secondary else self.message, self.file, self.line
 
 
 def unpacked(failure: Failure) -> RankFailure:
     error = unpack_exception(failure.error)
-    # A group holds no SystemExit and the like, and an exception may be one that cannot be rebuilt here.
+    # An exception group cannot contain SystemExit, and some exceptions cannot be rebuilt here.
     if not isinstance(error, Exception):
         error = RuntimeError(failure.message)
     return RankFailure(
@@ -100,11 +100,12 @@ def of_death(failure: ProcessFailure) -> RankFailure:
 
 class RanksFailed(Exception):  # noqa: N818
     """
-    What ranks of a test have raised, one exception for each rank that failed, in the order of ranks.
+    Exceptions of a test's ranks, one for each rank that failed, in the order of ranks.
 
-    It is of the root cause's own class, too: ``except ValueError``, ``except* ValueError`` and
-    ``pytest.raises(ValueError)`` catch it. It is an ``ExceptionGroup`` as well, unless Python has no room for both in
-    one class (``OSError``, ``ImportError``, ``AttributeError``, ...). ``failures`` has {rank: exception}.
+    It is also an instance of the root cause's class: ``except ValueError``, ``except* ValueError``
+    and ``pytest.raises(ValueError)`` catch it. It is an ``ExceptionGroup`` too, unless Python cannot
+    combine both in one class (``OSError``, ``ImportError``, ``AttributeError``, ...). ``failures``
+    maps each rank to its exception.
     """
 
     message: str
@@ -113,17 +114,21 @@ class RanksFailed(Exception):  # noqa: N818
     reports: Mapping[int, RankFailure]
     size: int
     root: int
-    """The lowest rank whose failure does not come of another rank's."""
+    """Lowest rank whose failure was not caused by another rank."""
     notes: Sequence[str]
-    """What is to be said of the ranks that did not fail."""
+    """Lines about the ranks that did not fail."""
     look: Callable[[int], bool | None]
-    """Looks at a rank's failure in a debugger: whether who did so wants no more tests; None where it is gone."""
+    """
+    Opens a debugger on a rank's failure.
+
+    It returns True if the user then wants to stop the tests, and None if the rank is gone.
+    """
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
     def derive(self, excs: Sequence[Exception]) -> Any:
-        """A plain group of *excs*: what is left of it, such as after ``except*``."""
+        """Return a plain group of *excs*, for example those that an ``except*`` has not caught."""
         return ExceptionGroup(self.message, excs)
 
 
@@ -136,8 +141,9 @@ def failed(
     notes: Sequence[str] = (),
     look: Callable[[int], bool | None] = lambda _: None,
 ) -> RanksFailed:
-    """The error of ranks that failed as *reports* say, of *size* ranks in all."""
-    # The lowest of those that failed by themselves: the same in each run, whoever was first by a moment.
+    """Return the error for the failed ranks in *reports*, of *size* ranks in all."""
+    # The lowest rank that was not stopped by another's failure: the same in each run, whichever
+    # rank was first.
     reports = dict(sorted(reports.items()))
     root = min(reports, key=lambda rank: (reports[rank].is_secondary, rank))
     kind = _kind(type(reports[root].error))
@@ -161,7 +167,7 @@ def _kind(cause: type[Exception]) -> type[RanksFailed]:
         # Functions may define a class at each call: do not keep them all.
         _kinds.clear()
     if cause not in _kinds:
-        # A class may have a layout that no other one goes with, or rules of its own.
+        # The layout of a class may not allow other bases, or the class may have rules of its own.
         tried: list[tuple[Any, ...]] = [(RanksFailed, ExceptionGroup)]
         if not issubclass(cause, (ExceptionGroup, StopIteration, StopAsyncIteration)):
             tried = [(RanksFailed, ExceptionGroup, cause), (RanksFailed, cause), *tried]
@@ -177,7 +183,7 @@ def _kind(cause: type[Exception]) -> type[RanksFailed]:
 
 
 def _take_over(error: RanksFailed, cause: Exception) -> None:
-    """Give *error* the attributes that somebody who catches *cause* may read."""
+    """Copy the attributes of *cause* to *error*, for code that catches *cause* and reads them."""
     set_exception_members(error, exception_members(cause))
     for name, value in vars(cause).items():
         # The class of the cause may forbid the assignment.
@@ -186,12 +192,12 @@ def _take_over(error: RanksFailed, cause: Exception) -> None:
 
 
 def _keep(self: Any, *args: object) -> None:
-    """Instead of what a class of the user's, which may want other arguments, does with these."""
+    """Keep the arguments; replaces the ``__init__`` of a user's class, which may expect others."""
     self.args = args
 
 
 def summary(reports: Mapping[int, RankFailure], root: int) -> str:
-    """One line: who failed first, where and how."""
+    """Return one line: the ranks with the root cause, its place and its message."""
     alike = [rank for rank, each in reports.items() if each.key() == reports[root].key()]
     line = reports[root].message.splitlines() or [""]
     where = f", line {reports[root].line}" if reports[root].line else ""
@@ -199,7 +205,11 @@ def summary(reports: Mapping[int, RankFailure], root: int) -> str:
 
 
 def folded(error: RanksFailed) -> tuple[list[str], list[list[int]]]:
-    """Return lines about ranks of which there is no more to tell, and the ranks to be shown, equal ones together."""
+    """
+    Split the failures into those that get one line and those that are shown in full.
+
+    Returns the lines, and lists of ranks to show; ranks with equal failures are in one list.
+    """
     together: dict[Any, list[int]] = {}
     for rank, each in error.reports.items():
         together.setdefault(each.key(), []).append(rank)

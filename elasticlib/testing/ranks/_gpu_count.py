@@ -1,7 +1,7 @@
 """
-How many GPUs this machine has for the ranks of tests.
+The number of GPUs that this machine has for the ranks of tests.
 
-Rules of this file: it is asked once; where it cannot be known there are none.
+Rules of this file: the number is found once. If it cannot be found, it is 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elasticlib.workers import workers_per_node
 
 @functools.cache
 def gpus() -> int:
-    """How many GPUs this machine has for workers."""
+    """Return the number of GPUs that workers can use; 0 if that cannot be found."""
     try:
         return workers_per_node("gpu", ("torch",), (), {})
     except (ElasticError, ValueError):

@@ -1,11 +1,11 @@
 """
-One test apart from all others of its worker: random numbers of its own, and a look at what it leaves behind.
+Isolation of a test from the other tests of its worker: own random numbers, and a check for leaks.
 
-What an import leaves is the imported module's, not the test's that happened to import it first: the state is looked at
-around each import, and random generators go on as if there had been none. So a test draws the same numbers, and counts
-as clean or not, whatever ran before it.
+Changes made by an import belong to the imported module, not to the test that happened to import it
+first. So each import is excluded: the state is compared around it, and random generators continue as
+if it had not run. A test draws the same numbers, and counts as clean or not, in any order of tests.
 
-Rules of this file: no test is called dirty for what a library keeps for the life of a process.
+Rules of this file: state that a library keeps for the life of a process is never a leak.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from elasticlib._clock import monotonic, sleep
 from elasticlib.testing.ranks import _process_state
 
 _bootstrap: Any = importlib._bootstrap
-"""Where Python's import statement is written in Python."""
+"""Python's implementation of the import statement."""
 _ENDING = 0.1
-"""Seconds that what ends by itself, such as a thread that nobody needs, may take for that."""
+"""Seconds that objects such as unused threads have to end before they count as leaks."""
 
 
 def settle() -> None:
-    """Have there be what the first store that a process opens leaves for the life of it: a pipe of libuv's."""
+    """Open a store once, because the first one leaves a libuv pipe for the life of the process."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available():
         with contextlib.suppress(RuntimeError):
@@ -41,8 +41,9 @@ def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callab
     """
     Run a test in the block, with generators seeded by *seed*.
 
-    What the result returns, after the block, is what the test has left behind, in words; nothing without *checks*.
-    Process groups that it has made are ended. A test that *has_own_group* may have ended that one, too.
+    The yielded function, called after the block, describes what the test has left behind; it returns
+    () without *checks*. Process groups that the test has made are destroyed. With *has_own_group*
+    the test may also have destroyed the group that was made for it.
     """
     before = _process_state.look() if checks else {}
     groups = _process_state.groups()
@@ -60,16 +61,16 @@ def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callab
 
 
 class _ImportEffects:
-    """What the imports of one test do to its worker's state."""
+    """Changes that the imports of one test make to its worker's state."""
 
     def __init__(self, before: _process_state.State, seed: int) -> None:
         self.before = before
-        """The state at the beginning of the test, with what imports have changed since."""
+        """State at the start of the test, updated with the changes of imports since."""
         self._seed = seed
         self._mine = threading.local()
 
     def entered(self, name: str) -> None:
-        """Note that the import of *name* begins; of the outermost one with the state before."""
+        """Record that the import of *name* starts, and the state before the outermost import."""
         stack = self._stack()
         # Only the outermost import counts: those within it are part of it.
         if stack:
@@ -78,7 +79,7 @@ class _ImportEffects:
             stack.append((name, _process_state.look() if self.before else {}, _generators()))
 
     def left(self, name: str) -> None:
-        """Note that the import of *name* is done, or has failed."""
+        """Record that the import of *name* has ended or failed."""
         stack = self._stack()
         # An interrupt may have left a name on the stack.
         while stack:
@@ -90,7 +91,7 @@ class _ImportEffects:
                 return
 
     def _take_over(self, state: _process_state.State, generators: tuple[Any, Any, Any]) -> None:
-        """Count what an import has changed since *state* as there before, and undo its draws of random numbers."""
+        """Add the changes since *state* to `before`, and undo the import's random draws."""
         if self.before:
             self.before = _process_state.taken_over(self.before, state, _process_state.look())
         _restore(generators, self._seed)
@@ -104,11 +105,15 @@ class _ImportEffects:
 
 
 def _lock_with(plain: Any, entered: Callable[[str], object], left: Callable[[str], object]) -> type:
-    """A class like *plain*, which Python enters while it looks for a module; both are called with each name."""
+    """
+    Return a subclass of *plain*, the lock that Python enters while it imports a module.
+
+    It calls *entered* and *left* with the name of each module.
+    """
 
     class _ModuleLockManager(plain):  # type: ignore[misc]
         def __enter__(self) -> None:
-            # Before the lock is taken: what is raised here, such as an interrupt, leaves nothing locked.
+            # Before the lock is taken: an exception here, such as an interrupt, leaves it free.
             entered(self._name)
             super().__enter__()
 
@@ -120,26 +125,26 @@ def _lock_with(plain: Any, entered: Callable[[str], object], left: Callable[[str
 
 
 def _end_groups(known: Container[tuple[int, str]]) -> None:
-    """End the process groups that a test has made and left, which are those that are not *known* from before it."""
+    """Destroy the process groups that the test has left: those that are not *known*."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available():
         return
     for group, name in list(dist.distributed_c10d._world.pg_names.items()):
         if (id(group), str(name)) not in known:
-            # The test may have broken the group; the check for leaks reports what is left.
+            # The test may have broken the group; the check for leaks reports those that remain.
             with contextlib.suppress(Exception):
                 dist.destroy_process_group(group)
 
 
 def _without_own_group(before: _process_state.State) -> _process_state.State:
-    """*before*, as if there had been no group of the test's own where the test has ended that itself."""
+    """Return *before* without the process groups that the test has destroyed itself."""
     there = _process_state.groups()
     known = {key: name for key, name in before.get("process groups", {}).items() if key in there}
     return {**before, "process groups": known} if "process groups" in before else before
 
 
 def _changes(before: _process_state.State) -> tuple[str, ...]:
-    """Describe what is other than *before*, after a moment for what ends by itself."""
+    """Describe the differences from *before*; wait up to `_ENDING` s for them to disappear."""
     if not _process_state.differences(before, _process_state.look()):
         return ()
     gc.collect()
@@ -190,7 +195,7 @@ def _seed_torch(value: int) -> None:
 
 
 def _generators() -> tuple[Any, Any, Any]:
-    """The states of Python's, numpy's and torch's generators; None for what is not imported."""
+    """Return the generator states of Python, numpy and torch; None for a package not imported."""
     numpy, torch = _numpy(), _torch()
     return (
         random.getstate(),
@@ -200,7 +205,7 @@ def _generators() -> tuple[Any, Any, Any]:
 
 
 def _restore(states: tuple[Any, Any, Any], seed: int) -> None:
-    """Have the generators be in *states*; those that have come since get *seed*."""
+    """Set the generators to *states*; seed those imported since with *seed*."""
     of_python, of_numpy, of_torch = states
     random.setstate(of_python)
     if of_numpy is None:

@@ -1,7 +1,8 @@
 """
-A point of a test at which its ranks wait for each other without a process group: none goes on before all are there.
+A barrier for a test's ranks that needs no process group.
 
-Rules of this file: a rank that has stopped in another way opens the way for all; nobody waits for one that cannot come.
+Rules of this file: a rank that has stopped otherwise releases the others. No rank waits for one that
+cannot arrive.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from elasticlib.processes import Message
 from elasticlib.workers.child import ask_caller
 
 MEETING = ("meeting", "no meeting")
-"""What a rank says that has come, or that has stopped before."""
+"""Messages of a rank that has arrived, and of one that has stopped before."""
 
 
 class Meeting:
-    """In the tests' own process: who has come."""
+    """Barrier in the tests' own process: the ranks that have arrived."""
 
     def __init__(self) -> None:
         self.waiting: set[int] = set()
@@ -27,8 +28,8 @@ class Meeting:
         self._is_open = False
 
     def arrive(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
-        """What *rank* gets to hear, with what it is to wait for."""
-        # The rank has stopped and never comes to this point, so nobody may wait for it.
+        """Return the answer to *rank*, with the descriptor to wait for; none if it may continue."""
+        # The rank has stopped and will never arrive, so no rank must wait for it.
         if message.get("wants") != "meeting":
             self._open()
         if self._is_open:
@@ -39,7 +40,7 @@ class Meeting:
         return {}, (self._pipe[0],)
 
     def look(self, size: int, ended: Collection[int], *, is_over: bool) -> None:
-        """Let them go on where all *size* ranks have come or *ended*, or where it *is over* with the test."""
+        """Release the ranks if all *size* ranks have arrived or *ended*, or if the test *is over*."""
         if self.waiting and (is_over or len(self.waiting.union(ended)) >= size):
             self._open()
 
@@ -57,7 +58,7 @@ class Meeting:
 
 
 def meet(*, has_stopped: bool) -> None:
-    """In a rank: wait for the others; one that *has stopped* only lets them go on."""
+    """Wait, in a rank, for the others; a rank that *has stopped* only releases them."""
     answer = ask_caller({"wants": "no meeting" if has_stopped else "meeting"})
     for descriptor in () if answer is None else answer[1]:
         with contextlib.closing(os.fdopen(descriptor, "rb", buffering=0)):

@@ -1,7 +1,7 @@
 """
-What came of a test on a rank, as it is told to the test's own process.
+Failures of a test on a rank, in the form that is sent to the test's own process.
 
-Rules of this file: a failure can be told whatever the exception is; its place is the innermost line of the user's.
+Rules of this file: any exception can be sent. Its place is the innermost line of user code.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from elasticlib.workers.child import is_secondary, pack_exception, qualified_nam
 
 class PartsError(Exception):
     """
-    Several parts of a test have failed, such as subtests; *parts* has (what it is, exception) of each.
+    Error of a test in which several parts have failed, such as subtests.
 
-    What a part is: None of the test itself, else ``(message, parameters)`` of a subtest.
+    *parts* has a pair for each part: its identity and its exception. The identity is None for the
+    test itself, else ``(message, parameters)`` of a subtest.
     """
 
     def __init__(self, parts: Sequence[tuple[Any, BaseException]]) -> None:
@@ -28,7 +29,7 @@ class PartsError(Exception):
 
 
 def failure(call: RankCall, error: BaseException, representation: Any) -> Failure:
-    """*error*, whose traceback begins in the user's code, with what is shown of it."""
+    """Return *error*, whose traceback starts in user code, as a `Failure` to send."""
     name, text = qualified_name(type(error)), text_of_exception(error)
     file, line = place(error.__traceback__, call)
     return Failure(

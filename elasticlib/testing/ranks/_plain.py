@@ -1,8 +1,8 @@
 """
-Tests on ranks without pytest: what workers do for them.
+The workers' part of tests on ranks without pytest.
 
-Rules of this file: whatever a test does to its worker is undone or reported; an exception of the test's is an
-outcome, with its traceback as Python prints it.
+Rules of this file: every change that a test makes to its worker is undone or reported. An exception
+of the test is an outcome, with the traceback that Python prints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elasticlib.workers.child import pack_result
 
 
 class UnittestWork:
-    """What workers do; see `Ranks`."""
+    """Functions that workers run for unittest; see `SessionWork`."""
 
     def __init__(self) -> None:
         self._modules: dict[str, None] = {}
@@ -33,16 +33,16 @@ class UnittestWork:
     def run(
         call: RankCall, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> RankOutcome:
-        """What came of *function* on this rank."""
+        """Run *function* on this rank and return its outcome."""
         return watched(call, lambda: _called(call, function, args, kwargs))
 
     @staticmethod
     def look_at_failure() -> bool | None:
-        """There is no debugger for these."""
+        """Return None: unittest has no debugger for failures."""
         return None
 
     def preparation(self, always: Sequence[ModuleType]) -> tuple[int, Callable[..., object], tuple[Any, ...]]:
-        """Tests' modules are imported, which may take its time: they are found as in the tests' own process."""
+        """Return the import of the tests' modules, before the timeout of the first test starts."""
         self._modules |= dict.fromkeys(each.__name__ for each in always if each.__name__ != "__main__")
         return len(self._modules), _import, (tuple(self._modules),)
 
@@ -53,7 +53,7 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def watched(call: RankCall, outcome: Callable[[], RankOutcome]) -> RankOutcome:
-    """The *outcome* of a call, with what it left behind in this process, and what was measured."""
+    """Return the *outcome* of a call, with its leaks, its number of collectives and its coverage."""
     seed = call.seed + int(os.environ["RANK"])
     before = _process_state.collectives() if call.shares_group else 0
     with _isolation.isolated(seed, checks=call.checks, has_own_group=call.has_own_group) as changes:

@@ -1,8 +1,8 @@
 """
-Which GPUs the tests of one process have, where pytest-xdist runs several processes beside each other. PURE.
+The GPUs of each process when pytest-xdist runs tests in several processes. PURE.
 
-Rules of this file: processes at once never use the same GPU. Where there are enough for all, each has its own; else
-they take turns with all of them, a test at a time.
+Rules of this file: two processes never use the same GPU at the same time. If there are enough GPUs,
+each process has its own. Otherwise the processes take turns, one test at a time, with all GPUs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from attrs import frozen
 
 @frozen
 class ProcessShare:
-    """What one of several processes has."""
+    """GPUs of one of several processes."""
 
     gpus: tuple[int, ...]
-    """Indices among those that the machine shows."""
+    """Indices among the visible GPUs of the machine."""
     takes_turns: bool
-    """Whether others have the same ones, so that each test waits for its turn."""
+    """True if other processes have the same GPUs, so that each test waits for its turn."""
 
 
 def share(gpus: int, nproc: int, process: int = 0, processes: int = 1) -> ProcessShare:
-    """The share of this *process* of *processes* in so many *gpus*, for a test of *nproc* ranks with one GPU each."""
+    """
+    Return the share of process number *process* (of *processes*) in *gpus* GPUs.
+
+    The test has *nproc* ranks with one GPU each.
+    """
     each = gpus // processes
     if processes == 1 or each < nproc:
         return ProcessShare(tuple(range(gpus)), processes > 1)
@@ -32,7 +36,7 @@ def share(gpus: int, nproc: int, process: int = 0, processes: int = 1) -> Proces
 
 
 def place(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Number of this process and of all, as pytest-xdist tells; (0, 1) without it."""
+    """Return pytest-xdist's index of this process and its number of processes; else (0, 1)."""
     worker = re.fullmatch(r"gw(\d+)", environment.get("PYTEST_XDIST_WORKER", ""))
     count = environment.get("PYTEST_XDIST_WORKER_COUNT", "")
     if worker is None or not count.isdecimal() or int(worker[1]) >= int(count):

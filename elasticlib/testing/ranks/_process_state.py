@@ -1,8 +1,8 @@
 """
-The state of a worker that one test can leave to the next, at one moment, and what differs between two moments.
+Snapshots of the state that one test can leave to the next in a worker, and their differences.
 
-Rules of this file: what is looked at is what another test could notice and would not expect; a look costs well under a
-millisecond and imports nothing.
+Rules of this file: a snapshot has the state that another test could notice and would not expect. It
+takes well under a millisecond and imports nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from elasticlib.testing.process_state import _config_modules, _replaced, _torch_
 from elasticlib.utils import process_settings
 
 State: TypeAlias = dict[str, Any]
-"""By what to call it; the parts of what is a mapping are compared one by one."""
+"""Values by the name that reports use; mappings are compared key by key."""
 
 _SIGNALS = tuple(each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
-# What libraries keep for the life of a process, from where they first need it.
+# Libraries keep these for the life of a process, from their first use on.
 _THREADS_KEPT = frozenset({"tqdm._monitor"})
 _PROCESSES_KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
 _VARIABLES_KEPT = ("PYTEST_CURRENT_", "TORCHINDUCTOR_CACHE_", "TRITON_CACHE_", "_TORCHINDUCTOR_")
-"""The beginnings of their names."""
+"""Prefixes of the variables' names."""
 _FILES_KEPT = ("anon_inode:", "/dev/", "/proc/", "/memfd:", "/sys/")
 _LOGGERS_KEPT = frozenset({"torch.__trace"})
 _HANDLERS_KEPT = frozenset({"torch.utils.data._utils.signal_handling"})
-"""Modules of signal handlers."""
+"""Modules that define the signal handlers."""
 
 
 def look() -> State:
@@ -79,7 +79,7 @@ def _compiler_threads() -> Collection[Any]:
 
 
 def _processes() -> dict[int, str]:
-    """Return the running processes that this one has started, each with its command line."""
+    """Return the running children of this process with their command lines, by process id."""
     found = {}
     for number in _children():
         # The process may have just ended.
@@ -132,7 +132,7 @@ def _descriptors() -> dict[int, str]:
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{name}")
             is_kept = target.startswith(_FILES_KEPT) or int(name) in kept
-            # Installed files are a library's own, such as its fonts.
+            # Installed files belong to a library, such as its fonts.
             if not is_kept and is_users(target):
                 found[int(name)] = target
     return found
@@ -148,7 +148,7 @@ def _handlers() -> dict[str, Any]:
 
 
 def _loggers() -> dict[str, tuple[Any, ...]]:
-    """Return the loggers that somebody has set up."""
+    """Return the settings of all loggers that were configured, by name."""
     found = {}
     for name, each in logging.root.manager.loggerDict.copy().items():
         if isinstance(each, logging.Logger) and _is_set_up(each) and name not in _LOGGERS_KEPT:
@@ -162,7 +162,7 @@ def _is_set_up(logger: logging.Logger) -> bool:
 
 def _of_torch(torch: Any) -> State:
     readers: dict[str, Callable[[], Any]] = {
-        # With its index, which is of no meaning to another rank.
+        # With its index, which means nothing to another rank.
         "torch's default device": lambda: str(torch.get_default_device()),
         "torch's inference mode": lambda: torch.is_inference_mode_enabled(),
         "torch's number of threads": lambda: torch.get_num_threads(),
@@ -187,7 +187,7 @@ def groups() -> dict[tuple[int, str], str]:
 
 
 def collectives() -> int:
-    """Return how many this rank has called in its default process group; 0 where that is not known."""
+    """Return how many collectives this rank has called in its default group; 0 if unknown."""
     dist: Any = sys.modules.get("torch.distributed")
     # Another version lacks the name, and there may be no group.
     with contextlib.suppress(AttributeError, RuntimeError, ValueError):
@@ -196,7 +196,7 @@ def collectives() -> int:
 
 
 def taken_over(before: State, earlier: State, later: State) -> State:
-    """Return *before*, as if what differs between *earlier* and *later* had been so then."""
+    """Return *before* with the changes between *earlier* and *later* applied to it."""
     found = dict(before)
     for name, after in later.items():
         there: Any = earlier.get(name)
@@ -225,14 +225,14 @@ def _parts_taken_over(
 
 def differences(before: State, after: State) -> tuple[str, ...]:
     """Describe what a test has changed."""
-    # What only torch tells is not known of a worker that has just imported it.
+    # A worker that has just imported torch has no earlier values of torch's state.
     known = {name: value for name, value in after.items() if name in before}
     every = [_difference(name, before[name], value) for name, value in known.items()]
     return tuple(filter(None, every))
 
 
 def _difference(name: str, before: Any, after: Any) -> str:
-    """Describe how the state *name* differs; empty where it does not, or where nobody needs to know."""
+    """Describe how the state *name* differs; empty if it does not, or if the change is harmless."""
     if before == after:
         return ""
     if name in _DESCRIBED:
@@ -242,11 +242,11 @@ def _difference(name: str, before: Any, after: Any) -> str:
     return f"changed {name}: {_shown(before)} is now {_shown(after)}"
 
 
-# One for each kind of state, with its name, its values before and after.
+# One function for each kind of state; it gets the name and the values before and after.
 
 
 def _left(name: str, before: Mapping[Any, str], after: Mapping[Any, str]) -> str:
-    # One that is gone harms nobody: threads end, and so do connections when a peer ends them.
+    # A missing one is harmless: threads end, and so do connections when a peer closes them.
     new = _new(before, after)
     return f"left {_many(new, _LEFT[name])}" if new else ""
 
@@ -272,7 +272,7 @@ def _handlers_changed(name: str, before: Mapping[str, Any], after: Mapping[str, 
 
 
 def _loggers_changed(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    # Unlike a signal, a logger may also lose all that was set up.
+    # Unlike a signal handler, a logger's settings can also disappear.
     changed = [*_changed_keys(before, after), *(before.keys() - after.keys())]
     return f"changed the logger {_listed(changed)}" if changed else ""
 
@@ -309,7 +309,7 @@ _DESCRIBED: dict[str, Callable[[str, Any, Any], str]] = {
     "sys.stdout": _stream_replaced,
     "sys.stderr": _stream_replaced,
 }
-"""By the name of a state; others are shown with their values."""
+"""Descriptions by the name of a state; other states are shown with their values."""
 
 
 _LEFT = {
@@ -318,7 +318,7 @@ _LEFT = {
     "descriptors": ("open descriptor", "open descriptors"),
     "process groups": ("process group", "process groups"),
 }
-"""What is there or not, in the singular and the plural."""
+"""Nouns for reports, in the singular and the plural."""
 
 
 def _many(names: list[str], what: tuple[str, str]) -> str:

@@ -1,8 +1,9 @@
 """
-What a test's own process and its ranks say to each other of it: the call, and what came of it on a rank.
+Messages between a test's own process and its ranks: the call, and a rank's outcome.
 
-Rules of this file: pure data, that is pickled between a launcher and its own workers; importing it loads neither pytest
-nor torch. What only pytest has (its fixtures, patches and style) is empty without it.
+Rules of this file: it has only data, which is pickled between a launcher and its own workers.
+Importing it loads neither pytest nor torch. Fields that only pytest fills (fixtures, patches and
+style) are empty without it.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from attrs import field, frozen
 MADE = (
     "rank world_size device group capsys capsysbinary capfd capfdbinary caplog recwarn monkeypatch record_property"
 ).split()
-"""Arguments of a test that are made in each rank, and do not travel."""
+"""Arguments of a test that each rank makes, and that are not sent to it."""
 
 
 @frozen
 class Patch:
-    """A change that ``monkeypatch`` has made in pytest's process, to be made in a rank too."""
+    """Change by ``monkeypatch`` in pytest's process, which ranks repeat."""
 
     owner: Any
-    """A module or a class."""
+    """Module or class."""
     name: str
-    """Of its attribute; with *is_item* of the attribute that holds the mapping."""
+    """Name of the attribute; with *is_item*, of the attribute that holds the mapping."""
     key: Any = None
     is_item: bool = False
     value: Any = None
     is_gone: bool = False
-    """It was deleted."""
+    """True if the attribute or item was deleted."""
 
 
 @frozen
 class MadeUp:
-    """A module that a test has made, as the value of a `Patch`."""
+    """Module that a test has made, as the value of a `Patch`."""
 
     name: str
     values: Mapping[str, Any]
@@ -43,14 +44,14 @@ class MadeUp:
 
 @frozen
 class Style:
-    """How failures are to be shown: pytest's options of these names."""
+    """Format of failures: pytest's options of these names."""
 
     tbstyle: str = "auto"
     showlocals: bool = False
     fulltrace: bool = False
     verbosity: int = 0
     directory: str = ""
-    """Where pytest was started: elsewhere, paths are shown whole."""
+    """Directory in which pytest was started; paths outside it are shown in full."""
 
 
 @frozen
@@ -58,94 +59,94 @@ class RankCall:
     """One test, or one call of the fixture ``elastic``, for all ranks."""
 
     test: str
-    """Its node id."""
+    """Node id of the test."""
     file: str
     line: int
-    """Where its function begins, from 1 on."""
+    """First line of its function, from 1 on."""
     seed: int
-    """Of rank 0; each other one has the next."""
+    """Seed of rank 0; rank n has this seed plus n."""
     until: float = 0.0
-    """The test's limit, on the monotonic clock of the machine; 0 where nothing is told before it."""
+    """Deadline on the machine's monotonic clock; 0 if ranks report no collectives before it."""
     device: str = "cpu"
     """``cpu`` or ``cuda``."""
     made: tuple[str, ...] = ()
-    """Arguments that each rank makes, of `MADE`."""
+    """Arguments from `MADE` that each rank makes."""
     style: Style = Style()
     patches: tuple[Patch, ...] = ()
     filters: tuple[Any, ...] = ()
     """``warnings.filters`` of the test."""
     levels: Mapping[str, int] = field(factory=dict)
-    """Of the root logger (empty name) and of others that have one of their own."""
+    """Levels of the root logger (empty name) and of the loggers that have their own."""
     modes: Mapping[str, Any] = field(factory=dict)
     """Modes of torch (`_torch_modes`) in pytest's process."""
     config: Mapping[tuple[str, str], Any] = field(factory=dict)
-    """What is chosen in torch's configuration modules (`_config_modules`) in pytest's process."""
+    """Values set in torch's configuration modules (`_config_modules`) in pytest's process."""
     log_disabled: int = 0
     log_format: tuple[str, str] = ("", "")
-    """Of messages and dates in what is shown of a failure."""
+    """Formats of messages and of dates in the report of a failure."""
     debug: bool = False
-    """Whether a failure may be looked at in a debugger afterwards."""
+    """True if the user may debug a failure afterwards."""
     is_body: bool = False
-    """Whether the function is the body of a test, which has to come to its end."""
+    """True if the function is the body of a test, which must run to its end."""
     trace: bool = False
-    """Whether rank 0 is in a debugger from the first line on."""
+    """True if rank 0 enters a debugger at the first line."""
     example: bool | None = None
-    """Of an example of Hypothesis: whether it is the one that is told of; None where it is none."""
+    """True for the example of Hypothesis that is reported, False for others; None without one."""
     checks: bool = True
-    """Whether what the test leaves behind is looked for."""
+    """True if the rank checks for state that the test leaves behind."""
     has_own_group: bool = False
-    """Whether the process group is made for this call alone."""
+    """True if the process group is made for this call alone."""
     shares_group: bool = False
-    """Whether tests before and after it are in the same process group."""
+    """True if other tests use the same process group."""
     coverage: bytes = b""
-    """Settings of coverage.py, pickled; empty where nothing is measured."""
+    """Settings of coverage.py, pickled; empty if coverage is not measured."""
     context: str = ""
     """Coverage's dynamic context."""
 
 
 @frozen
 class Failure:
-    """An exception that a rank's function has raised."""
+    """Exception that a rank's function has raised."""
 
     error: bytes
-    """Packed for the trip."""
+    """Pickled exception."""
     kind: str
     message: str
-    """With the name of its class, as a traceback ends."""
+    """Class and text, as in the last line of a traceback."""
     file: str
     line: int
-    """Where it was raised in code of the user's own."""
+    """Innermost line of user code that raised it."""
     representation: Any
-    """Pytest's of the traceback: an ``ExceptionChainRepr``, or text."""
+    """Pytest's representation of the traceback (an ``ExceptionChainRepr``), or text."""
     is_secondary: bool
-    """It says no more than that the connection to a peer was lost."""
+    """True if it only says that the connection to a peer was lost."""
 
 
 @frozen
 class RankOutcome:
-    """What came of a call on one rank."""
+    """Outcome of a call on one rank."""
 
     kind: str
     """``passed``, ``failed``, ``skipped`` or ``xfailed``."""
     value: bytes = b""
-    """What the function returned, packed."""
+    """Return value of the function, pickled."""
     failure: Failure | None = None
     parts: tuple[tuple[Any, Failure], ...] = ()
-    """Where several parts of a test have failed, what each is, and how: see `PartsError`."""
+    """Failed parts of the test, each with its identity and failure; see `PartsError`."""
     reason: str = ""
-    """Of a skip or an expected failure."""
+    """Reason for a skip or an expected failure."""
     place: tuple[str, int] = ("", 0)
-    """Where that was said."""
+    """File and line of the skip or expected failure."""
     warnings: tuple[Any, ...] = ()
-    """(message, class, file, line) of each."""
+    """(message, class, file, line) of each warning."""
     records: tuple[Any, ...] = ()
     """Log records, as dictionaries."""
     log: str = ""
-    """As pytest shows them."""
+    """Log records as text, in pytest's format."""
     properties: tuple[tuple[str, object], ...] = ()
-    """Of the fixture ``record_property``."""
+    """Properties of the fixture ``record_property``."""
     collectives: int = 0
-    """How many collectives it has called in a process group that tests share."""
+    """Number of collectives that the rank has called in a shared process group."""
     leaks: tuple[str, ...] = ()
-    """What the test has left behind in this worker."""
+    """Descriptions of the state that the test has left behind in this worker."""
     coverage: bytes = b""

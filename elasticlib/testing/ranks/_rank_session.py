@@ -1,8 +1,9 @@
 """
-The ranks of a session's tests: pools that stay warm, and one test after the other on them.
+The ranks of a session: warm pools that run one test after the other.
 
-Rules of this file: a test ends at its limit, whatever its ranks do; whoever cannot serve another one is replaced, by
-the next test that needs it; where the tests' own process is interrupted, nothing is left.
+Rules of this file: a test ends at its timeout, whatever its ranks do. Workers that cannot run
+another test are replaced when the next test needs them. Nothing is left when the tests' own process
+is interrupted.
 """
 
 from __future__ import annotations
@@ -34,27 +35,31 @@ from elasticlib.testing.ranks._refusal import refusal
 from elasticlib.testing.ranks._test_progress import TestProgress
 
 _AT_BREAKPOINTS = 86400.0
-"""Seconds that a test may take where a debugger follows its ranks."""
+"""Timeout in seconds of tests whose ranks a debugger follows."""
 _TITLE = "the surroundings of a test"
 _STACKS_LIMIT = 0.9
-"""Seconds that the ranks' stacks are waited for."""
+"""Timeout in seconds for the ranks' stacks."""
 _PREPARE_LIMIT = 120.0
 """Seconds that ranks may take to import the modules of tests."""
 
 
 class SessionWork(Protocol):
-    """What workers do for the tests of a session."""
+    """Interface to the functions that workers run for the tests of a session."""
 
     @property
     def run(self) -> Callable[..., RankOutcome]:
-        """Called on each rank with the `Call`, the test's function, its arguments and its named arguments."""
+        """Function to call on each rank with the `RankCall` and the test's function, args and kwargs."""
 
     @property
     def look_at_failure(self) -> Callable[[], bool | None]:
-        """Called on the rank whose failure somebody wants to look at."""
+        """Function to call on a rank to debug its failure."""
 
     def preparation(self, always: Sequence[ModuleType]) -> tuple[object, Callable[..., object], tuple[Any, ...]]:
-        """What each worker calls before the first test, and again where what stands in front is another value."""
+        """
+        Return a state, a function and its arguments.
+
+        Each worker calls the function before its first test, and again when the state has changed.
+        """
 
 
 class Ranks:
@@ -65,20 +70,24 @@ class Ranks:
         self._pools: dict[tuple[int, str], Pool] = {}
         self._prepared: dict[PoolWorkers, object] = {}
         self._to_replace: dict[PoolWorkers, str] = {}
-        """Those that serve no other call, and why, but stay until then: somebody may look at a failure there."""
+        """
+        Workers to replace before the next test, with the reason.
+
+        They stay until then, because the user may debug a failure in them.
+        """
         self._terminal = terminal
         """Gives the terminal's descriptors for stdin and stdout to a debugger (True), or takes them back (False)."""
         self._debugging: int | None = None
         self._meeting = Meeting()
         self.interrupted: list[str] = []
-        """Where the ranks were when the tests were interrupted."""
+        """Places of the ranks when the tests were interrupted."""
 
-    # Who there is.
+    # The workers.
 
     def pool(self, wanted: RankOptions) -> Pool:
-        """Return the pool of *wanted*, started where there is none."""
+        """Return the pool for *wanted*; start it if necessary."""
         key = wanted.nproc, wanted.device
-        # A test may have closed the pool that was there.
+        # A test may have closed the pool.
         if key not in self._pools or self._pools[key].closed:
             devices = self._share(wanted).gpus if wanted.device == "cuda" else ()
             config = LaunchConfig(nproc_per_node=wanted.nproc, max_restarts=0, devices=devices)
@@ -92,27 +101,28 @@ class Ranks:
 
     @contextlib.contextmanager
     def _turn(self, wanted: RankOptions) -> Iterator[None]:
-        """Within it no other process of this session uses the GPUs."""
+        """Keep other processes of this session off the GPUs within the block."""
         if wanted.device == "cpu":
             yield
             return
         name = f"elasticlib-gpus-{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')}"
-        # The kernel releases the lock at the process's end, too.
+        # The kernel also releases the lock when the process exits.
         with open(os.path.join(tempfile.gettempdir(), name), "w") as file:
-            # Those that use only their own share may be at work beside each other, but not beside one that uses all.
+            # Processes that use only their own share may run together, but not with one that
+            # uses all GPUs.
             fcntl.flock(file, fcntl.LOCK_EX if self._share(wanted).takes_turns else fcntl.LOCK_SH)
             yield
 
     def warm(self, wanted: RankOptions, always: Sequence[ModuleType]) -> None:
-        """Have the ranks of *wanted* ready for a call."""
-        # The next test begins, so nobody looks at these failures any more.
+        """Start and prepare the ranks for *wanted*."""
+        # The next test begins, so these failures are not debugged any more.
         while self._to_replace:
             workers, reason = self._to_replace.popitem()
             workers.must_be_replaced(reason)
         self.pool(wanted).in_turn(lambda workers: self._prepare(workers, always))
 
     def _prepare(self, workers: PoolWorkers, always: Sequence[ModuleType]) -> None:
-        """Let the workers import the modules that they will need, unless they have."""
+        """Let the workers import the modules that they will need. Raises `TimeoutError`."""
         state, prepare, args = self._work.preparation(always)
         if self._prepared.get(workers) == state:
             return
@@ -133,11 +143,11 @@ class Ranks:
 
     @contextlib.contextmanager
     def _keeping_stacks_of_interrupted(self, workers: PoolWorkers) -> Iterator[None]:
-        """Where it is interrupted within the block, keep in `interrupted` at what the ranks are."""
+        """Store the ranks' places in `interrupted` if an interrupt comes within the block."""
         try:
             yield
         except KeyboardInterrupt:
-            # The interrupt counts, also where no stacks can be had.
+            # The interrupt must be raised even if the stacks are not available.
             with contextlib.suppress(Exception):
                 self.interrupted = _blocked.describe(workers.job.stacks(_STACKS_LIMIT))
             workers.must_be_replaced("the tests were interrupted")
@@ -224,18 +234,18 @@ class Ranks:
             workers.must_be_replaced(reason)
 
     def _wait(self, workers: PoolWorkers, progress: TestProgress, wanted: RankOptions) -> None:
-        """Wait until all ranks have ended, or have died, or are given up."""
+        """Wait until all ranks have ended or died, or are stopped at the timeout."""
         while not progress.is_complete():
             began = monotonic()
             was_debugged = self._debugging is not None
-            # No limit holds while somebody types in a debugger.
+            # No timeout applies while the user works in a debugger.
             left = None if was_debugged else max(0.0, progress.until - began)
             try:
                 answers = workers.answers(left)
             except ChildFailedError as error:
                 progress.add_deaths(error)
                 return
-            # The time in the debugger is not the test's.
+            # Time in the debugger does not count for the test's timeout.
             if was_debugged or self._debugging is not None:
                 progress.pause(monotonic() - began)
             self._take(answers, workers, progress)
@@ -254,7 +264,7 @@ class Ranks:
         self._meeting.look(len(workers), progress.outcomes, is_over=progress.has_stopped())
 
     def _give_up(self, workers: PoolWorkers, progress: TestProgress, wanted: RankOptions) -> None:
-        """Report where the ranks are that have not ended in time, and end them."""
+        """Report the places of the ranks that have not ended in time, and stop them."""
         stacks = self._stacks(workers)
         late = {rank: stacks.get(rank, "(it has just ended)") for rank in progress.missing()}
         late |= dict.fromkeys(self._meeting.waiting & late.keys(), "(it has ended, and waits for the others)")
@@ -262,7 +272,7 @@ class Ranks:
         progress.add_late(late, wanted.timeout)
 
     def _look(self, workers: PoolWorkers, rank: int) -> bool | None:
-        """Open a debugger for the failure of *rank*: as `RanksFailed.look`."""
+        """Open a debugger for the failure of *rank*; see `RanksFailed.look`."""
         if workers.job.done():
             return None
         try:
@@ -282,7 +292,7 @@ class Ranks:
                     return found
 
     def _on_ask(self, rank: int, message: Message) -> tuple[Message, tuple[int, ...]]:
-        """Answer a rank that wants something of the terminal, or of the others."""
+        """Answer a rank's request for the terminal or for the barrier."""
         wants = str(message.get("wants"))
         if wants in MEETING:
             return self._meeting.arrive(rank, message)
@@ -299,7 +309,7 @@ class Ranks:
 
 
 def _answers_within(limit: float, workers: PoolWorkers) -> list[Any]:
-    """Return the answers of all workers, or those that they give in *limit* seconds."""
+    """Return the answers of all workers that arrive within *limit* seconds."""
     answers: list[Any] = []
     until = monotonic() + limit
     left = limit
@@ -310,7 +320,7 @@ def _answers_within(limit: float, workers: PoolWorkers) -> list[Any]:
 
 
 def _files(workers: PoolWorkers) -> dict[int, str]:
-    """Return the file with the output of each rank."""
+    """Return the path of each rank's output file; ranks without one are left out."""
     found = {}
     for rank in range(len(workers)):
         with contextlib.suppress(Exception):
@@ -326,7 +336,7 @@ def _size(file: str) -> int:
 
 
 def _since(file: str, offset: int) -> str:
-    """What was written after *offset*; of much the end."""
+    """Return the text after *offset*, at most its last 100,000 bytes; empty if it is unreadable."""
     most = 100_000
     try:
         with open(file, "rb") as stream:

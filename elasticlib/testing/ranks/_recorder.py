@@ -1,9 +1,10 @@
 """
-In a rank: what torch's flight recorder has of its collectives, told just before the test's limit.
+Reports of a rank's collectives just before the test's timeout, from torch's flight recorder.
 
-A thread of its own tells it, for at that time the rank's main thread waits. Rules of this file: it is no thread of
-Python's `threading`, whose count is the test's own matter; variables of the user's decide where there are any; a torch
-without a recorder is told nothing of.
+A separate thread sends the report, because the rank's main thread waits at that time.
+
+Rules of this file: the thread is not one of Python's `threading`, whose threads the test may count.
+The user's environment variables take precedence. A torch without a recorder sends no report.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from elasticlib.testing.ranks import _collectives
 from elasticlib.workers.child import serve_calls, tell_caller
 
 SAYS = "collectives"
-"""What a rank has to say."""
+"""Kind of the message that a rank sends."""
 _SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _COLLECTIVES = "64"
-"""How many of the last ones are recorded."""
+"""Number of recent collectives to record."""
 _MOST_BEFORE = 0.1
-"""Seconds before the limit at which it is told; of a short limit a tenth."""
+"""Seconds before the limit at which the report is sent; at most a tenth of the limit."""
 
 
 def pool(group: str | None) -> None:
-    """Serve calls of tests: as `_pooled.serve_calls` does."""
+    """Serve the calls of tests, as `_pooled.serve_calls` does, with a flight recorder."""
     with contextlib.suppress(ImportError):
         c10d: Any = importlib.import_module("torch._C._distributed_c10d")
         chosen = any(name in os.environ for name in _SIZES)
         if not chosen:
             os.environ[_SIZES[0]] = _COLLECTIVES
         try:
-            # The first dump creates the recorders, with the size that the variable has at the moment.
+            # The first dump creates the recorders, with the size that the variable has now.
             _dumps(c10d)
         finally:
             if not chosen:
@@ -48,7 +49,7 @@ def pool(group: str | None) -> None:
 
 
 def _dumps(c10d: Any) -> list[bytes]:
-    """What all recorders have, as JSON."""
+    """Return the contents of all recorders as JSON."""
     found = []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         if (dump := getattr(c10d, name, None)) is not None:
@@ -57,33 +58,33 @@ def _dumps(c10d: Any) -> list[bytes]:
 
 
 def _members() -> dict[str, list[int]]:
-    """By the name of each process group its ranks."""
+    """Return the ranks of each process group, by its name."""
     world: Any = sys.modules["torch.distributed"].distributed_c10d._world
     return {str(name): sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.copy().items()}
 
 
 class _Teller:
-    """The thread, and what it is to do."""
+    """Thread that sends the report at a given time."""
 
     def __init__(self, c10d: Any) -> None:
         self._c10d = c10d
         self._limit: float | None = None
-        """When there is something to tell, on the monotonic clock."""
+        """Time of the next report, on the monotonic clock."""
         self._wakes: float | None = None
-        """When the thread looks next by itself."""
+        """Time at which the thread wakes up unless it is woken earlier."""
         self._begin = 0
-        """When what may have to be told began, in nanoseconds of the wall clock."""
+        """Start of the period to report, in nanoseconds of the wall clock."""
         self._rouse = _thread.allocate_lock()
         self._rouse.acquire()
 
     def begin(self) -> None:
-        """Have there be the thread."""
+        """Start the thread."""
         global _teller
         _teller = self
         _thread.start_new_thread(self._run, ())
 
     def arm(self, limit: float | None) -> None:
-        """There is something to tell at *limit*; None: no more."""
+        """Send a report at *limit*; None: send none."""
         if limit is not None:
             self._begin = wall_time_ns()
         self._limit = limit
@@ -117,7 +118,11 @@ _teller: _Teller | None = None
 
 @contextlib.contextmanager
 def until(limit: float) -> Iterator[None]:
-    """Have the caller told at which collectives this is, just before *limit*, of the monotonic clock, in the block."""
+    """
+    Send the caller this rank's collectives just before *limit*, if the block still runs then.
+
+    *limit* is on the monotonic clock.
+    """
     if _teller is None or limit <= 0:
         yield
         return

@@ -1,7 +1,7 @@
 """
-What cannot travel to the ranks of a test, and how that is said.
+Errors for values that cannot be sent to the ranks of a test.
 
-Rules of this file: what cannot travel is refused by its name, before the ranks hear of the test.
+Rules of this file: the error names the value, and is raised before the ranks get the test.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from elasticlib.workers.child import Pickler
 
 
 class CannotTravelError(ElasticError, TypeError):
-    """A value that a test's ranks need cannot be sent to them."""
+    """Error for a value that a test needs and that cannot be sent to its ranks."""
 
 
 def why_not(value: Any) -> str:
-    """Why *value* cannot be sent; empty where it can."""
+    """Return the reason why *value* cannot be sent; empty if it can be."""
     try:
         Pickler(io.BytesIO()).dump(value)
     except Exception as error:
@@ -29,7 +29,7 @@ def why_not(value: Any) -> str:
 
 
 def _advice(value: object) -> str:
-    """What to do instead of sending *value*."""
+    """Return what the user can do instead of sending *value*."""
     kind = type(value)
     if getattr(value, "__module__", kind.__module__).startswith("_pytest.") or kind.__module__.startswith("_pytest."):
         return "it is of pytest's process: use it in a fixture that returns what the test needs of it"
@@ -41,7 +41,7 @@ def _advice(value: object) -> str:
 def refusal(
     call: RankCall, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: PicklingError
 ) -> CannotTravelError:
-    """What to say of a call that cannot be packed."""
+    """Return the error for a call that cannot be pickled; it names the argument at fault."""
     parts = {f"fixture or argument {name!r}": value for name, value in kwargs.items()}
     parts |= {f"argument {index}": value for index, value in enumerate(args)}
     for what, value in parts.items():

@@ -1,7 +1,7 @@
 """
-One test under way: the outcomes of its ranks so far, and when it has to be over.
+A running test: the outcomes of its ranks so far, and its deadline.
 
-Rules of this file: nothing here waits, or knows a worker.
+Rules of this file: nothing here waits or uses a worker.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder,
 from elasticlib.testing.ranks._rank_call import RankOutcome
 
 _AFTER_FIRST = 1.0
-"""Seconds that ranks have, once another one has failed or skipped, to end by themselves."""
+"""Seconds that ranks have to end after another one has failed or skipped."""
 _AFTER_LOST = 10.0
-"""The same, once one has lost its peer, whose death the launcher is about to tell."""
+"""The same after a rank has lost its peer: the launcher is about to report the peer's death."""
 
 
 @define
 class TestProgress:
-    """One test under way."""
+    """Running test."""
 
     size: int
-    """How many ranks it has."""
+    """Number of ranks."""
     until: float
-    """When it has to be over."""
+    """Deadline on the monotonic clock."""
     outcomes: dict[int, RankOutcome] = field(factory=dict)
     reports: dict[int, _failed.RankFailure] = field(factory=dict)
     notes: list[str] = field(factory=list)
     collectives: dict[int, dict[str, _collectives.At]] = field(factory=dict)
-    """By rank and process group, at which collectives ranks were just before the limit."""
+    """Positions just before the deadline, by rank and process group."""
 
-    # What happens.
+    # Events.
 
     def hear(self, rank: int, message: Message) -> None:
-        """Keep what *rank* says in the midst of the test."""
+        """Store the collectives that *rank* reports during the test."""
         if message.get("says") == _recorder.SAYS:
             self.collectives[rank] = _collectives.read(message.get("collectives"))
 
     def pause(self, seconds: float) -> None:
-        """Allow *seconds* more: somebody who looks at a rank in a debugger takes their time."""
-        # These were sent for the former limit, which was too early.
+        """Extend the deadline by *seconds*, which the user has spent in a debugger."""
+        # These were sent for the former deadline, which was too early.
         self.collectives.clear()
         self.until += seconds
 
     def add(self, rank: int, outcome: RankOutcome, now: float) -> None:
-        """Take the outcome of *rank*, which ended by itself; after a failure the others have little time."""
+        """Store the outcome of *rank*, which has ended; shorten the deadline unless it passed."""
         self.outcomes[rank] = outcome
         failure = outcome.failure
         if failure is not None:
             self.reports[rank] = _failed.unpacked(failure)
-        # The others may wait for this rank in vain.
+        # The others may wait for this rank without end.
         if outcome.kind != "passed":
             is_lost = failure is not None and failure.is_secondary
             self.until = min(self.until, now + (_AFTER_LOST if is_lost else _AFTER_FIRST))
 
     def add_deaths(self, error: ChildFailedError) -> None:
-        """Take the failures of workers that have died, but for those that died of another's."""
+        """Store the failures of dead workers, without those that another worker's failure caused."""
         first, _ = error.get_first_failure()
         for rank, failure in error.failures.items():
             if rank == first or not failure.secondary:
@@ -72,7 +72,11 @@ class TestProgress:
             self.notes.append(f"{ranks_text(left)}: ended, as a rank of the group was gone")
 
     def add_late(self, late: Mapping[int, str], timeout: float) -> None:
-        """Take the stacks of the ranks that have not ended in time, which was *timeout* if none has failed."""
+        """
+        Store the stacks *late* of the ranks that have not ended in time.
+
+        The time was *timeout* seconds, unless another rank has failed before.
+        """
         where = _blocked.describe(late)
         if self.has_stopped():
             self.notes += ["did not end after that, and were ended:", *where]
@@ -83,13 +87,13 @@ class TestProgress:
         collectives = _collectives.describe({rank: at for rank, at in self.collectives.items() if rank in late})
         if collectives:
             lines += ["", *collectives]
-        # One failure, though they are at several places: told once, at that of the first.
+        # One failure for all of them, at the place of the first, even if they are at several.
         own = _blocked.blocked(late[min(late)]).own()
         file, line = ("", 0) if own is None else (own.file, own.line)
         for rank in late:
             self.reports[rank] = _failed.RankFailure(message, file, line, "\n".join(lines), TimeoutError(message))
 
-    # What has come of it.
+    # Results.
 
     def is_complete(self) -> bool:
         return len(self.outcomes) >= self.size
@@ -98,20 +102,20 @@ class TestProgress:
         return [rank for rank in range(self.size) if rank not in self.outcomes]
 
     def has_stopped(self) -> bool:
-        """Return whether some rank has ended in another way than well, so that others may wait for it in vain."""
+        """Return whether a rank has not passed, so that others may wait for it without end."""
         return bool(self.reports) or any(each.kind != "passed" for each in self.outcomes.values())
 
     def failed(self, look: Callable[[int], bool | None]) -> _failed.RanksFailed | None:
-        """Return the error of the test; None where it has none."""
+        """Return the error of the test; None if it has not failed."""
         if not self.reports or self._is_cut_short():
             return None
         return _failed.failed(self.reports, self.size, [*self.notes, *self._early()], look)
 
     def leaks(self) -> dict[int, tuple[str, ...]]:
-        """Return by rank the state that the test has left behind."""
+        """Return descriptions of the state that the test has left behind, by rank."""
         leaks = {rank: each.leaks for rank, each in self.outcomes.items() if each.leaks}
         called = {rank: each.collectives for rank, each in self.outcomes.items() if each.kind == "passed"}
-        # In a shared group the next test would meet collectives of this one.
+        # In a shared group, collectives of this test would mix with those of the next.
         is_out_of_step = len(called) == self.size and len({*called.values()}) > 1
         if is_out_of_step:
             for rank, count in called.items():
@@ -119,13 +123,13 @@ class TestProgress:
         return leaks
 
     def _is_cut_short(self) -> bool:
-        """Return whether ranks failed for no other reason than that another one has skipped the test."""
+        """Return whether ranks failed only because another one has skipped the test."""
         if not self._have_only_lost_peers():
             return False
         return any(each.kind in ("skipped", "xfailed") for each in self.outcomes.values())
 
     def _early(self) -> list[str]:
-        """Name the ranks that had ended by themselves, where the others have but lost a peer."""
+        """Return a line that names the ranks that passed, if the others have only lost a peer."""
         ended = [rank for rank, each in self.outcomes.items() if each.kind == "passed"]
         if not ended or not self._have_only_lost_peers():
             return []

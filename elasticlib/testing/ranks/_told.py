@@ -1,7 +1,8 @@
 """
-What came of a test on its ranks, for whoever reports it.
+The result of a test on its ranks, for pytest's or unittest's report.
 
-Rules of this file: a rank's skip counts only where none has failed; parts of a test are told one by one.
+Rules of this file: a rank's skip counts only if no rank has failed. Parts of a test are reported one
+by one.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ class TestReport:
     outcomes: Mapping[int, RankOutcome]
     error: _failed.RanksFailed | None
     output: Mapping[int, str]
-    """By rank, what it wrote."""
+    """Output of each rank."""
     leaks: Mapping[int, tuple[str, ...]]
-    """By rank, what the test left behind."""
+    """Descriptions of the state that the test left behind, by rank."""
     seed: int = 0
-    """Of rank 0."""
+    """Seed of rank 0."""
 
     def stop(self) -> tuple[str, RankOutcome] | None:
-        """Return the skip or expected failure that ranks have asked for, after the text that reports it."""
+        """
+        Return the text of a skip or expected failure, and the outcome of the rank that asked for it.
+
+        None if no rank asked for one, or if a rank failed.
+        """
         found = {rank: each for rank, each in self.outcomes.items() if each.kind in ("skipped", "xfailed")}
         if self.error is not None or not found:
             return None
@@ -47,7 +52,7 @@ class TestReport:
         if self.error is None:
             return []
         parts = self._ranks_by_part(self.error)
-        # What others' failures have brought about stands beside these, and is no news.
+        # Failures caused by another rank's failure are redundant beside that one.
         own = [(what, ranks) for what, ranks in parts if not _are_secondary(ranks.values())]
         size, notes, look = self.error.size, self.error.notes, self.error.look
         return [(what, _failed.failed(ranks, size, notes, look)) for what, ranks in own or parts]
@@ -62,7 +67,7 @@ class TestReport:
         return list(found.values())
 
     def _parts_of(self, rank: int) -> list[tuple[Any, _failed.RankFailure]]:
-        """Return the parts that failed on *rank*; [] where it has told of none."""
+        """Return the parts that failed on *rank*; [] if it has reported none."""
         outcome = self.outcomes.get(rank)
         if outcome is None:
             return []

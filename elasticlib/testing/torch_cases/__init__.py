@@ -1,1 +1,1 @@
-"""Suites on the multi-process test classes of torch itself: see `_warm`."""
+"""Support for suites that use torch's own multi-process test classes: see `_warm`."""

@@ -1,8 +1,8 @@
 """
-Imports for the processes of torch's test classes: this module is imported by a fork server, and imports the others.
+Imports for the processes of torch's test classes. A fork server imports this module.
 
-Rules of this file: what cannot be imported is left out, and the test that needs it says so; what modules print is
-written here, once, and not by each process that is forked.
+Rules of this file: modules that cannot be imported are skipped; the test that needs one reports it.
+Output of the imports is flushed here once, so that no forked process writes it again.
 """
 
 from __future__ import annotations

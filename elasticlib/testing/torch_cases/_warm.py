@@ -1,17 +1,19 @@
 """
-Suites on torch's multi-process test classes and its ``spawn``, with processes forked from one that has imported torch.
+Warm processes for torch's multi-process test classes and its ``spawn``.
 
     # conftest.py
     from elasticlib.testing import warm_torch_cases
     warm_torch_cases()
 
-Torch's classes start a new interpreter for each rank of each test, or of each class, and each of them imports torch:
-that is nearly all of their time. ``torch.multiprocessing.spawn`` does so for each call, and torch's launcher calls it.
-Here the processes come from Python's fork server instead, which imports once what the tests' own process has imported
-of torch. Whatever else these classes and functions do is theirs: ``_run``, exit statuses, pipes, skips and deadlines.
+Torch's classes start a new interpreter for each rank of each test or class, and each interpreter
+imports torch. Most of their time is spent there. ``torch.multiprocessing.spawn`` does the same for
+each call, and torch's launcher calls it. Here Python's fork server starts the processes. It imports
+once the torch modules that the tests' own process has imported. Everything else in these classes
+and functions is unchanged: ``_run``, exit statuses, pipes, skips and deadlines.
 
-Rules of this file: a process has what a new interpreter would have at that moment, such as variables and streams, for
-the fork server has those of its own beginning; it does not outlive the tests.
+Rules of this file: a forked process gets the current variables and streams of the tests' process,
+as a new interpreter would; the fork server itself still has those of its start. No process outlives
+the tests.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from elasticlib.workers import THREADS_VARIABLE, threads_per_worker
 from elasticlib.workers.child import reseed_caller, set_blas_threads
 
 _OF_TORCH = ("torch", "functorch", "torchgen", "numpy")
-"""Packages whose modules no process can tell from those of an import of its own."""
+"""Packages whose modules behave the same in a forked process as if it had imported them."""
 _BASES = "torch.testing._internal.common_distributed"
 _SPAWN = "torch.multiprocessing.spawn"
 """The module; the attribute of that name of ``torch.multiprocessing`` is its function."""
@@ -45,13 +47,14 @@ _CHECKS_WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 def warm_torch_cases(*preload: str) -> None:
     """
-    From now on have the processes of torch's multi-process test classes come from a fork server that stays warm.
+    Start the processes of torch's multi-process test classes from a warm fork server.
 
-    Call it in ``conftest.py``, before the tests run. It is for ``MultiProcessTestCase`` and ``MultiProcContinuousTest``
-    of ``torch.testing._internal.common_distributed`` and all that derive from these, such as ``DistributedTestBase``,
-    ``FSDPTest`` and ``DTensorTestBase``; and for ``torch.multiprocessing.spawn`` and ``start_processes``, by which
-    torch's own launcher starts functions. The fork server imports the modules of torch that the first test finds
-    imported, and *preload*.
+    Call it in ``conftest.py``, before the tests run. It applies to ``MultiProcessTestCase`` and
+    ``MultiProcContinuousTest`` of ``torch.testing._internal.common_distributed`` and to their
+    subclasses, such as ``DistributedTestBase``, ``FSDPTest`` and ``DTensorTestBase``. It also
+    applies to ``torch.multiprocessing.spawn`` and ``start_processes``, with which torch's launcher
+    starts functions. The fork server imports *preload*, and the torch modules that are loaded when
+    the first test starts.
     """
     bases = _import_bases()
     _starts.preload = tuple(dict.fromkeys([*_starts.preload, *preload]))
@@ -83,7 +86,7 @@ def _spawn_for_test(case: Any) -> None:
 
 
 class _Starts:
-    """The fork server's beginning."""
+    """Start of the fork server, at most once."""
 
     def __init__(self) -> None:
         self.preload: tuple[str, ...] = ()
@@ -91,8 +94,8 @@ class _Starts:
         self._has_begun = False
 
     def begin(self, *, sets_start_method: bool = True) -> None:
-        """Have the fork server started, where it is not."""
-        # torch's test classes do so, for queues and locks must suit spawned processes.
+        """Start the fork server unless it has been started."""
+        # torch's test classes do this too: queues and locks must work in spawned processes.
         if sets_start_method:
             with contextlib.suppress(RuntimeError):
                 set_start_method("spawn")
@@ -110,21 +113,25 @@ _starts = _Starts()
 
 
 class WarmProcess(ForkServerProcess):
-    """A process of ``multiprocessing`` that is forked from the fork server."""
+    """``multiprocessing`` process that the fork server forks."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # In front, for what comes after it imports the modules of tests.
+        # First, because unpickling the other attributes imports the modules of tests.
         return {"_inherited": _Inherited(), **vars(self)}
 
 
 class _WarmContext(SpawnContext):
-    """The context for spawned processes, whose processes are forked from the fork server."""
+    """Spawn context whose processes the fork server forks."""
 
     Process: ClassVar[Any] = WarmProcess
 
 
 class _Multiprocessing(ModuleType):
-    """``multiprocessing`` for torch's ``spawn``, which asks it for a context and has no other seam."""
+    """
+    Replacement for the ``multiprocessing`` module in torch's ``spawn``.
+
+    ``spawn`` gets its context from the module, and offers no other place to change it.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(multiprocessing, name)
@@ -138,7 +145,11 @@ class _Multiprocessing(ModuleType):
 
 
 class _Inherited:
-    """Pickled, it is what the calling process hands on; unpickled in another process, that one has it."""
+    """
+    Variables, surroundings and streams that a new process inherits.
+
+    Pickling takes them from the current process; unpickling applies them to the new one.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         streams = [(number, reduction.DupFd(number)) for number in (1, 2) if _is_open(number)]
@@ -156,7 +167,7 @@ def _is_open(number: int) -> bool:
 def _take_over(
     variables: Mapping[str, str], surroundings: Mapping[str, Any], streams: Sequence[tuple[int, Any]]
 ) -> None:
-    """In a process that was forked from the fork server: become one of the tests' own process."""
+    """Make this forked process look like a child of the tests' own process."""
     _end_with_tests()
     for number, stream in streams:
         descriptor = stream.detach()
@@ -166,21 +177,25 @@ def _take_over(
     os.environ.clear()
     os.environ.update(variables)
     Surroundings.of(surroundings).take_over()
-    # torch and the BLAS libraries read the variable at their import only.
+    # torch and the BLAS libraries read the variable only when they are imported.
     if os.environ.get(THREADS_VARIABLE) != threads_before:
         set_blas_threads(threads_per_worker(os.environ, len(os.sched_getaffinity(0)), workers=1))
     reseed_caller()
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available():
-        # torch reads the variable at its import only.
+        # torch reads the variable only when it is imported.
         distributed.set_debug_level_from_env()
 
 
 def _end_with_tests() -> None:
-    """Have the kernel kill this process at the end of the fork server, which ends with the tests' own process."""
+    """
+    Ask the kernel to kill this process when the fork server exits.
+
+    The fork server exits with the tests' own process.
+    """
     server: Any = getattr(forkserver, "_forkserver")  # noqa: B009 - no public name, and none that types know
     if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
-        # Each process is given this, and as long as one has it the fork server stays.
+        # Each process inherits this descriptor, and the fork server stays while one keeps it open.
         os.close(alive)
         server._forkserver_alive_fd = None
     die_with_parent(os.getppid())
