@@ -176,7 +176,7 @@ class Skew(_Printed):
 
     @property
     def at(self) -> float:
-        """Start of the job: a skew begins there."""
+        """Time of the fault: 0, because a skew begins with the job."""
         return 0.0
 
 

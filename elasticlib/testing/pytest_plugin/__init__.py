@@ -1,5 +1,5 @@
 """
-A pytest plugin: tests whose body runs on every rank of a real process group, on workers that stay warm.
+A pytest plugin for tests whose body runs on every rank of a process group, on warm workers.
 
     @pytest.mark.elastic(nproc=[1, 2, 4], timeout=30)
     def test_mean(rank, world_size, group): ...
@@ -7,8 +7,10 @@ A pytest plugin: tests whose body runs on every rank of a real process group, on
     def test_resume(elastic, tmp_path):
         assert elastic(train, tmp_path, nproc=2) == {0: 0.5, 1: 0.5}
 
-Pytest finds it by its entry point. Rules of this package: until a test asks for ranks it imports nothing beyond this
-file; what runs in the ranks is in `rank`, everything else in pytest's process.
+Pytest finds it by its entry point.
+
+Rules of this package: it imports nothing but this file until a test asks for ranks. `rank` has the
+code that runs in ranks; all other code runs in pytest's process.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _MARKER = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Settings and options."""
+    """Add the settings and options."""
     group = parser.getgroup("elastic", "tests on several ranks (elasticlib)")
     group.addoption("--elastic-reverse", action="store_true", help="run all tests in the reverse order")
     parser.addini("elastic_nproc", "ranks of a test that does not say it (2)", default="2")
@@ -36,12 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker."""
+    """Add the marker ``elastic``."""
     config.addinivalue_line("markers", _MARKER)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for each number of ranks."""
+    """Make a test for each number of ranks in its marker."""
     if metafunc.definition.get_closest_marker("elastic") is not None:
         from elasticlib.testing.pytest_plugin import _markers
 
@@ -50,7 +52,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Turn the order where that is asked for; have what tests on ranks need, where there are any."""
+    """Reverse the order with ``--elastic-reverse``; register the plugin if tests need ranks."""
     if config.getoption("elastic_reverse"):
         items.reverse()
     if any(_is_ours(item) for item in items) and not config.pluginmanager.has_plugin("elasticlib-ranks"):
@@ -74,11 +76,12 @@ def _is_ours(item: pytest.Item) -> bool:
 @pytest.fixture(scope="session")
 def elastic(request: pytest.FixtureRequest) -> Any:
     """
-    Calls a function on ranks: ``elastic(function, *args, nproc=2, **kwargs)`` returns {rank: result}.
+    Call a function on ranks: ``elastic(function, *args, nproc=2, **kwargs)`` returns {rank: result}.
 
-    ``backend``, ``timeout``, ``group`` and ``device`` are as of the marker ``elastic``, which gives the defaults where
-    the test has one; a test that takes this fixture runs in pytest's process itself. ``elastic.pool`` is the warm
-    `elasticlib.Pool` of the default number of ranks. Raises `RanksFailed`, which is of the root cause's class, too.
+    ``backend``, ``timeout``, ``group`` and ``device`` are the options of the marker ``elastic``. If
+    the test has the marker, its values are the defaults. A test that takes this fixture runs in
+    pytest's process. ``elastic.pool`` is the warm `elasticlib.Pool` with the default number of
+    ranks. Raises `RanksFailed`, which is also an instance of the root cause's class.
     """
     plugin: Any = request.config.pluginmanager.get_plugin("elasticlib-ranks")
     # A test may use only ``request.getfixturevalue``, which no hook sees.
@@ -90,7 +93,7 @@ def elastic(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
-    """The number of ranks that the test runs on."""
+    """Number of ranks of the test."""
     from elasticlib.testing.pytest_plugin import _markers
 
     return _markers.world_size(request)
@@ -106,7 +109,7 @@ def _of_ranks(name: str, what: str) -> Any:
     return pytest.fixture(made, name=name)
 
 
-# Under names of their own: the import of the package `rank` sets an attribute of that name here.
+# Private names, because importing the package `rank` sets an attribute of that name here.
 _rank = _of_ranks("rank", "The rank on which the body of a test marked ``elastic`` runs.")
 _device = _of_ranks("device", "The ``torch.device`` of the rank: its GPU, or the CPU.")
 _group = _of_ranks("group", "The process group of the test's ranks; None with ``group=None``.")

@@ -1,8 +1,7 @@
 """
-Tests of Hypothesis on ranks: its engine draws in pytest's process, and each example runs on all ranks.
+Hypothesis tests on ranks: the engine draws in pytest's process, and all ranks run each example.
 
-Rules of this file: Hypothesis is not imported here; what it has no public name for is asked for, and left where it is
-not there.
+Rules of this file: Hypothesis is not imported here. Its private names are used only if they exist.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _ACTIVE = "_get_active_fixturedef"
 
 @contextlib.contextmanager
 def on_ranks(engine: Any, run: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> Iterator[None]:
-    """Within the block the *engine* of a test calls *run* with the arguments of each example."""
+    """Let the *engine* of a test call *run* with each example's arguments within the block."""
     inner = engine.inner_test
 
     def each_example(*args: Any, **kwargs: Any) -> None:
@@ -37,9 +36,10 @@ def on_ranks(engine: Any, run: Callable[[tuple[Any, ...], dict[str, Any]], objec
 
 def allow_made(item: Any) -> None:
     """
-    Have the health check of function-scoped fixtures pass those that each rank makes for each example anew.
+    Exempt fixtures that each rank makes from Hypothesis's check of function-scoped fixtures.
 
-    *item* is a marked test of Hypothesis that is about to be called; until `stop_allowing`.
+    The ranks make them again for each example. *item* is a marked test that is about to run. The
+    exemption holds until `stop_allowing`.
     """
     request = getattr(item, "_request", None)
     if getattr(item.obj, "hypothesis", None) is None or not hasattr(request, _ACTIVE):
@@ -53,7 +53,7 @@ def allow_made(item: Any) -> None:
 
 
 def stop_allowing(item: Any) -> None:
-    """End what `allow_made` began."""
+    """End the exemption of `allow_made`."""
     if _ACTIVE in vars(getattr(item, "_request", None)):
         delattr(item._request, _ACTIVE)
 
@@ -65,13 +65,13 @@ def _context() -> Any:
 
 
 def example() -> bool | None:
-    """Of the example that runs at the moment: whether it is the one that is told of; None where none runs."""
+    """Return whether the running example is the one that is reported; None if none runs."""
     context = _context()
     return None if context is None else bool(getattr(context, "is_final", False))
 
 
 def leave_out(seconds: float) -> None:
-    """Take *seconds* off the time of the example that runs at the moment, for its deadline."""
+    """Exclude *seconds* from the time of the running example, for Hypothesis's deadline."""
     times = getattr(getattr(_context(), "data", None), "draw_times", None)
     if isinstance(times, dict):
         name = "elasticlib: starting ranks"

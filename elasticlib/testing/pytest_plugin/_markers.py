@@ -1,7 +1,8 @@
 """
-What a session's tests ask of their ranks: settings and markers of a test item, and arguments that only ranks have.
+Options of a session's tests: settings, markers of test items, and arguments that only ranks have.
 
-Rules of this file: what cannot be is an error of the collection where it can be known there, else of the test's setup.
+Rules of this file: an invalid option is an error of the collection if it can be found there, else of
+the test's setup.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _DEFAULTS = pytest.StashKey[RankOptions]()
 
 
 def defaults(config: pytest.Config) -> RankOptions:
-    """The settings. Raises ``pytest.UsageError``."""
+    """Return the options in pytest's settings. Raises ``pytest.UsageError`` if they are invalid."""
     if _DEFAULTS not in config.stash:
         try:
             found: dict[str, Any] = {"backend": config.getini("elastic_backend")}
@@ -46,7 +47,7 @@ def known() -> list[str]:
 
 
 def _options(item: Any) -> dict[str, Any]:
-    """What the markers of *item* say, the nearest first."""
+    """Return the options of all markers of *item*; the nearest marker takes precedence."""
     found: dict[str, Any] = {}
     for marker in reversed(list(item.iter_markers("elastic"))):
         found |= marker.kwargs
@@ -54,7 +55,7 @@ def _options(item: Any) -> dict[str, Any]:
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """A test for each number of ranks that the marker names; a marker that cannot be is an error of the collection."""
+    """Make a test for each number of ranks in the marker. Raises ``CollectError`` if it is invalid."""
     item = metafunc.definition
     where = f"elastic marker of {item.nodeid}"
     try:
@@ -85,28 +86,28 @@ def wanted_by(item: Any) -> RankOptions:
 
 
 def runs_on_ranks(item: Any) -> bool:
-    """Whether the body of *item* runs on ranks: it is marked, and does not call the ranks itself."""
+    """Return whether the body of *item* runs on ranks: it is marked and does not use ``elastic``."""
     own = getattr(getattr(item, "_fixtureinfo", None), "argnames", ())
     return item.get_closest_marker("elastic") is not None and "elastic" not in own
 
 
 def world_size(request: pytest.FixtureRequest) -> int:
-    """For the fixture of that name."""
+    """Return the value of the fixture ``world_size``."""
     return int(getattr(request, "param", 0)) or wanted_by(request.node).nproc
 
 
 def case_of(item: Any) -> Any:
-    """The `ElasticTestCase` that *item* is a test of; None where it is of another kind."""
+    """Return the `ElasticTestCase` class of *item*; None if it belongs to another class or none."""
     kind = getattr(item, "cls", None)
     return kind if getattr(kind, "runs_on_ranks", False) else None
 
 
 _WRAPPERS = ("pytest_asyncio", "_pytest.debugging")
-"""Modules that put a function of theirs, for pytest's process, in place of a test's."""
+"""Modules that replace a test's function by a wrapper for pytest's process."""
 
 
 def written(function: Any) -> Any:
-    """The function of a test as it was written, where another plugin has put its own over it."""
+    """Return a test's original function, without the wrappers of other plugins."""
     while hasattr(function, "__wrapped__"):
         made_in = getattr(function, "__globals__", {}).get("__name__", "")
         if made_in.partition(".")[0] not in _WRAPPERS and made_in not in _WRAPPERS:
@@ -116,7 +117,7 @@ def written(function: Any) -> Any:
 
 
 class Made:
-    """Stands for an argument that each rank makes."""
+    """Placeholder for an argument that each rank makes."""
 
     def __init__(self, name: str, test: str) -> None:
         self.name, self.test = name, test
@@ -126,7 +127,11 @@ class Made:
 
 
 def made_in_ranks(request: pytest.FixtureRequest, name: str) -> Made:
-    """For the fixtures that have a value in ranks only. Raises where it is no argument of the test's own function."""
+    """
+    Return the placeholder of a fixture that has a value only in ranks.
+
+    Raises ``pytest.UsageError`` unless the test's own function takes the fixture.
+    """
     item = request.node
     if not runs_on_ranks(item):
         raise pytest.UsageError(

@@ -1,7 +1,7 @@
 """
-The plugin of a session that has tests on ranks: from a marker to a call on the ranks, from their outcome to a report.
+The plugin of a session with tests on ranks: it calls the ranks and reports their outcomes.
 
-Rules of this file: pytest's own course of a test stays as it is; only the call of its function is another.
+Rules of this file: only the call of a test's function is replaced; pytest does everything else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from elasticlib.testing.ranks._refusal import CannotTravelError
 
 
 class Plugin:
-    """What a session with tests on ranks needs beside the hooks that are always there."""
+    """Hooks of a session with tests on ranks, in addition to those of the package."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -53,15 +53,15 @@ class Plugin:
             self._ranks = _rank_session.Ranks(_travel.PytestWork(self._config), self._terminal)
         return self._ranks
 
-    # The course of a test.
+    # Running a test.
 
     def begin(self, item: Any) -> None:
-        """A test is under way, and has just asked for ranks."""
+        """Register the running test *item*, which has just asked for ranks."""
         self._item = item
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Warm the ranks up before the test's time begins."""
+        """Start and prepare the ranks before the test's time begins."""
         self._item, self._problem = item, None
         names = getattr(item, "fixturenames", ())
         case = _markers.case_of(item)
@@ -117,7 +117,7 @@ class Plugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Have the health checks of Hypothesis know what each rank makes."""
+        """Exempt the fixtures that each rank makes from Hypothesis's health checks."""
         if item.get_closest_marker("elastic") is not None:
             _examples.allow_made(item)
         return (yield)
@@ -131,7 +131,7 @@ class Plugin:
         *,
         is_body: bool = True,
     ) -> Results:
-        """*function* on the ranks of *wanted*: what it returned, or raises what the test is to end with."""
+        """Run *function* on the ranks of *wanted*; return its results or raise the test's error."""
         __tracebackhide__ = True
         item = self._item
         made = tuple(
@@ -144,7 +144,7 @@ class Plugin:
         self._calls += 1
         modules = self._modules(item)
         began = monotonic()
-        # The call, or the Hypothesis example, before this one may have ended the ranks.
+        # The previous call or Hypothesis example may have stopped the ranks.
         self.ranks.warm(wanted, modules)
         _examples.leave_out(monotonic() - began)
         try:
@@ -168,11 +168,11 @@ class Plugin:
         values = {rank: _rank_session.value_of(each) for rank, each in sorted(result.outcomes.items())}
         return Results(values, dict.fromkeys(values, Place(0, host_name(), self._calls - 1, 0)))
 
-    # For cases of unittest: see `_case.Host`.
+    # For unittest cases: see `_case.RankHost`.
 
     @property
     def limit(self) -> float:
-        """Seconds that a test may take which does not say it."""
+        """Timeout in seconds of tests that set none."""
         return _markers.defaults(self._config).timeout
 
     def run_case(self, case: _case.ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> _told.TestReport:
@@ -194,7 +194,7 @@ class Plugin:
     ) -> RankCall:
         config, option = self._config, self._config.option
         code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
-        # The same numbers in each run, whatever ran before; pytest-randomly may choose others.
+        # The same seed in each run and in any order of tests; pytest-randomly may change it.
         seed = zlib.crc32(item.nodeid.encode()) ^ int(getattr(option, "randomly_seed", None) or 0) & 0xFFFFFFFF
         return RankCall(
             test=item.nodeid,
@@ -248,7 +248,7 @@ class Plugin:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """At the end of the tests, and before anybody writes it: add what was measured in the ranks."""
+        """Add the ranks' coverage data after the tests, before the measurement is written."""
         try:
             return (yield)
         finally:
@@ -266,7 +266,11 @@ class Plugin:
             self._ranks.close(hurry=False)
 
     def _terminal(self, wanted: bool) -> Sequence[int]:
-        """The terminal's descriptors for a debugger, while pytest captures nothing."""
+        """
+        Stop pytest's capturing and return the terminal's descriptors for a debugger.
+
+        With *wanted* False, start capturing again.
+        """
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
         if not wanted:
             capture.resume()
@@ -276,7 +280,7 @@ class Plugin:
 
 
 class Elastic:
-    """What the fixture ``elastic`` is."""
+    """Value of the fixture ``elastic``."""
 
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
@@ -294,10 +298,10 @@ class Elastic:
         **kwargs: Any,
     ) -> Results:
         """
-        Call *function* on *nproc* ranks with these arguments, and return {rank: its result}.
+        Call *function* on *nproc* ranks with these arguments and return {rank: result}.
 
-        Raises `RanksFailed` when ranks raised, died, or have not ended after *timeout* seconds, and `ConfigError` for
-        what cannot be.
+        Raises `RanksFailed` if ranks raised, died, or have not ended after *timeout* seconds, and
+        `MarkError` for invalid options.
         """
         __tracebackhide__ = True
         plugin = self._plugin
@@ -321,15 +325,16 @@ class Elastic:
         """
         Call ``function(rank, *args)`` on *nprocs* ranks, as ``torch.multiprocessing.spawn`` does.
 
-        Return {rank: what it returned}. The function makes its own process group, unless ``group=`` says otherwise.
-        *options* are ``backend``, ``timeout``, ``group`` and ``device``, as of a call of this fixture.
+        Return {rank: result}. The function makes its own process group unless ``group=`` asks for
+        one. *options* are ``backend``, ``timeout``, ``group`` and ``device``, as in a call of this
+        fixture.
         """
         __tracebackhide__ = True
         return self(_run.with_rank, function, *args, **{"nproc": nprocs, "group": None, **options})
 
     @property
     def pool(self) -> Any:
-        """The `elasticlib.Pool` of the default number of ranks, for calls that need no more than that."""
+        """`elasticlib.Pool` with the default number of ranks."""
         return self._plugin.ranks.pool(_markers.wanted_by(self._plugin._item))
 
     def __repr__(self) -> str:
@@ -338,7 +343,7 @@ class Elastic:
 
 @contextlib.contextmanager
 def _capturing(config: Any, item: pytest.Item) -> Iterator[None]:
-    """Capture in the block the prints of the ranks' imports, as output of the setup of *item*."""
+    """Capture output within the block, such as that of imports, as output of *item*'s setup."""
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
     if capture is None:
         yield
@@ -378,10 +383,10 @@ def _ini(config: Any, name: str) -> str:
     return ""
 
 
-# What ``pytest --pdb`` does with a failure on ranks. Pytest says which failures are looked at.
+# Debugging of failures on ranks with ``pytest --pdb``. Pytest chooses the failures to debug.
 
 _DEBUGGER = "pdbinvoke"
-"""Pytest's name of its plugin."""
+"""Name of pytest's own debugger plugin."""
 
 
 def _enter_failures_on_ranks(config: pytest.Config) -> None:
@@ -392,7 +397,7 @@ def _enter_failures_on_ranks(config: pytest.Config) -> None:
 
 
 class _Interact:
-    """Instead of pytest's plugin of that name."""
+    """Replacement for pytest's debugger plugin, which enters failures on their ranks."""
 
     def __init__(self, former: Any) -> None:
         self._former = former

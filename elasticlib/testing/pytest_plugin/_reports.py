@@ -1,10 +1,10 @@
 """
-What pytest reports of a test on ranks: its traces in pytest's process (warnings, log records, output), its failures.
+Pytest's report of a test on ranks: warnings, log records, output and failures.
 
-Rules of this file: rank 0 counts as pytest's own process would; of the others only output and logs are shown. Ranks
-that failed alike are shown once; the root cause stands last, where pytest's short summary takes its line from; a rank
-that only lost its peer is a line. What is shown is made of pytest's own classes, so that it travels between processes
-(xdist).
+Rules of this file: rank 0 is reported like pytest's own process; for the other ranks only output and
+logs are shown. Equal failures are shown once. The root cause stands last, because pytest's short
+summary uses the last one. A rank that only lost its peer gets one line. Reports consist of pytest's
+own classes, so that xdist can send them between processes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from elasticlib.testing.ranks._failed import RankFailure, RanksFailed, folded, s
 from elasticlib.testing.ranks._rank_call import RankCall, RankOutcome
 
 _SECTIONS = pytest.StashKey[list[tuple[str, str]]]()
-"""Sections of a test's report."""
+"""Sections to add to a test's report."""
 SKIPPED = pytest.StashKey[tuple[str, int, str]]()
-"""File, line and text of a skip, where the rank has said so."""
+"""File, line and text of a skip on a rank."""
 
 
 def forward(item: Any, call: RankCall, result: _told.TestReport, measuring: Measuring) -> None:
-    """Give pytest's process the warnings and log records of rank 0, and a warning of state that was left behind."""
+    """Repeat the warnings and log records of rank 0 in pytest's process, and warn of leaks."""
     first = result.outcomes.get(0)
     if first is not None:
         _log(first)
@@ -56,7 +56,7 @@ def _log(outcome: RankOutcome) -> None:
 
 @contextlib.contextmanager
 def _noted(result: _told.TestReport) -> Iterator[None]:
-    """Add a warning that is an error to the failure of the test, if there is one, rather than raise it instead."""
+    """Add a warning that filters turn into an error to the test's failure; raise it if none."""
     try:
         yield
     except Warning as warning:
@@ -66,7 +66,7 @@ def _noted(result: _told.TestReport) -> Iterator[None]:
 
 
 def note(item: Any, result: _told.TestReport) -> None:
-    """Keep for the report the output and the logs of ranks, and their seeds."""
+    """Store the output, logs and seeds of the ranks for the report."""
     logs = {rank: outcome.log for rank, outcome in result.outcomes.items()}
     seeds = f"rank 0: {result.seed}, and each further rank the next number"
     sections = [*_of_further_ranks("output", result.output), *_of_further_ranks("log", logs)]
@@ -82,7 +82,7 @@ def _of_further_ranks(kind: str, texts: Mapping[int, str]) -> Iterator[tuple[str
 
 
 def add_kept(report: pytest.TestReport, item: pytest.Item) -> None:
-    """Add to *report* the traces of the ranks that were kept for it."""
+    """Add the stored sections and the place of a skip to *report*."""
     skipped = item.stash.get(SKIPPED, None)
     if skipped is not None and isinstance(report.longrepr, tuple):
         report.longrepr = skipped
@@ -93,7 +93,11 @@ def add_kept(report: pytest.TestReport, item: pytest.Item) -> None:
 
 
 def callers_of(item: Any, info: pytest.ExceptionInfo[BaseException]) -> Any:
-    """Return the lines of the test in pytest's process that have called the ranks; None where its body runs there."""
+    """
+    Return the representation of the test's lines in pytest's process that called the ranks.
+
+    None if the body of the test runs on ranks.
+    """
     if _markers.runs_on_ranks(item):
         return None
     error = info.value
@@ -112,7 +116,7 @@ _CalledError.__module__ = "elasticlib.testing"
 
 
 def representation(error: RanksFailed, callers: Any = None) -> Any:
-    """Pytest's representation of *error*; *callers*: that of the lines in pytest's process that called the ranks."""
+    """Return pytest's representation of *error*; *callers* is the result of `callers_of`."""
     from _pytest._code.code import ExceptionChainRepr, ReprFileLocation
 
     lines, shown = folded(error)
@@ -123,7 +127,7 @@ def representation(error: RanksFailed, callers: Any = None) -> Any:
     for ranks in shown:
         chain.append((_text([f"{'_ ' * 4}{ranks_text(ranks)} of {error.size}{' _' * 4}", ""]), None, None))
         chain += _chain_of(error.reports[ranks[0]])
-    # Such as an example of Hypothesis.
+    # For example, Hypothesis adds the failing example as a note.
     if notes := getattr(error, "__notes__", ()):
         chain.append((_text([f"E   {line}" for note in notes for line in str(note).splitlines()]), None, None))
     last = chain[-1]

@@ -1,8 +1,8 @@
 """
-What of pytest's process goes to the ranks with a test: where modules are, what is patched, filters, ...
+State of pytest's process that is sent to the ranks with a test: modules, patches, filters and more.
 
-Rules of this file: what cannot travel is refused by its name, before the ranks hear of the test; nothing here changes
-pytest's process.
+Rules of this file: an error names the value that cannot be sent, before the ranks get the test.
+Nothing here changes pytest's process.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from elasticlib.workers.child import names_of_class, names_of_module
 _REWRITER = "AssertionRewritingHook"
 _INI = ("python_files", "truncation_limit_lines", "truncation_limit_chars", "verbosity_assertions")
 _patches: weakref.WeakSet[Any] = weakref.WeakSet()
-"""All of pytest's ``MonkeyPatch`` since `watch_patches`."""
+"""All ``MonkeyPatch`` objects of pytest since `watch_patches`."""
 _mocks: list[Any] = []
-"""The patches of ``unittest.mock`` that are in force, in their order."""
+"""Active patches of ``unittest.mock``, in order."""
 
 
 def setting_of(config: Any) -> Setting:
@@ -54,7 +54,11 @@ def setting_of(config: Any) -> Setting:
 
 
 class Modules:
-    """The modules that pytest has imported, which ranks would not find, or not with their assertions rewritten."""
+    """
+    Modules that pytest has imported and that ranks must find in the same place.
+
+    Without it, ranks might not find them, or would not rewrite their assertions.
+    """
 
     def __init__(self) -> None:
         self._count = 0
@@ -91,7 +95,7 @@ def _place_of(module: ModuleType) -> ModulePlace:
 
 
 def explaining(config: Any) -> tuple[str, ...]:
-    """The modules of the user's that explain comparisons in assertions."""
+    """Return the names of the user's modules that explain comparisons in assertions."""
     found = []
     for each in config.hook.pytest_assertrepr_compare.get_hookimpls():
         name = getattr(each.plugin, "__name__", "")
@@ -101,7 +105,7 @@ def explaining(config: Any) -> tuple[str, ...]:
 
 
 class PytestWork:
-    """What workers do for tests of pytest; see `Ranks`."""
+    """Functions that workers run for pytest; see `SessionWork`."""
 
     run = staticmethod(_run.run)
     look_at_failure = staticmethod(_run.look_at_failure)
@@ -112,22 +116,22 @@ class PytestWork:
         self._modules = Modules()
 
     def preparation(self, always: Sequence[ModuleType]) -> tuple[object, Any, tuple[Any, ...]]:
-        """How workers get to know the modules that they will need."""
+        """Return the call that makes modules known to workers; see `SessionWork.preparation`."""
         known = self._modules.look(always)
         names = tuple(module.__name__ for module in always)
         return (len(known), names), _run.prepare, (self._setting, known, self._explains, names)
 
 
-# What monkeypatch and unittest.mock have changed.
+# Changes by monkeypatch and unittest.mock.
 
 
 def watch_patches() -> None:
-    """Know of all patches to come."""
+    """Record all patches from now on, and those that exist already."""
     former = pytest.MonkeyPatch.__init__
     # An earlier session of this process watches already.
     if getattr(former, "_elasticlib", False):
         return
-    # Those of a conftest's own, from before there was a test on ranks.
+    # A conftest may have made some before the first test on ranks was found.
     _patches.update(each for each in gc.get_objects() if type(each) is pytest.MonkeyPatch)
     _mocks.extend(getattr(mock._patch, "_active_patches", ()))
     _watch_mocks(mock._patch, "__enter__", "__exit__")
@@ -142,7 +146,7 @@ def watch_patches() -> None:
 
 
 def _watch_mocks(kind: type, enter: str, leave: str) -> None:
-    """Know of the patches of *kind* that are in force, by its methods that begin and end one."""
+    """Record the active patches of *kind*; *enter* and *leave* name its methods that start and end one."""
     begin, end = getattr(kind, enter), getattr(kind, leave)
 
     @functools.wraps(begin)
@@ -161,7 +165,7 @@ def _watch_mocks(kind: type, enter: str, leave: str) -> None:
 
 
 def patches() -> tuple[Patch, ...]:
-    """Return what is patched at the moment, but for what `config` has. Raises `CannotTravelError`."""
+    """Return the active patches, except those that `config` returns. Raises `CannotTravelError`."""
     found: list[Patch] = []
     for each in _patches:
         found += _of_monkeypatch(each)
@@ -182,7 +186,7 @@ def _of_mock(patch: Any) -> Iterator[Patch]:
     if hasattr(patch, "in_dict"):
         now, before = patch.in_dict, patch._original
         for key in {**dict.fromkeys(before), **dict.fromkeys(now)}:
-            # patch.dict replaces the whole mapping: only what differs was patched.
+            # patch.dict replaces the whole mapping: only the keys that differ were patched.
             is_same = key in now and key in before and now[key] is before[key]
             if not is_same:
                 yield _of_item("mock.patch.dict", now, key)
@@ -191,7 +195,7 @@ def _of_mock(patch: Any) -> Iterator[Patch]:
 
 
 def _is_of_pytest(owner: Any) -> bool:
-    """Return whether pytest's own plugins patch such for the whole session: no other object of its is known for it."""
+    """Return whether *owner* belongs to pytest, whose plugins patch it for the whole session."""
     if isinstance(owner, (pytest.Item, pytest.Config)):
         return True
     name = ""
@@ -217,7 +221,7 @@ def _of_attribute(how: str, owner: Any, name: str) -> Patch:
 
 
 def _of_item(how: str, mapping: Mapping[Any, Any], key: Any) -> Patch:
-    # Variables travel with each call; but a module that the ranks import for it may set them, too.
+    # Variables are sent with each call, but a module that the ranks import may also set them.
     owner, name = (os, "environ") if mapping is os.environ else _holder(mapping)
     where = f"{how}({name or _short(mapping)}, {key!r}, ...)"
     if owner is None:
@@ -239,12 +243,12 @@ def _made_up(module: ModuleType) -> MadeUp:
 
 
 def _is_made_up(value: object) -> TypeGuard[ModuleType]:
-    """Return whether *value* is a module that the test has made, which ranks can import from nowhere."""
+    """Return whether *value* is a module that the test has made, which ranks cannot import."""
     return isinstance(value, ModuleType) and getattr(value, "__spec__", None) is None
 
 
 def _holder(mapping: Any) -> tuple[Any, str]:
-    """Return the module or class with the attribute that is *mapping*, and the attribute's name."""
+    """Return the module or class that has *mapping* as an attribute, and the attribute's name."""
     if mapping is sys.modules:
         return sys, "modules"
     for owner, name, value in _attributes():
@@ -278,11 +282,11 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# The rest.
+# Settings of libraries.
 
 
 def config() -> _config_modules.Choices:
-    """What is chosen in torch's configuration modules. Raises `CannotTravelError`."""
+    """Return the values set in torch's configuration modules. Raises `CannotTravelError`."""
     choices = _config_modules.choices()
     for (module, name), value in choices.items():
         if problem := why_not(value):
@@ -294,7 +298,7 @@ def config() -> _config_modules.Choices:
 
 
 def filters() -> tuple[Any, ...]:
-    """The filters of warnings, as far as ranks can have them."""
+    """Return the warning filters that can be sent to ranks."""
     return tuple(each for each in warnings.filters if _travels(each))
 
 

@@ -42,7 +42,11 @@ class UnittestWork:
         return None
 
     def preparation(self, always: Sequence[ModuleType]) -> tuple[int, Callable[..., object], tuple[Any, ...]]:
-        """Return the import of the tests' modules, before the timeout of the first test starts."""
+        """
+        Return the import of the tests' modules; see `SessionWork.preparation`.
+
+        The import may be slow, and so must not count for a test's timeout.
+        """
         self._modules |= dict.fromkeys(each.__name__ for each in always if each.__name__ != "__main__")
         return len(self._modules), _import, (tuple(self._modules),)
 

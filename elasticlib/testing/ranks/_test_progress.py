@@ -50,7 +50,7 @@ class TestProgress:
         self.until += seconds
 
     def add(self, rank: int, outcome: RankOutcome, now: float) -> None:
-        """Store the outcome of *rank*, which has ended; shorten the deadline unless it passed."""
+        """Store the outcome of *rank*; unless the rank passed, shorten the others' deadline."""
         self.outcomes[rank] = outcome
         failure = outcome.failure
         if failure is not None:

@@ -1,1 +1,1 @@
-"""What runs in the ranks: the test's function with what pytest would give it, and looks at what it leaves behind."""
+"""The plugin's code in ranks: it runs the test's function with its fixtures, and finds leaks."""

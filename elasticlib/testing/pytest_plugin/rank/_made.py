@@ -1,8 +1,8 @@
 """
-Arguments of a test that each rank makes: its rank and device, and pytest's fixtures that look at the process.
+Arguments of a test that each rank makes: its rank and device, and pytest's fixtures for its process.
 
-Rules of this file: the fixtures are pytest's own classes, over as much of a test item as they ask for; each is finished
-when the function has ended, in the reverse order.
+Rules of this file: the fixtures are pytest's own classes, with a minimal test item. They are
+finalized in reverse order when the function has ended.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _CAPTURES["capfdbinary"] = "FDCaptureBinary"
 
 @contextlib.contextmanager
 def made(call: RankCall, item: Any) -> Iterator[dict[str, Any]]:
-    """Pytest's fixtures among `Call.made`. *item* is what these find instead of a test item."""
+    """Make pytest's fixtures among `RankCall.made`; *item* takes the place of their test item."""
     with contextlib.ExitStack() as stack:
         yield {name: _make(name, item, stack) for name in call.made if name not in _OF_RANK}
 
 
 def of_rank(call: RankCall, rank: int) -> dict[str, Any]:
-    """The arguments among `Call.made` that are of this *rank*."""
+    """Return the arguments among `RankCall.made` that describe this *rank*."""
     return {name: _OF_RANK[name](call, rank) for name in call.made if name in _OF_RANK}
 
 
@@ -99,7 +99,7 @@ def _capture(kind: str, stack: contextlib.ExitStack) -> Any:
 
 
 class ItemOnRank:
-    """As much of a test item as fixtures about logs ask for."""
+    """Minimal test item for pytest's logging fixtures."""
 
     def __init__(self) -> None:
         from _pytest import logging as logs
@@ -107,7 +107,7 @@ class ItemOnRank:
 
         self.config = _modules.configuration()
         self.properties: list[tuple[str, object]] = []
-        """Of the fixture ``record_property``."""
+        """Properties of the fixture ``record_property``."""
         self.handler = logs.LogCaptureHandler()
         self.stash = Stash()
         self.stash[logs.caplog_handler_key] = self.handler
@@ -116,7 +116,7 @@ class ItemOnRank:
 
 @contextlib.contextmanager
 def logs_of(call: RankCall, item: ItemOnRank) -> Iterator[None]:
-    """Levels of the loggers as in pytest's process, and what is logged in the item's handler."""
+    """Set loggers to the levels of pytest's process and send records to the item's handler."""
     message, date = call.log_format
     if message:
         item.handler.setFormatter(logging.Formatter(message, date or None))
@@ -133,7 +133,7 @@ def logs_of(call: RankCall, item: ItemOnRank) -> Iterator[None]:
         _set_levels(former)
 
 
-# Either has all loggers forget what they know: only where there is something new to know.
+# Both calls clear the caches of all loggers, so they are made only for a changed level.
 
 
 def _set_levels(levels: Mapping[str, int]) -> None:
@@ -149,7 +149,7 @@ def _disable(level: int) -> None:
 
 
 def portable(record: logging.LogRecord) -> dict[str, Any]:
-    """*record* as plain values, its arguments worked in."""
+    """Return *record* as plain values, with its arguments merged into the message."""
     found = dict(vars(record))
     found |= {"msg": record.getMessage(), "args": None, "exc_info": None}
     if record.exc_info and not record.exc_text:

@@ -1,8 +1,9 @@
 """
-Test modules in a worker: found where pytest found them, whatever its import mode, with their assertions rewritten.
+Import of test modules in a worker: from the same files as in pytest, with rewritten assertions.
 
-Rules of this file: a module is in `sys.modules` by the name that it has in pytest's process, so that what is sent by
-name is the same on both sides; of pytest's configuration there is what assertions need, and none of its plugins run.
+Rules of this file: a module has the same name in `sys.modules` as in pytest's process, in any import
+mode, so that objects can be sent by name. Only the part of pytest's configuration that assertions
+need is loaded. No plugins run.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ _WITHOUT = [
     "threadexception unittest unraisableexception".split()
     for part in ("-p", f"no:{name}")
 ]
-"""Parts of pytest that have nothing to say of assertions, and whose imports would take their time."""
+"""Parts of pytest that assertions do not need and whose imports would take time."""
 _files: dict[str, ModulePlace] = {}
 _config: Any = None
 
 
 @frozen
 class ModulePlace:
-    """Where a module is."""
+    """Files of a module."""
 
     file: str
     """Empty for a package without an ``__init__.py``."""
     folders: tuple[str, ...] = ()
-    """Of a package."""
+    """Folders of a package."""
     is_rewritten: bool = False
 
 
 @frozen
 class Setting:
-    """Of pytest's configuration."""
+    """Part of pytest's configuration that assertions need."""
 
     root: str
     ini: str
-    """The text of a configuration file with what is needed of it."""
+    """Text of a configuration file."""
     verbosity: int
 
 
 class _Finder:
-    """Finds the modules that pytest has imported in a way of its own."""
+    """Import finder for the modules that pytest has imported."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -79,7 +80,7 @@ def _hook() -> Any:
 
 
 def prepare(setting: Setting, modules: Mapping[str, ModulePlace]) -> None:
-    """Know *modules*, and how assertions are to be explained."""
+    """Make *modules* importable, and set up pytest's explanations of assertions."""
     if _config is None:
         _configure(setting)
     _files.update(modules)
@@ -108,7 +109,7 @@ def _configure(setting: Setting) -> None:
             del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
             os.environ.update({name: value for name, value in former.items() if value is not None})
 
-    # Versions up to 8 ask the terminal's writer for colours: this one has none, whatever FORCE_COLOR and the like say.
+    # pytest up to 8 asks the terminal writer for colours: this one has none, even with FORCE_COLOR.
     writer = TerminalWriter(io.StringIO())
     writer.hasmarkup = False
     _config.pluginmanager.register(SimpleNamespace(_tw=writer), "terminalreporter")
@@ -121,10 +122,10 @@ def _configure(setting: Setting) -> None:
 
 
 def _explained(op: str, left: object, right: object) -> str | None:
-    """What an assertion says of a comparison that failed, as pytest has it."""
+    """Return pytest's explanation of a failed comparison, for the message of the assertion."""
     from _pytest.assertion import truncate
 
-    # Later versions of pytest have shortened the lines themselves.
+    # Later versions of pytest have truncated the lines already.
     shorten = getattr(truncate, "truncate_if_required", None)
     for lines in _config.hook.pytest_assertrepr_compare(config=_config, op=op, left=left, right=right):
         if lines:
@@ -134,7 +135,7 @@ def _explained(op: str, left: object, right: object) -> str | None:
 
 
 def register(modules: Sequence[str]) -> None:
-    """Have those of *modules* that explain comparisons (``pytest_assertrepr_compare``) do so here, too."""
+    """Register the hook ``pytest_assertrepr_compare`` of each of *modules*, which explains comparisons."""
     for name in modules:
         module = importlib.import_module(name)
         if not _config.pluginmanager.has_plugin(name):

@@ -1,8 +1,8 @@
 """
-A debugger in a rank, at the terminal in which pytest runs: for ``breakpoint()``, and for failures with ``--pdb``.
+A debugger in a rank, at pytest's terminal, for ``breakpoint()`` and for failures with ``--pdb``.
 
-Rules of this file: one rank has the terminal at a time; another that comes to a breakpoint meanwhile says so and goes
-on, for the first one may be waiting for it in a collective.
+Rules of this file: one rank has the terminal at a time. Another rank that reaches a breakpoint then
+prints a line and continues, because the first one may wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from elasticlib.workers.child import ask_caller
 
 
 class _Terminal:
-    """The streams of pytest's terminal, while this rank has it."""
+    """Debugger at pytest's terminal, while this rank has it."""
 
     def __init__(self) -> None:
         self.debugger: pdb.Pdb | None = None
         self._stack = contextlib.ExitStack()
 
     def open(self) -> pdb.Pdb | None:
-        """A debugger at the terminal; None where another rank has that, or there is none."""
+        """Return a debugger at the terminal; None if another rank has it, or if there is none."""
         if self.debugger is not None:
             return self.debugger
         answer = ask_caller({"wants": "terminal"})
@@ -63,9 +63,9 @@ _terminal = _Terminal()
 
 @contextlib.contextmanager
 def offered(call: RankCall) -> Iterator[None]:
-    """Within the block ``breakpoint()`` stops at pytest's terminal."""
+    """Let ``breakpoint()`` open a debugger at pytest's terminal within the block."""
     former = sys.breakpointhook
-    # Who chose another debugger, by the variable or as one that follows pytest's children, has that.
+    # The user may have chosen another debugger, by the variable or by one that follows children.
     if os.environ.get("PYTHONBREAKPOINT") in (None, "") and former is sys.__breakpointhook__:
         sys.breakpointhook = _stop
     try:
@@ -85,7 +85,7 @@ def _stop(*_: Any, **__: Any) -> None:
 
 
 def entered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """*function*, in the debugger from its first line on, as ``--trace`` asks for it."""
+    """Return *function* wrapped to run in the debugger from its first line on, for ``--trace``."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         debugger = _terminal.open()
@@ -95,7 +95,11 @@ def entered(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def look_at(error: BaseException) -> bool | None:
-    """Enter the frame that raised *error*: whether who did so wants no more tests; None where nobody could."""
+    """
+    Debug *error* in the frame that raised it.
+
+    Returns True if the user then wants to stop the tests, and None if no debugger could be opened.
+    """
     debugger = _terminal.open()
     if debugger is None or error.__traceback__ is None:
         return None

@@ -1,8 +1,8 @@
 """
-One test on one rank: its surroundings are made, its function is called, and what came of it is told.
+One test on one rank: it sets up the test's environment, calls its function and returns the outcome.
 
-Rules of this file: whatever a test does to this process is undone or reported; an exception of the test's is an
-outcome, one of ours is an error of the call.
+Rules of this file: every change that a test makes to this process is undone or reported. An
+exception of the test is an outcome; one of this library is an error of the call.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _OF_LAUNCHERS_GROUP = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STO
 
 
 def with_rank(function: Callable[..., Any], *args: Any) -> Any:
-    """What *function* returns, called with this process's rank in front of *args*; its variables are put back."""
+    """Return ``function(rank, *args)``; restore the environment variables afterwards."""
     __tracebackhide__ = True
     variables = dict(os.environ)
-    # With these variables torch would not open the store at the port that the function names.
+    # With these variables torch would not use the store at the port that the function names.
     for name in _OF_LAUNCHERS_GROUP:
         os.environ.pop(name, None)
     try:
@@ -73,7 +73,7 @@ def _surrounded(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> RankOutcome:
-    """As `run`, with the test's surroundings."""
+    """Run the function in the test's environment: patches, filters, log levels and fixtures."""
     rank = int(os.environ["RANK"])
     item = _made.ItemOnRank()
     with contextlib.ExitStack() as stack:
@@ -97,7 +97,7 @@ def _surrounded(
 
 
 def _portable(warned: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Warnings that can travel; of others the text."""
+    """Return the warnings in a form that can be sent; those that cannot become their texts."""
     return tuple(
         (message, category, file, line)
         if can_be_pickled((message, category))
@@ -108,7 +108,11 @@ def _portable(warned: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def _example(call: RankCall, function: Callable[..., Any]) -> Iterator[None]:
-    """Have what an example of Hypothesis may ask its engine for (``note``, ``assume``); all is drawn by now."""
+    """
+    Provide Hypothesis's context for an example within the block, for ``note`` and ``assume``.
+
+    All values have been drawn already, in pytest's process.
+    """
     if call.example is None:
         yield
         return
@@ -125,7 +129,7 @@ def _example(call: RankCall, function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _returned(value: Any) -> Any:
-    """What a function returns, of a coroutine what that does."""
+    """Return *value*; if it is a coroutine, run it and return its result."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
@@ -152,11 +156,11 @@ def _called(call: RankCall, function: Callable[[], Any]) -> RankOutcome:
 
 
 _failed: list[BaseException] = []
-"""What the last call has raised, where it may be looked at."""
+"""Exceptions of the last call, if the user may debug them."""
 
 
 def look_at_failure() -> bool | None:
-    """In the debugger: whether who did so wants no more tests; None where it is not there."""
+    """Debug the last failure; see `_pdb.look_at`. Returns None if there is none."""
     return _pdb.look_at(_failed[0]) if _failed else None
 
 
@@ -171,7 +175,7 @@ def failure_of(call: RankCall, error: BaseException) -> Failure:
 
 
 def _represented(error: BaseException, call: RankCall) -> Any:
-    """Pytest's representation of *error*, as an item of its own would make it."""
+    """Return pytest's representation of *error*, in the style of its options."""
     import pytest
     from _pytest._code import ExceptionInfo
 
@@ -197,7 +201,11 @@ def _represented(error: BaseException, call: RankCall) -> Any:
 
 
 def _shortened(info: Any, style: Style) -> Any:
-    """The traceback without what pytest hides; of many frames the first and the last are shown whole."""
+    """
+    Return the traceback without the frames that pytest hides.
+
+    In the style ``auto``, frames between the first and the last are shortened.
+    """
     from _pytest._code import Traceback
 
     frames = info.traceback.filter(info) or info.traceback
@@ -208,7 +216,7 @@ def _shortened(info: Any, style: Style) -> Any:
 
 @contextlib.contextmanager
 def _patched(patches: tuple[Patch, ...]) -> Iterator[None]:
-    """Repeat in this process what ``monkeypatch`` has changed in pytest's."""
+    """Repeat the patches of pytest's process within the block."""
     if not patches:
         yield
         return
@@ -217,7 +225,7 @@ def _patched(patches: tuple[Patch, ...]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as here:
         for patch in patches:
             is_variable = patch.owner is os and patch.name == "environ"
-            # Each rank has its own of these.
+            # Each rank has its own values of these variables.
             if is_variable and is_worker_variable(patch.key):
                 continue
             _apply(patch, here)
@@ -251,7 +259,7 @@ def prepare(
     explains: tuple[str, ...],
     tests: tuple[str, ...],
 ) -> None:
-    """Before the first call that needs it: see `_modules.prepare`. The modules of *tests* are imported by now."""
+    """Prepare this worker for tests; see `_modules.prepare`. Import the modules of *tests*."""
     _modules.prepare(setting, modules)
     _modules.register(explains)
     for name in tests:
