@@ -1,9 +1,11 @@
 """
-The agents: one supervises the workers of one node. (torch: ``torch.distributed.elastic.agent.server``)
+Agents, each of which supervises the workers of one node. (torch:
+``torch.distributed.elastic.agent.server``)
 
-`SimpleElasticAgent` is one loop: it waits for workers, the rendezvous and requests at once, has `_policy` decide, which
-is pure, and does what that says; `LocalElasticAgent` knows the processes. The other names check a launch's settings
-before anything starts, and serve torch's health check.
+`SimpleElasticAgent` is one loop: it waits for workers, the rendezvous and requests at the same time,
+asks `_policy`, which is pure, for a decision, and carries it out. `LocalElasticAgent` adds processes
+as workers. The other names check a launch's settings before anything starts, and serve torch's
+health check.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-The agent's loop: wait for what happens, ask the policy, do what it says.
+The agent's loop: it waits for events, asks the policy and carries out its actions.
 
-Rules of this file: no decisions (`_policy` makes them), one `_perform`, one case per action. What
-differs between kinds of workers is in the hooks that subclasses fill in, with torch's names and
-contracts: `_start_workers`, `_stop_workers`, `_monitor_workers`, `_shutdown`.
+Rules of this file: no decisions (`_policy` makes them), one `_perform`, one case per action.
+Subclasses implement hooks for their kind of workers, with torch's names and contracts:
+`_start_workers`, `_stop_workers`, `_monitor_workers`, `_shutdown`.
 """
 
 from __future__ import annotations
@@ -48,34 +48,39 @@ from elasticlib.workers import Inbox, NoticeReceived, Signals, StacksRequest, St
 DEFAULT_ROLE = "default"
 _NOT_WELL = (WorkerState.FAILED, WorkerState.UNHEALTHY, WorkerState.UNKNOWN)
 _LONGEST_WHY = 1000
-"""Characters of an error that the other nodes are told."""
+"""Maximum number of characters of an error that is sent to the other nodes."""
 
 
 class ElasticAgent(abc.ABC):
-    """Supervises the workers of one node. (torch: ``torch.distributed.elastic.agent.server.ElasticAgent``)"""
+    """
+    Supervisor of the workers of one node.
+
+    (torch: ``torch.distributed.elastic.agent.server.ElasticAgent``)
+    """
 
     @abc.abstractmethod
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the workers, with restarts, to their end. Raises `SignalException` when a signal ended them."""
+        """Run the workers, with restarts, to their end. Raises `SignalException` after a signal."""
 
     @abc.abstractmethod
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """The present state of the workers, to be read only."""
+        """Return the current state of the workers; callers must not change it."""
 
 
 class SimpleElasticAgent(ElasticAgent):
     """
-    An agent for one group of workers, whatever a worker is: subclasses fill in four hooks.
+    Agent for one group of workers of any kind: subclasses implement four hooks.
 
-    The hooks and their contracts are those of ``torch.distributed.elastic.agent.server.SimpleElasticAgent``.
-    This class looks at its workers with `_monitor_workers` each ``spec.monitor_interval`` seconds; a
-    subclass that can tell when there is something to see says so in `_watched` and `_poll_timeout`.
+    The hooks and their contracts are those of
+    ``torch.distributed.elastic.agent.server.SimpleElasticAgent``. This class calls
+    `_monitor_workers` every ``spec.monitor_interval`` seconds. A subclass that can be notified of
+    changes overrides `_watched` and `_poll_timeout`.
 
-    *exit_barrier_timeout* is accepted for torch's sake: the end is agreed, so there is no barrier.
-    *shutdown_timeout* is in seconds, from the stop signal to SIGKILL, for every stop. What happens goes to *sink*, as
-    events to ``spec.event_log_handler`` and as metrics to *metric_handler*, by default the program's for the group
-    ``torchelastic``; an event log handler that is not known raises `UnknownNameError` here. What other threads ask of
-    the run comes through *inbox*.
+    *exit_barrier_timeout* is accepted for compatibility with torch and ignored: the nodes agree on
+    the end, without a barrier. *shutdown_timeout* is the time in seconds from the stop signal to
+    SIGKILL, for every stop. Records go to *sink*, events to ``spec.event_log_handler``, metrics to
+    *metric_handler* (default: the program's handler for the group ``torchelastic``). Other threads
+    send requests through *inbox*. Raises `UnknownNameError` for an unknown event log handler.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -104,7 +109,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._run_id = str(handler.get_run_id())
         self._shutdown_timeout = shutdown_timeout
         self._grace = shutdown_timeout
-        """Seconds that `_stop_workers` gives the workers of the present round."""
+        """Seconds until SIGKILL in the next `_stop_workers`."""
         self._worker_group = WorkerGroup(spec)
         self._telemetry = Telemetry(self._worker_group, self._run_id, sink, clock, metric_handler)
         self._sink = self._telemetry.sink
@@ -113,21 +118,21 @@ class SimpleElasticAgent(ElasticAgent):
         self._result = RunResult(WorkerState.INIT)
         self._listener: socket.socket | None = None
         self._has_other_master = False
-        """Whether the workers of the present round find their master elsewhere than at the round's store."""
+        """True if the workers' master of the current round is not the round's store."""
         self._broken: RendezvousError | None = None
         self._runs = False
-        """Whether workers were started, and not stopped since."""
+        """True if workers were started and not stopped since."""
         self._ended = False
-        """Whether the run has come to an end of which the others know."""
+        """True if the run has ended and the other nodes know it."""
         self._assigned = False
-        """Whether what is known of workers belongs to the present ranks."""
+        """True if the failures and results belong to the current ranks."""
         self._state, _ = _policy.begin()
 
     # The hooks.
 
     @abc.abstractmethod
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
-        """Start a worker per local rank; return their ids by local rank."""
+        """Start one worker for each local rank; return their ids by local rank."""
 
     @abc.abstractmethod
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -135,54 +140,63 @@ class SimpleElasticAgent(ElasticAgent):
 
     @abc.abstractmethod
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """How the workers are now: HEALTHY while they run, SUCCEEDED when all ended well, FAILED when one did not."""
+        """
+        Return the state of the workers.
+
+        HEALTHY while they run, SUCCEEDED when all have succeeded, FAILED when one has failed.
+        """
 
     @abc.abstractmethod
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
-        """Stop all workers with *death_sig*, SIGKILL after *timeout* s, and free what they used; may come twice."""
+        """
+        Stop all workers with *death_sig*, then SIGKILL after *timeout* s, and free their resources.
+
+        It may be called twice.
+        """
 
     def _make_ready(self) -> None:
-        """Raise what would keep workers from starting, while this node, about to ask for ranks, disturbs nobody."""
+        """Raise errors that would keep workers from starting, before this node asks for ranks."""
 
     def _watched(self) -> Sequence[Waitable]:
-        """What becomes readable when `_monitor_workers` has something new to tell."""
+        """Return objects that become readable when `_monitor_workers` has news."""
         return ()
 
     def _poll_timeout(self) -> float | None:
-        """Seconds between two looks at workers that run; None when `_watched` tells all."""
+        """Return the seconds between two calls of `_monitor_workers`; None: `_watched` suffices."""
         return self._worker_group.spec.monitor_interval
 
     def _serves_others(self) -> bool:
-        """Whether this node hosts the store of the round for workers of other nodes, too: they may outlive its own."""
+        """Return whether this node hosts the round's store also for workers of other nodes."""
         return False
 
     def _finds_store_lost(self) -> bool:
-        """Look at that store; whether it is gone."""
+        """Check the store of `_serves_others` and return whether it is lost."""
         return False
 
     def _dump_stacks(self) -> None:
-        """Have workers that run write down the stacks of their threads; those come as `records.StacksTold`."""
+        """Ask running workers for the stacks of their threads; `records.StacksTold` reports them."""
 
     def _pass_on(self, signum: signal.Signals) -> None:
-        """Send *signum* to the workers that handle it, and to nobody else."""
+        """Send *signum* to those workers that handle it."""
 
     def _failures(self) -> dict[int, ProcessFailure]:
-        """By global rank, the workers that failed in this round; asked again when all are gone."""
+        """Return the failures of this round by global rank; called again when all are gone."""
         return self._result.failures
 
     # The loop.
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """The present state of the workers, to be read only."""
+        """Return the current state of the workers; callers must not change it."""
         return self._worker_group
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """
-        Run the workers, with restarts, to their end, and return how that was.
+        Run the workers, with restarts, to their end, and return the result.
 
-        Raises `SignalException` (`LaunchInterrupted`, a ``KeyboardInterrupt``, for SIGINT) when a handled
-        signal ended them. Signals are handled in the main thread only; the former handlers are restored. Where
-        anything else ends the run, such as an error of a hook, the other nodes learn of it as this node's leaving.
+        Raises `SignalException` (for SIGINT `LaunchInterrupted`, a ``KeyboardInterrupt``) if a
+        handled signal ended them. Signals are handled only in the main thread; the former handlers
+        are restored. If anything else ends the run, such as an error of a hook, the other nodes
+        see that this node leaves.
         """
         with self._signals, self._meeting() as self._member, self._telemetry.run():
             left = None
@@ -199,29 +213,33 @@ class SimpleElasticAgent(ElasticAgent):
                     with contextlib.suppress(RendezvousError):
                         self._member.post(Stopped(self._member.node, left, ()))
 
-    # What is told of it.
+    # Events.
 
     def record_duration(self, state: str) -> AbstractContextManager[None]:
-        """While entered, time passes that an event *state* will tell as ``duration_ms``, however the block ends."""
+        """Time the block; an event *state* then has its ``duration_ms``, however the block ends."""
         return self._telemetry.timed(state)
 
     def conclude(self, error: BaseException | None = None) -> None:
-        """Tell that the agent did its work, or what kept it from it; a launch says so after `run`."""
+        """Record the success of the agent, or *error*; a launch calls it after `run`."""
         if error is None:
             self._sink(records.AgentSucceeded())
         else:
             self._sink(records.AgentFailed(trace_of(error)))
 
     def get_event_succeeded(self) -> events.Event:
-        """The event of an agent that did its work, for the caller to record. (torch's method)"""
+        """Return the event of a successful agent, for the caller to record. (torch's method)"""
         return self._telemetry.last_event("SUCCEEDED")
 
     def get_event_failed(self) -> events.Event:
-        """The event of an agent that raised what is being handled, for the caller to record. (torch's method)"""
+        """Return the event for the exception being handled, for the caller to record. (torch's method)"""
         return self._telemetry.last_event("FAILED", traceback.format_exc())
 
     def _meeting(self) -> AbstractContextManager[Membership]:
-        """A handler's job is taken part in for the length of a run; a rendezvous of ours is its opener's."""
+        """
+        Return a context manager that takes part in the job for the length of a run.
+
+        The opener of a `Rendezvous` closes it; the context manager does not.
+        """
         spec = self._worker_group.spec
         if isinstance(spec.rdzv_handler, Rendezvous):
             return contextlib.nullcontext(self._member)
@@ -236,11 +254,15 @@ class SimpleElasticAgent(ElasticAgent):
         return contextlib.closing(member)
 
     def _bow_out(self, error: BaseException) -> int | None:
-        """Tell the others why this node goes, unless they know; the round whose workers still run here."""
+        """
+        Report to the other nodes why this node leaves, unless they know already.
+
+        Returns the round whose workers still run here, or None.
+        """
         if self._ended or isinstance(error, RendezvousError):
             return None
         number = self._worker_group.round if self._runs else None
-        # The error that is being handled says more.
+        # The error that is being handled matters more.
         with contextlib.suppress(RendezvousError):
             why = f"{type(error).__name__}: {error}"[:_LONGEST_WHY].rstrip(": ")
             self._member.post(Leave(self._member.node, why, number))
@@ -268,14 +290,15 @@ class SimpleElasticAgent(ElasticAgent):
             return lost
         self._wait_readable(has_processes=runs or serves)
         events: list[_policy.Event] = [*self._requests()]
-        # Workers may have been killed because contact was lost: looked at first, that is heard of before them.
+        # Workers may have been killed because contact was lost. They are checked first, so that the
+        # loss, which is read later, is handled before them.
         seen = self._look() if runs else []
         # The lost store is the cause of failures that other nodes report, so it comes first.
         events += self._lost_store(serves)
         return [*events, *self._words(), *seen]
 
     def _lost_store(self, serves: bool) -> list[_policy.Event]:
-        """Return the loss of the workers' store, where this node still *serves* it to others."""
+        """Return the loss of the workers' store, if this node *serves* it to others and it is lost."""
         return [_policy.WorkerStoreLost()] if serves and self._finds_store_lost() else []
 
     def _wait_readable(self, *, has_processes: bool) -> None:
@@ -296,7 +319,7 @@ class SimpleElasticAgent(ElasticAgent):
                 case StopRequest(why, grace):
                     stops.append(_policy.StopRequested(signal.SIGTERM, why, grace))
                 case StacksRequest(why):
-                    # Without a reason the program itself gets the stacks, and the console shows none.
+                    # Without a reason, only the program gets the stacks, and the console shows none.
                     if why:
                         self._sink(records.StacksShown(why))
                     self._dump_stacks()
@@ -309,7 +332,7 @@ class SimpleElasticAgent(ElasticAgent):
         with self._telemetry.measured(self._monitor_workers):
             self._result = self._monitor_workers(group)
         for rank, failure in self._result.failures.items():
-            # torch's failures, and so those of its users' agents, have no global rank.
+            # torch's failures, and so those of users' own agents, have no global rank.
             failure.rank = rank
         self._telemetry.seen(self._result)
         if self._result.state is WorkerState.HEALTHY:
@@ -327,7 +350,7 @@ class SimpleElasticAgent(ElasticAgent):
         match action:
             case _policy.AskForRanks():
                 self._assigned = False
-                # Ranks that were taken in already answer an earlier request: with this one it is given up.
+                # Ranks that have arrived already answer an earlier request, which is now obsolete.
                 self._events = deque(event for event in self._events if not isinstance(event, RankAssignment))
                 self._make_ready()
                 self._telemetry.sought(member.node)
@@ -339,8 +362,8 @@ class SimpleElasticAgent(ElasticAgent):
                 self._begin(assignment)
             case _policy.StopWorkers(why, signum, grace):
                 self._stop(why, signum, grace)
-                # Contact that was lost meanwhile explains why workers were killed: it is heard of first.
-                # It is raised again at the next wait.
+                # A loss of contact since then explains why workers were killed: handle it first.
+                # The error is raised again at the next wait.
                 with contextlib.suppress(RendezvousError):
                     self._listen()
                 self._events.append(_policy.WorkersGone(self._result.state is WorkerState.SUCCEEDED))
@@ -385,7 +408,7 @@ class SimpleElasticAgent(ElasticAgent):
         ]
 
     def _words(self) -> list[Word]:
-        """What the rendezvous has to say; raises what broke it, as often as it is asked."""
+        """Return the new messages of the rendezvous; raise its error, at each call, if it broke."""
         if self._broken is None:
             try:
                 return self._member.drain()
@@ -394,13 +417,13 @@ class SimpleElasticAgent(ElasticAgent):
         raise self._broken
 
     def _listen(self) -> bool:
-        """Take in what the rendezvous has to say by now; whether contact is lost."""
+        """Queue the new messages of the rendezvous; return whether contact is lost."""
         self._events.extend(self._words())
         return any(isinstance(event, ContactLost) for event in self._events)
 
     def _begin(self, assignment: RankAssignment) -> None:
         if self._listen():
-            # This process stood still, and other nodes may have the ranks by now.
+            # This process was stopped, and other nodes may have the ranks by now.
             return
         self._runs, group = True, self._worker_group
         try:
@@ -408,7 +431,7 @@ class SimpleElasticAgent(ElasticAgent):
                 ids = self._start_workers(group)
         except StartError:
             if self._listen():
-                # It stood still until its spawner was killed: lost contact is the cause.
+                # It was stopped until its spawner was killed: the lost contact is the cause.
                 return
             raise
         # The process that hosts the store has a descriptor of its own.
@@ -447,7 +470,7 @@ class SimpleElasticAgent(ElasticAgent):
         failures = agreed(own, end.final, self._member.node)
         workers_failed = self._assigned and self._result.state in _NOT_WELL
         if not failures and not workers_failed:
-            # Such as a host that was lost again and again.
+            # For example, a node was lost too often.
             raise RendezvousClosedError(end.why)
         return RunResult(WorkerState.FAILED, {}, failures)
 

@@ -1,7 +1,8 @@
 """
-What an agent refuses when it is made, and what it warns of where a subclass was written for torch's own loop.
+Checks of an agent's arguments, and warnings for subclasses that were written for torch's loop.
 
-Rules of this file: nothing is started, made or changed here; an error names the argument, its value and the rule.
+Rules of this file: nothing is started, made or changed here. An error names the argument, its value
+and the rule.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from elasticlib.spec import WorkerSpec
 _log = logging.getLogger("elasticlib")
 
 HOOKS = ("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown")
-"""The methods of a subclass that are called."""
+"""Methods of a subclass that this loop calls."""
 _UNCALLED = (
     "_invoke_run",
     "_rendezvous",
@@ -27,11 +28,11 @@ _UNCALLED = (
     "_restart_workers",
     "_exit_barrier",
 )
-"""Methods of torch's agents that subclasses replace there, and that have no place in this loop."""
+"""Methods that subclasses of torch's agents override, and that this loop does not call."""
 
 
 def as_seconds(value: object) -> float | None:
-    """*value* as a number of seconds, of either sign; None where it is none."""
+    """Return *value* as a number of seconds, which may be negative; None if it is not a number."""
     try:
         seconds = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -40,7 +41,7 @@ def as_seconds(value: object) -> float | None:
 
 
 def check_health_check_server(value: object) -> None:
-    """Raise `ConfigError` unless *value* is None or can be stopped: that is all that is done to a caller's server."""
+    """Raise `ConfigError` unless *value* is None or has ``stop``, the only method that is called."""
     if value is not None and not callable(getattr(value, "stop", None)):
         raise ConfigError(
             f"health_check_server={value!r} has no method stop: give what create_healthcheck_server returns"
@@ -48,7 +49,7 @@ def check_health_check_server(value: object) -> None:
 
 
 def check_local(log_line_prefix_template: object, uninterruptible_state_timeout: object) -> None:
-    """Raise `ConfigError` for an argument that only a `LocalElasticAgent` has and that cannot be."""
+    """Raise `ConfigError` for an invalid argument that only a `LocalElasticAgent` has."""
     template, asleep = log_line_prefix_template, uninterruptible_state_timeout
     if template is not None and not isinstance(template, str):
         raise ConfigError.of_setting(
@@ -59,7 +60,7 @@ def check_local(log_line_prefix_template: object, uninterruptible_state_timeout:
 
 
 def warn_of_uncalled_methods(cls: type, agent: type) -> None:
-    """Warn, at the statement that makes the subclass *cls* of *agent*, of methods which it adds and nobody calls."""
+    """Warn, at the class statement of *cls*, of methods for torch's *agent* that are never called."""
     bases = [base for base in cls.__bases__ if issubclass(base, agent)]
     added = [name for name in _UNCALLED if hasattr(cls, name) and not any(hasattr(base, name) for base in bases)]
     if added:
@@ -73,10 +74,11 @@ def warn_of_uncalled_methods(cls: type, agent: type) -> None:
 
 def master_of(spec: WorkerSpec, addr: str, port: int) -> tuple[str, int]:
     """
-    Where the workers of a round whose store is at *addr* and *port* find their master.
+    Return the master address and port for workers of a round whose store is at *addr* and *port*.
 
-    torch's agent gives them the one of the specification. On etcd that works: rank 0 hosts their store, so it may be
-    anywhere. Elsewhere the agent hosts it, and another master has no effect, which is said: nobody would be there.
+    torch's agent uses those of the specification. On etcd they work, because rank 0 hosts the
+    store and may do so anywhere. Elsewhere the agent hosts the store: other values are ignored
+    with a warning, because no store would be there.
     """
     wanted = spec.master_addr or addr, spec.master_port or port
     if wanted == (addr, port) or _is_on_etcd(spec.rdzv_handler):

@@ -1,13 +1,14 @@
 """
-Waits, between two rounds, for the GPU memory of the workers that ended.
+The wait, between two rounds, for the GPU memory of workers that ended.
 
-A process that was killed is gone before its driver has freed its memory, so workers that start at once may run out of
-memory that nobody uses.
+A killed process is gone before the driver has freed its memory. Workers that start at once may run
+out of memory that no process uses.
 
-Rules of this file: only a process of its own (`main`) calls NVML. A driver that hangs keeps its caller, which not even
-SIGKILL ends, and a launcher with such a thread could not end. All of the wait happens there; the launcher sends a
-request, and does not block. Whatever keeps the memory from being read is logged once, and the workers start.
-Memory is in bytes by a GPU's name. It costs nothing where no NVIDIA driver or no ``nvidia-ml-py`` is.
+Rules of this file: only a separate process (`main`) calls NVML. A driver that hangs blocks its
+caller, and not even SIGKILL ends that, so a launcher with such a thread could not exit. The wait
+happens in that process; the launcher sends a request and does not block. If the memory cannot be
+read, that is logged once, and the workers start. Memory is in bytes by a GPU's name. Without an
+NVIDIA driver or without ``nvidia-ml-py`` it costs nothing.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from elasticlib.workers import CUDA_DEVICES_VARIABLE
 
 TIMEOUT = "ELASTICLIB_GPU_MEMORY_TIMEOUT"
 DRIVER = "/dev/nvidiactl"
-"""What NVIDIA's driver makes."""
+"""Device file of NVIDIA's driver."""
 TOLERANCE = 512 * 2**20
-"""Bytes that a GPU may hold beyond what it held before: less than one CUDA context of a worker."""
+"""Bytes in use that a GPU may have gained: less than one CUDA context of a worker."""
 LIMIT = 30.0
-"""Seconds of waiting: drivers take some for a large GPU, and longer only where they hang."""
+"""Maximum wait in seconds: drivers need a few for a large GPU, and more only if they hang."""
 LATE = 1.0
-"""Seconds beyond the limit for an answer that is on its way."""
+"""Additional seconds for an answer that is on its way."""
 _PAUSE = 0.05
 """Seconds between two readings."""
 _END_LIMIT = 0.5
@@ -56,10 +57,10 @@ _PROGRAM = BEGIN_CODE + "from elasticlib.agent._gpu_memory import main; main()"
 
 class GpuMemory:
     """
-    The memory of the GPUs that workers with *environment* see.
+    Memory of the GPUs that workers with *environment* see.
 
-    Once `open`, `begin` is called before each start of workers; then `look` until it returns None. Nothing is waited
-    for before the first start: memory in use then is not of workers that ended.
+    After `open`, call `begin` before each start of workers, then `look` until it returns None. The
+    first start does not wait: memory in use then does not belong to workers that ended.
     """
 
     def __init__(self, environment: Mapping[str, str], sink: records.Sink, *, clock: Clock = monotonic) -> None:
@@ -70,15 +71,15 @@ class GpuMemory:
         self._link: Link | None = None
         self._process: Process | None = None
         self._request = 0
-        """Number of the last request: a wait may be interrupted, and its answer still arrive."""
+        """Number of the last request; an answer to an interrupted, earlier one may still arrive."""
         self._before: dict[str, int] = {}
         """Bytes in use on each GPU before this job had any workers."""
         self._is_first = True
         self._began: float | None = None
-        """When the wait that is under way began."""
+        """Start of the current wait; None if there is none."""
 
     def open(self) -> None:
-        """Start the program that reads, where there is something to read, and have it read once."""
+        """Start the process that reads the memory, if it can be read, and request a first reading."""
         self._limit = self._limit_given()
         if not self._limit or not os.path.exists(DRIVER) or not _has_bindings():
             return
@@ -95,11 +96,11 @@ class GpuMemory:
         self._send()
 
     def fileno(self) -> int:
-        """Readable when there is something to `look` at; -1 when nothing is waited for."""
+        """Return a descriptor that becomes readable when `look` has news; -1 without a process."""
         return -1 if self._link is None else self._link.fileno()
 
     def begin(self) -> None:
-        """Workers are about to start: the first ones, or others after those that ended."""
+        """Start a wait before workers start, except before the first ones."""
         answer = self._receive()
         if answer is not None and not self._before:
             self._before = answer["used"]
@@ -110,7 +111,11 @@ class GpuMemory:
         self._send()
 
     def look(self) -> float | None:
-        """Seconds until the next look, or until this becomes readable; None when the workers may start."""
+        """
+        Return the maximum seconds until the next call; None when the workers may start.
+
+        Call it earlier if `fileno` becomes readable.
+        """
         if self._began is None:
             return None
         waited = self._clock() - self._began
@@ -127,14 +132,14 @@ class GpuMemory:
         return self._limit + LATE - waited
 
     def close(self) -> None:
-        """End the program, even in the middle of a reading."""
+        """End the process, even in the middle of a reading."""
         self._drop()
         process, self._process = self._process, None
         if process is not None:
             process.wait(_END_LIMIT)
 
     def _limit_given(self) -> float:
-        # The program that reads imports this module, and has no need of what this one imports.
+        # The process that reads imports this module, and does not need this import.
         from elasticlib.agent._checks import as_seconds
 
         text = self._environment.get(TIMEOUT)
@@ -156,7 +161,7 @@ class GpuMemory:
             self._give_up(_ENDED)
 
     def _receive(self) -> Message | None:
-        """Return the answer to the last request, if it is there; those to earlier ones are dropped."""
+        """Return the answer to the last request, if it has arrived; drop answers to earlier ones."""
         while self._link is not None and wait_readable([self._link], 0):
             received = self._link.receive()
             if received is None:
@@ -174,7 +179,7 @@ class GpuMemory:
             self._sink(records.GpuMemoryFree(waited))
             return
         self._sink(records.GpuMemoryHeld(excess, waited))
-        # Memory that nobody frees belongs to somebody else: no later round waits for it again.
+        # This memory belongs to another program: later rounds must not wait for it again.
         self._before |= used
 
     def _give_up(self, why: str) -> None:
@@ -182,7 +187,7 @@ class GpuMemory:
         self._drop()
 
     def _drop(self) -> None:
-        """End the program; it has no state that its end could harm."""
+        """Kill the process; it has no state to lose."""
         link, self._link = self._link, None
         self._began = None
         if link is not None:
@@ -194,28 +199,28 @@ class GpuMemory:
 def _has_bindings() -> bool:
     try:
         return importlib.util.find_spec("pynvml") is not None
-    except ValueError:  # the program has put something of its own in their place
+    except ValueError:  # the program has replaced the module in sys.modules
         return False
 
 
 def used_beyond(before: Mapping[str, int], used: Mapping[str, int]) -> dict[str, int]:
     """
-    Return the bytes that each GPU holds beyond what it held *before*, of those where that is too many.
+    Return the bytes that each GPU has gained since *before*, if they exceed `TOLERANCE`.
 
-    A GPU that could not be read before, or cannot be read now, is not among them.
+    A GPU that could not be read before, or cannot be read now, is left out.
     """
     more = {gpu: used[gpu] - before[gpu] for gpu in sorted(used.keys() & before.keys())}
     return {gpu: count for gpu, count in more.items() if count > TOLERANCE}
 
 
-# In the process that reads.
+# In the process that reads the memory.
 
 
 def main() -> None:
     """
     Answer the launcher's requests until it closes its end of the channel.
 
-    The answer is the first reading in which the memory is free, or the last one when the request's limit is over.
+    The answer is the first reading with free memory, or the last one within the request's limit.
     """
     channel = Channel.adopt(CHANNEL_FD)
     wake_with_parent()
@@ -229,16 +234,16 @@ def main() -> None:
             used = _read(pynvml)
             while used_beyond(request["before"], used) and monotonic() < ends:
                 if wait_readable([channel], _PAUSE):
-                    # The launcher gave up waiting, or waits for the answer to its next request.
+                    # The launcher has stopped waiting, or has sent its next request.
                     break
                 used = _read(pynvml)
             channel.send({"number": request["number"], "used": used})
-    except Exception as error:  # whatever the bindings raise ends the readings, and nothing else
+    except Exception as error:  # any error of the bindings ends only the readings
         channel.send({"why": f"{type(error).__name__}: {error}"})
 
 
 def _read(nvml: Any) -> dict[str, int]:
-    """Bytes in use on each visible GPU, without one that does not answer (it fell off the bus)."""
+    """Return the bytes in use on each visible GPU, without those that do not answer (off the bus)."""
     listed = os.environ.get(CUDA_DEVICES_VARIABLE)
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     names = [""] * len(handles)
@@ -253,10 +258,10 @@ def _read(nvml: Any) -> dict[str, int]:
 
 def visible(listed: str | None, names: Sequence[str]) -> list[int]:
     """
-    Return which of the GPUs *names* (UUIDs, by index) a CUDA_VISIBLE_DEVICES of *listed* shows; None shows all.
+    Return the indices of the GPUs that CUDA_VISIBLE_DEVICES=*listed* shows; None shows all.
 
-    As CUDA reads it: numbers, or beginnings of UUIDs, up to the first entry that is neither. A part of a GPU (MIG)
-    counts as neither.
+    *names* are the GPUs' UUIDs, by index. As in CUDA, an entry is a number or a prefix of a UUID;
+    the first entry that is neither ends the list. A part of a GPU (MIG) counts as neither.
     """
     if listed is None:
         return list(range(len(names)))

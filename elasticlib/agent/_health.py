@@ -1,10 +1,10 @@
 """
-A small HTTP server by which a cluster's own tools can tell whether the agent of a node is alive.
+A small HTTP server that answers a cluster's health checks of an agent.
 
-Rules of this file: one thread answers, with nothing but numbers, whatever is asked; it never keeps a program from
-ending. Clients take few descriptors and little time from the agent, however many come: there is room for some, each
-has its time, and the one that has taken longest makes room for the next. As much of HTTP is spoken as a probe needs:
-whatever a client says gets one short answer, or none yet.
+Rules of this file: one thread answers every request with the same numbers. It never keeps a program
+from exiting. Any number of clients uses few descriptors and little of the agent's time: their number
+and the time of each are limited, and the oldest one is dropped for the next. It implements as much
+of HTTP as a probe needs: each request gets one short answer.
 """
 
 from __future__ import annotations
@@ -25,32 +25,34 @@ from elasticlib.processes import closed_in_forks, start_thread, wait_readable
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
 _ROOM = 16
-"""Clients that are listened to at once."""
+"""Maximum number of clients at the same time."""
 _TIMEOUT = 5.0
 """Seconds that `stop` waits for a callback that does not return."""
 _PAUSE = 0.5
-"""Seconds until the next connection is accepted, where the last one could not be."""
+"""Seconds until the next connection is accepted after one could not be."""
 _REQUEST_LIMIT = 5.0
-"""Seconds that a client may take for its whole question."""
+"""Seconds that a client may take to send its request."""
 _LONGEST = 16384
-"""Bytes of a question that are read."""
+"""Maximum number of bytes of a request."""
 _END = re.compile(rb"\r?\n\r?\n")
 _REQUEST = re.compile(rb"([A-Z]+) \S+ HTTP/1\.[0-9]\r?\n")
 _SAID = {200: "OK", 400: "Bad Request", 501: "Not Implemented", 503: "Service Unavailable"}
 
 _Answer: TypeAlias = Callable[[], tuple[int, dict[str, object]]]
-"""Status and facts about the agent."""
+"""Function that returns the HTTP status and facts about the agent."""
 
 
 class HealthCheckServer:
     """
-    Answers every GET with status 200 while the agent lives, and with 503 otherwise.
+    HTTP server that answers each GET with status 200 while the agent is alive, and else with 503.
 
-    The agent lives while *alive_callback*, which returns whole seconds since the epoch, names a time that is at most
-    *timeout* seconds ago. The body says so in JSON: ``alive``, ``last_progress`` and ``timeout``. It listens on *port*
-    of every address of this machine, for those who ask are mostly elsewhere; 0 means any free port, which `port` names
-    after `start`. Raises `ConfigError` for a port that is none. (torch:
-    ``torch.distributed.elastic.agent.server.health_check_server.HealthCheckServer``, which listens nowhere)
+    The agent is alive if the time that *alive_callback* returns (in whole seconds since the epoch)
+    is at most *timeout* seconds ago. The body is JSON: ``alive``, ``last_progress`` and
+    ``timeout``. The server listens on *port* of every address of this machine, because most
+    clients are on other machines. 0 means any free port; `port` has its number after `start`.
+    Raises `ConfigError` for an invalid port. (torch:
+    ``torch.distributed.elastic.agent.server.health_check_server.HealthCheckServer``, which does not
+    listen)
     """
 
     def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
@@ -59,21 +61,21 @@ class HealthCheckServer:
         self._alive_callback = alive_callback
         self._timeout = timeout
         self.port = port
-        """Where it listens."""
+        """Port to listen on."""
         self._wake: int | None = None
-        """Ends the thread that listens, while there is one."""
+        """Event descriptor that ends the thread; None while no thread runs."""
         self._thread: threading.Thread | None = None
 
     @property
     def alive_callback(self) -> Callable[[], int]:
-        """What is asked for the agent's last progress."""
+        """Function that returns the time of the agent's last progress."""
         return self._alive_callback
 
     def start(self) -> None:
-        """Begin to listen. Raises ``OSError`` when the port is in use or may not be used."""
+        """Start to listen. Raises ``OSError`` if the port is in use or not permitted."""
         if self._wake is not None:
             return
-        # One socket for both versions of IP, where the machine has both.
+        # One socket for both versions of IP, if the machine has both.
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         listener = closed_in_forks(socket.create_server(("", self.port), family=family, dualstack_ipv6=both))
@@ -91,7 +93,7 @@ class HealthCheckServer:
             raise
 
     def stop(self) -> None:
-        """Cease to listen; may come at any time, more than once."""
+        """Stop listening; it may be called at any time, and more than once."""
         wake, self._wake = self._wake, None
         if wake is not None and self._thread is not None:
             os.eventfd_write(wake, 1)
@@ -121,11 +123,11 @@ class HealthCheckServer:
                 clients.pop(number).close()
 
     def _admit(self, listener: socket.socket, clients: dict[int, _Client]) -> bool:
-        """Let one more client in; False when that cannot be, for now."""
+        """Accept one more client; return False if that is currently impossible."""
         try:
             connection, _ = listener.accept()
         except OSError:
-            # Who asked has gone away again, or still waits while no descriptor is free.
+            # The client has closed the connection, or waits while no descriptor is free.
             if not clients:
                 return False
             clients.pop(next(iter(clients))).close()
@@ -135,7 +137,7 @@ class HealthCheckServer:
         if client.is_served(self._answer):
             client.close()
             return True
-        # The client that has taken longest makes room.
+        # Drop the oldest client.
         while len(clients) >= _ROOM:
             clients.pop(next(iter(clients))).close()
         clients[connection.fileno()] = client
@@ -151,12 +153,12 @@ class HealthCheckServer:
 
 
 def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
-    """A `HealthCheckServer` that is not started yet. (torch: the function of this name)"""
+    """Return a `HealthCheckServer` that is not started yet. (torch: the function of this name)"""
     return HealthCheckServer(alive_callback, port, timeout)
 
 
 def _time_left(clients: Mapping[int, _Client]) -> float | None:
-    """Return the seconds until the time of the oldest client is over; None without clients."""
+    """Return the seconds until the oldest client's time is over; None without clients."""
     if not clients:
         return None
     oldest = next(iter(clients.values()))
@@ -176,16 +178,16 @@ class _Client:
         self._connection = closed_in_forks(connection)
         self._said = b""
         self.until = monotonic() + _REQUEST_LIMIT
-        """When its time is over."""
+        """Deadline of the client, on the monotonic clock."""
 
     def is_served(self, answer: _Answer) -> bool:
-        """Whether nothing more is to be done for it, now that it has said something."""
+        """Read from the client and answer a complete request; return whether it is done."""
         try:
             piece = self._connection.recv(_LONGEST)
             self._said += piece
             said = _page(self._said, answer)
             if said is not None:
-                # The answer is so short that it always finds room in the buffer.
+                # The answer is so short that it always fits into the buffer.
                 self._connection.send(said)
                 self._connection.shutdown(socket.SHUT_WR)
         except BlockingIOError:
@@ -195,13 +197,13 @@ class _Client:
         return said is not None or not piece
 
     def close(self) -> None:
-        """Forget it."""
+        """Close the connection."""
         with contextlib.suppress(OSError):
             self._connection.close()
 
 
 def _page(said: bytes, answer: _Answer) -> bytes | None:
-    """What to send to a client that *said* this so far; None while that is no whole question."""
+    """Return the reply to the request *said*; None if the request is still incomplete."""
     if _END.search(said) is None:
         return None if len(said) < _LONGEST else _reply(400, {"error": f"a question has at most {_LONGEST} bytes"})
     request = _REQUEST.match(said)

@@ -1,8 +1,8 @@
 """
 The agent whose workers are processes of this machine: functions, scripts, modules or programs.
 
-Rules of this file: it wakes up when a worker ends, not to look whether one did; whatever ends a round,
-the log files are read to their last byte before anything is reported.
+Rules of this file: a worker's end wakes the agent up; it does not poll. However a round ends, the
+log files are read to their last byte before anything is reported.
 """
 
 from __future__ import annotations
@@ -43,36 +43,40 @@ from elasticlib.workers import (
 )
 
 _CONSOLE_TIMEOUT = 0.2
-"""Seconds between two looks for a signal while the console takes no more lines."""
+"""Seconds between two checks for a signal while the console blocks."""
 _CONSOLE = (1, 2)
 """Descriptors of this program's stdout and stderr."""
 _STACKS_LIMIT = 3.0
-"""Seconds that a stop waits for workers to tell where they are."""
+"""Seconds that a stop waits for the workers' stacks."""
 _LONG_SILENCE = 20.0
-"""Seconds without output after which a person who interrupts the job wants to see where it is."""
+"""Seconds without output after which an interrupt shows the workers' stacks."""
 _TERMINAL_IS_BEHIND = 8.0
-"""Seconds that the time of a terminal is behind at most: the kernel writes it down no more often."""
+"""Maximum delay in seconds of a terminal's modification time, which the kernel rarely updates."""
 
 
 class LocalElasticAgent(SimpleElasticAgent):
     """
-    Runs the workers of *spec* as processes of this machine.
+    Agent that runs the workers of *spec* as processes of this machine.
 
-    (torch: ``torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent``.) The call is
-    checked here: raises `ConfigError` and its kinds before anything is started. *log_line_prefix_template*
-    beats the environment's ``TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE``.
+    (torch: ``torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent``.)
+    Invalid arguments raise `ConfigError` or a subclass here, before anything is started.
+    *log_line_prefix_template* takes precedence over ``TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE``.
 
-    With ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` in this environment it runs a watchdog (`elasticlib.timer`) that workers
-    find by ``TORCHELASTIC_TIMER_FILE``; with ``TORCHELASTIC_HEALTH_CHECK_PORT`` it answers there over HTTP whether it
-    is alive. A *health_check_server* that the caller has started takes that one's place, and is stopped with the run.
-    A worker that is in uninterruptible sleep (state D) at every look for *uninterruptible_state_timeout* seconds ends
-    the job without a restart; None takes ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, 0 never looks.
+    With ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` in this environment it runs a watchdog
+    (`elasticlib.timer`), whose path workers get in ``TORCHELASTIC_TIMER_FILE``. With
+    ``TORCHELASTIC_HEALTH_CHECK_PORT`` it answers health checks over HTTP on that port. A
+    *health_check_server* that the caller has started takes that one's place, and is stopped with
+    the run.
 
-    *prepared* is what `prepare` made of the same spec, start method and signals, where that came before the rendezvous.
-    Without *repeats_errors* an exception that would only come again ends the job, see `Repeats`.
-    *console* takes what is tee'd, in place of this program's stdout and stderr.
-    With *interrupt_shows_stacks* the workers tell where they are before an interrupt (SIGINT) stops them, if they have
-    written nothing for `_LONG_SILENCE` seconds.
+    A worker that is in uninterruptible sleep (state D) at every check for
+    *uninterruptible_state_timeout* seconds ends the job without a restart. None takes
+    ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``; 0 turns the check off.
+
+    *prepared* is the result of `prepare_workers` for the same spec, start method and signals, if it
+    was called before the rendezvous. Without *repeats_errors*, an exception that a restart would
+    only repeat ends the job; see `Repeats`. *console* gets the tee'd lines instead of this program's
+    stdout and stderr. With *interrupt_shows_stacks*, workers that have written nothing for
+    `_LONG_SILENCE` seconds show their stacks before an interrupt (SIGINT) stops them.
     """
 
     def __init__(
@@ -138,10 +142,10 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """
-        As `SimpleElasticAgent.run`; when it returns, no process, pipe or socket of the run is left.
+        Run the workers; see `SimpleElasticAgent.run`.
 
-        After success neither are the logs that `DefaultLogsSpecs` has in a temporary folder, unless it was asked for
-        files of streams.
+        When it returns, no process, pipe or socket of the run is left. After a success, the logs of
+        `DefaultLogsSpecs` in a temporary folder are removed too, unless it redirects streams to files.
         """
         job = self._job
         try:
@@ -164,7 +168,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._logs.forget_unused()
 
     def original_exception(self, rank: int) -> BaseException | None:
-        """The exception of the worker with global rank *rank* in the last round, where it can be rebuilt."""
+        """Return the exception of global rank *rank* in the last round; None if unavailable here."""
         local = rank - self._worker_group.workers[0].global_rank
         if local not in range(len(self._worker_group.workers)):
             # That worker ran on another node.
@@ -172,14 +176,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._processes.original_exception(local)
 
     def workers_now(self) -> list[WorkerNow]:
-        """How the workers of this node are, by local rank; any thread may ask."""
+        """Return the state of this node's workers by local rank; any thread may call it."""
         return [self._processes.now(rank) for rank in range(self._worker_group.spec.local_world_size)]
 
     # The hooks.
 
     def _make_ready(self) -> None:
         handler = self._worker_group.spec.rdzv_handler
-        # Where nobody else can be disturbed, workers whose disk is full in a later round say more of it.
+        # Alone, the node disturbs no others, and a full disk gives a better error from the workers.
         if not (isinstance(handler, Rendezvous) and handler.alone):
             self._logs.make_ready(self._run_id)
 
@@ -192,7 +196,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
         self._end_detached()
-        # Rank 0 without a socket: the rendezvous' own store has the port, and no worker could bind it.
+        # Rank 0 has no socket: the store of the rendezvous has the port, and no worker can bind it.
         agent_store = self._agent_store or (worker_group.group_rank == 0 and self._listener is None)
         agent_store = agent_store and not self._has_other_master
         place = self._place(worker_group, agent_store)
@@ -226,7 +230,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 prefixes,
                 listener=None if self._listener is None else self._listener.fileno(),
                 interrupt=self._signals.hurry(),
-                # From then on this process may stand still: its workers end all the same.
+                # From then on the workers end even if this process is stopped.
                 guard=self._member.guard,
                 rank_base=worker_group.workers[0].global_rank,
                 world_size=worker_group.workers[0].world_size,
@@ -234,21 +238,21 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
     def _end_detached(self) -> None:
-        """End what workers that succeeded here have detached, since their round failed on another node."""
+        """End processes that successful workers have detached: their round failed on another node."""
         if self._processes.all_succeeded():
             self._processes.stop(signal.SIGTERM, 0.0, spare_failed=True)
 
     def _await_gpu_memory(self) -> None:
-        """Return when the memory of the workers before is free, or something came that must not wait for it."""
+        """Wait until the earlier workers' GPU memory is free, or until something urgent comes."""
         memory, known = self._gpu_memory, len(self._events)
         memory.begin()
         while (left := memory.look()) is not None:
             watched: list[int | Waitable] = [self._signals.hurry(), self._member, memory]
             if self._signals.hurry() in wait_readable(watched, soonest(left, self._member.poll_timeout())):
-                # The start that follows heeds the same descriptor.
+                # The start that follows checks the same descriptor.
                 return
             if self._listen():
-                # As after a standstill: other nodes may have these ranks by now.
+                # Other nodes may have these ranks by now.
                 raise StartError("contact was lost")
             if len(self._events) > known:
                 return
@@ -304,7 +308,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._processes.pass_on(signum)
 
     def _failures(self) -> dict[int, ProcessFailure]:
-        # Killed because contact was lost, workers have not failed.
+        # Workers that were killed because contact was lost have not failed.
         found = self._processes.failures(self._worker_group.workers[0].global_rank, by_loss=not self._state.lost)
         pids, workers = self._processes.pids, self._worker_group.workers
         found = self._watch.explained(found, {each.global_rank: pids.get(each.local_rank, 0) for each in workers})
@@ -317,7 +321,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         # After a success, processes that workers detached live as long as that success counts.
         if not self._processes.all_succeeded():
             self._stop_processes(signal.SIGTERM, self._grace, spare_failed=True)
-        # All had ended well before the stop reached one of them: the round has results.
+        # All had succeeded before the stop reached one of them: the round has results.
         if self._processes.all_succeeded() and not any(end.was_stopped for end in self._processes.exits.values()):
             self._result = self._monitor_workers(worker_group)
             self._telemetry.seen(self._result)
@@ -325,7 +329,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _stop_processes(
         self, signum: signal.Signals, grace: float, *, spare_failed: bool = False, somebody_waits: bool = False
     ) -> None:
-        """Stop the workers; another SIGINT meanwhile means SIGKILL now, lost contact less time."""
+        """Stop the workers; a SIGINT meanwhile kills them at once, lost contact shortens the grace."""
         self._watch.rest()
         self._processes.stop(
             signum,
@@ -336,13 +340,13 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
     def _watch_stop(self, signum: signal.Signals, limit: float | None) -> None:
-        """Wait for the workers' end, or for a reason to hurry; not longer than *limit* s."""
+        """Wait for the workers' end or a reason to stop them faster, for at most *limit* s."""
         hears = self._broken is None
         watched: list[Waitable] = [self._signals, self._processes, *([self._member] if hears else [])]
         wait_readable(watched, soonest(limit, self._member.poll_timeout() if hears else None))
         for stop in self._requests():
             self._events.append(stop)
-            # A person who repeats SIGINT wants an end now; a scheduler repeats other signals by itself.
+            # A user who repeats SIGINT wants an end now; schedulers repeat other signals routinely.
             is_repeated_interrupt = not stop.reason and stop.signum == signal.SIGINT
             if is_repeated_interrupt:
                 self._processes.hasten(signal.SIGKILL, 0.0)
@@ -356,7 +360,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 self._processes.hasten(signum, grace)
 
     def _show_stacks_after_silence(self) -> None:
-        """Let workers that were silent for long show their stacks; a signal that comes meanwhile ends the wait."""
+        """Let workers that were silent for long show their stacks; a signal ends the wait."""
         paths = [path for worker in self.workers_now() for path in (worker.stdout, worker.stderr) if path]
         silence = silent_for(wall_time(), self._began, [*_CONSOLE, *paths])
         if silence < _LONG_SILENCE:
@@ -383,7 +387,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 self._end_detached()
         finally:
             self._processes.dismiss()
-        # Where nobody reads the console, the operator will not wait for it.
+        # If the console blocks, the operator must not wait for it.
         self._processes.finish(_CONSOLE_TIMEOUT, self._signals.drain)
 
 
@@ -393,8 +397,8 @@ def silent_for(now: float, began: float, files: Iterable[int | str]) -> float:
 
 
 def _written(file: int | str) -> float:
-    """Return the Unix time at which *file* was last written to, or a later one; 0 where it is closed or gone."""
-    # The kernel keeps that time of terminals, pipes and files alike: nothing is counted while the job runs.
+    """Return the Unix time of the last write to *file*, or a later one; 0 if it is closed or gone."""
+    # The kernel keeps this time for terminals, pipes and files, so the job need not count lines.
     try:
         status = os.stat(file)
     except OSError:

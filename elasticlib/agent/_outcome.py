@@ -1,7 +1,7 @@
 """
-Failures on their way to other nodes, and the job's outcome on its way to the caller.
+Conversion of failures for other nodes, and of the job's outcome for the caller.
 
-Rules of this file: all agents report the same root cause, that of the coordinator; what failed here is
+Rules of this file: all agents report the coordinator's root cause. This node's own failures are
 reported beside it.
 """
 
@@ -29,11 +29,11 @@ from elasticlib.errors import (
 from elasticlib.rendezvous.protocol import FailureNote, Final
 
 _LONGEST = 20_000
-"""Characters of a text that peers get to see."""
+"""Maximum number of characters of a text for other nodes."""
 
 
 def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
-    """Return the failures as the coordinator gets them: by age, since clocks differ, and not too long."""
+    """Return the failures for the coordinator: with ages, as clocks differ, and shortened texts."""
     now = wall_time()
     return tuple(
         FailureNote(
@@ -46,22 +46,22 @@ def notes(failures: Iterable[ProcessFailure]) -> tuple[FailureNote, ...]:
 
 
 def _facts(failure: ProcessFailure | FailureNote) -> dict[str, Any]:
-    """What a failure and its note call by the same names: all of a note but its age."""
+    """Return the fields that a failure and its note share: all of a note but its age and `cut`."""
     return {each.name: getattr(failure, each.name) for each in fields(FailureNote) if each.name not in ("age", "cut")}
 
 
 def _shortened(text: str) -> str:
-    # The end of a traceback says most.
+    # The end of a traceback is the most useful part.
     return text if len(text) <= _LONGEST else f"...\n{text[-_LONGEST:]}"
 
 
 def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> dict[int, ProcessFailure]:
-    """Return *own* failures by rank, with the one that the coordinator of *node*'s job found to be the root cause."""
+    """Return the *own* failures of *node* by rank, with the coordinator's root cause."""
     if final is None or final.root is None:
         return own
     note = final.root
     is_own = final.root_node == node and note.rank in own
-    # This node knows more of its own failure than the note says.
+    # This node knows more about its own failure than the note contains.
     if is_own:
         own[note.rank].root = True
         return own
@@ -72,12 +72,12 @@ def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> di
 
 
 def _host_of(node: str) -> str:
-    """Return the host in the name of *node*, or all of a name of another form."""
+    """Return the host in the name of *node*; the whole name if it has another form."""
     return node.rpartition("/")[0] or node
 
 
 def error_of(end: Finish) -> ElasticError | None:
-    """Return the error for the caller when the run ended badly, and not by workers that failed."""
+    """Return the error for the caller if the run failed and no worker caused it; else None."""
     if end.stop is not None:
         return _error_of_stop(end.stop)
     if end.succeeded or end.final is None:
@@ -96,7 +96,7 @@ def _error_of_stop(stop: StopRequested) -> ElasticError:
 
 
 def _error_of_final(final: Final) -> ElasticError | None:
-    # Workers failed: that is a result, not an error of the run.
+    # Failed workers are a result, not an error of the run.
     if final.root is not None or final.kind == "failed":
         return None
     if final.kind == "timeout":

@@ -1,16 +1,16 @@
 """
-What one agent does about its group of workers. PURE: ``step(state, event) -> (state, actions)``.
+The decisions of one agent about its workers. PURE: ``step(state, event) -> (state, actions)``.
 
-Rules of this file: no clock, no I/O. Events are what happened, actions are what the shell must do now,
-in order. The coordinator decides about rounds; this decides about the node's own workers:
+Rules of this file: no clock, no I/O. Events report what happened; the agent carries out the actions
+in order. The coordinator decides about rounds; this file decides about the node's own workers:
 
     JOINING --ranks assigned--> RUNNING --failed / ended / signal / contact lost--> STOPPING
     STOPPING --gone--> JOINING or WAITING
     RUNNING --succeeded--> WAITING --final--> DONE
                            WAITING --ended / contact lost--> JOINING --final--> DONE
 
-What has succeeded stays so. Results are those of the last round that began here, and count if the job's success is that
-round's: whoever asked for ranks again meanwhile, and got none, still has them.
+A success is never revoked. The results of a node are those of the last round that it started. They
+count if the job succeeded in that round, also for a node that has asked for ranks again since.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from elasticlib.rendezvous.protocol import ContactLost, Final, RankAssignment, R
 
 
 class Phase(enum.Enum):
-    """Where the agent stands."""
+    """Phase of an agent."""
 
     JOINING = "joining"
     RUNNING = "running"
     STOPPING = "stopping"
     WAITING = "waiting"
-    """No worker runs; the coordinator's word is awaited."""
+    """No worker runs; the agent waits for the coordinator's decision."""
     DONE = "done"
 
 
@@ -44,149 +44,149 @@ NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.WAITING: frozenset({Phase.JOINING, Phase.DONE}),
     Phase.DONE: frozenset(),
 }
-"""The picture above as a table: phase -> phases that may follow; `step` holds itself to it."""
+"""Phases that may follow each phase, as in the picture above; `step` checks it."""
 _STORY = 20
-"""Steps from phase to phase that are remembered."""
+"""Number of transitions to remember."""
 
 
 @frozen
 class AgentState:
-    """All that the agent must remember."""
+    """State of an agent between two events."""
 
     phase: Phase = Phase.JOINING
     round: int = -1
     stop: StopRequested | None = None
-    """The operator's signal that ends this node's part."""
+    """Request to stop this node, by a signal or by the program."""
     end: RoundEnd | None = None
-    """The coordinator's word on the present round."""
+    """Coordinator's decision about the current round."""
     final: Final | None = None
     lost: bool = False
-    """Contact was lost while workers ran: their round goes on without this node."""
+    """True if contact was lost while workers ran: the round goes on without this node."""
     succeeded: bool = False
-    """The coordinator was told that all workers of `round` ended well, and no later round has begun here."""
+    """True if the node has reported success for `round`, and has started no later round."""
     has_reported_store: bool = False
-    """The coordinator was told that the workers' store was lost after they had ended well here."""
+    """True if the node has reported the loss of the workers' store after its own success."""
     gone: str = ""
-    """Why nobody coordinates the job any more; empty where that is not known."""
+    """Reason why the job has no coordinator any more; empty if it may have one."""
     story: tuple[str, ...] = field(default=(), eq=False, repr=False)
-    """The last steps from phase to phase, each with what caused it."""
+    """Last transitions, each with its cause."""
 
 
-# Events: what happened.
+# Events.
 
 
 @frozen
 class WorkersFailed:
-    """A worker of this node failed, or the group is not well."""
+    """Failure of a worker of this node, or an unhealthy group."""
 
     why: str
 
 
 @frozen
 class WorkersSucceeded:
-    """All workers of this node ended well."""
+    """Success of all workers of this node."""
 
 
 @frozen
 class WorkersGone:
-    """The stop that was ordered is done."""
+    """End of a stop: no worker is left."""
 
     succeeded: bool = False
-    """Whether all workers had ended well before it reached any."""
+    """True if all workers had succeeded before the stop reached any of them."""
 
 
 @frozen
 class WorkerStoreLost:
-    """All workers of this node ended well, and those of other nodes have lost the store that it hosts for them."""
+    """Loss of the store that this node, whose workers have succeeded, hosts for other nodes."""
 
 
 @frozen
 class StopRequested:
-    """A handled signal came, or the program itself wants its workers stopped as by such a one."""
+    """Request to stop this node: a handled signal, or a call of the program."""
 
     signum: int
     reason: str = ""
-    """Why the program wants that; empty for a signal."""
+    """Reason given by the program; empty for a signal."""
     grace: float | None = None
-    """Seconds until SIGKILL; None for what the launch was told."""
+    """Seconds until SIGKILL; None: the launch's ``shutdown_timeout``."""
 
     @property
     def why(self) -> str:
-        """What ends this node's part."""
+        """Reason of the stop, for messages."""
         return self.reason or f"signal {self.signum}"
 
 
 Event: TypeAlias = Word | WorkersFailed | WorkersSucceeded | WorkersGone | WorkerStoreLost | StopRequested
 
 
-# Actions: what the shell must do now.
+# Actions.
 
 
 @frozen
 class AskForRanks:
-    """Ask for ranks in the next round."""
+    """Action: ask for ranks in the next round."""
 
 
 @frozen
 class Start:
-    """Start the workers of these ranks."""
+    """Action: start the workers of these ranks."""
 
     assignment: RankAssignment
 
 
 @frozen
 class StopWorkers:
-    """Stop all workers; `WorkersGone` follows."""
+    """Action: stop all workers; `WorkersGone` follows."""
 
     why: str
     signum: int | None = None
-    """The signal to pass on; None for the ladder's own."""
+    """Signal to pass on; None: SIGTERM."""
     grace: float | None = None
-    """Seconds until SIGKILL; None for what the launch was told."""
+    """Seconds until SIGKILL; None: the launch's ``shutdown_timeout``."""
 
 
 @frozen
 class TellFailed:
-    """Tell the coordinator at once that workers failed, or that the store is lost which those of other nodes use."""
+    """Action: report failed workers, or the loss of the store that other nodes use, at once."""
 
     round: int
 
 
 @frozen
 class TellStopped:
-    """Tell the coordinator that no worker of the round is left, and who had failed."""
+    """Action: report to the coordinator that no worker of the round is left, and which failed."""
 
     round: int
 
 
 @frozen
 class TellSucceeded:
-    """Tell the coordinator that all workers ended well."""
+    """Action: report to the coordinator that all workers succeeded."""
 
     round: int
 
 
 @frozen
 class LeaveJob:
-    """Tell the coordinator that this node goes."""
+    """Action: report to the coordinator that this node leaves."""
 
     why: str
     round: int | None = None
-    """The round whose workers still run; `TellStopped` follows for it."""
+    """Round whose workers still run; `TellStopped` follows for it."""
 
 
 @frozen
 class Finish:
-    """Return the result, or raise for the signal or for an end that no worker caused."""
+    """Action: return the result, or raise if a signal or something else but a worker ended the job."""
 
     succeeded: bool
-    """The job did, and no success was told here that does not count."""
+    """True if the job succeeded and this node's results were not discarded."""
     why: str
     stop: StopRequested | None = None
     final: Final | None = None
-    """The coordinator's word, where it came; a success without one is that of this node's own workers."""
+    """Coordinator's final message; None if none came, and a success is that of this node alone."""
     results: bool = False
-    """Whether what the workers of the last round here returned are results of the job."""
+    """True if the return values of this node's last round are results of the job."""
 
 
 Action: TypeAlias = AskForRanks | Start | StopWorkers | TellFailed | TellStopped | TellSucceeded | LeaveJob | Finish
@@ -194,17 +194,17 @@ Step: TypeAlias = tuple[AgentState, tuple[Action, ...]]
 
 
 def begin() -> Step:
-    """The first state and what to do first."""
+    """Return the first state and the first actions."""
     return AgentState(), (AskForRanks(),)
 
 
 def step(state: AgentState, event: Event) -> Step:
     """
-    Return the next state, and the actions that *event* asks for.
+    Return the next state, and the actions for *event*.
 
-    Raises `InvalidTransitionError` where `NEXT` lacks the step.
+    Raises `InvalidTransitionError` if `NEXT` does not allow the transition.
     """
-    # An event that comes late changes nothing any more.
+    # A late event changes nothing.
     if state.phase is Phase.DONE:
         return state, ()
     after, actions = _react(state, event)
@@ -248,25 +248,25 @@ def _react(state: AgentState, event: Event) -> Step:
             assert_never(event)
 
 
-# What each event means, in the phases in which it may come.
+# One function for each event, for all phases in which it may come.
 
 
 def _assigned(state: AgentState, assignment: RankAssignment) -> Step:
-    # It is of a round that a signal made us leave.
+    # It belongs to a round that this node has left after a signal.
     if state.phase is not Phase.JOINING:
         return state, ()
     return AgentState(Phase.RUNNING, assignment.round, story=state.story), (Start(assignment),)
 
 
 def _failed(state: AgentState, failed: WorkersFailed) -> Step:
-    # Workers that end while they are stopped are no failure of their own.
+    # A worker that ends while it is being stopped has not failed.
     if state.phase is not Phase.RUNNING:
         return state, ()
     return evolve(state, phase=Phase.STOPPING), (TellFailed(state.round), StopWorkers(failed.why))
 
 
 def _succeeded(state: AgentState) -> Step:
-    # Where they are stopped already, `WorkersGone` says whether they were faster.
+    # If they are being stopped already, `WorkersGone` reports whether they ended before.
     if state.phase is not Phase.RUNNING:
         return state, ()
     return _orphaned(evolve(state, phase=Phase.WAITING, succeeded=True), TellSucceeded(state.round))
@@ -283,7 +283,7 @@ def _gone(state: AgentState, gone: WorkersGone) -> Step:
     report: Action = TellStopped(state.round)
     if gone.succeeded:
         report = TellSucceeded(state.round)
-    # The round goes on without this node, or is repeated: either way there are new ranks to ask for.
+    # The round goes on without this node, or is repeated: in both cases the node needs new ranks.
     if state.lost or _is_repeated(state):
         return _orphaned(evolve(state, phase=Phase.JOINING), report, AskForRanks())
     return _orphaned(evolve(state, phase=Phase.WAITING), report)
@@ -294,13 +294,13 @@ def _is_repeated(state: AgentState) -> bool:
 
 
 def _ended(state: AgentState, end: RoundEnd) -> Step:
-    # Of a round that this node has left already.
+    # It belongs to a round that this node has left.
     if end.round != state.round:
         return state, ()
     state = evolve(state, end=end)
     if state.phase is Phase.RUNNING:
         return evolve(state, phase=Phase.STOPPING), (StopWorkers(end.why),)
-    # While the workers are stopped it is kept for `_gone`; a node that joins has answered it.
+    # `_gone` uses it after the workers' stop; a node that joins has reacted to it already.
     if state.phase is not Phase.WAITING:
         return state, ()
     if end.restart:
@@ -309,43 +309,43 @@ def _ended(state: AgentState, end: RoundEnd) -> Step:
 
 
 def _store_lost(state: AgentState) -> Step:
-    # Its loss matters as long as other nodes may still be at work with it.
+    # The loss matters only while other nodes may still use the store.
     if not awaits_others(state):
         return state, ()
     return evolve(state, has_reported_store=True), (TellFailed(state.round),)
 
 
 def awaits_others(state: AgentState) -> bool:
-    """Return whether all workers here ended well, and it is still open how the round ends elsewhere."""
+    """Return whether this node's workers have succeeded and other nodes may not have ended."""
     if state.phase is Phase.DONE or state.has_reported_store:
         return False
     return state.succeeded and _is_open(state)
 
 
 def _is_open(state: AgentState) -> bool:
-    """Return whether the coordinator has said neither how the round ended nor how the job did."""
+    """Return whether the coordinator has ended neither the round nor the job."""
     return state.end is None and state.final is None
 
 
 def _out_of_contact(state: AgentState, loss: ContactLost) -> Step:
-    # Others may get the ranks of this node: no worker may go on here.
+    # Others may get the ranks of this node, so its workers must stop.
     if state.phase is Phase.RUNNING:
         return evolve(state, phase=Phase.STOPPING, lost=True), (StopWorkers(loss.why, grace=loss.grace),)
     if state.phase is Phase.STOPPING:
         return evolve(state, lost=True), ()
     state = evolve(state, phase=Phase.JOINING, has_reported_store=False)
-    # Whoever took this node for dead has no word for it any more, but answers a new request to join. The sidecar that
-    # was told of a success may be gone with it.
+    # A coordinator that has counted this node as dead sends it nothing more, but answers a new
+    # request to join. The sidecar that got the report of a success may be gone, so it is repeated.
     if state.succeeded and state.end is None:
         return state, (TellSucceeded(state.round), AskForRanks())
     return state, (AskForRanks(),)
 
 
 def _orphaned(state: AgentState, *first: Action) -> Step:
-    """Finish where nobody is left who could repeat a round that ended well here; else do *first*."""
+    """Finish if this node has succeeded and no coordinator can repeat the round; else do *first*."""
     if not state.gone:
         return state, first
-    # A word of the coordinator that came in time counts more, and so does a signal to this node.
+    # An earlier decision of the coordinator takes precedence, and so does a signal to this node.
     is_undecided = _is_open(state) and state.stop is None
     if not state.succeeded or not is_undecided:
         return state, first
@@ -358,21 +358,21 @@ def _final(state: AgentState, final: Final) -> Step:
     state = evolve(state, final=final)
     if state.phase is Phase.RUNNING:
         return evolve(state, phase=Phase.STOPPING), (StopWorkers(final.why),)
-    # `_gone` goes on with it.
+    # `_gone` continues with it.
     if state.phase is Phase.STOPPING:
         return state, ()
     return _done(state)
 
 
 def _signalled(state: AgentState, stop: StopRequested) -> Step:
-    # The first one has begun this node's end.
+    # The first request has already started this node's end.
     if state.stop is not None:
         return state, ()
     state = evolve(state, stop=stop)
     if state.phase is Phase.RUNNING:
         leave = LeaveJob(stop.why, state.round)
         return evolve(state, phase=Phase.STOPPING), (leave, StopWorkers(stop.why, stop.signum, stop.grace))
-    # Their stop goes on, and `_gone` ends this node's part.
+    # The stop of the workers continues, and `_gone` then ends this node's run.
     if state.phase is Phase.STOPPING:
         return state, (LeaveJob(stop.why, state.round),)
     return _done(state, LeaveJob(stop.why))
@@ -384,9 +384,9 @@ def _done(state: AgentState, *first: Action) -> Step:
 
 
 def _finish(state: AgentState) -> Finish:
-    """Return how the job ended for this node: by its own signal, or by the coordinator's word."""
+    """Return how the job ended for this node: by its own signal, or by the coordinator's decision."""
     stop, final = state.stop, state.final
-    # A signal ends this node's part, and the coordinator has not said yet what becomes of the job.
+    # A signal ends this node's run, and the coordinator has not ended the job yet.
     if final is None:
         why = "" if stop is None else stop.why
         return Finish(False, why, stop)
@@ -394,11 +394,11 @@ def _finish(state: AgentState) -> Finish:
     if is_failed:
         return Finish(False, final.why, stop, final)
 
-    # No worker of this node was in the last round, so there are no results that could count.
+    # No worker of this node was in the last round, so it has no results that could count.
     if not state.succeeded:
         return Finish(True, final.why, stop, final)
     if final.round != state.round:
-        # Neither the results of a round that was repeated nor none at all are what this node was asked for.
+        # The results belong to a round that was repeated, so the job succeeded without this node.
         why = f"the results of round {state.round} were discarded: {final.why} without this node"
         return Finish(False, why, stop, final)
     return Finish(True, final.why, stop, final, results=True)

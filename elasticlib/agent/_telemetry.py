@@ -1,8 +1,9 @@
 """
-What an agent tells of its own work: each step is measured here and becomes a record.
+Records and durations of an agent's own work.
 
-Rules of this file: it measures and tells, and decides nothing; steps have the names of torch's methods. A worker that
-was started is told to have ended exactly once, and so is a round: when its cause is decided, or will not be heard.
+Rules of this file: it measures and reports, and decides nothing. Steps have the names of torch's
+methods. The end of each started worker is reported exactly once. So is the end of each round, when
+its cause is decided or can no longer arrive.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _AGENT = "SimpleElasticAgent"
 
 class Telemetry:
     """
-    Tells *sink*, and whoever reads its events and metrics, what happens to *group*, with durations of *clock*.
+    Reports about *group*, with durations by *clock*, to *sink* and as events and metrics.
 
-    Metrics go to *metric_handler*, or to the handler that the program has for agents by then.
-    Raises `UnknownNameError` for an event log handler of the group's spec that is not known.
+    Metrics go to *metric_handler*, or to the handler that the program has set for agents by then.
+    Raises `UnknownNameError` if the event log handler of the group's spec is unknown.
     """
 
     def __init__(
@@ -44,38 +45,38 @@ class Telemetry:
         self._run_id = run_id
         as_events = events.sinks(self._facts, group.spec.event_log_handler)
         self.sink = self._sink = records.fan_out(sink, *as_events, metrics.MetricSink(group.spec.role, metric_handler))
-        """All of them as one; any thread may use it, and none of them raises."""
+        """All sinks as one; any thread may use it, and it does not raise."""
         self._total = 0.0
         self._clock = clock
         self._seeking: float | None = None
-        """Since when ranks are waited for."""
+        """Start of the wait for ranks; None if the agent does not wait."""
         self._beginning: float | None = None
-        """Since when workers are to be started: since the request to join."""
+        """Start of the way to running workers: the request to join."""
         self._again: float | None = None
-        """Since when workers that ran are to be replaced."""
+        """Start of the replacement of earlier workers."""
         self._runs = False
-        """Whether workers were told to have started, and not yet to have ended."""
+        """True if the start of workers was reported, but not yet their end."""
         self._ended = -1
-        """The last round whose end was told."""
+        """Last round whose end was reported."""
         self._open: RoundEnd | None = None
-        """How the round ended, while its cause is not decided."""
+        """End of a round whose cause is not decided yet."""
         self.result: RunResult | None = None
-        """That of the run, once it has one."""
+        """Result of the run; None until it has one."""
 
     # The way to a round.
 
     def sought(self, node: str) -> None:
-        """Ranks were asked for."""
+        """Report that this node has asked for ranks."""
         self._seeking = self._beginning = self._clock()
         if self._again is None and self._group.round >= 0:
             self._again = self._beginning
         self._sink(records.RanksAwaited(node))
 
     def assigned(self, assignment: RankAssignment) -> None:
-        """Ranks were received."""
+        """Report that ranks have arrived, and the end of the last round if that was open."""
         self._end_round(assignment.cause)
         last = self._group.round
-        # This node was cut off at the end of that round, and only now learns its cause.
+        # This node had no contact at the end of that round, and learns its cause only now.
         if assignment.cause and self._ended < last == assignment.round - 1:
             self._sink(records.RoundEnded(last, assignment.cause, True))
         waited, self._seeking = self._since(self._seeking), None
@@ -87,14 +88,14 @@ class Telemetry:
 
     @contextlib.contextmanager
     def ranking(self) -> Iterator[None]:
-        """While entered, the rank assignment becomes the ranks of workers."""
+        """Time the block, in which the assignment is turned into ranks of workers, and report these."""
         begun = self._clock()
         yield
         ranks = tuple(worker.global_rank for worker in self._group.workers)
         self._sink(records.RanksAssigned(self._group.round, ranks, self._since(begun)))
 
     def started(self, assignment: RankAssignment, pids: dict[int, int]) -> None:
-        """All workers were started."""
+        """Report that all workers have started."""
         group = self._group
         self._runs = True
         master = f"{group.master_addr}:{group.master_port}"
@@ -105,11 +106,11 @@ class Telemetry:
             self._sink(records.WorkerStarted(_place(worker)))
         self._done(True)
 
-    # While it lasts.
+    # During a round.
 
     @contextlib.contextmanager
     def measured(self, hook: Callable[..., Any]) -> Iterator[None]:
-        """While entered, *hook* runs; how long it took is told, unless it does so itself (`metrics.prof`)."""
+        """Time the block, which calls *hook*, unless `metrics.prof` does that already."""
         if getattr(hook, MEASURED_BY_PROF, False):
             yield
             return
@@ -123,7 +124,7 @@ class Telemetry:
 
     @contextlib.contextmanager
     def timed(self, state: str) -> Iterator[None]:
-        """While entered, the agent is in *state*; how long, is told, however the block ends."""
+        """Time the block and report its duration as *state*, however the block ends."""
         begun = self._clock()
         try:
             yield
@@ -131,7 +132,7 @@ class Telemetry:
             self._sink(records.StateTimed(state, self._since(begun)))
 
     def seen(self, result: RunResult) -> None:
-        """The workers were looked at."""
+        """Report the state of the workers after a check."""
         spec = self._group.spec
         left = max(0, spec.max_restarts - self._group.restart_count)
         self._sink(records.WorkersSeen(result.state.value, left))
@@ -139,14 +140,14 @@ class Telemetry:
             self.stopped(None)
 
     def stopping(self) -> None:
-        """Workers are about to be stopped."""
+        """Note that workers are about to be stopped."""
         self._again = self._clock()
 
     def stopped(self, failures: Mapping[int, ProcessFailure] | None) -> None:
         """
-        No worker is left; *failures*, by global rank, are those that failed by themselves.
+        Report that no worker is left.
 
-        None: all workers succeeded.
+        *failures*, by global rank, excludes workers that were stopped; None: all workers succeeded.
         """
         if not self._runs:
             return
@@ -161,7 +162,7 @@ class Telemetry:
                 self._sink(records.WorkerEnded(place, "FAILED", failure))
 
     def ended(self, end: RoundEnd | Final) -> None:
-        """The coordinator said how the round ended, or the job."""
+        """Report the coordinator's decision about the round or the job."""
         if isinstance(end, RoundEnd):
             self._open = end
             if end.decided:
@@ -170,7 +171,7 @@ class Telemetry:
             self._end_round(end.why, ends_job=True)
 
     def _end_round(self, cause: str = "", *, ends_job: bool = False) -> None:
-        """Tell how the round ended whose cause was open; *cause* is empty where none was decided."""
+        """Report the end of the open round, if any; *cause* is empty if none was decided."""
         end, self._open = self._open, None
         if end is not None:
             self._ended = end.round
@@ -180,7 +181,7 @@ class Telemetry:
 
     @contextlib.contextmanager
     def run(self) -> Iterator[None]:
-        """For the length of a run: how it ended is told when nothing of it is left."""
+        """Time a run in the block, and report its outcome after it."""
         begun = self._clock()
         self._total, self.result = 0.0, None
         try:
@@ -191,7 +192,7 @@ class Telemetry:
         self._run_ended(begun, None)
 
     def last_event(self, state: str, raw_error: str | None = None) -> events.Event:
-        """The agent's event *state*, after its run."""
+        """Return the agent's event *state*, after its run."""
         group = self._group
         place = (group.group_rank, group.group_world_size, group.restart_count, int(self._total))
         return events.status_event(self._facts(), events.Standing(*place), state, raw_error=raw_error, now=wall_time())
@@ -230,14 +231,14 @@ class Telemetry:
         return "FAILED" if self.result.is_failed() else "SUCCEEDED"
 
     def _done(self, succeeded: bool) -> None:
-        """Workers were started, or never will be."""
+        """Report the durations until the start of workers, or until it is certain to fail."""
         self._sink(records.StepDone(f"{_AGENT}._initialize_workers", self._since(self._beginning), succeeded))
         if self._again is not None:
             self._sink(records.StepDone(f"{_AGENT}._restart_workers", self._since(self._again), succeeded))
         self._beginning = self._again = None
 
     def _there(self) -> list[Worker]:
-        """Those that were started: a signal may have come before any was."""
+        """Return the workers that were started; after an early signal there may be none."""
         return [worker for worker in self._group.workers if worker.id is not None]
 
     def _since(self, begun: float | None) -> float:
@@ -252,10 +253,10 @@ def _place(worker: Worker) -> records.WorkerPlace:
 
 def trace_of(error: BaseException) -> str:
     """
-    What Python prints of *error*, without the markers below a line.
+    Return the traceback of *error* as Python prints it, without the markers below a line.
 
-    For those it parses the line, which some versions cannot do in a thread while another one parses code as well
-    (CPython issue 106905): then that one fails, in the midst of a program of the user's.
+    Python parses the line for these markers. In some versions this makes another thread that
+    parses code at the same time fail, in the middle of the user's program (CPython issue 106905).
     """
     trace = traceback.TracebackException.from_exception(error)
     # Older versions print no markers.

@@ -1,12 +1,12 @@
 """
-What an agent has beside its workers: watchdog, health check, an eye on uninterruptible sleep, and the folder with one
-Unix socket for each worker where it offers torch's debug server.
+An agent's extra services: watchdog, health check, check for uninterruptible sleep, debug sockets.
 
-Rules of this file: all of it is off unless asked for, and then costs nothing; none of it can end the job by its own
-fault: a port that is taken is a warning. A worker counts as asleep only as long as it was in state D at every look: one
-look at which it was not, or was gone, and the time begins anew. The watchdog's pipe is in a folder of its own unless
-the user named one; what expired is known before the worker is killed for it, so that no report can come without it.
-Paths of sockets are short, for an address has 108 bytes; nothing of them is left when the run ends.
+Rules of this file: each service is off unless asked for, and then costs nothing. A fault of a
+service cannot end the job: a port that is in use gives a warning. A worker counts as asleep only if
+it was in state D at every check: the time restarts when it was not. The watchdog's pipe is in its
+own folder unless the user named a path. The expired timer is known before the worker is killed, so
+each report has it. Socket paths are short, because an address has at most 108 bytes. All sockets are
+removed when the run ends.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 HEALTH_CHECK_TIMEOUT = 60
 """Seconds without progress after which the health check calls an agent dead."""
 _HEALTH_INTERVAL = 10.0
-"""Seconds between two turns of the agent's loop, at most, where a health check asks for them."""
+"""Maximum seconds between two turns of the agent's loop while a health check runs."""
 _LONGEST = 107
 _RANK_DIGITS = 6
 
 
 class Watch:
     """
-    Looks after the workers of one agent as the variables of *environment* and the arguments say.
+    Services for the workers of one agent, chosen by *environment* and the arguments.
 
-    *health_check_server* is one that the caller has started, or will; it is stopped with the others, and beats the
-    variable. *read_state* and *clock* are for tests.
+    *health_check_server* is one that the caller starts. It takes precedence over the variable, and
+    is stopped with the other services. *read_state* and *clock* are for tests.
     """
 
     def __init__(
@@ -71,23 +71,23 @@ class Watch:
         given = uninterruptible_state_timeout
         text = environment.get(UNINTERRUPTIBLE_STATE_TIMEOUT) if given is None else None
         self._allowed = max(0.0, as_seconds(text or given or 0) or 0.0)
-        """Seconds that a worker may be in uninterruptible sleep; 0 for any time."""
+        """Seconds that a worker may be in uninterruptible sleep; 0: no limit."""
         self._words = environment.get(ENABLE, ""), text
-        """What the environment says of watchdog and uninterruptible sleep, understood or not."""
+        """Raw values of the variables for watchdog and uninterruptible sleep, valid or not."""
         self._read_state = read_state
         self._clock = clock
         self._asleep: dict[int, float] = {}
-        """By process id: since when it has been asleep."""
+        """Start of each worker's sleep, by process id."""
         self._stuck: dict[int, float] = {}
-        """By process id: the seconds of those that have slept for too long."""
+        """Seconds of sleep of those that have exceeded the limit, by process id."""
         self._turned: float | None = None
-        """When the agent's loop last looked at workers that run; None while it has none to look at."""
+        """Unix time of the last check of running workers; None while none run."""
 
     def open(self) -> None:
         """
-        Have all of it run that needs no workers: the watchdog, and the health check, if the environment names a port.
+        Start the watchdog, and the health check if the environment names a port.
 
-        Raises `ConfigError` for a path where the watchdog can have no pipe.
+        Raises `ConfigError` for a path at which the watchdog cannot make its pipe.
         """
         enable, seconds = self._words
         if enable not in ("", "0", "1"):
@@ -111,21 +111,21 @@ class Watch:
         self._sink(records.HealthCheckReported(f"the health check listens on port {server.port}", listens=True))
 
     def start(self) -> dict[str, str]:
-        """Begin to look after workers that are about to start; the variables that they get for it."""
+        """Prepare for workers that are about to start; return their additional variables."""
         self._asleep, self._stuck, self._turned = {}, {}, None
         return self._watchdog.start()
 
     def poll_timeout(self, interval: float) -> float | None:
-        """Seconds until `look` is due again, where that is asked for each *interval*; None where it is not."""
+        """Return the seconds until `look` must be called again; None if it need not be called."""
         return soonest(interval if self._allowed else None, None if self._health is None else _HEALTH_INTERVAL)
 
     def look(self, pids: Collection[int]) -> bool:
-        """See how workers that run are; whether one of them is past help."""
+        """Check the running workers *pids*; return whether one has slept for too long."""
         self._turned = wall_time()
         if not self._allowed:
             return False
         now, before = self._clock(), self._asleep
-        # A worker that was not asleep at one look begins anew.
+        # For a worker that was not asleep at one check, the time restarts.
         self._asleep = {pid: before.get(pid, now) for pid in pids if is_uninterruptible_state(self._read_state(pid))}
         for pid in self._asleep.keys() - before.keys():
             self._sink(records.WorkerAsleep(pid, self._allowed))
@@ -133,7 +133,11 @@ class Watch:
         return bool(self._stuck)
 
     def explained(self, failures: dict[int, ProcessFailure], pids: Mapping[int, int]) -> dict[int, ProcessFailure]:
-        """The *failures*, by global rank, with what only this knows of them; *pids* are those of all workers here."""
+        """
+        Return *failures*, by global rank, with the watchdog's reasons and the workers that are stuck.
+
+        *pids* has the process id of each worker of this node.
+        """
         for failure in failures.values():
             self._watchdog.explain(failure)
         found = dict(failures)
@@ -154,17 +158,17 @@ class Watch:
         return found
 
     def rest(self) -> None:
-        """The workers are being stopped, or are gone: the loop turns for others now."""
+        """Note that no workers run: they are being stopped or are gone."""
         self._turned = None
 
     def alive_time(self) -> int:
-        """When the agent was last seen at work, in seconds since the epoch; now, while it has no workers to watch."""
+        """Return the Unix time of the agent's last progress; now while it has no workers to check."""
         turned = int(wall_time() if self._turned is None else self._turned)
         progress = self._watchdog.last_progress()
         return turned if progress is None else min(turned, progress)
 
     def close(self) -> None:
-        """End all of it; may come twice."""
+        """Stop all services; it may be called twice."""
         self._turned = None
         self._watchdog.stop()
         server, self._health = self._health, None
@@ -173,7 +177,7 @@ class Watch:
 
 
 def stop_health_check(server: HealthCheckServer, sink: records.Sink) -> None:
-    """Stop *server*, which may be a caller's own; what it raises is told to *sink*, and costs nothing else."""
+    """Stop *server*, which may be a caller's own; report its error to *sink* and ignore it."""
     try:
         server.stop()
     except Exception as error:
@@ -183,7 +187,7 @@ def stop_health_check(server: HealthCheckServer, sink: records.Sink) -> None:
 
 class Watchdog:
     """
-    The timers of one agent's workers; *environment* is the agent's own.
+    Watchdog for the timers of one agent's workers; *environment* is the agent's own.
 
     Without ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` it does nothing.
     """
@@ -197,10 +201,14 @@ class Watchdog:
         self._server: FileTimerServer | None = None
         self._folder: str | None = None
         self._expired: dict[int, str] = {}
-        """The timer for which a process was killed."""
+        """Name of the timer for which a process was killed, by process id."""
 
     def start(self) -> dict[str, str]:
-        """Have it run from now on; the variables by which workers find it. Raises `ConfigError` for a bad path."""
+        """
+        Start the server if it does not run; return the variables by which workers find it.
+
+        Raises `ConfigError` for an invalid path.
+        """
         if not self._wanted:
             return {}
         if self._server is None:
@@ -208,7 +216,7 @@ class Watchdog:
             from elasticlib.timer import FileTimerServer
 
             if self._given_path is None or _is_read(self._given_path):
-                # No path, or one that a launcher above this one, which set the variables too, gave to its own workers.
+                # There is no path, or it belongs to an outer launcher, whose worker this one is.
                 self._folder = self._folder or make_temporary_folder("the timers of the watchdog")
                 self._given_path, self._path = None, os.path.join(self._folder, "timers")
             try:
@@ -223,7 +231,7 @@ class Watchdog:
         return {FILE: self._path}
 
     def stop(self) -> None:
-        """End it and remove the pipe; it may be started again."""
+        """Stop the server and remove the pipe; it may be started again."""
         if self._server is not None:
             self._server.stop()
             self._server = None
@@ -232,11 +240,11 @@ class Watchdog:
             self._folder = None
 
     def last_progress(self) -> int | None:
-        """When it was last seen at work, in seconds since the epoch; None while it does not run."""
+        """Return the Unix time of the server's last progress; None while it does not run."""
         return None if self._server is None else self._server.get_last_progress_time()
 
     def explain(self, failure: ProcessFailure) -> None:
-        """Say which timer was the end of this worker, if one was."""
+        """Name in *failure* the expired timer for which the worker was killed, if any."""
         scope = self._expired.get(failure.pid)
         if scope is not None and failure.exitcode < 0 and not failure.exception_type:
             failure.message = f"timer {scope!r} expired: the watchdog sent {failure.signal_name()} to PID {failure.pid}"
@@ -256,11 +264,11 @@ class Watchdog:
 
 
 def _is_read(path: str) -> bool:
-    """Whether somebody reads from the named pipe *path* now."""
+    """Return whether a process has the named pipe *path* open for reading."""
     try:
         if not stat.S_ISFIFO(os.stat(path).st_mode):
             return False
-        # The kernel refuses this (ENXIO) where nobody reads.
+        # The kernel refuses this (ENXIO) if no process reads.
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:
         return False
@@ -268,30 +276,30 @@ def _is_read(path: str) -> bool:
 
 
 class Sockets:
-    """The sockets of one agent's workers; off unless *wanted*."""
+    """Sockets for the debug servers of one agent's workers; off unless *wanted*."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted = wanted
         self._folder: str | None = None
 
     def open(self) -> str | None:
-        """Make the folder and return it; None where no servers are wanted."""
+        """Make the folder and return it; None if no servers are wanted."""
         if self._wanted and self._folder is None:
             self._folder = make_temporary_folder("the sockets of debug servers", _LONGEST - 1 - _RANK_DIGITS)
         return self._folder
 
     def serving(self, spec: StartSpec) -> StartSpec:
-        """*spec* for a round that is about to start, with a socket to serve; none of an earlier one is left."""
+        """Return *spec* with the path of a debug socket; remove the socket of an earlier round."""
         if self._folder is None:
             return spec
         path = os.path.join(self._folder, str(spec.local_rank))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        # Where the worker is no Python of ours, the variable tells what it starts.
+        # For a worker that is not this library's Python, programs that it starts use the variable.
         return replace(spec, server=path, variables={**spec.variables, SERVER_VARIABLE: path})
 
     def close(self) -> None:
-        """Remove the folder; may come twice."""
+        """Remove the folder; it may be called twice."""
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
