@@ -1,22 +1,30 @@
 """
-Events: what happened to agents and workers, and what you record besides. (torch: ``torch.distributed.elastic.events``)
+Events of agents and workers, and your own. (torch: ``torch.distributed.elastic.events``)
 
     from elasticlib import events
 
     events.record(events.Event("epoch", events.EventSource.WORKER, metadata={"number": 3}), "console")
 
-An agent sends its own to the destination that ``event_log_handler`` names: ``null`` (none are made), ``console``
-(stderr), ``dynamic_rendezvous`` (also how the node finds its round), or one of yours:
+An agent sends its events to the destination in ``event_log_handler``: ``null`` (no events),
+``console`` (stderr), ``dynamic_rendezvous`` (also events of the rendezvous), or your own:
 
     events.add_logging_handler("file", logging.FileHandler("events.jsonl"))
     elastic_launch(LaunchConfig(event_log_handler="file"), train)()
 
-They are named ``torchelastic.worker.status.<STATE>``: of agents RENDEZVOUS and ASSIGN_WORKER_RANKS (with
-``duration_ms``), SUCCEEDED (it did its work, whether or not workers failed) and FAILED; of workers START, and for the
-last round SUCCEEDED, FAILED or TERMINATED (stopped with the others). The keys of their metadata are torch's. Differs
-from torch: `Event.timestamp` is set; values of the JSON text under ``metadata`` are plain, where torch has lists of one
-element; ``agent_restarts`` counts those of the job; workers that a signal stopped are told as TERMINATED too;
-``dynamic_rendezvous`` shows its events on the console where nobody gave it a handler; a handler that fails ends no job.
+Their names are ``torchelastic.worker.status.<STATE>``:
+
+* agents: RENDEZVOUS and ASSIGN_WORKER_RANKS (with ``duration_ms``), SUCCEEDED (the agent did its
+  work, whether or not workers failed) and FAILED;
+* workers: START, and for the last round SUCCEEDED, FAILED or TERMINATED (stopped with the others).
+
+The keys of their metadata are torch's. Differs from torch:
+
+* `Event.timestamp` is set;
+* values of the JSON text under ``metadata`` are plain, not lists of one element;
+* ``agent_restarts`` counts the restarts of the job;
+* workers that a signal stopped are reported as TERMINATED too;
+* ``dynamic_rendezvous`` writes its events to the console if it has no handler;
+* a handler that fails does not end the job.
 """
 
 from elasticlib import _lazy

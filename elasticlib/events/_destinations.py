@@ -1,8 +1,9 @@
 """
-Where events go: handlers of `logging` by their names, and a logger for each.
+The destinations of events: named handlers of `logging`, each with a logger.
 
-Rules of this file: the table is the program's own and may be changed at any time, from any thread; a logger has the
-handler that the table has now. What a handler raises reaches whoever recorded the event.
+Rules of this file: the table belongs to the program. Any thread may change it at any time, and a
+logger always has the current handler. An exception of a handler reaches the caller that recorded the
+event.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from elasticlib.utils import LOG_LEVEL_VARIABLE, level_of
 _log = logging.getLogger("elasticlib")
 
 RENDEZVOUS = "dynamic_rendezvous"
-"""The destination of events about a node's way into a round."""
+"""Name of the destination of rendezvous events."""
 
 
 class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10's takes no parameter
-    """Writes each event as a line to what ``sys.stderr`` is by then."""
+    """Handler that writes each event as a line to the current ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line, at once; a program without stderr shows nothing."""
+        """Write one line at once; write nothing if the program has no stderr."""
         if sys.stderr is not None:
             self.stream = sys.stderr
             super().emit(record)
@@ -38,7 +39,7 @@ handlers: dict[str, logging.Handler] = {
     RENDEZVOUS: logging.NullHandler(),
     "null": logging.NullHandler(),
 }
-"""By name; torch keeps its own in ``torch.distributed.elastic.events.handlers._log_handlers``."""
+"""Handlers by name; torch has ``torch.distributed.elastic.events.handlers._log_handlers``."""
 
 _in_use: dict[str, logging.Handler] = {}
 _turn = threading.RLock()
@@ -46,7 +47,7 @@ _turn = threading.RLock()
 
 def _renew_turn() -> None:
     global _turn
-    # Another thread may have had the lock when this process was forked.
+    # Another thread may have held the lock when this process was forked.
     _turn = threading.RLock()
 
 
@@ -55,9 +56,9 @@ os.register_at_fork(after_in_child=_renew_turn)
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
     """
-    The handler of *destination*: ``null``, ``console``, ``dynamic_rendezvous``, or one that was added.
+    Return the handler of *destination*: ``null``, ``console``, ``dynamic_rendezvous`` or an added one.
 
-    Raises `UnknownNameError` (a ``KeyError``) for any other. (torch:
+    Raises `UnknownNameError` (a ``KeyError``) for any other name. (torch:
     ``torch.distributed.elastic.events.get_logging_handler``)
     """
     try:
@@ -72,7 +73,7 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
 
 
 def add_logging_handler(destination: str, handler: logging.Handler) -> None:
-    """Send the events of *destination* to *handler* from now on; a name that is there already gets a new handler."""
+    """Send the events of *destination* to *handler* from now on; replace an earlier handler."""
     if not isinstance(destination, str) or not destination:
         raise ConfigError(f"destination={destination!r} must be a name")
     if not isinstance(handler, logging.Handler):
@@ -81,23 +82,23 @@ def add_logging_handler(destination: str, handler: logging.Handler) -> None:
 
 
 def drops(destination: str) -> bool:
-    """Whether the handler of *destination* throws everything away."""
+    """Return whether the handler of *destination* discards everything."""
     return isinstance(get_logging_handler(destination), logging.NullHandler)
 
 
 def logger_of(destination: str) -> logging.Logger:
     """
-    The logger ``torchelastic-events-<destination>``, with the handler that is registered now.
+    Return the logger ``torchelastic-events-<destination>`` with the current handler.
 
-    Its level is that of ``LOGLEVEL`` when it is first used, else INFO, also where that names none, which is warned
-    of; nothing reaches the program's other loggers.
+    Its level is the value of ``LOGLEVEL`` at its first use; the default is INFO, also for an
+    invalid value, after a warning. Nothing reaches the program's other loggers.
     """
     handler = get_logging_handler(destination)
     logger = logging.getLogger(f"torchelastic-events-{destination}")
     with _turn:
         former = _in_use.get(destination)
         if former is not handler:
-            # Only at the first use: a level that the program sets later stays.
+            # The level is set only at the first use: one that the program sets later stays.
             if former is None:
                 logger.propagate = False
                 logger.setLevel(_level())
@@ -120,7 +121,8 @@ def record(event: Event, destination: str = "null") -> None:
     """
     Send *event* to *destination*, as JSON at level INFO.
 
-    Raises `UnknownNameError` as `get_logging_handler`. (torch: ``torch.distributed.elastic.events.record``)
+    Raises `UnknownNameError` like `get_logging_handler`. (torch:
+    ``torch.distributed.elastic.events.record``)
     """
     logger_of(destination).info(event.serialize())
 
@@ -142,10 +144,11 @@ def construct_and_record_rdzv_event(
     rank: int | None = None,
 ) -> None:
     """
-    Make an event of a rendezvous and record it; does nothing while ``dynamic_rendezvous`` has a ``NullHandler``.
+    Record an event of a rendezvous; do nothing while ``dynamic_rendezvous`` has a ``NullHandler``.
 
-    Left out, *name* is the calling function's, *hostname* this machine's (no name server is asked), *pid* this
-    process'. For FAILED, the exception that is being handled is told with its traceback. (torch:
+    The default of *name* is the calling function, that of *hostname* is this machine's name (without
+    a name server), and that of *pid* is this process. For FAILED, the event has the traceback of the
+    exception that is being handled. (torch:
     ``torch.distributed.elastic.events.construct_and_record_rdzv_event``)
     """
     # The text of an event is made only for a handler that takes it.

@@ -1,7 +1,8 @@
 """
-What an event is, and how it looks as JSON.
+The classes of events and their JSON.
 
-Rules of this file: the fields and their JSON are torch's, byte for byte; nothing here knows where events go.
+Rules of this file: the fields and their JSON are torch's, byte for byte. Nothing here uses
+destinations.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ T = TypeVar("T")
 
 
 class EventSource(str, Enum):
-    """Whom an event is about. (torch: ``torch.distributed.elastic.events.EventSource``)"""
+    """Subject of an event. (torch: ``torch.distributed.elastic.events.EventSource``)"""
 
     AGENT = "AGENT"
     WORKER = "WORKER"
 
 
 class NodeState(str, Enum):
-    """Where a node is in its rendezvous. (torch: ``torch.distributed.elastic.events.NodeState``)"""
+    """State of a node in its rendezvous. (torch: ``torch.distributed.elastic.events.NodeState``)"""
 
     INIT = "INIT"
     RUNNING = "RUNNING"
@@ -42,16 +43,16 @@ class _Told:
         return self.serialize()
 
     def serialize(self) -> str:
-        """The event as JSON; raises TypeError for metadata that JSON has no word for."""
+        """Return the event as JSON. Raises ``TypeError`` for metadata that JSON cannot represent."""
         return dumps(asdict(self))
 
 
 @dataclass
 class Event(_Told):
     """
-    Something that happened to an agent or to a worker. (torch: ``torch.distributed.elastic.events.Event``)
+    Event of an agent or of a worker. (torch: ``torch.distributed.elastic.events.Event``)
 
-    `timestamp` is in milliseconds since the epoch; what agents record carries the moment (torch leaves 0 there).
+    `timestamp` is in milliseconds since the epoch; agents set it (torch leaves 0).
     """
 
     name: str
@@ -61,16 +62,16 @@ class Event(_Told):
 
     @staticmethod
     def deserialize(data: str | Event) -> Event:
-        """The event that `serialize` wrote, or *data* itself if it is one; `ConfigError` for anything else."""
+        """Return the event that `serialize` wrote, or *data* if it is one. Raises `ConfigError`."""
         return data if isinstance(data, Event) else _read(Event, data, "source", EventSource)
 
 
 @dataclass
 class RdzvEvent(_Told):
-    """Something that happened on a node's way into a round. (torch: ``torch.distributed.elastic.events.RdzvEvent``)"""
+    """Event of a node's rendezvous. (torch: ``torch.distributed.elastic.events.RdzvEvent``)"""
 
     name: str
-    """What it did, as ``file:function``."""
+    """Step of the rendezvous, as ``file:function``."""
     run_id: str
     message: str
     hostname: str
@@ -83,12 +84,12 @@ class RdzvEvent(_Told):
 
     @staticmethod
     def deserialize(data: str | RdzvEvent) -> RdzvEvent:
-        """The event that `serialize` wrote, or *data* itself if it is one; `ConfigError` for anything else."""
+        """Return the event that `serialize` wrote, or *data* if it is one. Raises `ConfigError`."""
         return data if isinstance(data, RdzvEvent) else _read(RdzvEvent, data, "node_state", NodeState)
 
 
 def _read(kind: type[T], data: object, key: str, members: type[Enum]) -> T:
-    """The event of that *kind* in a JSON text, where *key* names one of the *members*."""
+    """Return the event of that *kind* in a JSON text, whose *key* names one of the *members*."""
     if not isinstance(data, str):
         raise ConfigError(f"data={data!r} is no event: give the text that serialize() returned")
     try:

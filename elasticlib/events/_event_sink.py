@@ -1,9 +1,9 @@
 """
-Records as torch-style events.
+Conversion of records to events with torch's names.
 
-Rules of this file: an event is made from records alone, and only for a destination that shows something; the names
-and the keys of the metadata are torch's. Where torch leaves no time, or packs values into lists of one element,
-these have the time and the plain value.
+Rules of this file: an event is made from records alone, and only for a destination that shows it.
+The names and the keys of the metadata are torch's. Unlike torch's, events have a time, and values
+are not packed into lists of one element.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_ERROR_FILE = {"message": "<NONE>"}
 
 @frozen
 class JobFacts:
-    """What stays the same in all events of an agent."""
+    """Facts that are the same in all events of an agent."""
 
     run_id: str
     role: str
@@ -40,13 +40,13 @@ class JobFacts:
 
 @frozen
 class Standing:
-    """Where the agent is by now."""
+    """Current place of an agent in its job."""
 
     group_rank: int | None = None
     group_world_size: int | None = None
     restart_count: int = 0
     total_run_time: int = 0
-    """Whole seconds of a run that is over; 0 before."""
+    """Duration of the run in whole seconds; 0 until it is over."""
 
 
 def status_event(
@@ -62,9 +62,10 @@ def status_event(
     now: float = 0.0,
 ) -> Event:
     """
-    The event ``torchelastic.worker.status.<state>``; *duration* in seconds, *now* in Unix seconds.
+    Return the event ``torchelastic.worker.status.<state>``.
 
-    Its metadata has torch's keys; the text under ``metadata`` is JSON with facts of the group and the worker.
+    *duration* is in seconds, *now* in Unix seconds. The metadata has torch's keys; the text under
+    ``metadata`` is JSON with facts about the group and the worker.
     """
     more: dict[str, object] = {"group_world_size": standing.group_world_size, "entry_point": job.entry_point}
     if worker is not None:
@@ -92,7 +93,7 @@ def _worker_facts(worker: records.WorkerPlace, state: str, failure: ProcessFailu
 
 
 def watchdog_event(job: JobFacts, standing: Standing, record: records.WatchdogReported, now: float) -> Event:
-    """The event that the watchdog's record makes: its name is torch's for it, its state RUNNING."""
+    """Return the event for a record of the watchdog, with torch's name and the state RUNNING."""
     more: dict[str, object] = {"watchdog_event": record.event}
     if record.worker_pid is not None:
         more["worker_pid"] = str(record.worker_pid)
@@ -126,11 +127,11 @@ def _raw(failure: ProcessFailure) -> str:
 
 class EventSink:
     """
-    Sends what an agent tells to *destination*, as events.
+    Sink that sends an agent's records to *destination*, as events.
 
-    How a worker ended is told once, with the end of the run, and for the last round alone, as torch does: whoever sees
-    FAILED or TERMINATED there knows that no restart followed. Raises `UnknownNameError` for a destination that is
-    not known.
+    As in torch, ends of workers are sent once, at the end of the run, and only for the last round:
+    after FAILED or TERMINATED no restart followed. Raises `UnknownNameError` for an unknown
+    destination.
     """
 
     def __init__(self, job: JobFacts, destination: str, now: Callable[[], float] = wall_time) -> None:
@@ -143,7 +144,7 @@ class EventSink:
         self._turn = threading.Lock()
 
     def __call__(self, record: records.Record) -> None:
-        """Send the events of one record, if it makes any; may be called from any thread."""
+        """Send the events of one record, if it has any; any thread may call it."""
         with self._turn:
             events = self._events(record)
         # Outside the lock, since a handler may be slow or record an event itself.
@@ -152,7 +153,7 @@ class EventSink:
 
     def _events(self, record: records.Record) -> list[Event]:
         if isinstance(record, records.RanksReceived):
-            # A new round begins, and only the ends of the last one are reported.
+            # A new round begins, and only the ends of the last round are reported.
             self._ended = []
             self._standing = Standing(record.group_rank, record.group_world_size, record.restart_count)
         now = self._now()
@@ -197,11 +198,11 @@ _RENDEZVOUS_STEPS: dict[type[records.Record], tuple[str, NodeState]] = {
     records.RoundStarted: ("start_round", NodeState.RUNNING),
     records.RoundEnded: ("end_round", NodeState.RUNNING),
 }
-"""What the agent did then, and where its node is."""
+"""Step and state of the node, by the kind of record."""
 
 
 class RendezvousSink:
-    """Sends what an agent tells of its way into rounds to ``dynamic_rendezvous``, as `RdzvEvent`."""
+    """Sink that sends an agent's records about rounds to ``dynamic_rendezvous``, as `RdzvEvent`."""
 
     def __init__(self, job: JobFacts) -> None:
         self._job = job
@@ -209,7 +210,7 @@ class RendezvousSink:
         self._master = ""
 
     def __call__(self, record: records.Record) -> None:
-        """Send the event of one record, if it makes one."""
+        """Send the event of one record, if it has one."""
         if type(record) not in _RENDEZVOUS_STEPS:
             return
         if isinstance(record, records.RanksAwaited):
@@ -235,16 +236,16 @@ def _show(event: Event | RdzvEvent, destination: str) -> None:
     text = event.serialize()
     logger_of(destination).info(text)
     if destination == RENDEZVOUS and drops(destination):
-        # The user wants these events, and no handler was given for them.
+        # The user wants these events, but has set no handler for them.
         logger_of("console").info(text)
 
 
 def sinks(job: Callable[[], JobFacts], destination: str) -> list[records.Sink]:
     """
-    What sends an agent's records to *destination*; nothing where nobody would see them.
+    Return the sinks for an agent's records; none that would discard everything.
 
-    Events of the rendezvous go to ``dynamic_rendezvous`` alone: where that is *destination*, or has got a handler.
-    Raises `UnknownNameError` for a destination that is not known.
+    Events of the rendezvous go only to ``dynamic_rendezvous``, if that is *destination* or has a
+    handler. Raises `UnknownNameError` for an unknown destination.
     """
     wanted: list[records.Sink] = []
     if destination == RENDEZVOUS or not drops(destination):

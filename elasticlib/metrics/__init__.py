@@ -1,7 +1,8 @@
 """
-Measured values: those of the agent, and your own. (torch: ``torch.distributed.elastic.metrics``)
+Metrics of the agent, and your own. (torch: ``torch.distributed.elastic.metrics``)
 
-A metric has a group, a name and a value. By default all are dropped; a handler takes those of one group, or of all:
+A metric has a group, a name and a value. By default all metrics are dropped. A handler gets those of
+one group or of all:
 
     from elasticlib import metrics
 
@@ -13,15 +14,20 @@ A metric has a group, a name and a value. By default all are dropped; a handler 
     @metrics.prof(group="input")                                      # success or failure, and duration.ms
     def load(path): ...
 
-``LaunchConfig(metrics_cfg={"handler": "console"})``, or ``"null"``, takes the place of the configured handlers for what
-the agent of that launch measures, and for nothing else.
+``LaunchConfig(metrics_cfg={"handler": "console"})``, or ``"null"``, replaces the configured handlers,
+but only for the metrics of that launch's agent.
 
-Agents put theirs into the group ``torchelastic``: ``workers.<role>.run_total``, ``run_success_no_retries``,
-``run_success_with_retries``, ``run_failed_no_retries``, ``run_failed_with_retries`` (0 or 1), ``flakiness`` (share of
-the restarts used up, 0 to 100; 100 for a failure), and at each look at the workers ``remaining_restarts`` and
-``workers.<role>.<state>``; besides ``.success`` or ``.failure`` and ``.duration.ms`` of their steps
-(``SimpleElasticAgent._rendezvous``, ``LocalElasticAgent._start_workers``, ...). Differs from torch: restarts are those
-of the whole job, and a local agent looks when something happened, not ten times a second.
+The metrics of agents are in the group ``torchelastic``:
+
+* at the end of a run ``workers.<role>.run_total``, ``run_success_no_retries``,
+  ``run_success_with_retries``, ``run_failed_no_retries`` and ``run_failed_with_retries`` (0 or 1);
+* ``workers.<role>.flakiness``: the percentage of the restarts that were used; 100 for a failure;
+* at each check of the workers ``remaining_restarts`` and ``workers.<role>.<state>``;
+* for each step (``SimpleElasticAgent._rendezvous``, ``LocalElasticAgent._start_workers``, ...)
+  ``.success`` or ``.failure``, and ``.duration.ms``.
+
+Differs from torch: restarts are those of the whole job, and a local agent checks its workers when
+something has happened, not ten times a second.
 """
 
 from elasticlib import _lazy

@@ -1,8 +1,8 @@
 """
-Records as metrics, with torch's names.
+Conversion of records to metrics with torch's names.
 
-Rules of this file: what is measured is in the records; here it gets its name and its unit, nothing else. While
-nobody listens to the group, nothing is made.
+Rules of this file: records contain the measured values; this file only gives them names and units.
+While the group has no handler, no metric is made.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _AGENT = "SimpleElasticAgent"
 
 class MetricSink:
     """
-    Puts what the agent of *role* tells into the group ``torchelastic``.
+    Sink that puts metrics of *role*'s agent into the group ``torchelastic``.
 
-    To the handler that the program has configured for it by then, or to *handler*.
+    They go to *handler*, or to the handler that the program has configured by then.
     """
 
     def __init__(self, role: str, handler: MetricHandler | None = None) -> None:
@@ -33,7 +33,7 @@ class MetricSink:
             stream.add_value(name, value)
 
     def values(self, record: records.Record) -> list[tuple[str, float]]:
-        """Names and values of the metrics that *record* makes."""
+        """Return the names and values of the metrics in *record*."""
         match record:
             case records.RanksReceived():
                 return _step(f"{_AGENT}._rendezvous", record.duration, True)
@@ -70,7 +70,7 @@ _OUTCOMES = (
     "run_failed_with_retries",
     "run_failed_no_retries",
 )
-"""Metrics of a run, of which one is 1."""
+"""Metrics of a run; one of them is 1, the others are 0."""
 
 
 def _step(name: str, seconds: float, succeeded: bool) -> list[tuple[str, float]]:

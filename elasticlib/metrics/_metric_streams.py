@@ -1,12 +1,12 @@
 """
-Measured values and where they go: a handler for each group of metrics, and one for all other groups; functions that
-measure themselves: how often they end well or badly, and how long they take.
+Metrics and their handlers, one for each group and one for all other groups, and decorators that
+measure functions.
 
-Rules of this file: the table of handlers is the program's own, as in torch; it may be read and written from any
-thread. A handler that raises raises into the code that measured; agents keep it from their loop (`records.fan_out`).
-Of ``metrics_cfg``, what nothing reads is named in a warning, for torch takes it, and reads nothing of it at all. A
-decorated function behaves as before, whatever its metrics do on their way; what is no `Exception` (an interrupt, an
-exit) counts as neither success nor failure, as in torch.
+Rules of this file: the table of handlers belongs to the program, as in torch; any thread may read and
+write it. An exception of a handler reaches the code that measured; agents keep it from their loop
+(`records.fan_out`). Unused keys of ``metrics_cfg`` give a warning and no error, because torch
+accepts them. A decorated function behaves as before. Exceptions other than `Exception` (an
+interrupt, an exit) count as neither success nor failure, as in torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "publish_metric",
     "put_metric",
 ]
-"""What torch's module has, too."""
+"""Names that torch's module has too."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,13 +46,13 @@ T = TypeVar("T")
 _log = logging.getLogger("elasticlib")
 
 AGENTS = "torchelastic"
-"""The group of what agents measure, and of all that names no group."""
+"""Group of the agents' metrics, and of metrics without a group."""
 MEASURED_BY_PROF = "__measured_by_prof__"
-"""Attribute of functions that `prof` made: an agent does not measure such a hook once more."""
+"""Attribute of functions that `prof` has made: an agent does not measure such a hook again."""
 
 
 class MetricData(NamedTuple):
-    """One measured value. (torch: ``torch.distributed.elastic.metrics.MetricData``)"""
+    """Value of a metric. (torch: ``torch.distributed.elastic.metrics.MetricData``)"""
 
     timestamp: float
     """Unix seconds"""
@@ -62,15 +62,15 @@ class MetricData(NamedTuple):
 
 
 class MetricHandler(abc.ABC):
-    """Takes measured values somewhere. (torch: ``torch.distributed.elastic.metrics.MetricHandler``)"""
+    """Receiver of metrics. (torch: ``torch.distributed.elastic.metrics.MetricHandler``)"""
 
     @abc.abstractmethod
     def emit(self, metric_data: MetricData) -> None:
-        """Take one value; may be called from several threads."""
+        """Handle one value; several threads may call it."""
 
 
 class ConsoleMetricHandler(MetricHandler):
-    """Prints each value. (torch: ``torch.distributed.elastic.metrics.ConsoleMetricHandler``)"""
+    """Handler that prints values. (torch: ``torch.distributed.elastic.metrics.ConsoleMetricHandler``)"""
 
     def emit(self, metric_data: MetricData) -> None:
         """Print ``[time][group]: name=value`` to stdout."""
@@ -78,31 +78,31 @@ class ConsoleMetricHandler(MetricHandler):
 
 
 class NullMetricHandler(MetricHandler):
-    """Drops each value. (torch: ``torch.distributed.elastic.metrics.NullMetricHandler``)"""
+    """Handler that drops values. (torch: ``torch.distributed.elastic.metrics.NullMetricHandler``)"""
 
     def emit(self, metric_data: MetricData) -> None:
         """Do nothing."""
 
 
 class MetricStream:
-    """The values of one group, on their way to a handler. (torch: ``...metrics.api.MetricStream``)"""
+    """Group of metrics with its handler. (torch: ``...metrics.api.MetricStream``)"""
 
     def __init__(self, group_name: str, handler: MetricHandler) -> None:
         self.group_name = group_name
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: float) -> None:
-        """Hand a value, measured now, to the handler."""
+        """Pass a value, with the current time, to the handler."""
         self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
 
 
 _handlers: dict[str | None, MetricHandler] = {None: NullMetricHandler()}
-"""By group; None stands for all groups that have none of their own."""
+"""Handlers by group; None stands for all groups that have no handler of their own."""
 
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
     """
-    Send the values of *group* to *handler*, from now on and in this program; None: those of all other groups.
+    Send this program's metrics of *group* to *handler* from now on; None: those of all other groups.
 
     Raises `ConfigError` for a handler without ``emit``. (torch: ``torch.distributed.elastic.metrics.configure``)
     """
@@ -112,27 +112,31 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
 
 
 def getStream(group: str) -> MetricStream:  # noqa: N802 - torch's name
-    """The stream of *group* to the handler that it has now. (torch: ``...metrics.getStream``)"""
+    """Return the stream of *group* to its current handler. (torch: ``...metrics.getStream``)"""
     return MetricStream(group, _handlers.get(group, _handlers[None]))
 
 
 def put_metric(metric_name: str, metric_value: float, metric_group: str = AGENTS) -> None:
-    """Hand one value to the handler of its group. (torch: ``torch.distributed.elastic.metrics.put_metric``)"""
+    """
+    Pass one value to the handler of its group.
+
+    (torch: ``torch.distributed.elastic.metrics.put_metric``)
+    """
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
 @deprecated("publish_metric is deprecated: use put_metric(name, value, group)", category=FutureWarning)
 def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> None:
-    """As `put_metric`, with the group first; deprecated. (torch: ``...metrics.publish_metric``)"""
+    """Call `put_metric`, with the group first; deprecated. (torch: ``...metrics.publish_metric``)"""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
 HANDLERS: dict[str, Callable[[], MetricHandler]] = {"console": ConsoleMetricHandler, "null": NullMetricHandler}
-"""What ``metrics_cfg={"handler": ...}`` may name."""
+"""Handlers that ``metrics_cfg={"handler": ...}`` can name."""
 
 
 class MetricsConfig:
-    """Parameters of the metrics, as a dictionary `params`. (torch: ``...metrics.MetricsConfig``)"""
+    """Parameters of the metrics, in the dictionary `params`. (torch: ``...metrics.MetricsConfig``)"""
 
     __slots__ = ("params",)
 
@@ -142,16 +146,16 @@ class MetricsConfig:
 
 def handler_of(params: Mapping[str, str]) -> MetricHandler | None:
     """
-    The handler that *params* ask for, which takes the place of the program's; None when they say nothing.
+    Return the handler that *params* name, which replaces the program's; None if they name none.
 
-    Keys other than ``handler``, and a handler that is not known, have no effect but a warning.
+    Keys other than ``handler``, and an unknown handler, only give a warning.
     """
     name = params.get("handler")
     is_known = isinstance(name, str) and name in HANDLERS
     troubles = [f"the key {key!r} is unknown" for key in params if key != "handler"]
     if "handler" in params and not is_known:
         troubles.append(f"handler {name!r} is none of {', '.join(sorted(HANDLERS))}")
-    # torch takes any dictionary, and so does this: a key that has no effect must not end a launch.
+    # torch accepts any dictionary, and so does this: a key without effect must not end a launch.
     if troubles:
         _log.warning(
             "metrics_cfg=%r: %s; the only key is 'handler', and other handlers are set by "
@@ -166,8 +170,8 @@ def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
     """
     Send the metrics of this program to the handler that *cfg* names: ``{"handler": "console"}`` or ``"null"``.
 
-    Without a configuration nothing changes, as in torch, where this does nothing at all unless a site put a module
-    of its own into the package. Keys that nothing reads are named in a warning. (torch:
+    Without a configuration nothing changes. (torch's function does nothing unless a site has added
+    its own module to the package.) Unused keys give a warning. (torch:
     ``torch.distributed.elastic.metrics.initialize_metrics``)
     """
     handler = handler_of(cfg.params) if cfg is not None else None
@@ -189,9 +193,9 @@ def prof(
     """
     Decorate a function, with or without parentheses, so that each call puts two metrics into *group*.
 
-    They are ``<name>.success`` or ``<name>.failure``, which is 1, and ``<name>.duration.ms``, in whole milliseconds;
-    the name is ``Class.method``, or ``module.function`` with the last part of the module's name. (torch:
-    ``torch.distributed.elastic.metrics.prof``)
+    They are ``<name>.success`` or ``<name>.failure``, which is 1, and ``<name>.duration.ms``, in
+    whole milliseconds. The name is ``Class.method``, or ``module.function`` with the last part of
+    the module's name. (torch: ``torch.distributed.elastic.metrics.prof``)
     """
 
     def measured(function: Callable[P, T]) -> Callable[P, T]:
@@ -202,7 +206,7 @@ def prof(
 
 @deprecated("profile is deprecated: use prof(group=...)", category=FutureWarning)
 def profile(group: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """As `prof`, with the function's bare name; deprecated. (torch: ``...metrics.profile``)"""
+    """Decorate like `prof`, with the function's bare name; deprecated. (torch: ``...metrics.profile``)"""
 
     def measured(function: Callable[P, T]) -> Callable[P, T]:
         return _measured(function, function.__name__, AGENTS if group is None else group)
@@ -211,7 +215,11 @@ def profile(group: str | None = None) -> Callable[[Callable[P, T]], Callable[P, 
 
 
 def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
-    """Whole milliseconds since *start_time_in_seconds*, a ``time.time()``. (torch: ``...get_elapsed_time_ms``)"""
+    """
+    Return the whole milliseconds since *start_time_in_seconds*, a ``time.time()``.
+
+    (torch: ``...get_elapsed_time_ms``)
+    """
     return int((time.time() - start_time_in_seconds) * 1000)
 
 

@@ -1,9 +1,10 @@
 """
-Countdown timers: a worker that is stuck in a block for too long is killed from outside, so that its group restarts.
+Countdown timers, which kill a worker that is stuck in a block, so that its group restarts.
 
-A worker says with `expires` how long a block may take at most, through the client that it has configured; the
-server, which runs in another process, kills it when the time is over. With ``TORCHELASTIC_ENABLE_FILE_TIMER=1`` the
-launcher runs a server, and its workers find it at ``TORCHELASTIC_TIMER_FILE``::
+A worker sets the time limit of a block with `expires`, through the client that it has configured.
+The server runs in another process, and kills the worker when the time is over. With
+``TORCHELASTIC_ENABLE_FILE_TIMER=1`` the launcher runs a server, whose path its workers find in
+``TORCHELASTIC_TIMER_FILE``::
 
     from elasticlib import timer
 
@@ -11,7 +12,7 @@ launcher runs a server, and its workers find it at ``TORCHELASTIC_TIMER_FILE``::
     with timer.expires(after=60):
         torch.distributed.all_reduce(tensor)
 
-(torch: ``torch.distributed.elastic.timer``, whose workers and servers speak the same protocol)
+(torch: ``torch.distributed.elastic.timer``, whose workers and servers use the same protocol)
 """
 
 from elasticlib import _lazy

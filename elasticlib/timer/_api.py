@@ -1,13 +1,15 @@
 """
-What timers of any kind are made of: clients with `expires`, queues of requests, and the server; and those timers that
-are just that, over a multiprocessing queue, for workers that the caller starts itself and can give the queue.
+Base classes of timers (clients, request queues, servers), `expires`, and timers over a
+multiprocessing queue.
 
-The server is a thread that takes requests and reaps the workers that are overdue.
+The latter are for workers that the caller starts itself and can give the queue. The server is a
+thread that takes requests and ends the workers that are overdue.
 
-Rules of this file: a deadline is wall-clock time, since both ends run on one machine and torch's ends say it so; a
-timer is released however its block ends. The server sleeps until a request comes or the next timer is over, and
-whatever a subclass raises or a client asks for, it goes on watching. Where a worker is a process, no other one is ever
-hit that got its number. (torch: ``torch.distributed.elastic.timer.api``, ``...timer.local_timer``)
+Rules of this file: a deadline is wall-clock time, because both ends run on one machine, and torch's
+protocol uses it. A timer is released however its block ends. The server sleeps until a request comes
+or the next timer expires. It continues after any error of a subclass and any request of a client.
+It never signals a process that reuses a worker's number. (torch:
+``torch.distributed.elastic.timer.api``, ``...timer.local_timer``)
 """
 
 from __future__ import annotations
@@ -41,15 +43,19 @@ __all__ += ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue
 
 _log = logging.getLogger("elasticlib")
 _SHORTEST = 0.001
-"""Seconds: a server without any sleep would take a CPU for itself."""
+"""Minimum sleep of a server in seconds: without sleep it would occupy a CPU."""
 
 
 class TimerClient(abc.ABC):
-    """Sets and releases the timers of this process. (torch: ``torch.distributed.elastic.timer.TimerClient``)"""
+    """
+    Interface through which a process sets and releases its timers.
+
+    (torch: ``torch.distributed.elastic.timer.TimerClient``)
+    """
 
     @abc.abstractmethod
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Begin the timer *scope_id*, which expires at *expiration_time* (seconds since the epoch)."""
+        """Start the timer *scope_id*, which expires at *expiration_time* (seconds since the epoch)."""
 
     @abc.abstractmethod
     def release(self, scope_id: str) -> None:
@@ -57,25 +63,29 @@ class TimerClient(abc.ABC):
 
 
 class RequestQueue(abc.ABC):
-    """Where a server finds what clients asked for. (torch: ``torch.distributed.elastic.timer.api.RequestQueue``)"""
+    """
+    Queue from which a server gets the requests of clients.
+
+    (torch: ``torch.distributed.elastic.timer.api.RequestQueue``)
+    """
 
     @abc.abstractmethod
     def size(self) -> int:
-        """How many requests wait; until the next `get` there may be more, never fewer."""
+        """Return the number of waiting requests; until the next `get` it can only grow."""
 
     @abc.abstractmethod
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        """Up to *size* requests, waiting for them for at most *timeout* seconds in all."""
+        """Return up to *size* requests; wait for them at most *timeout* seconds in all."""
 
     def interrupt(self) -> None:  # noqa: B027 - torch's subclasses have none
-        """Have the `get` that waits return at once. A queue that cannot do so makes its server slow to stop."""
+        """Let a waiting `get` return at once. A queue that cannot do so delays its server's stop."""
 
 
 _client: TimerClient | None = None
 
 
 def configure(timer_client: TimerClient) -> None:
-    """Have `expires` use *timer_client* in this process, wherever it is not given another one."""
+    """Set the client that `expires` uses in this process by default."""
     global _client
     _client = timer_client
     _log.debug("timers of this process go through %s", type(timer_client).__name__)
@@ -85,12 +95,13 @@ def expires(
     after: float, scope: str | None = None, client: TimerClient | None = None
 ) -> _GeneratorContextManager[None]:
     """
-    A context manager, and decorator, whose block this process must leave within *after* seconds, or be killed.
+    Return a context manager (and decorator) that limits its block to *after* seconds.
 
-    Who kills it is the server that *client* speaks to; None takes what was given to `configure`. *scope* names the
-    timer, by default by the place in the source that called this. Raises `TimerError` (a ``RuntimeError``) on entry
-    when there is no client, `ConfigError` for an *after* that is no number. (torch:
-    ``torch.distributed.elastic.timer.expires``; there, the default scope always names a line of ``contextlib``)
+    The server of *client* kills this process if the block takes longer. None means the client
+    given to `configure`. *scope* names the timer; the default is the file and line of the caller.
+    Raises `ConfigError` for an *after* that is not a number, and, on entry without a client,
+    `TimerError` (a ``RuntimeError``). (torch: ``torch.distributed.elastic.timer.expires``, whose
+    default scope always names a line of ``contextlib``)
     """
     if not is_deadline(after):
         raise ConfigError(f"after={shown(after)} must be a number of seconds")
@@ -112,7 +123,7 @@ def _countdown(after: float, scope: str, client: TimerClient | None) -> Iterator
         try:
             client.release(scope)
         except Exception as error:
-            # What the block raised is what its caller must hear of.
+            # The caller must get the exception of the block, not this one.
             _log.warning("timer %r could not be released: %s: %s", scope, type(error).__name__, error)
         raise
     client.release(scope)
@@ -120,11 +131,12 @@ def _countdown(after: float, scope: str, client: TimerClient | None) -> Iterator
 
 class TimerServer(abc.ABC):
     """
-    Watches the timers that come through *request_queue*, in a thread of this process.
+    Server that watches the timers of *request_queue* in a thread of this process.
 
-    Subclasses keep the timers and know how to end a worker. *max_interval* is how long, in seconds, the thread may
-    sleep; where all timers are told by `get_expired_timers`, expiry is noticed at once. *daemon* says whether the
-    program may end while the thread runs. (torch: ``torch.distributed.elastic.timer.TimerServer``)
+    Subclasses store the timers and end the workers. *max_interval* is the maximum sleep of the
+    thread in seconds; if `get_expired_timers` returns all timers, expiry is noticed at once.
+    *daemon*: True if the program may exit while the thread runs. (torch:
+    ``torch.distributed.elastic.timer.TimerServer``)
     """
 
     def __init__(self, request_queue: RequestQueue, max_interval: float, daemon: bool = True) -> None:
@@ -137,26 +149,26 @@ class TimerServer(abc.ABC):
 
     @abc.abstractmethod
     def register_timers(self, timer_requests: list[Any]) -> None:
-        """Take requests in; one with a negative deadline releases its timer."""
+        """Store the timers of the requests; one with a negative deadline releases its timer."""
 
     @abc.abstractmethod
     def clear_timers(self, worker_ids: set[Any]) -> None:
-        """Forget all timers of these workers."""
+        """Remove all timers of these workers."""
 
     @abc.abstractmethod
     def get_expired_timers(self, deadline: float) -> dict[Any, list[Any]]:
-        """By worker, the timers whose expiration time is *deadline* or earlier."""
+        """Return the timers whose expiration time is *deadline* or earlier, by worker."""
 
     @abc.abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
-        """End this worker; False to be called again later. A worker whose reaping raises counts as reaped."""
+        """End this worker; return False to be called again later. After an error it counts as ended."""
 
     def start(self) -> None:
-        """Begin to watch, also once more after a `stop`; without effect while it watches."""
+        """Start the thread, also again after a `stop`; it has no effect while the thread runs."""
         if self._thread is not None:
             _log.warning("%s is at work already: start() has no effect", type(self).__name__)
             return
-        # Each thread has an event of its own: one that outstayed the time limit of `stop` still ends.
+        # Each thread has its own event, so that one that outlives the timeout of `stop` still ends.
         self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, args=(self._stopping,), name="elasticlib-timers", daemon=self._daemon
@@ -164,7 +176,7 @@ class TimerServer(abc.ABC):
         start_thread(self._thread)
 
     def stop(self) -> None:
-        """Cease to watch; returns when the thread has ended, and after *max_interval* seconds at the latest."""
+        """Stop the thread and wait for its end, for at most *max_interval* seconds."""
         self._stopping.set()
         self._request_queue.interrupt()
         if self._thread is not None:
@@ -177,7 +189,7 @@ class TimerServer(abc.ABC):
                 self._turn()
             except Exception:
                 _log.exception("a check of %s failed", type(self).__name__)
-                # Most likely the next check fails too.
+                # Most likely the next check will fail too.
                 stopping.wait(min(1.0, self._max_interval))
 
     def _turn(self) -> None:
@@ -209,7 +221,11 @@ class TimerServer(abc.ABC):
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process with this number, whoever owns it: ``/proc`` may be missing, or hide it."""
+    """
+    Return whether a process *pid* of any user exists.
+
+    It does not use ``/proc``, which may be missing, or hide the process.
+    """
     if pid <= 0:
         return False
     try:
@@ -223,21 +239,22 @@ def is_running(pid: int) -> bool:
 
 class ProcessTimers(Generic[R]):
     """
-    The timers of processes, for one thread; a process is held, since the kernel gives its number away again.
+    Timers of processes, for use by one thread.
 
-    Only what was alive when its timer began is signalled, and never this process, nor a group, nor init: whoever may
-    write to a timer server must not end its launcher with it.
+    It holds a handle of each process, because the kernel reuses process ids. It only signals
+    processes that were alive when their timer started. It never signals this process, a group or
+    init: a client of a timer server must not be able to end the launcher.
     """
 
     def __init__(self) -> None:
         self._timer_table: TimerTable[R] = TimerTable()
         self._handles: dict[int, processes.Handle | None] = {}
-        """By process id; None where the kernel gave none, and the process was there: it cannot be signalled."""
+        """Handles by process id; None: the process existed but cannot be signalled."""
         self._refused: set[int] = set()
-        """Processes that could not be signalled, which has been said."""
+        """Processes that could not be signalled, after this has been logged."""
 
     def register_timers(self, timer_requests: Iterable[R]) -> None:
-        """Begin timers, and end those whose requests have a negative deadline."""
+        """Start timers, and end those whose requests have a negative deadline."""
         requests = list(timer_requests)
         self._timer_table.register(requests)
         for request in requests:
@@ -246,16 +263,16 @@ class ProcessTimers(Generic[R]):
         self._hold_only(self._timer_table.workers())
 
     def clear_timers(self, worker_ids: set[int]) -> None:
-        """Forget all timers of these processes."""
+        """Remove all timers of these processes."""
         self._timer_table.clear(worker_ids)
         self._hold_only(self._timer_table.workers())
 
     def get_expired_timers(self, deadline: float) -> dict[int, list[R]]:
-        """By process id, the timers that expire at *deadline* (seconds since the epoch) or earlier."""
+        """Return the timers that expire at *deadline* (Unix seconds) or earlier, by process id."""
         return self._timer_table.expired(deadline)
 
     def _hold(self, pid: int) -> None:
-        """Hold the process that now has the number *pid*, if there is one."""
+        """Get a handle of the process that now has the number *pid*, if it exists."""
         # 0 and below are groups and 1 is init: these are never signalled.
         if pid in self._handles or pid <= 1:
             return
@@ -263,19 +280,19 @@ class ProcessTimers(Generic[R]):
             with room_for_descriptors(1):
                 self._handles[pid] = processes.handle_of(pid)
         except OSError as error:
-            # The process is there, but the kernel gives no descriptor of it.
+            # The process exists, but the kernel gives no descriptor of it.
             if error.errno != errno.ESRCH:
                 self._handles[pid] = None
 
     def _has_ended(self, pid: int) -> bool:
         if (handle := self._handles.get(pid)) is not None:
             return handle.has_ended()
-        # Without a descriptor only the number can be looked for.
+        # Without a descriptor, only the number can be checked.
         return pid not in self._handles or not is_running(pid)
 
     def _kill(self, pid: int, signum: int) -> bool:
-        """Send *signum*; whether that is settled: it was sent, or there is no such process to send it to."""
-        # A request may name any process, the server's own too.
+        """Send *signum* to process *pid*; return False if it exists and could not be signalled."""
+        # A request may name any process, including the server's own.
         if pid == os.getpid():
             _log.error("a timer of the timer server's own process %d expired; it does not end itself", pid)
             return True
@@ -305,20 +322,20 @@ class ProcessTimers(Generic[R]):
 
 
 def checked_interval(value: float) -> float:
-    """*value*, if it is seconds, 0 for the shortest there is; raises `ConfigError`."""
+    """Return *value* in seconds, at least the minimum. Raises `ConfigError` if it is invalid."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise ConfigError(f"max_interval={value!r} must be a finite number of seconds, 0 or more")
     return max(value, _SHORTEST)
 
 
 class LocalTimerClient(TimerClient):
-    """Sends the timers of this process through *mp_queue* to a `LocalTimerServer` of the same machine."""
+    """Client that sends the timers of this process through *mp_queue* to a `LocalTimerServer`."""
 
     def __init__(self, mp_queue: Any) -> None:
         self._mp_queue = mp_queue
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Begin a timer of this process."""
+        """Start a timer of this process."""
         self._mp_queue.put(TimerRequest(os.getpid(), scope_id, expiration_time))
 
     def release(self, scope_id: str) -> None:
@@ -327,7 +344,7 @@ class LocalTimerClient(TimerClient):
 
 
 class MultiprocessingRequestQueue(RequestQueue):
-    """The requests that come through a ``multiprocessing.Queue``."""
+    """Request queue over a ``multiprocessing.Queue``."""
 
     def __init__(self, mp_queue: Any) -> None:
         self._mp_queue = mp_queue
@@ -335,11 +352,11 @@ class MultiprocessingRequestQueue(RequestQueue):
         weakref.finalize(self, os.close, self._interrupt)
 
     def size(self) -> int:
-        """How many requests wait."""
+        """Return the number of waiting requests."""
         return int(self._mp_queue.qsize())
 
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        """Up to *size* requests that come within *timeout* seconds."""
+        """Return up to *size* requests that arrive within *timeout* seconds."""
         deadline = monotonic() + timeout
         found: list[TimerRequest] = []
         while len(found) < size and self._comes(max(0.0, deadline - monotonic())):
@@ -350,11 +367,11 @@ class MultiprocessingRequestQueue(RequestQueue):
         return found
 
     def interrupt(self) -> None:
-        """Have a `get` that waits return at once."""
+        """Let a waiting `get` return at once."""
         os.eventfd_write(self._interrupt, 1)
 
     def _comes(self, timeout: float) -> bool:
-        # Queues of other kinds (a manager's, a program's own) have no pipe to wait for, only a get that blocks.
+        # Other kinds of queues (a manager's, a program's own) have no pipe, only a blocking get.
         pipe = getattr(self._mp_queue, "_reader", None)
         if pipe is None:
             return True
@@ -367,9 +384,10 @@ class MultiprocessingRequestQueue(RequestQueue):
 
 class LocalTimerServer(ProcessTimers[TimerRequest], TimerServer):
     """
-    Kills, with SIGKILL, each worker that did not release a timer in time. Its clients are `LocalTimerClient` s.
+    Server that sends SIGKILL to each worker that did not release a timer in time.
 
-    A worker that has ended by itself counts as killed. (torch: ``torch.distributed.elastic.timer.LocalTimerServer``)
+    Its clients are `LocalTimerClient` s. A worker that has already ended counts as killed. (torch:
+    ``torch.distributed.elastic.timer.LocalTimerServer``)
     """
 
     def __init__(self, mp_queue: Any, max_interval: float = 60, daemon: bool = True) -> None:

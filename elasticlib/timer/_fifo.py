@@ -1,12 +1,13 @@
 """
-Timers over a named pipe: one JSON line for each request, as torch's clients write it and its servers read it.
+Timers over a named pipe: one JSON line for each request, in the format of torch's clients and
+servers.
 
-The client is the worker's side; the server is the watchdog of the workers of one launcher.
+The client runs in a worker; the server is the watchdog of one launcher's workers.
 
-Rules of this file: a line is written at once or not at all, for all workers share the pipe; nothing waits for ever
-for a server that is not there. The pipe is this user's alone; what comes through it is checked, and what is wrong with
-it costs nobody else a timer; an expired timer ends the process that set it, and no other. (torch:
-``torch.distributed.elastic.timer.file_based_local_timer``)
+Rules of this file: a line is written in one piece or not at all, because all workers share the pipe.
+Waiting for a missing server has a time limit. Only this user can open the pipe. Requests are
+checked; an invalid one affects no other timer. An expired timer ends only the process that set it.
+(torch: ``torch.distributed.elastic.timer.file_based_local_timer``)
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _TRIES = 10
 _PAUSE = 0.1
 """Seconds between two tries to find the server."""
 _PIECE = 65536
-"""Bytes that are read before deadlines are looked at again: what the kernel keeps for a pipe."""
+"""Maximum bytes to read before deadlines are checked again: the kernel's buffer of a pipe."""
 _LONGEST_LINE = 65536
 
 
 @define(init=False, unsafe_hash=True, repr=False)
 class FileTimerRequest(TimerRequest):
-    """A request as it goes through the pipe; *signal* is what the worker is to be killed with, 0 for nothing."""
+    """Request as sent through the pipe; *signal* kills the worker, 0 sends none."""
 
     version: ClassVar[int] = VERSION
     signal: int
@@ -56,11 +57,11 @@ class FileTimerRequest(TimerRequest):
 
     @property
     def worker_pid(self) -> int:
-        """The process whose timer it is."""
+        """Process id of the timer's owner."""
         return int(self.worker_id)
 
     def to_json(self) -> str:
-        """The request as it is sent, without the end of the line."""
+        """Return the request as JSON, without the line end."""
         return dumps(
             {
                 "version": self.version,
@@ -73,16 +74,21 @@ class FileTimerRequest(TimerRequest):
 
 
 LogEvent = Callable[[str, FileTimerRequest | None], None]
-"""Is told of ``watchdog started``, ``watchdog stopped``, ``timer expired`` and ``kill worker process``."""
+"""
+Function that gets an event's name and its timer.
+
+The names are ``watchdog started``, ``watchdog stopped``, ``timer expired`` and ``kill worker process``.
+"""
 
 
 class FileTimerClient(TimerClient):
     """
-    Sends the timers of this process through the named pipe *file_path* to a `FileTimerServer`, torch's or ours.
+    Client that sends the timers of this process to a `FileTimerServer`, torch's or this package's.
 
-    When a timer expires, the server sends *signal* to this process; 0 or less: it only reports. `acquire` and
-    `release` raise `TimerServerError` (a ``BrokenPipeError``) when no server has the pipe open within a second,
-    and `TimerError` (a ``RuntimeError``) for a scope whose request is longer than ``select.PIPE_BUF``.
+    *file_path* is the server's named pipe. When a timer expires, the server sends *signal* to this
+    process; 0 or less: it only reports the timer. `acquire` and `release` raise `TimerServerError`
+    (a ``BrokenPipeError``) if no server has opened the pipe within a second. They raise
+    `TimerError` (a ``RuntimeError``) if the request is longer than ``select.PIPE_BUF``.
     """
 
     def __init__(self, file_path: str | os.PathLike[str], signal: int = _signal.SIGKILL) -> None:
@@ -90,7 +96,7 @@ class FileTimerClient(TimerClient):
         self.signal = signal
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Begin a timer of this process."""
+        """Start a timer of this process."""
         self._send(FileTimerRequest(os.getpid(), scope_id, expiration_time, self.signal))
 
     def release(self, scope_id: str) -> None:
@@ -117,7 +123,7 @@ class FileTimerClient(TimerClient):
             sleep(_PAUSE)
 
     def _write(self, line: bytes) -> None:
-        # To open it for writing, without waiting, fails as long as nobody reads.
+        # Opening it for writing without waiting fails as long as no process reads.
         descriptor = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -129,16 +135,17 @@ class FileTimerClient(TimerClient):
 
 class FileTimerServer(ProcessTimers[FileTimerRequest]):
     """
-    Makes the named pipe *file_path*, in place of a file that is there, and watches the timers that come through it.
+    Server that makes the named pipe *file_path* and watches the timers that come through it.
 
-    Its clients are `FileTimerClient` s, torch's or ours. A timer that expires has its process killed with the signal
-    that its client chose; of several, the earliest with a signal counts. In difference to torch's server, it never
-    ends its own process, it acts when the timer expires and not up to *max_interval* seconds later, and a process
-    that got the number of one that has ended is left alone.
+    It replaces an existing file. Its clients are `FileTimerClient` s, torch's or this package's.
+    When a timer expires, its process gets the signal that the client chose; of several timers, the
+    earliest with a signal counts. Differs from torch's server: it never ends its own process, it
+    acts when the timer expires and not up to *max_interval* seconds later, and it never signals a
+    process that reuses the number of another one.
 
-    *max_interval*, in seconds, is how long its thread may sleep. *log_event* is called in that thread, with what
-    happened and with the timer that it is about. Raises `ConfigError` where the pipe cannot be made.
-    (torch: ``torch.distributed.elastic.timer.FileTimerServer``)
+    *max_interval* is the maximum sleep of its thread in seconds. The thread calls *log_event* with
+    the name of each event and its timer. Raises `ConfigError` if the pipe cannot be made. (torch:
+    ``torch.distributed.elastic.timer.FileTimerServer``)
     """
 
     def __init__(
@@ -156,7 +163,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         self._daemon = daemon
         self._log_event = log_event
         self._reported: set[FileTimerRequest] = set()
-        """Expired timers that have been told, and still wait for their process to be signalled."""
+        """Expired timers that were reported, and whose process has not been signalled yet."""
         self._rest = b""
         self._refusals = Refusals()
         self._thread: threading.Thread | None = None
@@ -173,15 +180,15 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             raise ConfigError(
                 f"file_path={self._file_path!r} cannot become a named pipe: {error}; give another path"
             ) from error
-        # This process writes to it too: with no other client it would read as ended for ever.
+        # This process opens it for writing too: without a client, reads would report its end.
         self._pipe = -1
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def start(self) -> None:
         """
-        Begin to watch: from now on clients are heard. Without effect while it watches.
+        Start the thread that serves clients; it has no effect while the thread runs.
 
-        After a `stop` it makes the pipe anew. Raises `TimerError` where the thread of before has not ended.
+        After a `stop` it makes the pipe again. Raises `TimerError` if the former thread has not ended.
         """
         if self._thread is not None and self._stopping:
             raise TimerError("the thread of this timer server did not end when it was stopped: make a new one")
@@ -200,7 +207,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         self._tell("watchdog started")
 
     def stop(self) -> None:
-        """Cease to watch and remove the pipe; may come twice."""
+        """Stop the thread and remove the pipe; it may be called twice."""
         if self._wake < 0:
             return
         self._stopping = True
@@ -208,23 +215,23 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         self._tell("watchdog stopped")
 
     def run_once(self) -> None:
-        """Deal with all that clients have asked for by now, then cease to watch and remove the pipe."""
+        """Handle all requests that have arrived, then stop the thread and remove the pipe."""
         if self._wake < 0:
             return
         self._once = True
         self._end(None)
 
     def get_last_progress_time(self) -> int:
-        """When the watching thread was last seen at work, in seconds since the epoch; now, while there is none."""
+        """Return the Unix time of the thread's last progress; now if no thread runs."""
         return int(self._progress if self._thread is not None else wall_time())
 
     @staticmethod
     def is_process_running(pid: int) -> bool:
-        """Whether there is a process *pid*."""
+        """Return whether the process *pid* exists."""
         return is_running(pid)
 
     def clear_timers(self, worker_pids: set[int]) -> None:
-        """Forget all timers of these processes, and of those that have ended."""
+        """Remove all timers of these processes, and of those that have ended."""
         super().clear_timers(worker_pids | set(filter(self._has_ended, self._timer_table.workers())))
 
     # The thread.
@@ -233,14 +240,14 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         while not self._stopping:
             once = self._once
             try:
-                # No wait is long once it is to end: nobody takes away what wakes it then.
+                # The wake-up event is never reset, so after `run_once` or `stop` no wait is long.
                 timeout = poll_timeout(self._timer_table, wall_time(), self._max_interval)
                 wait_readable([self._pipe, self._wake], timeout)
                 if not self._stopping:
                     self._turn(to_the_end=once)
             except Exception:
                 _log.exception("a check of the watchdog failed")
-                # Most likely the next check fails too.
+                # Most likely the next check will fail too.
                 wait_readable([self._wake], min(1.0, self._max_interval))
             if once:
                 return
@@ -258,18 +265,18 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         self._reported.intersection_update(self._timer_table)
 
     def _settle(self, pid: int, timers: list[FileTimerRequest]) -> bool:
-        """Act on the expired timers of a process; whether all of its timers are done with."""
+        """Act on the expired timers of a process; return whether all its timers can be removed."""
         deadly = None
         for timer in timers:
             if timer not in self._reported:
                 self._reported.add(timer)
                 self._tell("timer expired", timer)
-            # Of several timers the earliest with a signal counts.
+            # Of several timers, the earliest with a signal counts.
             if timer.signal > 0:
                 deadly = timer
                 break
         if deadly is None:
-            # They are done with, but not the others of a process that lives on.
+            # Remove these timers, but not the others of the process, which continues.
             self._timer_table.register(FileTimerRequest(pid, timer.scope_id, -1) for timer in timers)
             return False
         if not self._kill(pid, deadly.signal):
@@ -279,7 +286,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         return True
 
     def _read(self) -> bool:
-        """Take in what waits in the pipe, up to a limit; whether there was something."""
+        """Read and register requests from the pipe, up to a limit; return whether it had data."""
         try:
             piece = os.read(self._pipe, _PIECE)
         except BlockingIOError:
@@ -303,7 +310,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         if said is not None:
             _log.warning("the timer pipe %s holds %s", self._file_path, said)
 
-    # How it begins and ends.
+    # Start and end.
 
     def _end(self, timeout: float | None) -> None:
         os.eventfd_write(self._wake, 1)
@@ -359,13 +366,13 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _is_signal(value: object) -> TypeGuard[int]:
-    # Of 0 and below: none is sent.
+    # For 0 and below, no signal is sent.
     return type(value) is int and (value <= 0 or value in _signal.valid_signals())
 
 
 def log_debug_info_for_expired_timers(run_id: str, expired_timers: Mapping[int, Sequence[str]]) -> None:
     """
-    Log which timers of the job *run_id* expired, as {process id: timers as text}; nothing for none.
+    Log the expired timers of the job *run_id*, given as {process id: timers as text}, if any.
 
     (torch: ``torch.distributed.elastic.timer.debug_info_logging.log_debug_info_for_expired_timers``)
     """

@@ -1,8 +1,8 @@
 """
-What a timer is, and which of them run. PURE: requests in, what has expired out.
+The running timers of a server. PURE: requests in, expired timers out.
 
-Rules of this file: a timer is known by its worker and its scope; a second one under the same name takes the first
-one's place. Deadlines are whatever the requests say, in seconds.
+Rules of this file: a worker and a scope identify a timer. A second timer with the same identity
+replaces the first. Deadlines are taken from the requests, in seconds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from attrs import astuple, define
 @define(unsafe_hash=True, repr=False)
 class TimerRequest:
     """
-    Begins the timer *scope_id* of a worker, or releases it when *expiration_time* is negative.
+    Request to start the timer *scope_id* of a worker, or to release it (negative *expiration_time*).
 
-    *worker_id* is whatever client and server agree on, for those of this package a process id. *expiration_time*
-    is in seconds since the epoch. (torch: ``torch.distributed.elastic.timer.TimerRequest``)
+    Client and server agree on the meaning of *worker_id*; in this package it is a process id.
+    *expiration_time* is in seconds since the epoch. (torch:
+    ``torch.distributed.elastic.timer.TimerRequest``)
     """
 
     worker_id: Any
@@ -33,7 +34,7 @@ class TimerRequest:
 
 
 def is_deadline(value: object) -> bool:
-    """Whether *value* is a number that can be compared with the time, such as no clock ever shows, too."""
+    """Return whether *value* is a number that can be compared with the time; infinity is allowed."""
     try:
         return isinstance(value, numbers.Real) and not math.isnan(value)
     except OverflowError:
@@ -44,13 +45,13 @@ R = TypeVar("R", bound=TimerRequest)
 
 
 class TimerTable(Generic[R]):
-    """The timers of a server, by worker and scope."""
+    """Timers of a server, by worker and scope."""
 
     def __init__(self) -> None:
         self._timers: dict[tuple[Any, str], R] = {}
 
     def register(self, requests: Iterable[R]) -> None:
-        """Begin timers, or end those whose requests have a negative deadline."""
+        """Start timers, or end those whose requests have a negative deadline."""
         for request in requests:
             key = (request.worker_id, request.scope_id)
             if request.expiration_time < 0:
@@ -62,7 +63,7 @@ class TimerTable(Generic[R]):
         self._timers = {key: timer for key, timer in self._timers.items() if key[0] not in workers}
 
     def expired(self, deadline: float) -> dict[Any, list[R]]:
-        """By worker, the timers whose time is over at *deadline*, the earliest first."""
+        """Return the timers that expire at *deadline* or earlier, by worker, earliest first."""
         found: dict[Any, list[R]] = {}
         for timer in sorted(self, key=lambda each: each.expiration_time):
             if timer.expiration_time <= deadline:
@@ -77,8 +78,8 @@ class TimerTable(Generic[R]):
 
 
 def poll_timeout(timers: Iterable[TimerRequest], now: float, longest: float) -> float:
-    """Seconds until a server must look at these *timers* again, at most *longest*."""
-    # What is overdue was looked at just now, and could not be killed: not again at once, and again.
+    """Return the seconds until a server must check *timers* again, at most *longest*."""
+    # A worker that is overdue was checked just now and could not be killed: retry after a pause.
     waits = (timer.expiration_time - now if timer.expiration_time > now else _RETRY for timer in timers)
     return min(longest, min(waits, default=math.inf))
 
