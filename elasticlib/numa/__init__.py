@@ -1,10 +1,11 @@
 """
-Workers on the CPUs that are near their GPUs.
+Binding of workers to the CPUs near their GPUs.
 
 `AffinityMode` and `NumaOptions` (``LaunchConfig(numa_options=...)``) have the names and meaning of
-``torch.numa.binding``. Rules of this package: `_numa_options` holds the options and their checks;
-`_sysfs` reads the topology once, into frozen data; `_cpus` computes the CPUs from it; only `binding`
-changes anything.
+``torch.numa.binding``.
+
+Rules of this package: `_numa_options` has the options and their checks. `_sysfs` reads the topology
+once, into frozen data, and `_cpus` computes the CPUs from it. Only `binding` changes anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
-Which CPUs a worker gets, from what its machine looks like. PURE: a topology in, a set of CPUs out.
+The choice of CPUs for a worker. PURE: a topology in, a set of CPUs out.
 
-Rules of this file: only CPUs that the launcher itself may use are given out; where there is none, or the machine did
-not tell what a mode needs, a `BindingError` names it and what would mend it.
+Rules of this file: a worker gets only CPUs that the launcher itself may use. If there are none, or
+if the machine does not report the data that a mode needs, a `BindingError` names the cause and a
+remedy.
 """
 
 from __future__ import annotations
@@ -17,25 +18,26 @@ from elasticlib.stacks import number_ranges
 
 @frozen
 class Topology:
-    """A machine's CPUs and GPUs; what the kernel does not tell is left out."""
+    """CPUs and GPUs of a machine, without data that the kernel does not report."""
 
     nodes: Mapping[int, frozenset[int]]
     """CPUs of each NUMA node."""
     packages: Mapping[int, int]
     """Processor package of each CPU."""
     cores: Mapping[int, frozenset[int]]
-    """For each CPU those of the same physical core, itself included."""
+    """For each CPU, the CPUs of its physical core, itself included."""
     caches: Mapping[int, frozenset[int]]
-    """For each CPU those that share its data cache of the highest level, itself included."""
+    """For each CPU, the CPUs that share its data cache of the highest level, itself included."""
     gpu_nodes: tuple[int, ...]
     """NUMA node of each GPU, by its index."""
 
 
 def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed: frozenset[int]) -> frozenset[int]:
     """
-    CPUs of *allowed* for the worker with GPU *device_index*, never none.
+    Return the CPUs of *allowed* for the worker with GPU *device_index*, at least one.
 
-    Raises `BindingError` (a ``RuntimeError``) when there is no such GPU, no CPU left, or no core for each GPU.
+    Raises `BindingError` (a ``RuntimeError``) if the GPU does not exist, no CPU is left, or there are
+    fewer cores than GPUs.
     """
     count = len(topology.gpu_nodes)
     if count == 0:
@@ -71,7 +73,7 @@ def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed:
 
 
 def _of_package(topology: Topology, node: int) -> tuple[frozenset[int], str]:
-    """CPUs of all NUMA nodes of the package of *node*, and how to call them."""
+    """Return the CPUs of all NUMA nodes in the package of *node*, and a name for messages."""
     packages = {number: topology.packages.get(min(cpus)) for number, cpus in topology.nodes.items() if cpus}
     package = packages.get(node)
     if node in packages and package is None:
@@ -81,7 +83,7 @@ def _of_package(topology: Topology, node: int) -> tuple[frozenset[int], str]:
 
 
 def _by(groups: Mapping[int, frozenset[int]], cpus: frozenset[int], what: str) -> dict[int, frozenset[int]]:
-    """*cpus* group by group, in the order of the lowest CPU of the whole group, which is the key."""
+    """Return *cpus* by group, keyed and ordered by the lowest CPU of the whole group."""
     if silent := cpus - groups.keys():
         raise BindingError(f"this machine does not report the {what} of the CPUs {ranges(silent)}: choose 'node'")
     firsts = sorted({min(groups[cpu]) for cpu in cpus})
@@ -89,7 +91,7 @@ def _by(groups: Mapping[int, frozenset[int]], cpus: frozenset[int], what: str) -
 
 
 def _share(position: int, gpus: int, cores: Mapping[int, frozenset[int]], node: int) -> frozenset[int]:
-    """The cores of the GPU at *position* among the node's; the first ones get what is left over."""
+    """Return the CPUs of the GPU at *position* of a node's *gpus*; the first get the surplus cores."""
     each, left_over = divmod(len(cores), gpus)
     if each == 0:
         raise BindingError(
@@ -101,5 +103,5 @@ def _share(position: int, gpus: int, cores: Mapping[int, frozenset[int]], node: 
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """*numbers* as the kernel writes them: ``0-3,8``; empty for none."""
+    """Return *numbers* in the kernel's notation, such as ``0-3,8``; empty for none."""
     return number_ranges(numbers, ",")

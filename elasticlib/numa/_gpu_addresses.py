@@ -1,8 +1,8 @@
 """
-Where the accelerators sit: their PCI addresses, by the index that torch gives them.
+The PCI addresses of accelerators, by torch's index.
 
-It is a program too, which prints the addresses: run it where the asking process must not touch a device. For that
-reason it needs nothing but torch.
+The file is also a program that prints the addresses, for a process that must not use a device
+itself. For that reason it needs nothing but torch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 def gpu_addresses_here() -> list[str]:
     """
-    PCI addresses such as ``0000:dc:00.0`` of the devices of torch's accelerator (CUDA, ROCm, XPU ...), as seen here.
+    Return PCI addresses, such as ``0000:dc:00.0``, of the devices that this process sees.
 
-    It initialises the devices' library in this process.
+    They are those of torch's accelerator (CUDA, ROCm, XPU ...). The call initialises the devices'
+    library in this process.
     """
     import torch
 
@@ -27,7 +28,7 @@ def gpu_addresses_here() -> list[str]:
 
 
 def is_initialised(torch: Any) -> bool:
-    """Whether this process has already touched a device of torch's accelerator; it touches none."""
+    """Return whether this process has used a device of torch's accelerator, without using one."""
     if torch.accelerator.current_accelerator() is None:
         return False
     is_initialized = getattr(_module(torch), "is_initialized", None)
@@ -35,7 +36,7 @@ def is_initialised(torch: Any) -> bool:
 
 
 def _module(torch: Any) -> Any:
-    """What torch has for its accelerator, such as ``torch.cuda``."""
+    """Return torch's module for its accelerator, such as ``torch.cuda``."""
     return torch.get_device_module(torch.accelerator.current_accelerator())
 
 

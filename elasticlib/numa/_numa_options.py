@@ -1,4 +1,4 @@
-"""How workers are to be bound to CPUs: values and their check. PURE."""
+"""Options for binding workers to CPUs, and their checks. PURE."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BindingError(ConfigError, RuntimeError):
 
 class AffinityMode(str, enum.Enum):
     """
-    Which CPUs a worker gets; *its GPU* is the one whose index is the worker's local rank.
+    Choice of CPUs for a worker; *its GPU* is the one whose index is the worker's local rank.
 
     (torch: ``torch.numa.binding.AffinityMode``)
     """
@@ -22,24 +22,24 @@ class AffinityMode(str, enum.Enum):
     NODE = "node"
     """All CPUs of the NUMA node of its GPU."""
     SOCKET = "socket"
-    """All CPUs of the processor package that this node belongs to."""
+    """All CPUs of the processor package of this node."""
     EXCLUSIVE = "exclusive"
-    """An equal share, in whole cores, of the node's CPUs: the node's GPUs divide them."""
+    """An equal share of the node's CPUs, in whole cores, for each GPU of the node."""
     CORE_COMPLEX = "core-complex"
-    """The CPUs below one shared cache of the node; its GPUs take turns with the caches."""
+    """The CPUs of one shared cache of the node; its GPUs get the caches in turn."""
 
 
 @dataclass(frozen=True)
 class NumaOptions:
     """
-    How workers are bound to CPUs. (torch: ``torch.numa.binding.NumaOptions``)
+    Options for binding workers to CPUs. (torch: ``torch.numa.binding.NumaOptions``)
 
     A mode may be given by its name, such as ``"node"``. Raises `ConfigError` (a ``ValueError``) for any other.
     """
 
     affinity_mode: AffinityMode
     should_fall_back_if_binding_fails: bool = False
-    """Whether workers start unbound, with a warning in the log, where the binding is not possible."""
+    """True if workers start unbound, with a warning in the log, when the binding is not possible."""
 
     def __post_init__(self) -> None:
         try:
@@ -53,7 +53,7 @@ class NumaOptions:
 
 def as_numa_options(value: object) -> NumaOptions | None:
     """
-    *value* where it is None, a `NumaOptions` or an object like it, such as torch's own.
+    Return *value* as `NumaOptions`, or None for None; it may be a similar object, such as torch's.
 
     Raises `ConfigError` for anything else.
     """

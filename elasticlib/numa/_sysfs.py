@@ -1,8 +1,9 @@
 """
-What the machine looks like, as the kernel tells it in sysfs.
+The machine's topology, read from sysfs.
 
-Rules of this file: it only reads, below a root that tests may choose; each cache and core is read once and not once a
-CPU; what a mode may do without (a virtual machine often hides its caches) is left out and not missed here.
+Rules of this file: it only reads, below a root that tests may choose. Each cache and core is read
+once, not once for each CPU. Data that some modes do not need may be missing (a virtual machine often
+hides its caches); that is not an error here.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ _DATA_CACHES = ("Data", "Unified")
 
 def read_topology(gpu_addresses: Sequence[str], root: str = "/") -> Topology:
     """
-    The machine whose sysfs lies below *root*; *gpu_addresses* are PCI addresses such as ``0000:dc:00.0``, by index.
+    Return the topology of the machine whose sysfs is below *root*.
 
-    Raises `BindingError` (a ``RuntimeError``) when the NUMA nodes, or that of a GPU, are not told.
+    *gpu_addresses* are PCI addresses such as ``0000:dc:00.0``, by index. Raises `BindingError` (a
+    ``RuntimeError``) if sysfs does not have the NUMA nodes, or the node of a GPU.
     """
     nodes = _nodes(os.path.join(root, _NODES))
     cpus = sorted(frozenset[int]().union(*nodes.values()))
@@ -40,7 +42,7 @@ def read_topology(gpu_addresses: Sequence[str], root: str = "/") -> Topology:
 
 
 def parse_ranges(text: str) -> frozenset[int]:
-    """The numbers of a list such as ``0-3,8``."""
+    """Return the numbers in a list such as ``0-3,8``."""
     found: set[int] = set()
     for part in text.strip().split(","):
         if part.strip():
@@ -67,7 +69,7 @@ def _gpu_node(address: str, root: str) -> int:
     text = _read(path)
     if text is None or not re.fullmatch(r"-?\d+", text):
         raise BindingError(f"{path} does not hold the NUMA node of a GPU")
-    # The kernel says -1 where there is but one node.
+    # The kernel reports -1 if there is only one node.
     return max(int(text), 0)
 
 
@@ -77,9 +79,9 @@ def _package(folder: str, cpu: int) -> int | None:
 
 
 def _highest_cache(folder: str) -> frozenset[int] | None:
-    """CPUs that share the highest level of data cache in *folder*; None where it tells of none."""
+    """Return the CPUs that share the highest level of data cache in *folder*; None if it has none."""
     levels: dict[int, frozenset[int]] = {}
-    # Folders are listed in any order, so that all levels are read before one is chosen.
+    # Folders are listed in any order, so all levels are read before one is chosen.
     for cache in glob.glob(os.path.join(glob.escape(folder), "index[0-9]*")):
         kind, level, shared = (_read(os.path.join(cache, fact)) for fact in ("type", "level", "shared_cpu_list"))
         if kind in _DATA_CACHES and level and shared:
@@ -90,7 +92,7 @@ def _highest_cache(folder: str) -> frozenset[int] | None:
 def _groups(cpus: Sequence[int], read: Callable[[int], frozenset[int] | None]) -> dict[int, frozenset[int]]:
     found: dict[int, frozenset[int]] = {}
     for cpu in cpus:
-        # One file tells the group of all of its CPUs.
+        # One file has the group of all its CPUs.
         if cpu not in found and (group := read(cpu)):
             found.update(dict.fromkeys(group, group))
     return found

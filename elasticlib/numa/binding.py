@@ -1,12 +1,12 @@
 """
-Binding without a launch: a command that will run on the CPUs near a GPU, or this very process.
+Binding of a command, or of this process, to the CPUs near a GPU, without a launch.
 
-These are the names of ``torch.numa.binding``. The functions with an underscore are those by which torch's launcher
-binds, for programs that start workers themselves; launches of this library need no ``numactl``, since their workers
-bind themselves before they become the user's program.
+The names are those of ``torch.numa.binding``. torch's launcher binds with the functions that have an
+underscore; they are for programs that start workers themselves. Launches of this library need no
+``numactl``, because their workers bind themselves before they become the user's program.
 
-Rules of this file: a process that has not touched a device does not touch one here; what fails is raised or, where the
-options say so, logged, and nothing is bound.
+Rules of this file: a process that has not used a device does not use one here. An error is raised,
+or, if the options allow it, logged; then nothing is bound.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ R = TypeVar("R")
 
 _log = logging.getLogger("elasticlib")
 _TIMEOUT = 120.0
-"""Seconds that the program which asks for the devices may take: it imports torch."""
+"""Timeout in seconds of the program that lists the devices: it imports torch."""
 
 
 def _maybe_wrap_command_args_with_numa_binding(
     command_args: tuple[str, ...], *, device_index: int, numa_options: NumaOptions | None
 ) -> tuple[str, ...]:
     """
-    *command_args*, run through ``numactl`` on the CPUs near accelerator *device_index*; unchanged without options.
+    Return *command_args* with ``numactl`` in front, for the CPUs near accelerator *device_index*.
 
-    Raises `BindingError` (a ``RuntimeError``) when ``numactl`` is not on PATH or the binding is not possible, unless
-    the options allow to fall back: then *command_args* are unchanged, with a warning.
+    Without options they are unchanged. Raises `BindingError` (a ``RuntimeError``) if ``numactl`` is
+    not on PATH or the binding is not possible. If the options allow to fall back, the arguments are
+    then unchanged, with a warning.
     (torch: ``torch.numa.binding._maybe_wrap_command_args_with_numa_binding``)
     """
     options = as_numa_options(numa_options)
@@ -68,7 +69,7 @@ def _maybe_wrap_with_numa_binding(
     func: Callable[P, R], *, device_index: int, numa_options: NumaOptions | None
 ) -> Callable[P, R]:
     """
-    *func*, made to bind its process before it runs, as the function below does; unchanged without options.
+    Return *func*, wrapped to bind its process before it runs; unchanged without options.
 
     (torch: ``torch.numa.binding._maybe_wrap_with_numa_binding``)
     """
@@ -85,10 +86,11 @@ def _maybe_wrap_with_numa_binding(
 
 def _maybe_apply_numa_binding_to_current_process(*, device_index: int, numa_options: NumaOptions | None) -> None:
     """
-    Bind this process to the CPUs near accelerator *device_index*: each thread that has the CPUs of the present one.
+    Bind this process to the CPUs near accelerator *device_index*.
 
-    Threads that were bound before keep their CPUs. Raises `BindingError` (a ``RuntimeError``) when the binding is not
-    possible, unless the options allow to fall back. Unlike torch's it works without ``numactl``.
+    It binds each thread that has the same CPUs as the current one. Threads that were bound before
+    keep their CPUs. Raises `BindingError` (a ``RuntimeError``) if the binding is not possible,
+    unless the options allow to fall back. Unlike torch's function it works without ``numactl``.
     (torch: ``torch.numa.binding._maybe_apply_numa_binding_to_current_process``)
     """
     options = as_numa_options(numa_options)
@@ -99,7 +101,7 @@ def _maybe_apply_numa_binding_to_current_process(*, device_index: int, numa_opti
 
 @contextmanager
 def binding_attempt(options: NumaOptions) -> Iterator[None]:
-    """An error in the block becomes a `BindingError` or, where *options* allow it, ends the block with a warning."""
+    """Turn an error in the block into a `BindingError`, or into a warning if *options* allow it."""
     try:
         yield
     except Exception as error:
@@ -118,7 +120,7 @@ def _bind_threads(cpus: frozenset[int]) -> None:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     seen: set[int] = set()
-    # A thread that is not bound yet may start another one meanwhile: look until there is no new one.
+    # A thread that is not bound yet may start another one meanwhile: repeat until there is no new one.
     while new := {int(name) for name in os.listdir("/proc/self/task")} - seen:
         seen |= new
         for thread in new:
@@ -131,7 +133,7 @@ def _bind_threads(cpus: frozenset[int]) -> None:
 
 
 def _addresses() -> tuple[str, ...]:
-    """The GPUs as this process sees them, or would see them."""
+    """Return the addresses of the GPUs that this process sees, without initialising them here."""
     torch = sys.modules.get("torch")
     if torch is not None and _gpu_addresses.is_initialised(torch):
         return tuple(_gpu_addresses.gpu_addresses_here())
@@ -141,7 +143,7 @@ def _addresses() -> tuple[str, ...]:
 
 @functools.cache
 def _listed_by_program(environment: frozenset[tuple[str, str]]) -> tuple[str, ...]:
-    """The GPUs that a program with the present variables sees; *environment* is what they depend on."""
+    """Return the GPUs that a new program sees; *environment* has the variables that matter."""
     try:
         done = subprocess.run(
             [sys.executable, _gpu_addresses.__file__], capture_output=True, text=True, timeout=_TIMEOUT, check=False

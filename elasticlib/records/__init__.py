@@ -1,8 +1,8 @@
 """
-What happened: typed records, each made once and handed to a sink.
+Typed records of what happens in a job, each made once and passed to a sink.
 
-Rules of this package: a record holds facts; its text is made from them, where it is defined; a sink never raises into
-the agent's loop (`fan_out`). `log` is the default sink; events and metrics are others.
+Rules of this package: a record has facts, and its class makes the text from them. An error of a sink
+never reaches the agent's loop (`fan_out`). `log` is the default sink; events and metrics are others.
 """
 
 from elasticlib import _lazy

@@ -1,8 +1,8 @@
 """
-What an agent does for its workers, step by step: rendezvous, ranks, workers, and how its run ends.
+Records about the steps of an agent: rendezvous, ranks, workers and the end of its run.
 
-Rules of this file: a record holds facts; its text is made from them, here. Durations are seconds of the agent's
-clock.
+Rules of this file: a record has facts, and its class makes the text from them. Durations are in
+seconds of the agent's clock.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from elasticlib.errors import ProcessFailure
 from elasticlib.records._sinks import Record
 
 FINE = 5
-"""Level of what is for sinks rather than for people: below DEBUG."""
+"""Level, below DEBUG, of records for sinks rather than for users."""
 
 
 @frozen
 class RanksAwaited(Record, level=DEBUG):
-    """This node asked for ranks in the next round, and waits for it."""
+    """Request of this node for ranks in the next round."""
 
     node: str
 
@@ -32,7 +32,7 @@ class RanksAwaited(Record, level=DEBUG):
 
 @frozen
 class RanksReceived(Record, level=DEBUG):
-    """This node has a place in a round; its workers are not started yet."""
+    """Ranks of this node in a round, before its workers start."""
 
     round: int
     group_rank: int
@@ -42,7 +42,7 @@ class RanksReceived(Record, level=DEBUG):
     master: str
     why: str
     duration: float
-    """From the request to join until now."""
+    """Seconds since the request to join."""
 
     def __str__(self) -> str:
         return (
@@ -53,7 +53,7 @@ class RanksReceived(Record, level=DEBUG):
 
 @frozen
 class RanksMissed(Record, level=DEBUG):
-    """This node asked for ranks and will not get any."""
+    """End of this node's wait for ranks without any."""
 
     why: str
     duration: float
@@ -66,7 +66,7 @@ class RanksMissed(Record, level=DEBUG):
 
 @frozen
 class RanksAssigned(Record, level=DEBUG):
-    """The workers of this node have their ranks, and the store of the round was found."""
+    """Ranks of this node's workers, once the store of the round was found."""
 
     round: int
     ranks: tuple[int, ...]
@@ -79,19 +79,19 @@ class RanksAssigned(Record, level=DEBUG):
 
 @frozen
 class WorkerPlace:
-    """Which worker a record is about."""
+    """Worker that a record is about."""
 
     local_rank: int
     global_rank: int
     role_rank: int
     role_world_size: int
     id: object
-    """What the agent's `_start_workers` gave: a process id, for a process."""
+    """Id from the agent's `_start_workers`; for a process, its process id."""
 
 
 @frozen
 class WorkerStarted(Record, level=FINE):
-    """One worker was started."""
+    """Start of one worker."""
 
     worker: WorkerPlace
 
@@ -101,7 +101,7 @@ class WorkerStarted(Record, level=FINE):
 
 @frozen
 class WorkerEnded(Record, level=FINE):
-    """One worker is gone, and how: TERMINATED did not fail, but its round was stopped."""
+    """End of one worker; TERMINATED: it did not fail, but its round was stopped."""
 
     worker: WorkerPlace
     state: Literal["SUCCEEDED", "FAILED", "TERMINATED"]
@@ -114,7 +114,7 @@ class WorkerEnded(Record, level=FINE):
 
 @frozen
 class WorkersSeen(Record, level=FINE):
-    """The agent looked at its workers."""
+    """Check of the workers by the agent."""
 
     state: str
     """Name of a `WorkerState`."""
@@ -126,10 +126,10 @@ class WorkersSeen(Record, level=FINE):
 
 @frozen
 class StacksShown(Record, level=FINE):
-    """The console will show where the workers are, as soon as they have told it."""
+    """Request to show the workers' stacks on the console when they arrive."""
 
     why: str
-    """The line above the stacks."""
+    """Line above the stacks."""
 
     def __str__(self) -> str:
         return f"the console is to show the stacks of workers: {self.why}"
@@ -137,10 +137,10 @@ class StacksShown(Record, level=FINE):
 
 @frozen
 class StacksTold(Record, level=FINE):
-    """Where the threads of this node's workers are, as somebody asked for it."""
+    """Stacks of the threads of this node's workers, after a request."""
 
     texts: Mapping[int, str]
-    """By local rank, as the fault handler writes them; in brackets why there is nothing."""
+    """Stacks by local rank, in the format of the fault handler; or, in brackets, why there are none."""
 
     def __str__(self) -> str:
         return f"the stacks of {len(self.texts)} workers were written down"
@@ -148,10 +148,10 @@ class StacksTold(Record, level=FINE):
 
 @frozen
 class StepDone(Record, level=FINE):
-    """The agent went through a step of its work, or failed in it."""
+    """Success or failure of a step of the agent's work."""
 
     step: str
-    """``Class.method``, as torch calls it."""
+    """Name of the step, ``Class.method``, as in torch."""
     duration: float
     succeeded: bool
 
@@ -161,7 +161,7 @@ class StepDone(Record, level=FINE):
 
 @frozen
 class StateTimed(Record, level=FINE):
-    """Somebody measured how long the agent was in a state of his own naming."""
+    """Duration of a state of the agent that a caller has named and measured."""
 
     state: str
     duration: float
@@ -172,10 +172,10 @@ class StateTimed(Record, level=FINE):
 
 @frozen
 class RunEnded(Record, level=DEBUG):
-    """The agent's run is over, and nothing of it is left."""
+    """End of the agent's run, with all its processes."""
 
     outcome: Literal["SUCCEEDED", "FAILED", "RAISED"]
-    """RAISED: there is no result of workers, but an exception."""
+    """RAISED: the run ended with an exception, not with a result of workers."""
     restart_count: int
     """Restarts of the job up to the last round of this node."""
     max_restarts: int
@@ -190,7 +190,7 @@ class RunEnded(Record, level=DEBUG):
 
 @frozen
 class AgentSucceeded(Record, level=FINE):
-    """The agent did its work to its end, whether or not workers failed."""
+    """Regular end of the agent's work, whether or not workers failed."""
 
     def __str__(self) -> str:
         return "the agent has done its work"
@@ -198,7 +198,7 @@ class AgentSucceeded(Record, level=FINE):
 
 @frozen
 class AgentFailed(Record, level=FINE):
-    """The agent could not do its work: the nodes did not meet, a signal came."""
+    """Error that kept the agent from its work, such as a failed rendezvous or a signal."""
 
     trace: str
 
@@ -208,12 +208,16 @@ class AgentFailed(Record, level=FINE):
 
 @frozen
 class KernelLimited(Record, level=WARNING):
-    """This kernel, or a container's seccomp profile, refuses calls that a launch makes: what is weaker without them."""
+    """
+    Weaker guarantees because the kernel refuses calls that a launch makes.
+
+    The cause may be an old kernel or a container's seccomp profile.
+    """
 
     pidfds: str
-    """Why there are no pidfds; empty where there are."""
+    """Reason for missing pidfds; empty if they work."""
     memfds: str
-    """Why there are no files in memory; empty where there are."""
+    """Reason for missing files in memory; empty if they work."""
 
     def __str__(self) -> str:
         parts = []

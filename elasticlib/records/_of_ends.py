@@ -1,7 +1,7 @@
 """
-What people should know of the ends of workers.
+Records about the ends of workers for the job's user.
 
-Rules of this file: a record holds facts; its text is made from them, here.
+Rules of this file: a record has facts, and its class makes the text from them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from elasticlib.records._sinks import Record
 
 @frozen
 class WorkerLingers(Record, level=logging.WARNING):
-    """A worker's program is over, but its process has not ended in the time that it has for this."""
+    """Worker whose program has ended, but whose process has not exited in time."""
 
     local_rank: int
     pid: int
     seconds: float
     ends: bool
-    """Whether it is stopped for that."""
+    """True if it is stopped for that."""
     stacks: str
-    """Those of its threads, as the fault handler writes them."""
+    """Stacks of its threads, in the format of the fault handler."""
 
     def __str__(self) -> str:
         what = (
@@ -39,18 +39,18 @@ class WorkerLingers(Record, level=logging.WARNING):
 
 @frozen
 class LastRuns(Record, level=logging.WARNING):
-    """One worker runs on, though all others of its node have finished with success."""
+    """Last running worker of a node, whose others have all succeeded."""
 
     rank: int
     pid: int
     seconds: float
-    """Since the others have finished."""
+    """Seconds since the others have finished."""
     left: float | None
-    """Seconds until it is stopped, as its function has returned; None: it is not."""
+    """Seconds until it is stopped, because its function has returned; None: it is not stopped."""
     place: str
-    """Where it is, such as ``at train.py:41``; empty where that could not be seen."""
+    """Place of the worker, such as ``at train.py:41``; empty if unknown."""
     are_all: bool
-    """Whether the job has no ranks on other nodes."""
+    """True if the job has no ranks on other nodes."""
 
     def __str__(self) -> str:
         others = f"all ranks but {self.rank}" if self.are_all else f"all ranks of this node but {self.rank}"
@@ -61,14 +61,14 @@ class LastRuns(Record, level=logging.WARNING):
 
 @frozen
 class WorkerCrashedLate(Record, level=logging.WARNING):
-    """A worker's process crashed after its program had ended: that counts, with its result."""
+    """Crash of a worker's process after its program had ended: the program's end counts."""
 
     local_rank: int
     pid: int
     exitcode: int
-    """Of the program."""
+    """Exit status of the program."""
     late: int
-    """How the process ended: an exit status, or ``-n`` for signal ``n``."""
+    """Exit status of the process, or ``-n`` for signal ``n``."""
 
     def __str__(self) -> str:
         end = f"with exit status {self.late}" if self.late >= 0 else f"by {name_of_signal(-self.late)}"

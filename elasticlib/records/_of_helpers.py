@@ -1,7 +1,8 @@
 """
-What happened to processes of ours, beside the launcher and its workers.
+Records about helper processes: sidecar, reaper, fork server and spawner.
 
-Rules of this file: a record holds facts; its text is made from them, here, and names the process.
+Rules of this file: a record has facts, and its class makes the text from them. The text names the
+process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from elasticlib.records._sinks import Record
 
 @frozen
 class HelperLost(Record, level=logging.WARNING):
-    """A process of ours was lost before workers ran, and is started again."""
+    """Loss of a helper before workers ran; it is started again."""
 
     why: str
 
@@ -26,7 +27,7 @@ class HelperLost(Record, level=logging.WARNING):
 
 @frozen
 class HelperWoken(Record, level=logging.WARNING):
-    """A process of ours had been stopped while its workers ran, and was continued."""
+    """Stopped helper, whose workers ran, and which was continued."""
 
     helper: str
     seconds: float
@@ -37,7 +38,7 @@ class HelperWoken(Record, level=logging.WARNING):
 
 @frozen
 class HelperHeld(Record, level=logging.WARNING):
-    """A debugger holds a process of ours."""
+    """Helper that a debugger holds."""
 
     helper: str
     seconds: float
@@ -48,7 +49,7 @@ class HelperHeld(Record, level=logging.WARNING):
 
 @frozen
 class HelperReplaced(Record, level=logging.ERROR):
-    """A process of ours stood still and was killed, so that another one takes its place."""
+    """Unresponsive helper, which was killed and is replaced."""
 
     why: str
 
@@ -58,7 +59,7 @@ class HelperReplaced(Record, level=logging.ERROR):
 
 @frozen
 class SpawnerKilled(Record, level=logging.ERROR):
-    """The process that starts and stops the workers did not answer, and was killed with all of them."""
+    """Unresponsive spawner, which was killed with all its workers."""
 
     seconds: float
 

@@ -1,7 +1,7 @@
 """
-What people should know of a job: its rounds, its logs, and what was odd on the way.
+Records about a job for its user: rounds, logs and problems.
 
-Rules of this file: a record holds facts; its text is made from them, here.
+Rules of this file: a record has facts, and its class makes the text from them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _MOST = 8
 
 
 def _few(numbers: Iterable[int]) -> str:
-    """Numbers for people: the first few of many."""
+    """Return the first few *numbers* as text, with the number of the others."""
     texts = [str(number) for number in numbers]
     return ", ".join(texts[:_MOST]) + (f" and {len(texts) - _MOST} more" if len(texts) > _MOST else "")
 
 
 @frozen
 class LaunchStarted(Record, level=logging.INFO):
-    """A launch begins on this node."""
+    """Start of a launch on this node."""
 
     entrypoint: str
     asked: dict[str, object]
-    """Value of each field of the configuration that says how it will run."""
+    """Values of the fields of the configuration that determine the run."""
 
     def __str__(self) -> str:
         return f"launching {self.entrypoint}: {', '.join(f'{name}={value!r}' for name, value in self.asked.items())}"
@@ -40,7 +40,7 @@ class LaunchStarted(Record, level=logging.INFO):
 
 @frozen
 class RoundStarted(Record, level=logging.INFO):
-    """All workers of this node were started."""
+    """Start of all workers of this node."""
 
     round: int
     group_rank: int
@@ -63,7 +63,7 @@ class RoundStarted(Record, level=logging.INFO):
 
 @frozen
 class RoundEnded(Record):
-    """The coordinator ended the round."""
+    """End of a round by the coordinator."""
 
     round: int
     why: str
@@ -71,7 +71,7 @@ class RoundEnded(Record):
 
     @property
     def level(self) -> int:
-        """A restart deserves a warning: the job loses time."""
+        """WARNING for a restart, because the job loses time; else INFO."""
         return logging.WARNING if self.restart else logging.INFO
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class RoundEnded(Record):
 
 @frozen
 class WorkersStopping(Record, level=logging.INFO):
-    """The stop ladder begins."""
+    """Start of the workers' stop."""
 
     round: int
     why: str
@@ -94,10 +94,10 @@ class WorkersStopping(Record, level=logging.INFO):
 
 @frozen
 class StopAwaited(Record, level=logging.WARNING):
-    """Somebody asked for the end, and waits for workers that are not gone at once."""
+    """Wait of a user, who has asked for the end, for workers that have not ended yet."""
 
     pids: dict[int, int]
-    """Process ids by global rank of those that are left."""
+    """Process ids of the remaining workers, by global rank."""
     signum: int
     left: float
     """Seconds until SIGKILL."""
@@ -113,7 +113,11 @@ class StopAwaited(Record, level=logging.WARNING):
 
 @frozen
 class StopRepeated(Record, level=logging.INFO):
-    """A stop was asked for again: schedulers do so, and workers that save a checkpoint must not pay for it."""
+    """
+    Repeated request for a stop.
+
+    Schedulers repeat it routinely, and workers that save a checkpoint must not lose time by it.
+    """
 
     why: str
     left: float
@@ -125,7 +129,7 @@ class StopRepeated(Record, level=logging.INFO):
 
 @frozen
 class WorkerStuck(Record, level=logging.WARNING):
-    """A worker was killed before its time: native code kept it from the signal, and the others with it."""
+    """Early kill of a worker whose native code kept it, and with it the others, from the signal."""
 
     rank: int
     pid: int
@@ -143,10 +147,10 @@ class WorkerStuck(Record, level=logging.WARNING):
 
 @frozen
 class DetachedEnded(Record, level=logging.WARNING):
-    """Processes that workers had detached, in sessions of their own, were killed: the job failed, or restarts."""
+    """Kill of processes that workers had detached, because the job failed or restarts."""
 
     commands: dict[int, str]
-    """By process id."""
+    """Command lines by process id."""
 
     def __str__(self) -> str:
         listed = ", ".join(f"process {pid} ({command})" for pid, command in self.commands.items())
@@ -155,7 +159,7 @@ class DetachedEnded(Record, level=logging.WARNING):
 
 @frozen
 class NotNeeded(Record, level=logging.WARNING):
-    """The job ended well without this node: its workers never did their part in the round that succeeded."""
+    """Success of the job without this node, whose workers were not in the round that succeeded."""
 
     node: str
     why: str
@@ -166,7 +170,7 @@ class NotNeeded(Record, level=logging.WARNING):
 
 @frozen
 class OutcomeMissed(Record, level=logging.WARNING):
-    """All workers of this node ended well, and then the job's store went: no outcome came, and none will."""
+    """Loss of the job's store after this node's own success: the job's outcome is unknown."""
 
     node: str
     why: str
@@ -177,7 +181,7 @@ class OutcomeMissed(Record, level=logging.WARNING):
 
 @frozen
 class WorkersSurvived(Record, level=logging.ERROR):
-    """Processes that even SIGKILL did not end: they sit in a system call that cannot be interrupted."""
+    """Processes that SIGKILL did not end: they are in a system call that cannot be interrupted."""
 
     pids: tuple[int, ...]
 
@@ -190,7 +194,7 @@ class WorkersSurvived(Record, level=logging.ERROR):
 
 @frozen
 class WorkersCutOff(Record, level=logging.ERROR):
-    """The workers were killed by the launcher, as whoever does that earlier did not."""
+    """Kill of the workers by the launcher, because no process that should do it before has done so."""
 
     def __str__(self) -> str:
         return CUT_OFF
@@ -198,7 +202,7 @@ class WorkersCutOff(Record, level=logging.ERROR):
 
 @frozen
 class ThreadsChosen(Record, level=logging.INFO):
-    """OMP_NUM_THREADS was not set and was chosen."""
+    """Choice of OMP_NUM_THREADS, which was not set."""
 
     threads: int
     cpus: float
@@ -210,7 +214,7 @@ class ThreadsChosen(Record, level=logging.INFO):
 
 @frozen
 class PreloadSkipped(Record, level=logging.WARNING):
-    """The default preload does not work here: the workers import for themselves."""
+    """Failure of the default preload: each worker imports the modules itself."""
 
     why: str
 
@@ -220,12 +224,12 @@ class PreloadSkipped(Record, level=logging.WARNING):
 
 @frozen
 class ImportTakesLong(Record, level=logging.WARNING):
-    """The fork server is at one import for long."""
+    """Long import in the fork server."""
 
     module: str
     seconds: float
     place: str
-    """File and line where it is; empty where that is not known."""
+    """Current file and line of the import; empty if unknown."""
 
     def __str__(self) -> str:
         where = f", now at {self.place}" if self.place else ""
@@ -237,12 +241,12 @@ class ImportTakesLong(Record, level=logging.WARNING):
 
 @frozen
 class PreloadAdvised(Record, level=logging.WARNING):
-    """The workers of a restart were long at imports that the fork server could do ahead."""
+    """Long imports of restarted workers that the fork server could do ahead."""
 
     modules: tuple[str, ...]
     seconds: float
     preload: tuple[str, ...]
-    """What is imported ahead now."""
+    """Modules that are imported ahead now."""
 
     def __str__(self) -> str:
         return (
@@ -254,7 +258,7 @@ class PreloadAdvised(Record, level=logging.WARNING):
 
 @frozen
 class LogsKept(Record, level=logging.INFO):
-    """A job failed, and its logs stay for a look."""
+    """Folder in which the logs of a failed job are kept."""
 
     folder: str
 
@@ -264,7 +268,7 @@ class LogsKept(Record, level=logging.INFO):
 
 @frozen
 class StreamsKept(Record, level=logging.WARNING):
-    """The caller asked for files of streams and named no folder."""
+    """Temporary folder of log files, for a caller that asked for files and named no folder."""
 
     folder: str
 
@@ -274,7 +278,7 @@ class StreamsKept(Record, level=logging.WARNING):
 
 @frozen
 class LogsCutOff(Record, level=logging.WARNING):
-    """The disk of a log folder was full when a round ended, so that lines may be missing there."""
+    """Full disk of a log folder at the end of a round: lines may be missing."""
 
     folder: str
 
@@ -287,22 +291,22 @@ class LogsCutOff(Record, level=logging.WARNING):
 
 @frozen
 class WatchdogReported(Record):
-    """The watchdog of countdown timers has something to tell."""
+    """Event of the watchdog of countdown timers."""
 
     event: str
     """``watchdog started``, ``watchdog stopped``, ``timer expired`` or ``kill worker process``."""
     worker_pid: int | None = None
-    """The worker whose timer it is, where it is about one."""
+    """Process id of the timer's worker; None if the event is not about a timer."""
     scope_id: str = ""
     """Name of the timer."""
     expiration_time: float = 0.0
     """Unix seconds at which the timer expired."""
     signum: int = 0
-    """The signal that was to be sent."""
+    """Signal of the timer."""
 
     @property
     def level(self) -> int:
-        """A worker that hangs deserves a warning."""
+        """WARNING for a worker that hangs; else INFO."""
         return logging.INFO if self.worker_pid is None else logging.WARNING
 
     def __str__(self) -> str:
@@ -313,11 +317,11 @@ class WatchdogReported(Record):
 
 @frozen
 class WorkerAsleep(Record, level=logging.WARNING):
-    """A worker was found in uninterruptible sleep (state D), and is watched from now on."""
+    """Worker in uninterruptible sleep (state D), which is watched from now on."""
 
     pid: int
     allowed: float
-    """Seconds that this may last."""
+    """Seconds that the sleep may last."""
 
     def __str__(self) -> str:
         return f"process {self.pid} is in uninterruptible sleep; after {self.allowed:g} s of it the job is ended"
@@ -325,10 +329,10 @@ class WorkerAsleep(Record, level=logging.WARNING):
 
 @frozen
 class GpuMemoryFree(Record, level=logging.DEBUG):
-    """The GPUs have no more in use than before the job's first workers, so the next ones are started."""
+    """End of the wait for GPU memory: as much is free as before the job's first workers."""
 
     waited: float
-    """Seconds."""
+    """Duration of the wait in seconds."""
 
     def __str__(self) -> str:
         return f"the GPU memory of the workers that ended was free after {self.waited:.3f} s"
@@ -336,12 +340,12 @@ class GpuMemoryFree(Record, level=logging.DEBUG):
 
 @frozen
 class GpuMemoryHeld(Record, level=logging.WARNING):
-    """GPUs have more in use than before the job's first workers, and did not free it in the time given."""
+    """GPU memory that was not freed in time, beyond the memory in use before the first workers."""
 
     held: Mapping[str, int]
-    """By GPU, such as ``GPU 0``: how many bytes more."""
+    """Additional bytes by GPU, such as ``GPU 0``."""
     waited: float
-    """Seconds."""
+    """Duration of the wait in seconds."""
 
     def __str__(self) -> str:
         each = ", ".join(f"{gpu} holds {more / 2**20:,.0f} MiB" for gpu, more in self.held.items())
@@ -354,7 +358,7 @@ class GpuMemoryHeld(Record, level=logging.WARNING):
 
 @frozen
 class GpuMemoryUnknown(Record, level=logging.INFO):
-    """Nobody can tell how much memory the GPUs have in use, so it is not waited for."""
+    """Unknown use of GPU memory, for which restarts do not wait."""
 
     why: str
 
@@ -364,14 +368,14 @@ class GpuMemoryUnknown(Record, level=logging.INFO):
 
 @frozen
 class VariableIgnored(Record, level=logging.WARNING):
-    """A variable of this environment has a value that is not understood, and is taken as not set."""
+    """Environment variable with an invalid value, which is ignored."""
 
     name: str
     value: str
     rule: str
-    """What it may be."""
+    """Valid values."""
     effect: str
-    """What follows from its being ignored."""
+    """Consequence of ignoring it."""
 
     def __str__(self) -> str:
         return f"{self.name}={self.value!r} is ignored: {self.rule}; {self.effect}"
@@ -379,14 +383,14 @@ class VariableIgnored(Record, level=logging.WARNING):
 
 @frozen
 class HealthCheckReported(Record):
-    """The health check of the agent listens, or why it does not."""
+    """Port of the agent's health check, or the reason why it does not listen."""
 
     what: str
     listens: bool
 
     @property
     def level(self) -> int:
-        """Whoever asked for it wants to know that there is none."""
+        """WARNING if the health check that the user asked for does not listen; else INFO."""
         return logging.INFO if self.listens else logging.WARNING
 
     def __str__(self) -> str:
@@ -395,7 +399,7 @@ class HealthCheckReported(Record):
 
 @frozen
 class WorkerServersPlaced(Record, level=logging.INFO):
-    """Where each worker of this node offers torch's debug server once it has loaded torch."""
+    """Folder of the sockets at which workers that have loaded torch offer its debug server."""
 
     folder: str
 

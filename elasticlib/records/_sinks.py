@@ -1,7 +1,7 @@
 """
-What a record is, and where records go.
+The base class of records, and their sinks.
 
-Rules of this file: a sink is a function of one record; what one raises never reaches the agent's loop.
+Rules of this file: a sink is a function of one record. Its exceptions never reach the agent's loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _log = logging.getLogger("elasticlib")
 
 
 class Record:
-    """Something that happened: a frozen class with its facts, its text for people, and how loud that is in the log."""
+    """Base of records: frozen classes with facts, a text for users, and a level for the log."""
 
     __slots__ = ()
     _level: ClassVar[int]
@@ -26,7 +26,7 @@ class Record:
 
     @property
     def level(self) -> int:
-        """One of `logging`, or `FINE`."""
+        """Level of `logging`, or `FINE`."""
         return self._level
 
 
@@ -39,7 +39,11 @@ def log(record: Record) -> None:
 
 
 def fan_out(*sinks: Sink) -> Sink:
-    """One sink that hands each record to all *sinks*, in order; what one raises is logged, once, and stays there."""
+    """
+    Return a sink that passes each record to all *sinks*, in order.
+
+    The first exception of each sink is logged; none is raised.
+    """
     failed: set[int] = set()
 
     def all_of_them(record: Record) -> None:

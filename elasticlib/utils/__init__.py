@@ -1,8 +1,8 @@
 """
-Small helpers that worker scripts and launchers share: variables, ports, macros; stores, samplers, loggers beside them.
+Small helpers of worker scripts and launchers: variables, ports, macros, stores, samplers, loggers.
 
-Rules of this package: only `errors` and `stacks` lie below it; torch is imported only where a function or class that
-needs it is first used. (torch: ``torch.distributed.elastic.utils``)
+Rules of this package: it uses only `errors` and `stacks`. A function or class that needs torch
+imports it at its first use. (torch: ``torch.distributed.elastic.utils``)
 """
 
 from __future__ import annotations

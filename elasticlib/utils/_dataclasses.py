@@ -1,9 +1,11 @@
 """
-What `dataclasses` looks for in a class, for a class that attrs made.
+Attributes that make an attrs class work with the functions of `dataclasses`.
 
-torch's specifications and results are dataclasses, and programs copy and print them with the functions of that
-module. Rules of this file: the view is made from the attrs fields when it is asked for, and changes nothing of how
-the class itself works; no private name of `dataclasses` is used.
+torch's specifications and results are dataclasses, and programs copy and print them with these
+functions.
+
+Rules of this file: the attributes are made from the attrs fields at their first use. They do not
+change the class itself. No private name of `dataclasses` is used.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import attrs
 
 @functools.lru_cache(maxsize=64)
 def _model(kind: type[attrs.AttrsInstance]) -> Any:
-    """A dataclass with the fields of *kind*."""
+    """Return a dataclass with the fields of *kind*."""
     return dataclasses.make_dataclass(
         kind.__name__,
         [(each.name, each.type or Any, _field(each)) for each in attrs.fields(kind)],
@@ -40,13 +42,13 @@ def _field(each: attrs.Attribute[Any]) -> Any:
 
 
 class _OfModel:
-    """A class attribute that is the one of the model; absent where the class has no attrs fields."""
+    """Class attribute with the model's value; missing if the class has no attrs fields."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, instance: object, owner: type) -> Any:
-        # `dataclasses.is_dataclass` must say no for the base class itself.
+        # `dataclasses.is_dataclass` must return False for the base class itself.
         if not attrs.has(owner):
             raise AttributeError(f"type object {owner.__name__!r} has no attribute {self._name!r}")
         return getattr(_model(owner), self._name)
@@ -54,11 +56,12 @@ class _OfModel:
 
 class DataclassView:
     """
-    Base of attrs classes that `dataclasses.fields`, ``asdict``, ``astuple``, ``replace`` and ``is_dataclass`` take.
+    Base of attrs classes for which the functions of `dataclasses` work.
 
-    A copy that ``replace`` makes is checked as any new object is. A class below may be a plain dataclass with more
-    fields: that sets one field after the other, each of which is checked when those after it are not there yet. The
-    fields' defaults must not need the object.
+    They are ``fields``, ``asdict``, ``astuple``, ``replace`` and ``is_dataclass``. A copy made by
+    ``replace`` is checked like any new object. A subclass may be a plain dataclass with more fields.
+    It sets one field after the other, and each is checked before the later ones are set. Defaults
+    of fields must not need the object.
     """
 
     __slots__ = ()
@@ -70,6 +73,6 @@ class DataclassView:
         __dataclass_params__ = _OfModel()
 
     def __post_init__(self) -> None:
-        """What a dataclass below calls in place of the hook of attrs."""
+        """Call the hook of attrs; a dataclass that is a subclass calls this method instead."""
         if (hook := getattr(self, "__attrs_post_init__", None)) is not None:
             hook()

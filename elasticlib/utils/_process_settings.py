@@ -1,9 +1,11 @@
 """
-Settings of a whole process that code can change and forget: the kernel's, Python's, and those of loaded libraries.
+Settings of a process that code can change: those of the kernel, of Python and of loaded libraries.
 
-It is the one list for all that compare two moments of a process. Rules of this file: `process_settings` imports nothing
-and costs a few microseconds a setting; what this version of a library lacks is left out. What an ordinary use of a
-library changes, such as the flags of a decimal context, is no setting.
+All code that compares the state of a process at two times uses this list.
+
+Rules of this file: `process_settings` imports nothing and takes a few microseconds for each setting.
+Settings that the version of a library lacks are left out. State that the normal use of a library
+changes, such as the flags of a decimal context, is not a setting.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _halves = [sys.float_info.min, 2.0]
 
 
 def process_settings() -> dict[str, Any]:
-    """The value of each setting, by what to call it; values are compared by ``==``."""
+    """Return the value of each setting, by its name in messages; values are compared by ``==``."""
     found = {name: ask() for name, ask in _OF_PROCESS.items()}
     for name, (module, of_library) in _OF_LIBRARIES.items():
         if (library := sys.modules.get(module)) is not None:
@@ -50,7 +52,7 @@ def process_settings() -> dict[str, Any]:
     return found
 
 
-# The kernel's.
+# Settings of the kernel.
 
 
 def _umask() -> str:
@@ -73,7 +75,7 @@ def _blocked_signals() -> list[str]:
 
 
 def _running_timers() -> list[str]:
-    # Without the time that is left, which is another one at each look.
+    # Without the remaining time, which differs at each call.
     return [name for name in _TIMERS if signal.getitimer(getattr(signal, name))[0]]
 
 
@@ -82,11 +84,11 @@ def _flushes_denormals() -> bool:
     return smallest / two == 0.0
 
 
-# Python's.
+# Settings of Python.
 
 
 def _own(hook: Any) -> Any:
-    """*hook* where it is the program's own; None for Python's and for those that libraries wrap around it."""
+    """Return *hook* if it is the user's own; None for Python's and for those of libraries."""
     code = getattr(hook, "__code__", None)
     return None if code is None or not is_users(code.co_filename) else hook
 
@@ -113,7 +115,7 @@ _OF_PROCESS: dict[str, Callable[[], Any]] = {
 }
 
 
-# Those of libraries.
+# Settings of libraries.
 
 
 def _decimal_context(decimal: Any) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def _decimal_context(decimal: Any) -> dict[str, Any]:
 
 
 def _start_method(multiprocessing: Any) -> str:
-    # The first use of the default makes it the one that is set.
+    # The first use of the default method also sets it, which must not count as a change.
     return str(multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0])
 
 

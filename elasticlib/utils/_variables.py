@@ -12,9 +12,9 @@ from elasticlib.errors import ConfigError
 
 def get_env_variable_or_raise(env_name: str) -> str:
     """
-    The text of the variable *env_name*, also when that is empty.
+    Return the value of the variable *env_name*, which may be empty.
 
-    Raises `ConfigError` (a ``ValueError``) when it is not set. (torch:
+    Raises `ConfigError` (a ``ValueError``) if it is not set. (torch:
     ``torch.distributed.elastic.utils.get_env_variable_or_raise``)
     """
     value = os.environ.get(env_name)
@@ -25,23 +25,23 @@ def get_env_variable_or_raise(env_name: str) -> str:
 
 class macros:  # noqa: N801 - torch's name
     """
-    What may stand in an argument, and how it is filled in.
+    Macros in arguments, and their substitution.
 
     (torch: ``torch.distributed.elastic.utils.macros``)
     """
 
     local_rank = "${local_rank}"
-    """Stands for the worker's rank on its node, whatever ``LOCAL_RANK`` says."""
+    """Macro for the worker's rank on its node; it does not depend on ``LOCAL_RANK``."""
 
     @staticmethod
     def substitute(args: Iterable[Any], local_rank: str) -> list[Any]:
         """
-        The arguments with ``${local_rank}`` and ``$local_rank`` replaced; what is no text is passed through.
+        Return the arguments with ``${local_rank}`` and ``$local_rank`` replaced.
 
-        Differs from torch's: everything else with a dollar stays as it is, ``$$`` too, so that a password
-        arrives as it was typed.
+        Arguments that are not text are passed through. Unlike in torch, all other dollar signs stay
+        unchanged, also ``$$``, so that a password arrives as it was typed.
         """
-        # By a function: the rank is text to insert, not a pattern with backslashes.
+        # A function, because the rank is inserted as text, not as a pattern with backslashes.
         return [_LOCAL_RANK.sub(lambda _: str(local_rank), arg) if isinstance(arg, str) else arg for arg in args]
 
 

@@ -1,5 +1,5 @@
 """
-Stores of torch for programs that set up their own, and the free ports to put them on.
+torch stores for programs that set up their own, and free ports for them.
 
 (torch: ``torch.distributed.elastic.utils.distributed``)
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _TAKEN = ("EADDRINUSE", "address already in use")
-"""In the text of torch's error, which has no number, of a port that is in use."""
+"""Texts in torch's error for a port in use; the error has no number."""
 
 
 def create_c10d_store(
@@ -35,16 +35,18 @@ def create_c10d_store(
     use_libuv: bool | None = None,
 ) -> TCPStore:
     """
-    A connection to the ``TCPStore`` at *server_addr*:*server_port*, which the server opens, too.
+    Return a client of the ``TCPStore`` at *server_addr*:*server_port*; the server also opens the store.
 
-    Port -1 is any free one, for a server alone: the kernel chooses it, and when somebody else was faster on one of
-    the machine's addresses it chooses again, *retries* times in all (once at least). With *wait_for_workers* it
-    returns when all *world_size* callers are connected. *timeout*, in seconds, is the store's own limit as well.
-    *use_libuv* is that of the server; None: as the environment variable ``USE_LIBUV`` says (1).
+    Port -1 means any free port, for a server without clients. The kernel chooses it, and chooses
+    again if another program has it on one of the machine's addresses, *retries* times in all (at
+    least once). With *wait_for_workers* the call returns when all *world_size* callers are
+    connected. *timeout*, in seconds, also becomes the timeout of the store. *use_libuv* applies to
+    the server; None: the environment variable ``USE_LIBUV`` (default 1).
 
-    Raises `ConfigError` (a ``ValueError``) for port -1 where others must know it, `RendezvousTimeoutError` (a
-    ``TimeoutError``) when not all callers came, torch's ``DistNetworkError`` (a ``RuntimeError``) when the port
-    is taken or nobody answers. (torch: ``torch.distributed.elastic.utils.distributed.create_c10d_store``)
+    Raises `ConfigError` (a ``ValueError``) for port -1 if clients must know the port,
+    `RendezvousTimeoutError` (a ``TimeoutError``) if not all callers have connected in time, and
+    torch's ``DistNetworkError`` (a ``RuntimeError``) if the port is in use or no server answers.
+    (torch: ``torch.distributed.elastic.utils.distributed.create_c10d_store``)
     """
     if server_port == -1 and (world_size > 1 or not is_server):
         who = f"world_size={world_size} callers" if world_size > 1 else "a client (is_server=False)"
@@ -73,14 +75,14 @@ def create_c10d_store(
 
 
 def _open_store(address: str, port: int, tries: int, options: Mapping[str, Any]) -> TCPStore:
-    """Open the store; where the kernel chooses the port (0), up to *tries* times."""
+    """Open the store; try up to *tries* times if the kernel chooses the port (0)."""
     from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
     for _ in range(tries - 1):
         try:
             return TCPStore(address, port, **options)
         except DistNetworkError as error:
-            # The kernel's free port is free on one address, and somebody may have it on another.
+            # The kernel's free port is free on one address; another program may use it on another.
             if not _is_taken(error):
                 raise
     return TCPStore(address, port, **options)
@@ -92,17 +94,18 @@ def _is_taken(error: Exception) -> bool:
 
 def get_socket_with_port() -> socket.socket:
     """
-    A socket on a port that is free on all addresses of this machine; close it when somebody else needs the port.
+    Return a socket bound to a port that is free on all addresses of this machine.
 
-    It does not listen, so nobody can connect to it by mistake. Raises `StartError` (a ``RuntimeError``) when there is
-    no such port. (torch: ``torch.distributed.elastic.utils.get_socket_with_port``; before 2.15 it listened on
-    loopback, where a port is free that another address may have taken.)
+    Close it when another program needs the port. It does not listen, so no client can connect to it
+    by mistake. Raises `StartError` (a ``RuntimeError``) if no port is free. (torch:
+    ``torch.distributed.elastic.utils.get_socket_with_port``; before 2.15 it listened on loopback,
+    where a port may be free that is in use on another address.)
     """
     # The import is slow, and the help text of the command line does not need it.
     import socket
 
     troubles = []
-    # IPv6 first, for IPv4 as well: what will listen there, such as torch's TCPStore, takes both.
+    # IPv6 first, for IPv4 as well: later listeners, such as torch's TCPStore, use both.
     for family, place in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             with contextlib.ExitStack() as unless_bound:
@@ -119,10 +122,10 @@ def get_socket_with_port() -> socket.socket:
 
 def get_free_port() -> int:
     """
-    The number of a port that was free on all addresses a moment ago; nobody keeps it for the caller.
+    Return a port that was free on all addresses a moment ago; another program may take it.
 
-    Whoever can, takes the socket of `get_socket_with_port` instead. Raises as that does. (torch:
-    ``torch.distributed.elastic.utils.distributed.get_free_port``)
+    Use the socket of `get_socket_with_port` instead if you can. Raises `StartError` like that
+    function. (torch: ``torch.distributed.elastic.utils.distributed.get_free_port``)
     """
     with get_socket_with_port() as holder:
         return int(holder.getsockname()[1])

@@ -1,5 +1,5 @@
 """
-Levels of logging: what the text of ``LOGLEVEL`` means, the default, and loggers of that level.
+Logging levels: the values of ``LOGLEVEL``, the default, and loggers with that level.
 
 (torch: ``torch.distributed.elastic.utils.log_level``, ``...utils.logging``)
 """
@@ -20,9 +20,9 @@ LOG_LEVEL_VARIABLE = "LOGLEVEL"
 
 def level_of(text: str) -> int:
     """
-    The level that *text*, a value of ``LOGLEVEL``, names: in any case, or as a number.
+    Return the level that *text*, a value of ``LOGLEVEL``, names: in upper or lower case, or a number.
 
-    Raises `ConfigError` (a ``ValueError``) where it names none.
+    Raises `ConfigError` (a ``ValueError``) for an invalid value.
     """
     name = text.strip()
     if re.fullmatch(r"[0-9]+", name):
@@ -38,15 +38,15 @@ def level_of(text: str) -> int:
 
 
 def get_log_level() -> str:
-    """The name of the level that `get_logger` takes where ``LOGLEVEL`` is not set: ``WARNING``."""
+    """Return the level of `get_logger` if ``LOGLEVEL`` is not set: ``WARNING``."""
     return "WARNING"
 
 
 def get_logger(name: str | None = None) -> logging.Logger:
     """
-    The logger called *name*, or like the module that calls this; its level is that of ``LOGLEVEL``, else WARNING.
+    Return the logger *name*, by default of the calling module, with the level of ``LOGLEVEL``.
 
-    Raises `ConfigError` (a ``ValueError``) when ``LOGLEVEL`` names no level.
+    The default level is WARNING. Raises `ConfigError` (a ``ValueError``) for an invalid ``LOGLEVEL``.
     """
     logger = logging.getLogger(name or sys._getframe(1).f_globals.get("__name__"))
     logger.setLevel(level_of(os.environ.get(LOG_LEVEL_VARIABLE) or get_log_level()))

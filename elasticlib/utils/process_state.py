@@ -1,4 +1,4 @@
-"""What the kernel says a process is doing. (torch: ``torch.distributed.elastic.utils.process_state``)"""
+"""States of processes in ``/proc``. (torch: ``torch.distributed.elastic.utils.process_state``)"""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ __all__ = ["is_uninterruptible_state", "read_proc_state"]
 
 
 def stat_words(pid: int) -> list[str]:
-    """What ``/proc/PID/stat`` says of the process *pid*, from the letter of its state on; nothing when it is gone."""
+    """Return the fields of ``/proc/PID/stat`` from the state on; [] if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name before it stands in brackets and may hold any character, brackets too.
+            # The name in front of the state is in brackets, and may contain any character.
             return file.read().rpartition(b")")[2].decode("ascii", "replace").split()
     except OSError:
         return []
 
 
 def read_proc_state(pid: int) -> str | None:
-    """The letter of the state that the process *pid* is in, such as ``R``, ``S``, ``D`` or ``Z``; None if unknown."""
+    """Return the letter of a process's state, such as ``R``, ``S``, ``D`` or ``Z``; None if unknown."""
     return next(iter(stat_words(pid)), None)
 
 
 def is_uninterruptible_state(state: str | None) -> bool:
-    """Whether a process in *state* waits in the kernel for a device, where no signal reaches it, SIGKILL included."""
+    """Return whether *state* is uninterruptible sleep, in which no signal, even SIGKILL, arrives."""
     return state is not None and state.startswith("D")

@@ -1,8 +1,8 @@
 """
-Meetings of workers by way of a store: collect everybody's data, wait for everybody, say who did not come.
+Barriers and data exchange of workers through a store, with the missing ranks in errors.
 
-Rules of this file: the store is any of torch's; its time limit is as it was when a function returns or raises.
-A prefix serves one meeting only, since what was written for it stays.
+Rules of this file: the store may be any of torch's. When a function returns or raises, the store's
+timeout is restored. A prefix can be used only once, because its keys stay in the store.
 
 (torch: ``torch.distributed.elastic.utils.store``)
 """
@@ -16,15 +16,16 @@ from datetime import timedelta
 from typing import Any
 
 MOST_NAMED = 16
-"""Ranks that the error of a barrier names at most."""
+"""Maximum number of ranks in the error of a barrier."""
 
 
 @contextlib.contextmanager
 def store_timeout(store: Any, timeout: float) -> Iterator[None]:
     """
-    Let *store* wait *timeout* seconds for a key within the block; afterwards as long as before, come what may.
+    Set the timeout of *store* to *timeout* seconds within the block, and restore it afterwards.
 
-    (torch: ``torch.distributed.elastic.utils.store.store_timeout``, which forgets to after an exception)
+    (torch: ``torch.distributed.elastic.utils.store.store_timeout``, which does not restore it after
+    an exception)
     """
     before = store.timeout
     store.set_timeout(timedelta(seconds=timeout))
@@ -36,10 +37,10 @@ def store_timeout(store: Any, timeout: float) -> Iterator[None]:
 
 def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
     """
-    The values of the keys ``prefix0`` to ``prefix<world_size - 1>``, once all are there, by rank.
+    Wait for the keys ``prefix0`` to ``prefix<world_size - 1>`` and return their values by rank.
 
-    Rank 0, where the store may live, returns when all others have them, too. Raises torch's ``DistStoreError``
-    (a ``RuntimeError``) after the store's time limit.
+    Rank 0, which may host the store, returns when all others have the values too. Raises torch's
+    ``DistStoreError`` (a ``RuntimeError``) after the store's timeout.
     """
     values = [bytes(value) for value in store.multi_get([f"{prefix}{each}" for each in range(world_size)])]
     done = _check_in(store, world_size, f"{prefix}/finished")
@@ -52,9 +53,10 @@ def synchronize(
     store: Any, data: bytes, rank: int, world_size: int, key_prefix: str, timeout: float = 300
 ) -> list[bytes]:
     """
-    Give *data* to all ranks and return everybody's, by rank; each rank calls this with a prefix used once.
+    Send *data* to all ranks and return the data of all, by rank.
 
-    Raises as `get_all`, after *timeout* seconds.
+    Each rank calls it with the same prefix, which can be used only once. Raises like `get_all`,
+    after *timeout* seconds.
     """
     with store_timeout(store, timeout):
         store.set(f"{key_prefix}{rank}", data)
@@ -71,12 +73,12 @@ def barrier(
     trace_timeout: float = 10,
 ) -> None:
     """
-    Return once *world_size* callers have come to this *key_prefix*, which serves once.
+    Wait until *world_size* callers have called it with this *key_prefix*, which can be used only once.
 
-    After *barrier_timeout* seconds torch's ``DistStoreError`` (a ``RuntimeError``) is raised. Where all callers
-    give their *rank*, the error of each of them says who is missing, at most 16 of them, in the words of
-    *rank_tracing_decoder*; the store gets *trace_timeout* seconds to tell. Raises ``AssertionError`` for a
-    decoder without a rank. (torch: the same, where rank 0 alone knows)
+    Raises torch's ``DistStoreError`` (a ``RuntimeError``) after *barrier_timeout* seconds. If all
+    callers give their *rank*, each error names up to 16 missing ranks, formatted by
+    *rank_tracing_decoder*; *trace_timeout* limits the seconds for finding them. Raises
+    ``AssertionError`` for a decoder without a rank. (In torch, only rank 0 names the missing ranks.)
     """
     if rank is None and rank_tracing_decoder is not None:
         raise AssertionError(f"rank_tracing_decoder={rank_tracing_decoder!r} needs a rank: give rank=, too")
@@ -84,7 +86,7 @@ def barrier(
 
     with store_timeout(store, barrier_timeout):
         if rank is not None:
-            # Set this before the count, so that a caller that was counted is never called missing.
+            # Set before the count, so that a caller that was counted is never reported as missing.
             store.set(_arrival(key_prefix, rank), b"1")
         last = _check_in(store, world_size, key_prefix)
         try:
@@ -98,7 +100,7 @@ def barrier(
         try:
             missing = list(itertools.islice(_missing(store, key_prefix, range(world_size)), MOST_NAMED))
         except RuntimeError:
-            # The store itself does not answer, and the first error says more.
+            # The store itself does not answer, and the first error is more useful.
             raise late from None
     names = ", ".join(map(rank_tracing_decoder or str, missing))
     raise DistStoreError(
@@ -112,7 +114,7 @@ def _arrival(prefix: str, rank: int) -> str:
 
 
 def _check_in(store: Any, world_size: int, prefix: str) -> str:
-    """Count one more caller; the key that is there once all were counted."""
+    """Count one more caller; return the key that exists once all were counted."""
     last = f"{prefix}/last"
     if store.add(f"{prefix}/count", 1) == world_size:
         store.set(last, b"1")
@@ -120,7 +122,7 @@ def _check_in(store: Any, world_size: int, prefix: str) -> str:
 
 
 def _missing(store: Any, prefix: str, ranks: Sequence[int]) -> Iterator[int]:
-    """Of *ranks*, those that have not arrived, in order; asks the store a few times for each that is taken."""
+    """Yield those of *ranks* that have not arrived, in order, with a few requests for each."""
     if not ranks or store.check([_arrival(prefix, rank) for rank in ranks]):
         return
     if len(ranks) == 1:

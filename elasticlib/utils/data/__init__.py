@@ -1,5 +1,5 @@
 """
-Data for elastic training: samplers that go on in the middle of an epoch, iterators over many epochs.
+Data for elastic training: a sampler that starts in the middle of an epoch, an iterator over epochs.
 
 (torch: ``torch.distributed.elastic.utils.data``)
 """

@@ -1,7 +1,7 @@
 """
-A `DistributedSampler` that can begin in the middle of an epoch.
+A `DistributedSampler` that can start in the middle of an epoch.
 
-Rules of this file: it imports torch, so it is imported by whoever uses the sampler, never for its name alone.
+Rules of this file: it imports torch, so only code that uses the sampler imports it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _T = TypeVar("_T", covariant=True)
 
 class ElasticDistributedSampler(DistributedSampler[_T]):
     """
-    This rank's share of the indices from *start_index* on, shuffled by the epoch.
+    Sampler of this rank's share of the indices from *start_index* on, shuffled by the epoch.
 
-    The indices are those of ``torch.distributed.elastic.utils.data.ElasticDistributedSampler``: the epoch
-    (`set_epoch`) seeds a permutation of what is left of *dataset*, which is padded from its own start to a
-    multiple of *num_replicas* and dealt out in turn. Without *num_replicas* and *rank* they are those of the
-    process group. What is left may be shorter than one index for each replica: then it is repeated, where
-    torch fails.
+    The indices are those of ``torch.distributed.elastic.utils.data.ElasticDistributedSampler``. The
+    epoch (`set_epoch`) seeds a permutation of the rest of *dataset*. The permutation is padded from
+    its own start to a multiple of *num_replicas*, and the ranks get its indices in turn. The
+    defaults of *num_replicas* and *rank* are those of the process group. A rest that is shorter than
+    one index for each replica is repeated; torch fails in this case.
 
-    Raises ``TypeError`` for a data set without a length, `ConfigError` (a ``ValueError``) for a *start_index*
-    outside of it.
+    Raises ``TypeError`` for a data set without a length, and `ConfigError` (a ``ValueError``) for a
+    *start_index* outside it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ElasticDistributedSampler(DistributedSampler[_T]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[_T]:
-        """The indices of this rank in this epoch."""
+        """Return an iterator over the indices of this rank in this epoch."""
         order = torch.Generator()
         order.manual_seed(self.epoch)
         left = len(self.dataset) - self.start_index  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ class ElasticDistributedSampler(DistributedSampler[_T]):
         return itertools.islice(padded, self.rank, None, self.num_replicas)
 
     def __len__(self) -> int:
-        """How many indices each rank gets in an epoch."""
+        """Return the number of indices for each rank in an epoch."""
         return self.num_samples
 
 

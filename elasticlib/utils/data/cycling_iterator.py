@@ -1,5 +1,5 @@
 """
-One iterator over many epochs.
+An iterator over many epochs.
 
 (torch: ``torch.distributed.elastic.utils.data.cycling_iterator``)
 """
@@ -16,9 +16,9 @@ _T = TypeVar("_T")
 
 class CyclingIterator(Iterator[_T]):
     """
-    Everything of ``generator_fn(start_epoch)``, then of the next epoch, up to epoch ``n - 1``.
+    Iterator over ``generator_fn(start_epoch)``, then over the next epoch, up to epoch ``n - 1``.
 
-    The epoch of *start_epoch* is always made, even when *n* is not above it. An epoch may be empty. (torch:
+    It always includes *start_epoch*, even if *n* is not above it. An epoch may be empty. (torch:
     ``torch.distributed.elastic.utils.data.CyclingIterator``)
     """
 
