@@ -1,11 +1,11 @@
 """
-Agents, each of which supervises the workers of one node. (torch:
+The agent, which supervises the workers of one node. (torch:
 ``torch.distributed.elastic.agent.server``)
 
-`SimpleElasticAgent` is one loop: it waits for workers, the rendezvous and requests at the same time,
-asks `_policy`, which is pure, for a decision, and carries it out. `LocalElasticAgent` adds processes
-as workers. The other names check a launch's settings before anything starts, and serve torch's
-health check.
+`SimpleElasticAgent` is one loop that waits for workers, the rendezvous and requests at once. For
+each event it asks `_policy`, which is pure, for actions, and carries them out. `LocalElasticAgent`
+runs workers as processes. The other names check a launch's settings before anything starts, and
+serve torch's health check.
 """
 
 from __future__ import annotations

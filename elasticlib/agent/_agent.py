@@ -174,7 +174,7 @@ class SimpleElasticAgent(ElasticAgent):
         return False
 
     def _dump_stacks(self) -> None:
-        """Ask running workers for the stacks of their threads; `records.StacksTold` reports them."""
+        """Ask running workers for their threads' stacks; `records.StacksTold` reports them."""
 
     def _pass_on(self, signum: signal.Signals) -> None:
         """Send *signum* to those workers that handle it."""
@@ -231,7 +231,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._telemetry.last_event("SUCCEEDED")
 
     def get_event_failed(self) -> events.Event:
-        """Return the event for the exception being handled, for the caller to record. (torch's method)"""
+        """Return the event of the exception being handled, for the caller to record. (torch's)"""
         return self._telemetry.last_event("FAILED", traceback.format_exc())
 
     def _meeting(self) -> AbstractContextManager[Membership]:
@@ -298,7 +298,7 @@ class SimpleElasticAgent(ElasticAgent):
         return [*events, *self._words(), *seen]
 
     def _lost_store(self, serves: bool) -> list[_policy.Event]:
-        """Return the loss of the workers' store, if this node *serves* it to others and it is lost."""
+        """Return the loss of the workers' store, if this node *serves* it and it is lost."""
         return [_policy.WorkerStoreLost()] if serves and self._finds_store_lost() else []
 
     def _wait_readable(self, *, has_processes: bool) -> None:
@@ -319,7 +319,8 @@ class SimpleElasticAgent(ElasticAgent):
                 case StopRequest(why, grace):
                     stops.append(_policy.StopRequested(signal.SIGTERM, why, grace))
                 case StacksRequest(why):
-                    # Without a reason, only the program gets the stacks, and the console shows none.
+                    # Without a reason, only the program gets the stacks, and the console shows
+                    # none.
                     if why:
                         self._sink(records.StacksShown(why))
                     self._dump_stacks()

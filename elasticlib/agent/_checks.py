@@ -41,7 +41,7 @@ def as_seconds(value: object) -> float | None:
 
 
 def check_health_check_server(value: object) -> None:
-    """Raise `ConfigError` unless *value* is None or has ``stop``, the only method that is called."""
+    """Raise `ConfigError` unless *value* is None or has ``stop``, the only method called."""
     if value is not None and not callable(getattr(value, "stop", None)):
         raise ConfigError(
             f"health_check_server={value!r} has no method stop: give what create_healthcheck_server returns"
@@ -60,7 +60,7 @@ def check_local(log_line_prefix_template: object, uninterruptible_state_timeout:
 
 
 def warn_of_uncalled_methods(cls: type, agent: type) -> None:
-    """Warn, at the class statement of *cls*, of methods for torch's *agent* that are never called."""
+    """Warn, at the class statement of *cls*, of torch's methods that *agent* never calls."""
     bases = [base for base in cls.__bases__ if issubclass(base, agent)]
     added = [name for name in _UNCALLED if hasattr(cls, name) and not any(hasattr(base, name) for base in bases)]
     if added:

@@ -79,7 +79,7 @@ class GpuMemory:
         """Start of the current wait; None if there is none."""
 
     def open(self) -> None:
-        """Start the process that reads the memory, if it can be read, and request a first reading."""
+        """Start the process that reads the memory, if that is possible; request a first reading."""
         self._limit = self._limit_given()
         if not self._limit or not os.path.exists(DRIVER) or not _has_bindings():
             return
@@ -161,7 +161,7 @@ class GpuMemory:
             self._give_up(_ENDED)
 
     def _receive(self) -> Message | None:
-        """Return the answer to the last request, if it has arrived; drop answers to earlier ones."""
+        """Return the answer to the last request if it has arrived; drop those to earlier ones."""
         while self._link is not None and wait_readable([self._link], 0):
             received = self._link.receive()
             if received is None:
@@ -243,7 +243,7 @@ def main() -> None:
 
 
 def _read(nvml: Any) -> dict[str, int]:
-    """Return the bytes in use on each visible GPU, without those that do not answer (off the bus)."""
+    """Return the bytes in use on each visible GPU that answers; one may be off the bus."""
     listed = os.environ.get(CUDA_DEVICES_VARIABLE)
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     names = [""] * len(handles)

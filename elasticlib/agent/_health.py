@@ -2,9 +2,9 @@
 A small HTTP server that answers a cluster's health checks of an agent.
 
 Rules of this file: one thread answers every request with the same numbers. It never keeps a program
-from exiting. Any number of clients uses few descriptors and little of the agent's time: their number
-and the time of each are limited, and the oldest one is dropped for the next. It implements as much
-of HTTP as a probe needs: each request gets one short answer.
+from exiting. Clients cannot use up the agent's descriptors or time: their number and the time of
+each are limited, and the oldest one is dropped for the next. It implements only the part of HTTP
+that a probe needs: each request gets one short answer.
 """
 
 from __future__ import annotations
@@ -197,7 +197,6 @@ class _Client:
         return said is not None or not piece
 
     def close(self) -> None:
-        """Close the connection."""
         with contextlib.suppress(OSError):
             self._connection.close()
 

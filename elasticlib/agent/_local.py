@@ -74,9 +74,9 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     *prepared* is the result of `prepare_workers` for the same spec, start method and signals, if it
     was called before the rendezvous. Without *repeats_errors*, an exception that a restart would
-    only repeat ends the job; see `Repeats`. *console* gets the tee'd lines instead of this program's
-    stdout and stderr. With *interrupt_shows_stacks*, workers that have written nothing for
-    `_LONG_SILENCE` seconds show their stacks before an interrupt (SIGINT) stops them.
+    only repeat ends the job; see `Repeats`. *console* gets the tee'd lines instead of this
+    program's stdout and stderr. With *interrupt_shows_stacks*, workers that have written nothing
+    for `_LONG_SILENCE` seconds show their stacks before an interrupt (SIGINT) stops them.
     """
 
     def __init__(
@@ -145,7 +145,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         Run the workers; see `SimpleElasticAgent.run`.
 
         When it returns, no process, pipe or socket of the run is left. After a success, the logs of
-        `DefaultLogsSpecs` in a temporary folder are removed too, unless it redirects streams to files.
+        `DefaultLogsSpecs` in a temporary folder are removed too, unless it redirects streams to
+        files.
         """
         job = self._job
         try:
@@ -168,7 +169,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._logs.forget_unused()
 
     def original_exception(self, rank: int) -> BaseException | None:
-        """Return the exception of global rank *rank* in the last round; None if unavailable here."""
+        """Return the exception of global rank *rank* in the last round; None if unavailable."""
         local = rank - self._worker_group.workers[0].global_rank
         if local not in range(len(self._worker_group.workers)):
             # That worker ran on another node.
@@ -238,7 +239,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
     def _end_detached(self) -> None:
-        """End processes that successful workers have detached: their round failed on another node."""
+        """End processes that successful workers have detached, as their round failed elsewhere."""
         if self._processes.all_succeeded():
             self._processes.stop(signal.SIGTERM, 0.0, spare_failed=True)
 
@@ -329,7 +330,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _stop_processes(
         self, signum: signal.Signals, grace: float, *, spare_failed: bool = False, somebody_waits: bool = False
     ) -> None:
-        """Stop the workers; a SIGINT meanwhile kills them at once, lost contact shortens the grace."""
+        """Stop the workers; a SIGINT meanwhile kills them, lost contact shortens the grace."""
         self._watch.rest()
         self._processes.stop(
             signum,
@@ -397,7 +398,7 @@ def silent_for(now: float, began: float, files: Iterable[int | str]) -> float:
 
 
 def _written(file: int | str) -> float:
-    """Return the Unix time of the last write to *file*, or a later one; 0 if it is closed or gone."""
+    """Return the Unix time of *file*'s last write, or a later one; 0 if it is closed or gone."""
     # The kernel keeps this time for terminals, pipes and files, so the job need not count lines.
     try:
         status = os.stat(file)

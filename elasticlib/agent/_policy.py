@@ -177,7 +177,7 @@ class LeaveJob:
 
 @frozen
 class Finish:
-    """Action: return the result, or raise if a signal or something else but a worker ended the job."""
+    """Action: return the result, or raise if something else than a worker ended the run."""
 
     succeeded: bool
     """True if the job succeeded and this node's results were not discarded."""
@@ -342,7 +342,7 @@ def _out_of_contact(state: AgentState, loss: ContactLost) -> Step:
 
 
 def _orphaned(state: AgentState, *first: Action) -> Step:
-    """Finish if this node has succeeded and no coordinator can repeat the round; else do *first*."""
+    """Finish if this node succeeded and no coordinator can repeat the round; else do *first*."""
     if not state.gone:
         return state, first
     # An earlier decision of the coordinator takes precedence, and so does a signal to this node.
@@ -384,7 +384,7 @@ def _done(state: AgentState, *first: Action) -> Step:
 
 
 def _finish(state: AgentState) -> Finish:
-    """Return how the job ended for this node: by its own signal, or by the coordinator's decision."""
+    """Return how the job ended for this node: by its own signal or the coordinator's decision."""
     stop, final = state.stop, state.final
     # A signal ends this node's run, and the coordinator has not ended the job yet.
     if final is None:

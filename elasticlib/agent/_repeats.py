@@ -60,7 +60,7 @@ class Repeats:
             self._former, self._present = self._present, None
 
     def marked(self, failures: Mapping[int, ProcessFailure], step: int | None) -> None:
-        """Mark a root cause that repeats the previous attempt as fatal; *step* is the furthest one."""
+        """Mark a root cause as fatal if it repeats the previous one; *step* is the furthest step."""
         if not failures:
             return
         _, failure = root_cause(dict(failures))

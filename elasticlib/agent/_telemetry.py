@@ -88,7 +88,7 @@ class Telemetry:
 
     @contextlib.contextmanager
     def ranking(self) -> Iterator[None]:
-        """Time the block, in which the assignment is turned into ranks of workers, and report these."""
+        """Time the block, which turns the assignment into ranks of workers, and report these."""
         begun = self._clock()
         yield
         ranks = tuple(worker.global_rank for worker in self._group.workers)

@@ -5,8 +5,8 @@ Rules of this file: each service is off unless asked for, and then costs nothing
 service cannot end the job: a port that is in use gives a warning. A worker counts as asleep only if
 it was in state D at every check: the time restarts when it was not. The watchdog's pipe is in its
 own folder unless the user named a path. The expired timer is known before the worker is killed, so
-each report has it. Socket paths are short, because an address has at most 108 bytes. All sockets are
-removed when the run ends.
+each report has it. Socket paths are short, because an address has at most 108 bytes. All sockets
+are removed when the run ends.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class Watch:
 
     def explained(self, failures: dict[int, ProcessFailure], pids: Mapping[int, int]) -> dict[int, ProcessFailure]:
         """
-        Return *failures*, by global rank, with the watchdog's reasons and the workers that are stuck.
+        Return *failures*, by global rank, with the watchdog's reasons and the workers that are
+        stuck.
 
         *pids* has the process id of each worker of this node.
         """
@@ -162,7 +163,7 @@ class Watch:
         self._turned = None
 
     def alive_time(self) -> int:
-        """Return the Unix time of the agent's last progress; now while it has no workers to check."""
+        """Return the Unix time of the agent's last progress; now while no workers run."""
         turned = int(wall_time() if self._turned is None else self._turned)
         progress = self._watchdog.last_progress()
         return turned if progress is None else min(turned, progress)

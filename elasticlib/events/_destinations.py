@@ -2,8 +2,8 @@
 The destinations of events: named handlers of `logging`, each with a logger.
 
 Rules of this file: the table belongs to the program. Any thread may change it at any time, and a
-logger always has the current handler. An exception of a handler reaches the caller that recorded the
-event.
+logger always has the current handler. An exception of a handler reaches the caller that recorded
+the event.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ os.register_at_fork(after_in_child=_renew_turn)
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
     """
-    Return the handler of *destination*: ``null``, ``console``, ``dynamic_rendezvous`` or an added one.
+    Return the handler of *destination*: ``null``, ``console``, ``dynamic_rendezvous`` or an added
+    one.
 
     Raises `UnknownNameError` (a ``KeyError``) for any other name. (torch:
     ``torch.distributed.elastic.events.get_logging_handler``)
@@ -146,9 +147,9 @@ def construct_and_record_rdzv_event(
     """
     Record an event of a rendezvous; do nothing while ``dynamic_rendezvous`` has a ``NullHandler``.
 
-    The default of *name* is the calling function, that of *hostname* is this machine's name (without
-    a name server), and that of *pid* is this process. For FAILED, the event has the traceback of the
-    exception that is being handled. (torch:
+    Defaults: *name* is the calling function, *hostname* this machine's name (without a name
+    server), *pid* this process. For FAILED, the event has the traceback of the exception that is
+    being handled. (torch:
     ``torch.distributed.elastic.events.construct_and_record_rdzv_event``)
     """
     # The text of an event is made only for a handler that takes it.

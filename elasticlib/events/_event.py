@@ -43,7 +43,7 @@ class _Told:
         return self.serialize()
 
     def serialize(self) -> str:
-        """Return the event as JSON. Raises ``TypeError`` for metadata that JSON cannot represent."""
+        """Return the event as JSON. Raises ``TypeError`` for metadata that JSON cannot contain."""
         return dumps(asdict(self))
 
 

@@ -129,8 +129,8 @@ class EventSink:
     """
     Sink that sends an agent's records to *destination*, as events.
 
-    As in torch, ends of workers are sent once, at the end of the run, and only for the last round:
-    after FAILED or TERMINATED no restart followed. Raises `UnknownNameError` for an unknown
+    As in torch, ends of workers are sent once, at the end of the run, and only for the last round.
+    So no restart followed after FAILED or TERMINATED. Raises `UnknownNameError` for an unknown
     destination.
     """
 

@@ -1,8 +1,8 @@
 """
 Metrics of the agent, and your own. (torch: ``torch.distributed.elastic.metrics``)
 
-A metric has a group, a name and a value. By default all metrics are dropped. A handler gets those of
-one group or of all:
+A metric has a group, a name and a value. By default all metrics are dropped. A handler gets those
+of one group or of all:
 
     from elasticlib import metrics
 
@@ -14,19 +14,20 @@ one group or of all:
     @metrics.prof(group="input")                                      # success or failure, and duration.ms
     def load(path): ...
 
-``LaunchConfig(metrics_cfg={"handler": "console"})``, or ``"null"``, replaces the configured handlers,
-but only for the metrics of that launch's agent.
+``LaunchConfig(metrics_cfg={"handler": "console"})``, or ``"null"``, replaces the configured
+handlers, but only for the metrics of that launch's agent.
 
-The metrics of agents are in the group ``torchelastic``:
+The metrics of agents are in the group ``torchelastic``. Names begin with ``workers.<role>.`` or
+with the name of a step:
 
-* at the end of a run ``workers.<role>.run_total``, ``run_success_no_retries``,
-  ``run_success_with_retries``, ``run_failed_no_retries`` and ``run_failed_with_retries`` (0 or 1);
-* ``workers.<role>.flakiness``: the percentage of the restarts that were used; 100 for a failure;
-* at each check of the workers ``remaining_restarts`` and ``workers.<role>.<state>``;
+* at the end of a run ``run_total``, ``run_success_no_retries``, ``run_success_with_retries``,
+  ``run_failed_no_retries`` and ``run_failed_with_retries`` (0 or 1);
+* at the end of a run ``flakiness``: the percentage of the restarts that were used; 100 for a failure;
+* at each check of the workers ``remaining_restarts`` and ``<state>``;
 * for each step (``SimpleElasticAgent._rendezvous``, ``LocalElasticAgent._start_workers``, ...)
-  ``.success`` or ``.failure``, and ``.duration.ms``.
+  ``<step>.success`` or ``<step>.failure``, and ``<step>.duration.ms``.
 
-Differs from torch: restarts are those of the whole job, and a local agent checks its workers when
+Differs from torch: restarts are those of the whole job. A local agent checks its workers when
 something has happened, not ten times a second.
 """
 

@@ -2,9 +2,9 @@
 Metrics and their handlers, one for each group and one for all other groups, and decorators that
 measure functions.
 
-Rules of this file: the table of handlers belongs to the program, as in torch; any thread may read and
-write it. An exception of a handler reaches the code that measured; agents keep it from their loop
-(`records.fan_out`). Unused keys of ``metrics_cfg`` give a warning and no error, because torch
+Rules of this file: the table of handlers belongs to the program, as in torch; any thread may read
+and write it. An exception of a handler reaches the code that measured; agents keep it from their
+loop (`records.fan_out`). Unused keys of ``metrics_cfg`` give a warning and no error, because torch
 accepts them. A decorated function behaves as before. Exceptions other than `Exception` (an
 interrupt, an exit) count as neither success nor failure, as in torch.
 """
@@ -55,7 +55,7 @@ class MetricData(NamedTuple):
     """Value of a metric. (torch: ``torch.distributed.elastic.metrics.MetricData``)"""
 
     timestamp: float
-    """Unix seconds"""
+    """Unix time in seconds."""
     group_name: str
     name: str
     value: float
@@ -70,7 +70,11 @@ class MetricHandler(abc.ABC):
 
 
 class ConsoleMetricHandler(MetricHandler):
-    """Handler that prints values. (torch: ``torch.distributed.elastic.metrics.ConsoleMetricHandler``)"""
+    """
+    Handler that prints values.
+
+    (torch: ``torch.distributed.elastic.metrics.ConsoleMetricHandler``)
+    """
 
     def emit(self, metric_data: MetricData) -> None:
         """Print ``[time][group]: name=value`` to stdout."""
@@ -78,7 +82,11 @@ class ConsoleMetricHandler(MetricHandler):
 
 
 class NullMetricHandler(MetricHandler):
-    """Handler that drops values. (torch: ``torch.distributed.elastic.metrics.NullMetricHandler``)"""
+    """
+    Handler that drops values.
+
+    (torch: ``torch.distributed.elastic.metrics.NullMetricHandler``)
+    """
 
     def emit(self, metric_data: MetricData) -> None:
         """Do nothing."""
@@ -102,7 +110,8 @@ _handlers: dict[str | None, MetricHandler] = {None: NullMetricHandler()}
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
     """
-    Send this program's metrics of *group* to *handler* from now on; None: those of all other groups.
+    Send this program's metrics of *group* to *handler* from now on; None: those of all other
+    groups.
 
     Raises `ConfigError` for a handler without ``emit``. (torch: ``torch.distributed.elastic.metrics.configure``)
     """
@@ -127,7 +136,7 @@ def put_metric(metric_name: str, metric_value: float, metric_group: str = AGENTS
 
 @deprecated("publish_metric is deprecated: use put_metric(name, value, group)", category=FutureWarning)
 def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> None:
-    """Call `put_metric`, with the group first; deprecated. (torch: ``...metrics.publish_metric``)"""
+    """Call `put_metric` with the group first; deprecated. (torch: ``...metrics.publish_metric``)"""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
@@ -136,7 +145,7 @@ HANDLERS: dict[str, Callable[[], MetricHandler]] = {"console": ConsoleMetricHand
 
 
 class MetricsConfig:
-    """Parameters of the metrics, in the dictionary `params`. (torch: ``...metrics.MetricsConfig``)"""
+    """Parameters of the metrics, in a dictionary `params`. (torch: ``...metrics.MetricsConfig``)"""
 
     __slots__ = ("params",)
 
@@ -206,7 +215,7 @@ def prof(
 
 @deprecated("profile is deprecated: use prof(group=...)", category=FutureWarning)
 def profile(group: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate like `prof`, with the function's bare name; deprecated. (torch: ``...metrics.profile``)"""
+    """Decorate like `prof`, with the bare name; deprecated. (torch: ``...metrics.profile``)"""
 
     def measured(function: Callable[P, T]) -> Callable[P, T]:
         return _measured(function, function.__name__, AGENTS if group is None else group)

@@ -36,8 +36,8 @@ def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed:
     """
     Return the CPUs of *allowed* for the worker with GPU *device_index*, at least one.
 
-    Raises `BindingError` (a ``RuntimeError``) if the GPU does not exist, no CPU is left, or there are
-    fewer cores than GPUs.
+    Raises `BindingError` (a ``RuntimeError``) if the GPU does not exist, no CPU is left, or there
+    are fewer cores than GPUs.
     """
     count = len(topology.gpu_nodes)
     if count == 0:
@@ -91,7 +91,7 @@ def _by(groups: Mapping[int, frozenset[int]], cpus: frozenset[int], what: str) -
 
 
 def _share(position: int, gpus: int, cores: Mapping[int, frozenset[int]], node: int) -> frozenset[int]:
-    """Return the CPUs of the GPU at *position* of a node's *gpus*; the first get the surplus cores."""
+    """Return the CPUs of the GPU at *position* of a node's *gpus*; the first get surplus cores."""
     each, left_over = divmod(len(cores), gpus)
     if each == 0:
         raise BindingError(

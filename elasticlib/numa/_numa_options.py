@@ -39,7 +39,7 @@ class NumaOptions:
 
     affinity_mode: AffinityMode
     should_fall_back_if_binding_fails: bool = False
-    """True if workers start unbound, with a warning in the log, when the binding is not possible."""
+    """True if workers start unbound, with a logged warning, when the binding is not possible."""
 
     def __post_init__(self) -> None:
         try:

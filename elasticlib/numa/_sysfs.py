@@ -2,8 +2,8 @@
 The machine's topology, read from sysfs.
 
 Rules of this file: it only reads, below a root that tests may choose. Each cache and core is read
-once, not once for each CPU. Data that some modes do not need may be missing (a virtual machine often
-hides its caches); that is not an error here.
+once, not once for each CPU. Data that some modes do not need may be missing (a virtual machine
+often hides its caches); that is not an error here.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _package(folder: str, cpu: int) -> int | None:
 
 
 def _highest_cache(folder: str) -> frozenset[int] | None:
-    """Return the CPUs that share the highest level of data cache in *folder*; None if it has none."""
+    """Return the CPUs that share the highest level of data cache in *folder*, or None."""
     levels: dict[int, frozenset[int]] = {}
     # Folders are listed in any order, so all levels are read before one is chosen.
     for cache in glob.glob(os.path.join(glob.escape(folder), "index[0-9]*")):

@@ -1,8 +1,8 @@
 """
 Binding of a command, or of this process, to the CPUs near a GPU, without a launch.
 
-The names are those of ``torch.numa.binding``. torch's launcher binds with the functions that have an
-underscore; they are for programs that start workers themselves. Launches of this library need no
+The names are those of ``torch.numa.binding``. torch's launcher binds with the functions that have
+an underscore; they are for programs that start workers themselves. Launches of this library need no
 ``numactl``, because their workers bind themselves before they become the user's program.
 
 Rules of this file: a process that has not used a device does not use one here. An error is raised,
@@ -120,7 +120,8 @@ def _bind_threads(cpus: frozenset[int]) -> None:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     seen: set[int] = set()
-    # A thread that is not bound yet may start another one meanwhile: repeat until there is no new one.
+    # A thread that is not bound yet may start another one meanwhile: repeat until there is no new
+    # one.
     while new := {int(name) for name in os.listdir("/proc/self/task")} - seen:
         seen |= new
         for thread in new:

@@ -1,8 +1,9 @@
 """
 Typed records of what happens in a job, each made once and passed to a sink.
 
-Rules of this package: a record has facts, and its class makes the text from them. An error of a sink
-never reaches the agent's loop (`fan_out`). `log` is the default sink; events and metrics are others.
+Rules of this package: a record has facts, and its class makes the text from them. An error of a
+sink never reaches the agent's loop (`fan_out`). `log` is the default sink; events and metrics are
+others.
 """
 
 from elasticlib import _lazy

@@ -140,7 +140,7 @@ class StacksTold(Record, level=FINE):
     """Stacks of the threads of this node's workers, after a request."""
 
     texts: Mapping[int, str]
-    """Stacks by local rank, in the format of the fault handler; or, in brackets, why there are none."""
+    """Stacks by local rank, in the fault handler's format; or the reason for none, in brackets."""
 
     def __str__(self) -> str:
         return f"the stacks of {len(self.texts)} workers were written down"

@@ -194,7 +194,7 @@ class WorkersSurvived(Record, level=logging.ERROR):
 
 @frozen
 class WorkersCutOff(Record, level=logging.ERROR):
-    """Kill of the workers by the launcher, because no process that should do it before has done so."""
+    """Kill of the workers by the launcher, because the helpers that do it first had not."""
 
     def __str__(self) -> str:
         return CUT_OFF

@@ -159,8 +159,8 @@ class Flap(_LastingNodeFault):
     """
     Repeated loss of the node for *seconds*.
 
-    Its agent exits as soon as it has workers. Its scheduler starts another agent *after* seconds
-    later, in whatever way the agent ended.
+    Its agent exits as soon as it has workers, or fails before. In each case its scheduler starts
+    another agent *after* seconds later.
     """
 
     after: float = field(default=1.0, validator=_moment)

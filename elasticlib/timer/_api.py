@@ -6,9 +6,9 @@ The latter are for workers that the caller starts itself and can give the queue.
 thread that takes requests and ends the workers that are overdue.
 
 Rules of this file: a deadline is wall-clock time, because both ends run on one machine, and torch's
-protocol uses it. A timer is released however its block ends. The server sleeps until a request comes
-or the next timer expires. It continues after any error of a subclass and any request of a client.
-It never signals a process that reuses a worker's number. (torch:
+protocol uses it. A timer is released however its block ends. The server sleeps until a request
+comes or the next timer expires. It continues after any error of a subclass and any request of a
+client. It never signals a process that reuses a worker's number. (torch:
 ``torch.distributed.elastic.timer.api``, ``...timer.local_timer``)
 """
 
@@ -55,7 +55,7 @@ class TimerClient(abc.ABC):
 
     @abc.abstractmethod
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Start the timer *scope_id*, which expires at *expiration_time* (seconds since the epoch)."""
+        """Start the timer *scope_id*, which expires at *expiration_time* (Unix seconds)."""
 
     @abc.abstractmethod
     def release(self, scope_id: str) -> None:
@@ -78,7 +78,7 @@ class RequestQueue(abc.ABC):
         """Return up to *size* requests; wait for them at most *timeout* seconds in all."""
 
     def interrupt(self) -> None:  # noqa: B027 - torch's subclasses have none
-        """Let a waiting `get` return at once. A queue that cannot do so delays its server's stop."""
+        """Let a waiting `get` return at once. A queue that cannot delays its server's stop."""
 
 
 _client: TimerClient | None = None
@@ -161,7 +161,7 @@ class TimerServer(abc.ABC):
 
     @abc.abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
-        """End this worker; return False to be called again later. After an error it counts as ended."""
+        """End this worker; return False to be called again. After an error it counts as ended."""
 
     def start(self) -> None:
         """Start the thread, also again after a `stop`; it has no effect while the thread runs."""

@@ -4,8 +4,8 @@ servers.
 
 The client runs in a worker; the server is the watchdog of one launcher's workers.
 
-Rules of this file: a line is written in one piece or not at all, because all workers share the pipe.
-Waiting for a missing server has a time limit. Only this user can open the pipe. Requests are
+Rules of this file: a line is written in one piece or not at all, because all workers share the
+pipe. Waiting for a missing server has a time limit. Only this user can open the pipe. Requests are
 checked; an invalid one affects no other timer. An expired timer ends only the process that set it.
 (torch: ``torch.distributed.elastic.timer.file_based_local_timer``)
 """
@@ -77,7 +77,8 @@ LogEvent = Callable[[str, FileTimerRequest | None], None]
 """
 Function that gets an event's name and its timer.
 
-The names are ``watchdog started``, ``watchdog stopped``, ``timer expired`` and ``kill worker process``.
+The names are ``watchdog started``, ``watchdog stopped``, ``timer expired`` and ``kill worker
+process``.
 """
 
 
@@ -139,9 +140,11 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
 
     It replaces an existing file. Its clients are `FileTimerClient` s, torch's or this package's.
     When a timer expires, its process gets the signal that the client chose; of several timers, the
-    earliest with a signal counts. Differs from torch's server: it never ends its own process, it
-    acts when the timer expires and not up to *max_interval* seconds later, and it never signals a
-    process that reuses the number of another one.
+    earliest with a signal counts. Differs from torch's server:
+
+    * it never ends its own process;
+    * it acts when the timer expires, not up to *max_interval* seconds later;
+    * it never signals a process that reuses the number of another one.
 
     *max_interval* is the maximum sleep of its thread in seconds. The thread calls *log_event* with
     the name of each event and its timer. Raises `ConfigError` if the pipe cannot be made. (torch:
@@ -188,7 +191,8 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         """
         Start the thread that serves clients; it has no effect while the thread runs.
 
-        After a `stop` it makes the pipe again. Raises `TimerError` if the former thread has not ended.
+        After a `stop` it makes the pipe again. Raises `TimerError` if the former thread has not
+        ended.
         """
         if self._thread is not None and self._stopping:
             raise TimerError("the thread of this timer server did not end when it was stopped: make a new one")

@@ -18,7 +18,8 @@ from attrs import astuple, define
 @define(unsafe_hash=True, repr=False)
 class TimerRequest:
     """
-    Request to start the timer *scope_id* of a worker, or to release it (negative *expiration_time*).
+    Request to start the timer *scope_id* of a worker, or to release it (negative
+    *expiration_time*).
 
     Client and server agree on the meaning of *worker_id*; in this package it is a process id.
     *expiration_time* is in seconds since the epoch. (torch:
@@ -34,7 +35,7 @@ class TimerRequest:
 
 
 def is_deadline(value: object) -> bool:
-    """Return whether *value* is a number that can be compared with the time; infinity is allowed."""
+    """Return whether *value* is a number that can be compared with the time, also infinity."""
     try:
         return isinstance(value, numbers.Real) and not math.isnan(value)
     except OverflowError:

@@ -59,9 +59,9 @@ class DataclassView:
     Base of attrs classes for which the functions of `dataclasses` work.
 
     They are ``fields``, ``asdict``, ``astuple``, ``replace`` and ``is_dataclass``. A copy made by
-    ``replace`` is checked like any new object. A subclass may be a plain dataclass with more fields.
-    It sets one field after the other, and each is checked before the later ones are set. Defaults
-    of fields must not need the object.
+    ``replace`` is checked like any new object. A subclass may be a plain dataclass with more
+    fields. It sets one field after the other, and each is checked before the later ones are set.
+    Defaults of fields must not need the object.
     """
 
     __slots__ = ()

@@ -3,9 +3,9 @@ Settings of a process that code can change: those of the kernel, of Python and o
 
 All code that compares the state of a process at two times uses this list.
 
-Rules of this file: `process_settings` imports nothing and takes a few microseconds for each setting.
-Settings that the version of a library lacks are left out. State that the normal use of a library
-changes, such as the flags of a decimal context, is not a setting.
+Rules of this file: `process_settings` imports nothing and takes a few microseconds for each
+setting. Settings that the version of a library lacks are left out. State that the normal use of a
+library changes, such as the flags of a decimal context, is not a setting.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def create_c10d_store(
     use_libuv: bool | None = None,
 ) -> TCPStore:
     """
-    Return a client of the ``TCPStore`` at *server_addr*:*server_port*; the server also opens the store.
+    Return a client of the ``TCPStore`` at *server_addr*:*server_port*; the server also opens the
+    store.
 
     Port -1 means any free port, for a server without clients. The kernel chooses it, and chooses
     again if another program has it on one of the machine's addresses, *retries* times in all (at
@@ -43,9 +44,12 @@ def create_c10d_store(
     connected. *timeout*, in seconds, also becomes the timeout of the store. *use_libuv* applies to
     the server; None: the environment variable ``USE_LIBUV`` (default 1).
 
-    Raises `ConfigError` (a ``ValueError``) for port -1 if clients must know the port,
-    `RendezvousTimeoutError` (a ``TimeoutError``) if not all callers have connected in time, and
-    torch's ``DistNetworkError`` (a ``RuntimeError``) if the port is in use or no server answers.
+    Raises
+
+    * `ConfigError` (a ``ValueError``) for port -1 if clients must know the port;
+    * `RendezvousTimeoutError` (a ``TimeoutError``) if not all callers have connected in time;
+    * torch's ``DistNetworkError`` (a ``RuntimeError``) if the port is in use or no server answers.
+
     (torch: ``torch.distributed.elastic.utils.distributed.create_c10d_store``)
     """
     if server_port == -1 and (world_size > 1 or not is_server):

@@ -20,7 +20,8 @@ LOG_LEVEL_VARIABLE = "LOGLEVEL"
 
 def level_of(text: str) -> int:
     """
-    Return the level that *text*, a value of ``LOGLEVEL``, names: in upper or lower case, or a number.
+    Return the level that *text*, a value of ``LOGLEVEL``, names: in upper or lower case, or a
+    number.
 
     Raises `ConfigError` (a ``ValueError``) for an invalid value.
     """
@@ -46,7 +47,8 @@ def get_logger(name: str | None = None) -> logging.Logger:
     """
     Return the logger *name*, by default of the calling module, with the level of ``LOGLEVEL``.
 
-    The default level is WARNING. Raises `ConfigError` (a ``ValueError``) for an invalid ``LOGLEVEL``.
+    The default level is WARNING. Raises `ConfigError` (a ``ValueError``) for an invalid
+    ``LOGLEVEL``.
     """
     logger = logging.getLogger(name or sys._getframe(1).f_globals.get("__name__"))
     logger.setLevel(level_of(os.environ.get(LOG_LEVEL_VARIABLE) or get_log_level()))

@@ -16,10 +16,10 @@ def stat_words(pid: int) -> list[str]:
 
 
 def read_proc_state(pid: int) -> str | None:
-    """Return the letter of a process's state, such as ``R``, ``S``, ``D`` or ``Z``; None if unknown."""
+    """Return the letter of a process's state (``R``, ``S``, ``D``, ``Z``, ...); None if unknown."""
     return next(iter(stat_words(pid)), None)
 
 
 def is_uninterruptible_state(state: str | None) -> bool:
-    """Return whether *state* is uninterruptible sleep, in which no signal, even SIGKILL, arrives."""
+    """Return whether *state* is uninterruptible sleep, which no signal ends, not even SIGKILL."""
     return state is not None and state.startswith("D")

@@ -73,12 +73,13 @@ def barrier(
     trace_timeout: float = 10,
 ) -> None:
     """
-    Wait until *world_size* callers have called it with this *key_prefix*, which can be used only once.
+    Wait until *world_size* callers have called it with this *key_prefix*, which can be used only
+    once.
 
     Raises torch's ``DistStoreError`` (a ``RuntimeError``) after *barrier_timeout* seconds. If all
     callers give their *rank*, each error names up to 16 missing ranks, formatted by
     *rank_tracing_decoder*; *trace_timeout* limits the seconds for finding them. Raises
-    ``AssertionError`` for a decoder without a rank. (In torch, only rank 0 names the missing ranks.)
+    ``AssertionError`` for a decoder without a rank. (In torch, only rank 0 names missing ranks.)
     """
     if rank is None and rank_tracing_decoder is not None:
         raise AssertionError(f"rank_tracing_decoder={rank_tracing_decoder!r} needs a rank: give rank=, too")

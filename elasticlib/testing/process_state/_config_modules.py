@@ -2,8 +2,8 @@
 Values set in torch's configuration modules (``torch._dynamo.config`` and others).
 
 Their values are not attributes but entries with a default, an override by the program and more, so
-neither ``vars`` nor pickle sees them. Values that pytest's process has set, by ``config.patch(...)``
-or otherwise, are set in the ranks for the test.
+neither ``vars`` nor pickle sees them. Values that pytest's process has set, by
+``config.patch(...)`` or otherwise, are set in the ranks for the test.
 
 Rules of this file: torch's classes are used only if a program has loaded them. Reading the values
 imports nothing.

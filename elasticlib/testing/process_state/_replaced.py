@@ -3,8 +3,9 @@ Detection of library functions and methods that a test has replaced.
 
 An example is ``torch.nn.Linear.forward = mine``.
 
-Rules of this file: only the classes of the user's own modules are checked, because a module may keep
-what tests assign to it. A library may replace its own functions, as optimizers do when first used.
+Rules of this file: only the classes of the user's own modules are checked, because a module may
+keep what tests assign to it. A library may replace its own functions, as optimizers do when first
+used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Options of a session's tests: settings, markers of test items, and arguments that only ranks have.
 
-Rules of this file: an invalid option is an error of the collection if it can be found there, else of
-the test's setup.
+Rules of this file: an invalid option is an error of the collection if it can be found there, else
+of the test's setup.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _options(item: Any) -> dict[str, Any]:
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Make a test for each number of ranks in the marker. Raises ``CollectError`` if it is invalid."""
+    """Make a test for each number of ranks in the marker. Raises ``CollectError``."""
     item = metafunc.definition
     where = f"elastic marker of {item.nodeid}"
     try:
@@ -86,7 +86,7 @@ def wanted_by(item: Any) -> RankOptions:
 
 
 def runs_on_ranks(item: Any) -> bool:
-    """Return whether the body of *item* runs on ranks: it is marked and does not use ``elastic``."""
+    """Return whether the body of *item* runs on ranks: marked, and without ``elastic``."""
     own = getattr(getattr(item, "_fixtureinfo", None), "argnames", ())
     return item.get_closest_marker("elastic") is not None and "elastic" not in own
 

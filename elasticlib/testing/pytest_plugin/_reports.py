@@ -1,10 +1,10 @@
 """
 Pytest's report of a test on ranks: warnings, log records, output and failures.
 
-Rules of this file: rank 0 is reported like pytest's own process; for the other ranks only output and
-logs are shown. Equal failures are shown once. The root cause stands last, because pytest's short
-summary uses the last one. A rank that only lost its peer gets one line. Reports consist of pytest's
-own classes, so that xdist can send them between processes.
+Rules of this file: rank 0 is reported like pytest's own process; for the other ranks only output
+and logs are shown. Equal failures are shown once. The root cause stands last, because pytest's
+short summary uses the last one. A rank that only lost its peer gets one line. Reports consist of
+pytest's own classes, so that xdist can send them between processes.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def watch_patches() -> None:
 
 
 def _watch_mocks(kind: type, enter: str, leave: str) -> None:
-    """Record the active patches of *kind*; *enter* and *leave* name its methods that start and end one."""
+    """Record the active patches of *kind*, whose methods *enter* and *leave* start and end one."""
     begin, end = getattr(kind, enter), getattr(kind, leave)
 
     @functools.wraps(begin)

@@ -137,7 +137,7 @@ def _position(each: Any) -> At:
 
 
 def describe(ranks: Mapping[int, Mapping[str, At]]) -> list[str]:
-    """Return lines about the groups in which one of *ranks* waits, from the position of each rank by group."""
+    """Return lines about the groups in which one of *ranks* waits, from their positions."""
     lines = []
     for name in _groups_with_waiting_ranks(ranks):
         at = {rank: groups[name] for rank, groups in ranks.items() if name in groups}
@@ -154,7 +154,7 @@ def _groups_with_waiting_ranks(ranks: Mapping[int, Mapping[str, At]]) -> list[st
 
 
 def _about_group(name: str, at: Mapping[int, At], ranks: Collection[int]) -> str:
-    """Describe the first pending collective: it differs, or ranks are missing, or all ranks wait."""
+    """Describe the first pending collective: it differs, or ranks are missing, or all wait."""
     group = _group_text(name, next(iter(at.values())).description)
     pending = {rank: each.pending[0] for rank, each in sorted(at.items()) if each.pending}
     number = min(call.number for call in pending.values())

@@ -2,8 +2,8 @@
 Coverage of the code that runs in ranks, for pytest-cov and ``coverage run``.
 
 Rules of this file: coverage.py is imported only if the tests' own process measures coverage. A rank
-writes nothing to disk: it sends its data with each outcome, so a later death loses nothing. The data
-is added to the measurement before that is written.
+writes nothing to disk: it sends its data with each outcome, so a later death loses nothing. The
+data is added to the measurement before that is written.
 """
 
 from __future__ import annotations

@@ -103,9 +103,9 @@ class RanksFailed(Exception):  # noqa: N818
     Exceptions of a test's ranks, one for each rank that failed, in the order of ranks.
 
     It is also an instance of the root cause's class: ``except ValueError``, ``except* ValueError``
-    and ``pytest.raises(ValueError)`` catch it. It is an ``ExceptionGroup`` too, unless Python cannot
-    combine both in one class (``OSError``, ``ImportError``, ``AttributeError``, ...). ``failures``
-    maps each rank to its exception.
+    and ``pytest.raises(ValueError)`` catch it. It is an ``ExceptionGroup`` too, unless Python
+    cannot combine both in one class (``OSError``, ``ImportError``, ``AttributeError``, ...).
+    ``failures`` maps each rank to its exception.
     """
 
     message: str
@@ -142,8 +142,8 @@ def failed(
     look: Callable[[int], bool | None] = lambda _: None,
 ) -> RanksFailed:
     """Return the error for the failed ranks in *reports*, of *size* ranks in all."""
-    # The lowest rank that was not stopped by another's failure: the same in each run, whichever
-    # rank was first.
+    # The lowest rank that was not stopped by another's failure, because this is the same in each
+    # run, unlike the first rank to fail.
     reports = dict(sorted(reports.items()))
     root = min(reports, key=lambda rank: (reports[rank].is_secondary, rank))
     kind = _kind(type(reports[root].error))

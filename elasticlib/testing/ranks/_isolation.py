@@ -2,8 +2,9 @@
 Isolation of a test from the other tests of its worker: own random numbers, and a check for leaks.
 
 Changes made by an import belong to the imported module, not to the test that happened to import it
-first. So each import is excluded: the state is compared around it, and random generators continue as
-if it had not run. A test draws the same numbers, and counts as clean or not, in any order of tests.
+first. So each import is excluded: the state is compared around it, and random generators continue
+as if it had not run. A test draws the same numbers, and counts as clean or not, in any order of
+tests.
 
 Rules of this file: state that a library keeps for the life of a process is never a leak.
 """
@@ -41,9 +42,9 @@ def isolated(seed: int, *, checks: bool, has_own_group: bool) -> Iterator[Callab
     """
     Run a test in the block, with generators seeded by *seed*.
 
-    The yielded function, called after the block, describes what the test has left behind; it returns
-    () without *checks*. Process groups that the test has made are destroyed. With *has_own_group*
-    the test may also have destroyed the group that was made for it.
+    The yielded function, called after the block, describes what the test has left behind; it
+    returns () without *checks*. Process groups that the test has made are destroyed. With
+    *has_own_group* the test may also have destroyed the group that was made for it.
     """
     before = _process_state.look() if checks else {}
     groups = _process_state.groups()

@@ -1,8 +1,8 @@
 """
 A barrier for a test's ranks that needs no process group.
 
-Rules of this file: a rank that has stopped otherwise releases the others. No rank waits for one that
-cannot arrive.
+Rules of this file: a rank that has stopped otherwise releases the others. No rank waits for one
+that cannot arrive.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Meeting:
         return {}, (self._pipe[0],)
 
     def look(self, size: int, ended: Collection[int], *, is_over: bool) -> None:
-        """Release the ranks if all *size* ranks have arrived or *ended*, or if the test *is over*."""
+        """Release the ranks if all *size* ranks have arrived or *ended*, or the test *is over*."""
         if self.waiting and (is_over or len(self.waiting.union(ended)) >= size):
             self._open()
 

@@ -57,7 +57,7 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def watched(call: RankCall, outcome: Callable[[], RankOutcome]) -> RankOutcome:
-    """Return the *outcome* of a call, with its leaks, its number of collectives and its coverage."""
+    """Return the *outcome* of a call, with its leaks, number of collectives and coverage."""
     seed = call.seed + int(os.environ["RANK"])
     before = _process_state.collectives() if call.shares_group else 0
     with _isolation.isolated(seed, checks=call.checks, has_own_group=call.has_own_group) as changes:

@@ -48,7 +48,7 @@ class SessionWork(Protocol):
 
     @property
     def run(self) -> Callable[..., RankOutcome]:
-        """Function to call on each rank with the `RankCall` and the test's function, args and kwargs."""
+        """Function to call on each rank, with the `RankCall` and the test's function, args, kwargs."""
 
     @property
     def look_at_failure(self) -> Callable[[], bool | None]:
@@ -76,7 +76,7 @@ class Ranks:
         They stay until then, because the user may debug a failure in them.
         """
         self._terminal = terminal
-        """Gives the terminal's descriptors for stdin and stdout to a debugger (True), or takes them back (False)."""
+        """Gives a debugger the terminal's stdin and stdout (True), or takes them back (False)."""
         self._debugging: int | None = None
         self._meeting = Meeting()
         self.interrupted: list[str] = []
@@ -227,7 +227,7 @@ class Ranks:
         has_failed = bool(progress.reports)
         if has_failed and wanted.group == "shared":
             reason = "a test has failed in the shared group"
-        # Somebody may look at the failure in a debugger first, where it happened.
+        # The user may debug the failure in these workers first.
         if reason and has_failed and may_look:
             self._to_replace[workers] = reason
         else:

@@ -78,7 +78,6 @@ class _Teller:
         self._rouse.acquire()
 
     def begin(self) -> None:
-        """Start the thread."""
         global _teller
         _teller = self
         _thread.start_new_thread(self._run, ())

@@ -61,7 +61,7 @@ class TestProgress:
             self.until = min(self.until, now + (_AFTER_LOST if is_lost else _AFTER_FIRST))
 
     def add_deaths(self, error: ChildFailedError) -> None:
-        """Store the failures of dead workers, without those that another worker's failure caused."""
+        """Store the failures of dead workers, except those that another worker's failure caused."""
         first, _ = error.get_first_failure()
         for rank, failure in error.failures.items():
             if rank == first or not failure.secondary:

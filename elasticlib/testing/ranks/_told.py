@@ -1,8 +1,8 @@
 """
 The result of a test on its ranks, for pytest's or unittest's report.
 
-Rules of this file: a rank's skip counts only if no rank has failed. Parts of a test are reported one
-by one.
+Rules of this file: a rank's skip counts only if no rank has failed. Parts of a test are reported
+one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elasticlib.testing.ranks._rank_call import RankCall, RankOutcome
 
 @frozen
 class TestReport:
-    """The outcome of a test."""
+    """Result of a test on all its ranks."""
 
     outcomes: Mapping[int, RankOutcome]
     error: _failed.RanksFailed | None
@@ -34,7 +34,8 @@ class TestReport:
 
     def stop(self) -> tuple[str, RankOutcome] | None:
         """
-        Return the text of a skip or expected failure, and the outcome of the rank that asked for it.
+        Return the text of a skip or expected failure, and the outcome of the rank that asked for
+        it.
 
         None if no rank asked for one, or if a rank failed.
         """

@@ -12,7 +12,7 @@ once the torch modules that the tests' own process has imported. Everything else
 and functions is unchanged: ``_run``, exit statuses, pipes, skips and deadlines.
 
 Rules of this file: a forked process gets the current variables and streams of the tests' process,
-as a new interpreter would; the fork server itself still has those of its start. No process outlives
+as a new interpreter would. The fork server itself still has those of its start. No process outlives
 the tests.
 """
 
@@ -40,9 +40,9 @@ _OF_TORCH = ("torch", "functorch", "torchgen", "numpy")
 """Packages whose modules behave the same in a forked process as if it had imported them."""
 _BASES = "torch.testing._internal.common_distributed"
 _SPAWN = "torch.multiprocessing.spawn"
-"""The module; the attribute of that name of ``torch.multiprocessing`` is its function."""
+"""Name of the module; ``torch.multiprocessing`` has its function under the same name."""
 _CHECKS_WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""With it torch counts GPUs without a CUDA context, which no forked process could use."""
+"""Variable that lets torch count GPUs without a CUDA context, which a forked process cannot use."""
 
 
 def warm_torch_cases(*preload: str) -> None:

@@ -25,8 +25,8 @@ class ElasticDistributedSampler(DistributedSampler[_T]):
     The indices are those of ``torch.distributed.elastic.utils.data.ElasticDistributedSampler``. The
     epoch (`set_epoch`) seeds a permutation of the rest of *dataset*. The permutation is padded from
     its own start to a multiple of *num_replicas*, and the ranks get its indices in turn. The
-    defaults of *num_replicas* and *rank* are those of the process group. A rest that is shorter than
-    one index for each replica is repeated; torch fails in this case.
+    defaults of *num_replicas* and *rank* are those of the process group. A rest that is shorter
+    than one index for each replica is repeated; torch fails in this case.
 
     Raises ``TypeError`` for a data set without a length, and `ConfigError` (a ``ValueError``) for a
     *start_index* outside it.

@@ -1,8 +1,8 @@
 """
 Import of test modules in a worker: from the same files as in pytest, with rewritten assertions.
 
-Rules of this file: a module has the same name in `sys.modules` as in pytest's process, in any import
-mode, so that objects can be sent by name. Only the part of pytest's configuration that assertions
+Rules of this file: a module has the same name in `sys.modules` as in pytest's process, in any
+import mode. So objects can be sent by name. Only the part of pytest's configuration that assertions
 need is loaded. No plugins run.
 """
 
@@ -135,7 +135,7 @@ def _explained(op: str, left: object, right: object) -> str | None:
 
 
 def register(modules: Sequence[str]) -> None:
-    """Register the hook ``pytest_assertrepr_compare`` of each of *modules*, which explains comparisons."""
+    """Register the hook ``pytest_assertrepr_compare`` of each of *modules*."""
     for name in modules:
         module = importlib.import_module(name)
         if not _config.pluginmanager.has_plugin(name):
