@@ -1,6 +1,7 @@
 """
-The agent, which supervises the workers of one node. (torch:
-``torch.distributed.elastic.agent.server``)
+The agent, which supervises the workers of one node.
+
+(torch: ``torch.distributed.elastic.agent.server``)
 
 `SimpleElasticAgent` is one loop that waits for workers, the rendezvous and requests at once. For
 each event it asks `_policy`, which is pure, for actions, and carries them out. `LocalElasticAgent`

@@ -1,7 +1,7 @@
 """
 A small HTTP server that answers a cluster's health checks of an agent.
 
-Rules of this file: one thread answers every request with the same numbers. It never keeps a program
+Rules of this file: one thread answers every request, only with numbers. It never keeps a program
 from exiting. Clients cannot use up the agent's descriptors or time: their number and the time of
 each are limited, and the oldest one is dropped for the next. It implements only the part of HTTP
 that a probe needs: each request gets one short answer.

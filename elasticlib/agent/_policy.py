@@ -9,8 +9,9 @@ in order. The coordinator decides about rounds; this file decides about the node
     RUNNING --succeeded--> WAITING --final--> DONE
                            WAITING --ended / contact lost--> JOINING --final--> DONE
 
-A success is never revoked. The results of a node are those of the last round that it started. They
-count if the job succeeded in that round, also for a node that has asked for ranks again since.
+A node keeps its success in a round until it starts the next one. Its results are those of the last
+round that it started. They count if the job succeeded in that round, also for a node that has asked
+for ranks again since.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """
-Detection of errors that a restart would only repeat. PURE: failures, seconds and steps in, failures
-out.
+Detection of errors that a restart would only repeat. PURE.
 
 A first failure says nothing about the next attempt. Two attempts in a row may end with the same
 exception, with the same text, at the same line. A third attempt would then show nothing new if
@@ -60,7 +59,7 @@ class Repeats:
             self._former, self._present = self._present, None
 
     def marked(self, failures: Mapping[int, ProcessFailure], step: int | None) -> None:
-        """Mark a root cause as fatal if it repeats the previous one; *step* is the furthest step."""
+        """Mark a root cause that repeats the previous one as fatal; *step* is the furthest step."""
         if not failures:
             return
         _, failure = root_cause(dict(failures))

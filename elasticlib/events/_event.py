@@ -89,7 +89,7 @@ class RdzvEvent(_Told):
 
 
 def _read(kind: type[T], data: object, key: str, members: type[Enum]) -> T:
-    """Return the event of that *kind* in a JSON text, whose *key* names one of the *members*."""
+    """Return the event of class *kind* in a JSON text, whose *key* names one of the *members*."""
     if not isinstance(data, str):
         raise ConfigError(f"data={data!r} is no event: give the text that serialize() returned")
     try:

@@ -22,7 +22,7 @@ with the name of a step:
 
 * at the end of a run ``run_total``, ``run_success_no_retries``, ``run_success_with_retries``,
   ``run_failed_no_retries`` and ``run_failed_with_retries`` (0 or 1);
-* at the end of a run ``flakiness``: the percentage of the restarts that were used; 100 for a failure;
+* at the end of a run ``flakiness``: the percentage of restarts that were used; 100 for a failure;
 * at each check of the workers ``remaining_restarts`` and ``<state>``;
 * for each step (``SimpleElasticAgent._rendezvous``, ``LocalElasticAgent._start_workers``, ...)
   ``<step>.success`` or ``<step>.failure``, and ``<step>.duration.ms``.

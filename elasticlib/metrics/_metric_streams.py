@@ -1,6 +1,7 @@
 """
-Metrics and their handlers, one for each group and one for all other groups, and decorators that
-measure functions.
+Metrics, their handlers, and decorators that measure functions.
+
+Each group of metrics may have a handler; another one gets the metrics of all other groups.
 
 Rules of this file: the table of handlers belongs to the program, as in torch; any thread may read
 and write it. An exception of a handler reaches the code that measured; agents keep it from their

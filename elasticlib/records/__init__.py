@@ -1,5 +1,5 @@
 """
-Typed records of what happens in a job, each made once and passed to a sink.
+Typed records about a job and its agents, each made once and passed to a sink.
 
 Rules of this package: a record has facts, and its class makes the text from them. An error of a
 sink never reaches the agent's loop (`fan_out`). `log` is the default sink; events and metrics are

@@ -197,11 +197,7 @@ class DeleteLeader(_Printed):
 
 @frozen(repr=False)
 class SetBack(_Printed):
-    """
-    Return of the coordinator's state in the store to that of *seconds* before.
-
-    The store is outside the job's nodes.
-    """
+    """Rollback by *seconds* of the coordinator's state in a store outside the job's nodes."""
 
     at: float = field(validator=_moment)
     seconds: float = field(validator=_moment)

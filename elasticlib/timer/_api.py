@@ -1,8 +1,7 @@
 """
-Base classes of timers (clients, request queues, servers), `expires`, and timers over a
-multiprocessing queue.
+Base classes of timers, `expires`, and timers over a multiprocessing queue.
 
-The latter are for workers that the caller starts itself and can give the queue. The server is a
+The latter are for workers that the caller starts itself and can give the queue. A server is a
 thread that takes requests and ends the workers that are overdue.
 
 Rules of this file: a deadline is wall-clock time, because both ends run on one machine, and torch's

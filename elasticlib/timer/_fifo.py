@@ -1,8 +1,8 @@
 """
-Timers over a named pipe: one JSON line for each request, in the format of torch's clients and
-servers.
+Timers over a named pipe.
 
-The client runs in a worker; the server is the watchdog of one launcher's workers.
+Each request is a JSON line in the format of torch's clients and servers. The client runs in a
+worker; the server is the watchdog of one launcher's workers.
 
 Rules of this file: a line is written in one piece or not at all, because all workers share the
 pipe. Waiting for a missing server has a time limit. Only this user can open the pipe. Requests are

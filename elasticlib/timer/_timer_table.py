@@ -18,11 +18,10 @@ from attrs import astuple, define
 @define(unsafe_hash=True, repr=False)
 class TimerRequest:
     """
-    Request to start the timer *scope_id* of a worker, or to release it (negative
-    *expiration_time*).
+    Request to start or release the timer *scope_id* of a worker.
 
-    Client and server agree on the meaning of *worker_id*; in this package it is a process id.
-    *expiration_time* is in seconds since the epoch. (torch:
+    *expiration_time* is in seconds since the epoch; a negative one releases the timer. Client and
+    server agree on the meaning of *worker_id*; in this package it is a process id. (torch:
     ``torch.distributed.elastic.timer.TimerRequest``)
     """
 

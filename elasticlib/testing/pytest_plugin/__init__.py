@@ -94,7 +94,7 @@ def elastic(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
-    """Number of ranks of the test."""
+    """Return the number of ranks of the test."""
     from elasticlib.testing.pytest_plugin import _markers
 
     return _markers.world_size(request)

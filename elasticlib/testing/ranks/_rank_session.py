@@ -48,7 +48,7 @@ class SessionWork(Protocol):
 
     @property
     def run(self) -> Callable[..., RankOutcome]:
-        """Function to call on each rank, with the `RankCall` and the test's function, args, kwargs."""
+        """Function to call on each rank with the `RankCall`, the test's function and arguments."""
 
     @property
     def look_at_failure(self) -> Callable[[], bool | None]:
