@@ -3,8 +3,8 @@ A small HTTP server that answers a cluster's health checks of an agent.
 
 Rules of this file: one thread answers every request, only with numbers. It never keeps a program
 from exiting. Clients cannot use up the agent's descriptors or time: their number and the time of
-each are limited, and the oldest one is dropped for the next. It implements only the part of HTTP
-that a probe needs: each request gets one short answer.
+each are limited. The oldest one is dropped for the next. It implements only the part of HTTP that a
+probe needs: each request gets one short answer.
 """
 
 from __future__ import annotations
