@@ -77,6 +77,8 @@ from elasticlib.workers.child._start_spec import STDIN, Handed, StartSpec, from_
 _FIRST_PROCESS = current_process()
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 """Makes a worker write the stacks of all its threads to a file for its launcher, at any time."""
+OWN_STACK_SIGNAL = signal.SIGRTMAX - 2
+"""The same for the thread that handles it alone, which is safe while other threads run Python."""
 base_path: list[str] = []
 """The interpreter's own ``sys.path``, without a script's folder."""
 CALLERS.update((__file__, "<frozen runpy>", runpy.__file__))
@@ -313,6 +315,7 @@ def _attach(spec: StartSpec, handed: Handed) -> None:
     faults = _report.moved_up(handed.faults)
     faulthandler.enable(file=faults, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=faults, all_threads=True)
+    faulthandler.register(OWN_STACK_SIGNAL, file=faults, all_threads=False)
     _report.has_the_stacks_of_crashes = True
     _report.note_stderr(handed.tail)
     _worker_progress.attach(handed.memories.get("progress"), spec.local_rank)

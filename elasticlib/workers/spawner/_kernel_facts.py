@@ -50,6 +50,21 @@ def only_main_thread_runs(pid: int) -> bool:
     """
     Return True if only the first of the program's threads is on a processor, or waits for one.
     """
+    return _running_threads(pid) == [pid]
+
+
+def other_threads_run(pid: int) -> bool:
+    """
+    Return True if another thread than the program's first is on a processor, or waits for one.
+
+    True as well if that cannot be found out.
+    """
+    running = _running_threads(pid)
+    return running is None or any(thread != pid for thread in running)
+
+
+def _running_threads(pid: int) -> list[int] | None:
+    """Return the threads in state R; None if one ended meanwhile, or this process may not look."""
     running = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -58,9 +73,8 @@ def only_main_thread_runs(pid: int) -> bool:
             if state == b"R":
                 running.append(int(thread))
     except OSError:
-        # A thread has ended meanwhile, or this process may not look.
-        return False
-    return running == [pid]
+        return None
+    return running
 
 
 def group(root: int, leader: int) -> list[int]:

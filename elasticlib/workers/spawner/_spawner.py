@@ -250,7 +250,7 @@ class Spawner:
 
     def _look_at_stacks(self, asker: str, workers: Sequence[WorkerProcess]) -> None:
         seen = [each.seen() for each in workers]
-        self._stacks.begin(seen, _child.STACKS_SIGNAL, monotonic(), asker)
+        self._stacks.begin(seen, (_child.STACKS_SIGNAL, _child.OWN_STACK_SIGNAL), monotonic(), asker)
 
     def _quit(self) -> NoReturn:
         self._store.end()

@@ -28,7 +28,12 @@ from elasticlib.workers.spawner import _kernel_facts
 
 LIMIT = 0.7
 """Seconds for a worker's answer: less than the second that callers wait for all."""
+_UNTIL_QUIET = 0.3
+"""Seconds to wait for a moment in which no thread but the main one runs."""
 _LOOK = 0.01
+_OWN_HEADING = "Stack (most recent call first):"
+"""Begins the text of a fault handler that writes one thread only."""
+_OTHERS_RUN = "\n(other threads run Python or native code, so only this one can be read safely)\n"
 _STATES = {
     b"T": "the process is stopped, by a signal or a debugger",
     b"t": "the process is held by a debugger",
@@ -46,6 +51,8 @@ class _Worker:
     until: float
     """Time by which it must have answered."""
     was_signalled: bool = False
+    is_alone: bool = False
+    """True if it writes the stack of one thread only."""
     size: int = 0
     """Bytes at the last look."""
     text: str | None = None
@@ -59,19 +66,24 @@ class StackDump:
         """Time for the next call of `look`; None if no look is in progress."""
         self.askers: list[str] = []
         """Names of the askers of the present look, or the last one."""
-        self._signum = 0
+        self._signums = (0, 0)
         self._workers: dict[int, _Worker] = {}
 
     def begin(
-        self, workers: Iterable[tuple[int, int, processes.Handle, int]], signum: int, now: float, asker: str = ""
+        self,
+        workers: Iterable[tuple[int, int, processes.Handle, int]],
+        signums: tuple[int, int],
+        now: float,
+        asker: str = "",
     ) -> None:
         """
         Begin a look at these workers, or add them to the one in progress.
 
-        Each is local rank, pid, handle, and the memory of the fault handler.
+        Each is local rank, pid, handle, and the memory of the fault handler. *signums* are the signals for the stacks
+        of all threads, and for that of the thread that handles it.
         """
         if self.next_look is None:
-            self.askers, self._signum, self.next_look = [], signum, now
+            self.askers, self._signums, self.next_look = [], signums, now
         if asker not in self.askers:
             self.askers.append(asker)
         for rank, pid, handle, faults in workers:
@@ -90,7 +102,7 @@ class StackDump:
         """
         for worker in self._workers.values():
             if worker.text is None:
-                self._look_at(worker, is_over=now >= worker.until)
+                self._look_at(worker, now)
         if any(worker.text is None for worker in self._workers.values()):
             self.next_look = now + _LOOK
             return None
@@ -98,23 +110,30 @@ class StackDump:
         self._workers, self.next_look = {}, None
         return found
 
-    def _look_at(self, worker: _Worker, is_over: bool) -> None:
+    def _look_at(self, worker: _Worker, now: float) -> None:
+        is_over = now >= worker.until
         is_paused = _is_paused(worker.pid)
         if worker.was_signalled:
             _take_answer(worker)
         elif not is_paused:
             # A paused process would answer only after it continues, which would take too long.
-            self._signal(worker)
+            self._signal(worker, now)
         if worker.text is None and (is_over or is_paused):
             worker.text = f"({_reason_for_none(worker)})"
 
-    def _signal(self, worker: _Worker) -> None:
-        if not _kernel_facts.catches(worker.pid, self._signum):
+    def _signal(self, worker: _Worker, now: float) -> None:
+        if not all(_kernel_facts.catches(worker.pid, signum) for signum in self._signums):
             # Without a handler the process would die of the signal.
+            return
+        # The fault handler reads the frames of all threads without the interpreter's lock. If another
+        # thread changes its own at that moment, the worker ends by SIGSEGV.
+        worker.is_alone = _kernel_facts.other_threads_run(worker.pid)
+        if worker.is_alone and now < worker.until - LIMIT + _UNTIL_QUIET:
             return
         worker.was_signalled = True
         clear(worker.faults)
-        signal_process(worker.handle, self._signum)
+        of_all, of_one = self._signums
+        signal_process(worker.handle, of_one if worker.is_alone else of_all)
 
 
 def _take_answer(worker: _Worker) -> None:
@@ -124,8 +143,14 @@ def _take_answer(worker: _Worker) -> None:
     former = worker.size
     worker.size = os.fstat(worker.faults).st_size
     if 0 < worker.size == former:
-        worker.text = _report.read_text(worker.faults)
+        text = _report.read_text(worker.faults)
+        worker.text = text if not worker.is_alone else _with_heading(text)
         clear(worker.faults)
+
+
+def _with_heading(stack: str) -> str:
+    """Return the *stack* of one thread as one among several, with a note on the others."""
+    return stack.replace(_OWN_HEADING, "Current thread (most recent call first):", 1) + _OTHERS_RUN
 
 
 def _reason_for_none(worker: _Worker) -> str:

@@ -12,17 +12,30 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elasticlib import processes
+from elasticlib.stacks import threads_of
+from elasticlib.workers.spawner import _stack_dump
 from elasticlib.workers.spawner._stack_dump import LIMIT, StackDump
 
-SIGNUM = signal.SIGRTMAX - 1
+SIGNUM, OWN_SIGNUM = SIGNUMS = signal.SIGRTMAX - 1, signal.SIGRTMAX - 2
 TELLS = f"""
 import faulthandler, sys, threading
 faulthandler.register({SIGNUM}, file=int(sys.argv[1]), all_threads=True)
+faulthandler.register({OWN_SIGNUM}, file=int(sys.argv[1]), all_threads=False)
 def sits_here():
     print("ready", flush=True)
     threading.Event().wait()
 sits_here()
 """
+BUSY = TELLS.replace(
+    "sits_here()\n",
+    """def is_busy():
+    while True:
+        exec(compile("def deep(n):\\n    return 0 if n == 0 else deep(n - 1) + 1\\ndeep(60)", "module", "exec"), {})
+threading.Thread(target=is_busy, daemon=True).start()
+sits_here()
+""",
+)
+"""Another thread makes, calls and frees functions all the time."""
 SILENT = "import sys, threading; print('ready', flush=True); threading.Event().wait()"
 Start = Callable[[str], tuple[int, processes.Handle, int]]
 
@@ -65,7 +78,7 @@ def told(dump: StackDump) -> dict[int, str]:
 
 def look(*workers: tuple[int, int, int]) -> dict[int, str]:
     dump = StackDump()
-    dump.begin([(rank, *facts) for rank, facts in enumerate(workers)], SIGNUM, time.monotonic())
+    dump.begin([(rank, *facts) for rank, facts in enumerate(workers)], SIGNUMS, time.monotonic())
     return told(dump)
 
 
@@ -85,6 +98,20 @@ def test_each_look_tells_only_of_its_own_time(start: Start) -> None:
     assert 0 == os.fstat(worker[2]).st_size  # a crash's report begins with nothing
 
 
+def test_a_worker_whose_other_threads_run_survives_a_look(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stack_dump, "_UNTIL_QUIET", 0.0)
+    worker = start(BUSY)
+
+    found = [look(worker)[0] for _ in range(40)]
+
+    assert not worker[1].has_ended()
+    assert all("in sits_here" in text for text in found)
+    assert all("other threads run" in text for text in found if "in is_busy" not in text)
+    assert [("sits_here", True)] == [
+        (thread.frames[-2].function, thread.is_current) for text in found[:1] for thread in threads_of(text)
+    ]
+
+
 def test_a_process_that_would_die_of_the_signal_is_not_sent_it(start: Start) -> None:
     silent, tells = start(SILENT), start(TELLS)
 
@@ -101,14 +128,14 @@ def test_a_stopped_process_is_told_of_and_holds_nobody_up(start: Start) -> None:
     os.waitid(os.P_PID, worker[0], os.WSTOPPED)
 
     dump = StackDump()
-    dump.begin([(0, *worker)], SIGNUM, time.monotonic())
+    dump.begin([(0, *worker)], SIGNUMS, time.monotonic())
 
     assert dump.look(time.monotonic()) == {0: "(the process is stopped, by a signal or a debugger)"}
 
 
 def test_a_worker_that_ends_meanwhile_is_not_looked_at_again(start: Start) -> None:
     dump, worker = StackDump(), start(SILENT)
-    dump.begin([(3, *worker)], SIGNUM, time.monotonic())
+    dump.begin([(3, *worker)], SIGNUMS, time.monotonic())
     dump.look(time.monotonic())
     dump.end(3)
 
@@ -118,8 +145,8 @@ def test_a_worker_that_ends_meanwhile_is_not_looked_at_again(start: Start) -> No
 
 def test_a_look_under_way_takes_more_workers_and_is_for_all_who_asked(start: Start) -> None:
     dump, first, second = StackDump(), start(TELLS), start(TELLS)
-    dump.begin([(0, *first)], SIGNUM, time.monotonic(), "place")
-    dump.begin([(0, *first), (1, *second)], SIGNUM, time.monotonic(), "stacks")
+    dump.begin([(0, *first)], SIGNUMS, time.monotonic(), "place")
+    dump.begin([(0, *first), (1, *second)], SIGNUMS, time.monotonic(), "stacks")
 
     assert [0, 1] == sorted(told(dump))
     assert ["place", "stacks"] == dump.askers
@@ -128,8 +155,8 @@ def test_a_look_under_way_takes_more_workers_and_is_for_all_who_asked(start: Sta
 def test_a_worker_that_joins_a_look_has_its_own_time_to_answer(start: Start) -> None:
     dump, silent, tells = StackDump(), start(SILENT), start(TELLS)
     joined = time.monotonic()
-    dump.begin([(0, *silent)], SIGNUM, joined - LIMIT, "place")
-    dump.begin([(1, *tells)], SIGNUM, joined, "stacks")
+    dump.begin([(0, *silent)], SIGNUMS, joined - LIMIT, "place")
+    dump.begin([(1, *tells)], SIGNUMS, joined, "stacks")
 
     assert dump.look(joined) is None
     assert "in sits_here" in told(dump)[1]
