@@ -114,8 +114,7 @@ class BarAssembler:
     def _states(self, now: float) -> Iterator[bytes]:
         """Yield the states of bars that were not shown yet."""
         for row in self._rows:
-            may_be_a_line = row.shown is None and self._at > 0
-            if may_be_a_line:
+            if self._may_be_a_line(row):
                 # An ended row may be an ordinary line. A later bar must not be shown above it.
                 self._bars_due = _next_moment(now)
                 continue
@@ -123,6 +122,9 @@ class BarAssembler:
             if state != (row.shown or b""):
                 row.shown = state
                 yield self._bar(self._prefix, row.number, state, False)
+
+    def _may_be_a_line(self, row: _Row) -> bool:
+        return row.shown is None and self._at > 0
 
     def _visible_state(self, row: _Row) -> bytes:
         """Return the state of a bar; empty for other lines, and for a bar that cleared itself."""

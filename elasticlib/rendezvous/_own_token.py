@@ -58,8 +58,7 @@ def _is_local(job: NodeJob) -> bool:
         return False
     if job.backend == "c10d" and job.store_type != "tcp":
         return False
-    # If a setting names the host of the store, other nodes may reach it through a forwarded port on
-    # loopback.
+    # If a setting names the host, other nodes may reach it through a forwarded port on loopback.
     if job.backend == "c10d" and job.is_host is not None:
         return False
     host, _ = parse_rendezvous_endpoint(job.endpoint, DEFAULT_PORT)

@@ -211,8 +211,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         there is no state.
         """
         version = 0 if token is None else token
-        # A first state has version 0, and a token is above 0: any other value is not a token of
-        # this back end.
+        # A first state has version 0, and a token of this back end is above 0.
         if type(version) is int and (version > 0) is (token is not None):
             self._client.keep(self._folder)
             written = self._client.swap(self._path, state, version)

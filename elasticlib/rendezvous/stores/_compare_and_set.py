@@ -103,8 +103,7 @@ class CompareAndSetExchange(Exchange):
     ) -> list[KeyFound]:
         deadline = math.inf if timeout is None else monotonic() + timeout
         while True:
-            # Checked before each wait: a change in between is after *version*, and ends the wait at
-            # once.
+            # Checked before each wait: a change in between is after *version*, and ends the wait.
             items, version = look()
             found = [item for item in items if item is not None]
             left = min(SLICE, deadline - monotonic())

@@ -1,0 +1,83 @@
+"""Pages, help, messages and docstrings use the words of the field: habits that a reader stumbles over are counted."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "elasticlib" / "docs").glob("*.md"))]
+SOURCES = sorted((ROOT / "elasticlib").rglob("*.py"))
+HABITS = {
+    "told, tells: write reported, sent, logged": (r"\b(?:told|tells)\b", 2, 8),
+    "anew, whoever: write again, anyone who": (r"\b(?:anew|for ever|whoever|whichever)\b", 2, 7),
+    "by itself: write alone, on its own": (r"\bby (?:itself|themselves)\b", 2, 3),
+    "is no X: write is not a valid X": (r"\b(?:is|are|was|were) (?:no|none)\b (?!longer|more|other|need)", 7, 77),
+    "is to be: write must be": (r"\b(?:is|are|was|were) to (?:be|go|have|run|wait)\b", 0, 2),
+    "as it is: write unchanged, now": (r"\bas (?:it|they) (?:is|are)\b|\bas ever\b", 5, 2),
+    "is there: write exists": (r"\b(?:is|are) there\b", 2, 13),
+    "of which, of what: write a sentence of its own": (r"\bof (?:that|which|what|whom)\b(?! is)", 10, 25),
+    "mend, take along: write repair, send": (r"\b(?:mend\w*|takes? along|took along|comes? to be)\b", 1, 0),
+    "need not: write does not have to": (r"\b(?:has|have) not to\b|\bneed not\b", 0, 6),
+}
+"""A habit with what to write instead: its pattern, and how often pages and sources still have it at most."""
+QUESTION = re.compile(r"(What|Who|Whose|Whom|Whoever|Whatever|Whether|Where|Have|Until when|Of)\b")
+MOST_QUESTIONS = 0
+LONGEST = 32
+MOST_LONG = 12
+
+
+def texts_of_pages() -> Iterator[tuple[str, str]]:
+    for path in PAGES:
+        yield path.name, re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def texts_of_sources() -> Iterator[tuple[str, str]]:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+def found(pattern: str, texts: Iterator[tuple[str, str]]) -> list[str]:
+    """Where the pattern stands, with the words around it."""
+    return [
+        f"{place}: ...{text[max(0, hit.start() - 40) : hit.end() + 40]!r}"
+        for place, text in texts
+        for hit in re.finditer(pattern, text, re.IGNORECASE)
+    ]
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_habit_grows_no_more(habit: str) -> None:
+    pattern, in_pages, in_sources = HABITS[habit]
+    pages, sources = found(pattern, texts_of_pages()), found(pattern, texts_of_sources())
+
+    assert len(pages) <= in_pages, "\n".join([habit, *pages])
+    assert len(sources) <= in_sources, "\n".join([habit, *sources])
+
+
+def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
+    begin_with_a_question = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if QUESTION.match(text):
+                    begin_with_a_question.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+
+    assert len(begin_with_a_question) <= MOST_QUESTIONS, "\n".join(begin_with_a_question)
+
+
+def test_sentences_of_pages_are_short() -> None:
+    long = []
+    for name, text in texts_of_pages():
+        for sentence in re.split(r"(?<=[.!?:;])\s+|\n\s*\n|\n[*-] |\|", text):
+            if len(sentence.split()) > LONGEST:
+                long.append(f"{name}: {' '.join(sentence.split()[:12])} ...")
+
+    assert len(long) <= MOST_LONG, "\n".join(long)
