@@ -64,10 +64,14 @@ def _output(folder: str) -> Iterator[list[object]]:
 def drawn(cast: str) -> str:
     """Return the SVG of an asciicast: the command, and each line of its output after the second in which it came."""
     header, *events = map(json.loads, cast.splitlines())
-    console = Console(record=True, width=header["width"] + 8, file=io.StringIO(), force_terminal=True)
+    console = Console(record=True, width=header["width"] + 30, file=io.StringIO(), force_terminal=True)
     console.print(Text(f"$ {header['command']}", style="bold"))
     for seconds, _, text in events:
         line = Text.from_ansi(text.rstrip("\r\n"))
+        if text.startswith("W "):
+            line.stylize("bold red")
+        elif text.startswith("resumed"):
+            line.stylize("bold green")
         console.print(Text(f"{seconds:5.1f} s ", style="bright_black") + line)
     return console.export_svg(title="a worker is killed; the job goes on", unique_id="restart")
 
