@@ -53,7 +53,7 @@ def test_each_fault_changes_the_source_and_leaves_it_one() -> None:
     assert len({ast.dump(ast.parse(each)) for each in (SOURCE, *planted)}) == len(NAMES) + 1
 
 
-def test_what_is_planted_into_the_session_and_the_outbox_has_a_name_of_its_own_and_can_be_compiled() -> None:
+def test_planted_faults_have_names_of_their_own_and_compile() -> None:
     planted = everything()
 
     assert len(planted) > 500
@@ -62,7 +62,7 @@ def test_what_is_planted_into_the_session_and_the_outbox_has_a_name_of_its_own_a
         compile(source_with(each), str(each), "exec")
 
 
-def test_every_survivor_is_a_fault_that_is_planted_and_has_a_reason_of_one_line() -> None:
+def test_each_survivor_is_planted_and_has_a_reason_of_one_line() -> None:
     assert set() == set(SURVIVORS) - {str(each) for each in everything()}
     assert all(reason and "\n" not in reason for reason in SURVIVORS.values())
 

@@ -198,7 +198,7 @@ class ElectionContract:
         with pytest.raises(LeadershipLost):
             old.save(b"late")
 
-    def test_a_lease_that_ended_by_the_own_clock_is_over_whatever_the_store_says(self) -> None:
+    def test_lease_that_ended_by_the_own_clock_is_over(self) -> None:
         now = [0.0]
         node = Node(self, "a", clock=lambda: now[0])
         state_log = node.win()

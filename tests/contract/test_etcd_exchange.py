@@ -66,9 +66,7 @@ class TestEtcd(ExchangeContract):
                 waiter.result(LONG)
         stopper.join()
 
-    def test_what_a_wait_has_found_is_read_with_it_once_and_not_after_a_change_of_its_own(
-        self, exchange: CompareAndSetExchange
-    ) -> None:
+    def test_found_value_is_read_with_its_wait_unless_changed_by_itself(self, exchange: CompareAndSetExchange) -> None:
         other = exchange.clone()
         exchange.write({"key": b"1"})
         assert exchange.wait("key", LONG)

@@ -86,3 +86,15 @@ def test_sentences_of_pages_are_short() -> None:
                 long.append(f"{name}: {' '.join(sentence.split()[:12])} ...")
 
     assert len(long) <= MOST_LONG, "\n".join(long)
+
+
+def test_names_of_tests_are_short() -> None:
+    """A rule and its condition, in at most 70 characters."""
+    names = [
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+
+    assert names
+    assert [] == [name for name in names if len(name) > 70]

@@ -12,7 +12,7 @@ def test_the_drawing_is_that_of_the_recording() -> None:
     assert drawn(CAST.read_text(encoding="utf-8")) == SVG.read_text(encoding="utf-8")
 
 
-def test_the_recording_shows_a_kill_and_a_restart_from_the_newest_checkpoint() -> None:
+def test_recording_shows_a_kill_and_a_restart_from_a_checkpoint() -> None:
     header, *events = map(json.loads, CAST.read_text(encoding="utf-8").splitlines())
     output = "".join(text for _, _, text in events)
 

@@ -19,10 +19,10 @@ import sys
 from collections.abc import Mapping
 
 SILENT = (
-    "test_cell_bars.py::test_bars_of_several_ranks_stay_bars_side_by_side_and_the_files_have_all",
+    "test_cell_bars.py::test_bars_of_several_ranks_stay_bars_and_files_have_all",
     "test_cli.py::test_a_job_that_succeeds_exits_with_0",
     "test_cli.py::test_a_script_that_ends_well_is_a_success",
-    "test_exit_timeout.py::test_threads_of_a_script_work_on_unless_a_status_or_a_timeout_ends_them[by default]",
+    "test_exit_timeout.py::test_threads_of_a_script_work_on_until_a_status_or_timeout[by default]",
     "test_fresh_program.py::test_what_a_daemon_thread_does_about_its_end_is_no_end_of_the_process",
     "test_job.py::test_a_process_that_the_program_forks_has_no_jobs",
 )

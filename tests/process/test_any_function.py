@@ -393,7 +393,7 @@ if __name__ == "__main__":
 """
 
 
-def test_large_and_shared_globals_are_what_arguments_are_in_workers_and_what_they_spawn(tmp_path: Path) -> None:
+def test_large_and_shared_globals_are_like_arguments_in_workers(tmp_path: Path) -> None:
     """A copy of its own of what is large, and one memory of what is shared."""
     pytest.importorskip("numpy")
     pytest.importorskip("torch")
@@ -433,7 +433,7 @@ def test_launches_with_large_arguments_leave_no_descriptor() -> None:
 # What was edited.
 
 
-def test_an_edited_module_is_the_new_one_in_the_workers_and_that_is_said_once_an_edit(tmp_path: Path) -> None:
+def test_edited_module_is_new_in_workers_and_said_once_an_edit(tmp_path: Path) -> None:
     program = """
         import logging, os, sys
         logging.basicConfig(stream=sys.stdout, format="%(message)s")

@@ -59,7 +59,7 @@ def test_the_first_node_opens_the_store_and_others_share_its_state() -> None:
     assert timedelta(seconds=60) == store.timeout  # type: ignore[attr-defined]
 
 
-def test_the_host_is_who_has_the_address_and_a_second_node_of_this_machine_joins() -> None:
+def test_host_has_the_address_and_a_second_node_here_joins() -> None:
     endpoint = f"127.0.0.1:{free_port()}"
 
     (one, _), (other, _) = (c10d.create_backend(params(endpoint)) for _ in range(2))

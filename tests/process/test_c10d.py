@@ -367,7 +367,7 @@ class TestStrangers:
             claims.append(third.claim(third.dial(LONG)))
         assert [True, False] == claims
 
-    def test_a_job_whose_claimant_is_silent_is_claimed_again_after_two_heartbeats(self, backend: Open) -> None:
+    def test_job_of_a_silent_claimant_is_claimed_after_two_heartbeats(self, backend: Open) -> None:
         first = served(backend("localhost:0", "a"))
         dead, second, third = (claim(word) for word in ("dead", "second", "third"))
         exchange = guest(backend, first, "b")

@@ -109,7 +109,7 @@ def lines(messages: list[tuple[str, str]]) -> list[str]:
     return "".join(of("stream", messages)).splitlines()
 
 
-def test_bars_of_several_ranks_stay_bars_side_by_side_and_the_files_have_all(tmp_path: Path) -> None:
+def test_bars_of_several_ranks_stay_bars_and_files_have_all(tmp_path: Path) -> None:
     file = str(tmp_path / "go")
     shown, logs = told(
         f"job = elastic_launch(settings(3, show='all'), bars).start(goes_on({file!r}, 3))\njob.result()\nNone",
@@ -128,7 +128,7 @@ def test_bars_of_several_ranks_stay_bars_side_by_side_and_the_files_have_all(tmp
     assert "".join(of("stream", logs)) == f"{[raw] * 3}\n"
 
 
-def test_later_bars_have_a_place_of_their_own_and_nested_ones_are_one_below_the_other(tmp_path: Path) -> None:
+def test_later_bars_have_a_new_place_and_nested_bars_stand_below(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in "ab"]
     both = "\n".join(f"[{rank}] outer 0\n[{rank}]  inner 2" for rank in (0, 1))
     epochs, nested = told(

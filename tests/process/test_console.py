@@ -94,7 +94,7 @@ def test_an_error_of_a_script_is_shown_once(
     assert re.search(r"rank 1: ValueError: bad batch \(script\.py:[35]\)", err)
 
 
-def test_an_error_of_a_function_is_shown_once_without_frames_of_the_launcher(
+def test_error_of_a_function_is_shown_once_without_launcher_frames(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     process = start("program.py", program=PROGRAM)
@@ -114,7 +114,7 @@ def test_a_hook_of_the_scripts_own_takes_nothing_from_the_report(start: Callable
     assert 1 == err.count("raise ValueError('bad batch')")
 
 
-def test_quit_shows_where_all_ranks_are_and_the_job_goes_on_until_it_is_repeated(
+def test_quit_shows_stacks_of_all_ranks_and_a_second_one_stops_the_job(
     hanging: Callable[..., subprocess.Popen[str]],
 ) -> None:
     process = hanging(*RUN)

@@ -232,7 +232,7 @@ def test_what_functions_detached_is_left_alone_as_by_torchs_launcher(api: str, e
     assert [True] == outlive(end)
 
 
-def test_detached_processes_outlive_a_stop_at_which_all_ranks_exit_with_success(end: list[int], tmp_path: Path) -> None:
+def test_detached_processes_outlive_a_stop_with_success_of_all(end: list[int], tmp_path: Path) -> None:
     job = Job(tmp_path, "saves")
     end += job.children()
     job.launcher.terminate()
@@ -242,9 +242,7 @@ def test_detached_processes_outlive_a_stop_at_which_all_ranks_exit_with_success(
     assert "detached" not in stderr
 
 
-def test_detached_processes_outlive_the_loss_of_the_fork_server_and_of_its_reaper(
-    end: list[int], tmp_path: Path
-) -> None:
+def test_detached_processes_outlive_fork_server_and_reaper(end: list[int], tmp_path: Path) -> None:
     """Those of launches before and after it; what a killed spawner leaves behind is ended all the same."""
     (tmp_path / "program.py").write_text(LAUNCHES)
     command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]

@@ -194,9 +194,7 @@ def test_a_plain_message_in_an_error_file_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ['{"message": {"mess', "\0\xff"])
-def test_an_error_file_that_makes_no_sense_hides_no_failure_and_prevents_no_restart(
-    content: str, tmp_path: Path
-) -> None:
+def test_senseless_error_file_hides_no_failure_and_no_restart(content: str, tmp_path: Path) -> None:
     """Row 096."""
     config = LaunchConfig(nproc_per_node=1, max_restarts=1, preload=(), logs_specs=logs(tmp_path))
 
@@ -248,7 +246,7 @@ def test_a_message_longer_than_anybody_reads_keeps_its_ends(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_an_exception_that_cannot_be_pickled_whole_is_the_cause_without_what_cannot(method: str) -> None:
+def test_exception_that_cannot_be_pickled_whole_is_a_partial_cause(method: str) -> None:
     error = failed(duties.raises_what_cannot_be_pickled_whole, workers=1, start_method=method)
 
     cause = error.__cause__

@@ -141,7 +141,7 @@ def returns_and_lingers(how: str) -> int:
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("how", HOLDERS)
-def test_a_function_that_returned_has_failed_when_its_process_had_to_be_stopped(how: str, method: str) -> None:
+def test_returned_function_fails_if_its_process_must_be_stopped(how: str, method: str) -> None:
     """What its threads or exit handlers were at is lost; the report shows where they are."""
     config = LaunchConfig(nproc_per_node=2, max_restarts=0, exit_timeout=1, start_method=method)  # type: ignore[arg-type]
 
@@ -213,7 +213,7 @@ def elasticrun(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=["a status", "ended early", "by default"],
 )
-def test_threads_of_a_script_work_on_unless_a_status_or_a_timeout_ends_them(
+def test_threads_of_a_script_work_on_until_a_status_or_timeout(
     options: list[str], arguments: list[str], status: int, output: str, said: list[str], tmp_path: Path
 ) -> None:
     """The status of the script is the failure's, not that of the signal; no warning comes before its time."""
@@ -257,7 +257,7 @@ def has_a_local_that_hangs() -> int:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
-def test_the_last_rank_is_ended_where_a_local_variable_hangs_inside_the_call(
+def test_last_rank_is_ended_if_a_local_variable_hangs_in_the_call(
     method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a line that says where it is: no frame of the function is left."""

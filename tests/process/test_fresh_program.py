@@ -405,7 +405,7 @@ def buffered_by_the_caller(path: str) -> None:
     held.append(own)
 
 
-def test_a_worker_forked_from_the_caller_does_not_write_the_callers_buffers(tmp_path: Path) -> None:
+def test_forked_worker_does_not_write_the_callers_buffers(tmp_path: Path) -> None:
     """What waits in a buffer of the caller is written once, by the caller."""
     with open(tmp_path / "caller", "w") as file:
         file.write("the caller's\n")
@@ -492,7 +492,7 @@ def main(folder, lines):
 
 
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
-def test_a_daemon_thread_that_reads_the_workers_own_output_gets_its_last_lines(method: str, tmp_path: Path) -> None:
+def test_daemon_thread_reading_own_output_gets_the_last_lines(method: str, tmp_path: Path) -> None:
     """All lines of all workers: the process lives until the pipe is empty and the thread waits again."""
     namespace: dict[str, Any] = {}
     exec(READS_ITSELF, namespace)
@@ -571,7 +571,7 @@ def test_an_odd_end_of_a_script_is_the_interpreters(how: str, method: str, tmp_p
     assert {name: content or found.get(name) for name, content in left_in(plain).items()} == found
 
 
-def test_a_file_whose_lock_a_daemon_thread_holds_keeps_no_other_from_being_written(tmp_path: Path) -> None:
+def test_file_locked_by_a_daemon_thread_blocks_no_other_file(tmp_path: Path) -> None:
     """The thread sits in a write to a full pipe for ever."""
     script = tmp_path / "ends.py"
     script.write_text(

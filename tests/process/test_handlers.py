@@ -129,7 +129,7 @@ def test_a_killed_node_is_noticed_and_the_others_meet_without_it(started: list[N
     assert ([2, 2], 1) == (sizes, alone[1])
 
 
-def test_a_program_that_ends_without_a_word_ends_well_and_is_missed_at_once(started: list[Nodes]) -> None:
+def test_silent_end_of_a_program_is_noticed_at_once(started: list[Nodes]) -> None:
     nodes = Nodes("1", "2")
     started.append(nodes)
     options = {"last_call_timeout": 2, "heartbeat_timeout": 10 * LIMIT}
@@ -182,7 +182,7 @@ def test_a_closed_job_is_closed_for_all_and_for_late_nodes(started: list[Nodes])
     assert [True, True] == [nodes.ask(node, "shutdown") for node in (a, b)]
 
 
-def test_static_nodes_have_their_given_ranks_and_one_port_without_stale_keys(started: list[Nodes]) -> None:
+def test_static_nodes_have_given_ranks_and_a_port_without_old_keys(started: list[Nodes]) -> None:
     nodes = Nodes("2", "2", backend="static")
     started.append(nodes)
     second, first = nodes.start(rank=1), nodes.start(rank=0)
@@ -218,7 +218,7 @@ def agents(package: str, tmp_path: Path, restarts: int, failures: int) -> list[A
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_our_agents_meet_by_a_handler_restart_together_and_agree_on_the_end(package: str, tmp_path: Path) -> None:
+def test_agents_of_a_handler_restart_together_and_agree_on_the_end(package: str, tmp_path: Path) -> None:
     outcomes = agents(package, tmp_path, restarts=2, failures=1)
 
     notes = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
@@ -349,7 +349,7 @@ PLUGIN = """
 """
 
 
-def test_a_launch_takes_a_plug_ins_handler_by_its_name_and_says_which_one_is_broken(tmp_path: Path) -> None:
+def test_launch_uses_a_plugins_handler_and_names_a_broken_one(tmp_path: Path) -> None:
     (tmp_path / "alone.py").write_text(textwrap.dedent(PLUGIN))
     info = tmp_path / "alone-1.0.dist-info"
     info.mkdir()

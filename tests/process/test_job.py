@@ -454,7 +454,7 @@ def test_a_second_interrupt_kills(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 @SIGNALS
-def test_a_signal_is_not_lost_where_the_time_is_over_before_the_workers_are(
+def test_signal_is_not_lost_if_the_time_ends_before_the_workers(
     signum: signal.Signals, kind: type[SignalException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     still = iter([signum])

@@ -288,7 +288,7 @@ def holders() -> tuple[set[str], set[str], set[str]]:
     return open_sockets(os.getpid()), open_sockets(spawner), open_sockets(reaper)
 
 
-def test_workers_forked_from_the_caller_keep_its_sockets_and_its_reaper_none() -> None:
+def test_workers_forked_from_the_caller_keep_its_sockets() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         name = os.readlink(f"/proc/self/fd/{listener.fileno()}")
         worker, spawner, reaper = launch(1, holders, start_method="fork")[0]

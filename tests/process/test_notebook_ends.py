@@ -131,7 +131,7 @@ def test_nothing_of_a_stopped_cell_is_shown_in_a_later_one(cells: Cells) -> None
     assert later == ["later\n"] * 5
 
 
-def test_an_interrupt_ends_a_cell_that_awaits_a_job_which_goes_on_unless_a_block_has_it(cells: Cells) -> None:
+def test_interrupt_ends_an_awaiting_cell_but_not_its_job(cells: Cells) -> None:
     prepared(cells, grace=0)
     number = cells.begun("job = elastic_launch(config, stays).start()\nawait job", "ready")
 
@@ -194,9 +194,7 @@ def start(target, *args):
 """
 
 
-def test_a_launch_of_a_thread_shows_in_the_cell_of_its_context_or_else_in_the_one_that_runs_then(
-    cells: Cells, tmp_path: Path
-) -> None:
+def test_launch_of_a_thread_shows_in_the_cell_of_its_context(cells: Cells, tmp_path: Path) -> None:
     file = str(tmp_path / "file")
     prepared(cells, grace=5)
     cells.ended(cells.begin(THREADS))

@@ -271,7 +271,7 @@ def fails(at: int) -> int:
     return rank()
 
 
-def test_a_failing_rank_is_named_with_its_own_exception_and_the_pool_works_on(two: Pool) -> None:
+def test_failing_rank_is_named_and_the_pool_works_on(two: Pool) -> None:
     with pytest.raises(ChildFailedError, match="rank 1: ValueError: bad batch of rank 1") as caught:
         two.run(fails, 1)
 
@@ -756,7 +756,7 @@ def test_a_fresh_group_is_none_of_single_items() -> None:
         assert made.run(total) == {0: 2.0, 1: 2.0}
 
 
-def test_an_interrupt_while_workers_are_made_leaves_none_that_answer_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_workers_start_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = elasticlib.Job.begin
 
     def interrupted(job: elasticlib.Job) -> elasticlib.Job:
@@ -921,9 +921,7 @@ def says_and_fails() -> None:
     raise ValueError
 
 
-def test_workers_that_were_replaced_leave_their_output_where_they_died_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replaced_workers_leave_output_only_where_they_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def folders() -> int:
@@ -1034,9 +1032,7 @@ def test_an_interrupt_while_a_job_is_stopped_is_raised(tmp_path: Path) -> None:
     assert job.done()
 
 
-def test_a_pool_that_is_closed_while_its_workers_are_replaced_begins_no_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pool_closed_during_a_replacement_begins_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = pool(1, group=None, preload=())
     with pytest.raises(ChildFailedError):
         made.run(os._exit, 3)
@@ -1216,7 +1212,7 @@ def raises_with_item(number: int) -> None:
     raise WithItemError("mine")
 
 
-def test_a_field_of_the_workers_exception_is_not_taken_for_the_item_of_a_map() -> None:
+def test_field_of_a_workers_exception_is_not_the_item_of_a_map() -> None:
     with elasticlib.pool(1, group=None) as pool:
         for call in (lambda: pool.run(raises_with_item, 1), lambda: pool.map(raises_with_item, [1])):
             with pytest.raises(WithItemError) as raised:

@@ -246,7 +246,7 @@ def test_processes_that_a_worker_spawns_have_the_script_with_its_variables(tmp_p
     assert run(tmp_path, source) == [7]
 
 
-def test_what_an_unguarded_script_cannot_send_is_refused_with_both_ways_out(tmp_path: Path) -> None:
+def test_unsendable_object_of_an_unguarded_script_names_both_ways_out(tmp_path: Path) -> None:
     source = """
     import threading
     lock = threading.Lock()
@@ -312,7 +312,7 @@ def test_what_is_made_behind_the_guard_or_fails_at_the_import_is_an_error(tmp_pa
     assert failed == [True, True, False]
 
 
-def test_a_pool_imports_the_script_once_and_each_call_finds_what_its_caller_has(tmp_path: Path) -> None:
+def test_pool_imports_the_script_once_and_calls_find_the_callers_data(tmp_path: Path) -> None:
     source = """
     import threading, elasticlib
     lock, local, cache, rate = threading.Lock(), threading.local(), {}, 1

@@ -72,7 +72,7 @@ def meet(*handlers: RendezvousHandler) -> list[int]:
         return [info.rank for info in pool.map(lambda handler: handler.next_rendezvous(), handlers)]
 
 
-def test_handlers_of_one_program_meet_and_their_sidecars_come_from_one_process(
+def test_sidecars_of_one_programs_handlers_come_from_one_process(
     make: Callable[..., list[RendezvousHandler]],
 ) -> None:
     handlers = make(4)
@@ -127,7 +127,7 @@ def test_sidecars_outlive_their_host_and_the_next_gets_another_host(
     assert host not in hosts()
 
 
-def test_the_end_of_that_process_during_its_imports_is_an_error_of_whoever_waits_for_it(
+def test_end_of_that_process_at_its_imports_is_an_error_for_all(
     make: Callable[..., list[RendezvousHandler]],
 ) -> None:
     [handler] = make(1)

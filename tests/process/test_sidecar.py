@@ -139,7 +139,7 @@ def pair(start: Start, **more: Any) -> tuple[Node, Node]:
     return host, other
 
 
-def test_a_launcher_that_is_killed_leaves_neither_workers_nor_its_rendezvous_process(start: Start) -> None:
+def test_killed_launcher_leaves_no_workers_and_no_sidecar(start: Start) -> None:
     _, other = pair(start)
 
     other.popen.kill()
@@ -169,7 +169,7 @@ def test_the_others_hear_of_the_death_of_the_stores_host_and_name_it(start: Star
 
 
 @pytest.mark.parametrize("hosts_store", [False, True])
-def test_a_sidecar_that_is_killed_is_replaced_and_both_nodes_go_on_together(start: Start, hosts_store: bool) -> None:
+def test_killed_sidecar_is_replaced_and_both_nodes_continue(start: Start, hosts_store: bool) -> None:
     """Its node asks for ranks again, under its name."""
     nodes = pair(start, reconnect=LIMIT)
     hit, other = reversed(nodes) if not hosts_store else nodes
@@ -192,7 +192,7 @@ def next_round_of_both(node: Node) -> int:
     return int(seat["round"])
 
 
-def test_workers_of_a_launcher_that_stands_still_die_before_others_take_their_place(start: Start) -> None:
+def test_workers_of_a_stopped_launcher_die_before_their_successors(start: Start) -> None:
     host, other = pair(start)
     workers = other.workers
 

@@ -178,7 +178,7 @@ def test_a_signal_that_is_not_listed_ends_the_launcher_and_nothing_is_left(job: 
     ],
     ids=["option", "variable"],
 )
-def test_a_worker_that_ignores_the_signal_is_killed_after_the_shutdown_timeout(
+def test_worker_that_ignores_the_signal_is_killed_after_the_timeout(
     options: list[str], environment: dict[str, str], job: Job
 ) -> None:
     """Rows 107 and 109, with a grandchild in a session of its own that ignores all signals."""
@@ -333,9 +333,7 @@ def in_native_code(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_of_ranks_in_native_code_all_but_the_last_are_killed_early_and_the_line_says_who_is_waited_for(
-    method: str, job: Job
-) -> None:
+def test_ranks_in_native_code_but_the_last_are_killed_early_and_named(method: str, job: Job) -> None:
     job.start("sits_in_native_code(here)", "--shutdown-timeout", NEVER, "--start-method", method)
     job.wait_for(*ALL_AT_WORK)
     workers = [int((job.folder / name).read_text().split()[0]) for name in ALL_AT_WORK]
@@ -376,9 +374,7 @@ def test_one_interrupt_ends_a_collective_that_never_completes(where: str, count:
     ],
     ids=["a handler", "an exception"],
 )
-def test_a_rank_that_is_at_work_on_its_end_has_the_whole_time_beside_one_in_native_code(
-    duty: str, mark: str, job: Job
-) -> None:
+def test_saving_rank_keeps_its_time_beside_one_in_native_code(duty: str, mark: str, job: Job) -> None:
     longer = duty.format(seconds=STUCK + 1)
     job.start(f"sits_in_native_code(here) if os.environ['RANK'] == '1' else {longer}", "--shutdown-timeout", NEVER)
     job.wait_for(*ALL_AT_WORK)
@@ -512,7 +508,7 @@ def test_a_signal_while_a_round_is_stopped_ends_the_job_at_once(job: Job) -> Non
 
 
 @pytest.mark.parametrize("moment", range(6))
-def test_a_signal_at_any_moment_of_a_job_that_restarts_all_the_time_ends_it(moment: int, job: Job) -> None:
+def test_signal_ends_a_job_that_restarts_all_the_time(moment: int, job: Job) -> None:
     """Rounds last a few milliseconds: the moments fall into starts, stops and what is between them."""
     job.start("at_work(here)\nfails()", "--max-restarts", "1000000", LOGLEVEL="ERROR")
     job.wait_for("round2.rank?")  # the other one may have been stopped before it could tell
@@ -564,7 +560,7 @@ def test_a_call_that_a_signal_ends_raises_an_error_that_names_it(
     assert 0 in elastic_launch(settings, duties.chain)()
 
 
-def test_a_stop_before_all_workers_are_started_leaves_the_first_one_time_to_save(
+def test_stop_during_the_start_leaves_the_first_worker_time_to_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = LaunchConfig(nproc_per_node=2, max_restarts=0, start_method="fork")

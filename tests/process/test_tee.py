@@ -401,7 +401,7 @@ def test_a_tee_that_follows_nothing_starts_nothing(console: Console) -> None:
     assert tee.finish()
 
 
-def test_a_tee_that_waits_looks_again_when_it_was_asked_to_and_when_it_is_woken(console: Console, log: Path) -> None:
+def test_waiting_tee_looks_again_when_asked_or_woken(console: Console, log: Path) -> None:
     waits: list[float | None] = [0.01, 0.01, None]
     looks: list[float] = []
 
@@ -434,7 +434,7 @@ def test_a_missing_file_a_second_follow_and_a_finished_tee_are_errors(tee: Tee, 
         tee.follow(str(log), b"", Std.OUT)
 
 
-def test_after_a_fault_the_next_round_is_copied_again_and_the_fault_is_logged_once(
+def test_round_after_a_fault_is_copied_and_the_fault_logged_once(
     tee: Tee, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, third = paths = [tmp_path / f"{number}.log" for number in range(3)]
@@ -501,7 +501,7 @@ def hits(tmp_path: Path) -> Path:
     return tmp_path / "filtered.log"
 
 
-def test_matching_lines_of_all_writers_go_to_the_second_file_and_all_lines_to_the_console(
+def test_matching_lines_go_to_the_second_file_and_all_to_the_console(
     tee: Tee, console: Console, tmp_path: Path, hits: Path
 ) -> None:
     paths = [tmp_path / f"{rank}.log" for rank in range(4)]
@@ -523,9 +523,7 @@ def test_matching_lines_of_all_writers_go_to_the_second_file_and_all_lines_to_th
     assert 40_001 == len(console.text.split(b"\n"))
 
 
-def test_a_line_longer_than_a_block_and_a_last_line_without_newline_are_matched_whole(
-    tee: Tee, log: Path, hits: Path
-) -> None:
+def test_long_line_and_last_line_without_newline_are_matched_whole(tee: Tee, log: Path, hits: Path) -> None:
     long = b"x" * (BLOCK - 2) + b"needle" + b"y" * BLOCK
     log.write_bytes(b"hay\n" + long + b"\nhay\nneedle at the end")
 

@@ -267,7 +267,7 @@ def dripping(clients: list[socket.socket]) -> Iterator[None]:
         thread.join(LIMIT)
 
 
-def test_a_crowd_at_the_health_check_leaves_the_launcher_the_descriptors_for_a_restart(tmp_path: pathlib.Path) -> None:
+def test_crowd_at_the_health_check_leaves_descriptors_for_a_restart(tmp_path: pathlib.Path) -> None:
     """More connections that never finish their question than the launcher may have files, and a worker that dies."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -383,9 +383,7 @@ main()
 
 
 @pytest.mark.parametrize("package", ["elasticlib.elastic", "torch.distributed.elastic"])
-def test_a_script_with_the_decorator_and_a_restart_run_with_debug_servers_all_the_same(
-    package: str, tmp_path: pathlib.Path
-) -> None:
+def test_decorated_script_and_restart_run_with_debug_servers(package: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("{control_plane}", f"{package}.control_plane"))
 

@@ -120,7 +120,7 @@ def test_silence_is_interval_times_attempts_else_the_heartbeat_timeout(configs: 
     assert seconds == read("c10d", configs).heartbeat
 
 
-def test_a_silence_in_which_nobody_could_be_heard_is_refused_or_made_longer() -> None:
+def test_silence_shorter_than_a_heartbeat_is_refused_or_extended() -> None:
     with pytest.raises(ConfigError, match=r"'heartbeat_timeout': 0.05}: heartbeat_timeout must be .* 0\.1 or more"):
         read("c10d", {"heartbeat_timeout": 0.05})
     options = read("c10d", {"keep_alive_interval": 0.01, "keep_alive_max_attempt": 2})
@@ -174,7 +174,7 @@ def test_another_word_for_hosting_is_refused(value: Any) -> None:
         ("heartbeat", "heartbeat_timeout"),
     ],
 )
-def test_an_unknown_key_has_no_effect_and_is_named_with_the_nearest_known_one(name: str, near: str) -> None:
+def test_unknown_key_is_ignored_and_named_with_the_nearest_one(name: str, near: str) -> None:
     (said,) = read("c10d", {name: "1"}).idle
 
     assert f"{name} is unknown and has no effect: did you mean {near}" in said
@@ -227,7 +227,7 @@ def test_the_time_between_repeated_writes_is_checked(value: Any) -> None:
 
 
 @pytest.mark.parametrize(("value", "said"), [("1.5", 1), ("0", 0), (0.0, 0)])
-def test_the_time_between_repeated_writes_has_no_effect_and_is_named_unless_it_is_0(value: Any, said: int) -> None:
+def test_backoff_of_repeated_writes_is_ignored_and_named_unless_0(value: Any, said: int) -> None:
     options = read("c10d", {"cas_backoff_max_seconds": value})
 
     assert said == len(options.idle)

@@ -722,7 +722,7 @@ def test_a_master_that_a_program_set_is_not_called_missing(
     assert [] == caplog.messages
 
 
-def test_the_configuration_of_a_namespace_has_a_number_of_workers_and_a_text_to_run() -> None:
+def test_configuration_of_a_namespace_has_a_number_and_a_text() -> None:
     config, entry, rest = elasticlib.run.config_from_args(parse_args(["--nproc-per-node", "cpu", "x.py", "a"]))
 
     assert len(os.sched_getaffinity(0)) == config.nproc_per_node
@@ -844,7 +844,7 @@ def test_help_says_where_a_token_comes_from(launches: Launches, capsys: pytest.C
     assert "variable ELASTICLIB_TOKEN alone" in " ".join(help_text(capsys).split())
 
 
-def test_a_node_that_others_have_replaced_when_its_script_was_done_leaves_well_and_says_why(
+def test_node_replaced_after_its_script_was_done_exits_with_0(
     launches: Launches, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The job ended well, and there are no results of a script that could be missed."""

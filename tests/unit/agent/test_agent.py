@@ -242,7 +242,7 @@ def test_the_group_shows_where_it_stands(make: Make) -> None:
     ]
 
 
-def test_every_round_has_a_store_socket_that_its_agent_has_bound_on_loopback(make: Make) -> None:
+def test_each_round_has_a_store_socket_bound_on_loopback(make: Make) -> None:
     agent = make([failed()], [succeeded()], restarts=1)
     reached: list[tuple[str, int]] = []
 
@@ -565,7 +565,7 @@ def test_lost_contact_gives_no_more_time_than_the_launch_does(assigned: Assigned
     assert stopping_of(agent).grace == 7.0
 
 
-def test_contact_that_was_lost_before_workers_were_found_dead_is_heard_of_first(assigned: Assigned) -> None:
+def test_contact_lost_before_dead_workers_is_reported_first(assigned: Assigned) -> None:
     agent, member = assigned([NODES, None, LOST, Final(True, "all succeeded")], [failed()])
 
     run(agent)
@@ -573,7 +573,7 @@ def test_contact_that_was_lost_before_workers_were_found_dead_is_heard_of_first(
     assert "failed" not in [told[0] for told in member.told]
 
 
-def test_contact_that_is_lost_while_workers_stop_is_heard_of_before_they_are_reported(assigned: Assigned) -> None:
+def test_contact_lost_during_a_stop_is_reported_first(assigned: Assigned) -> None:
     end = RoundEnd(0, "rank 3 failed", True)
     agent, _ = assigned([NODES, None, end, LOST, Final(True, "all succeeded")], [HEALTHY] * 9)
     known: list[bool] = []
@@ -652,7 +652,7 @@ def test_a_signal_is_the_end_also_when_the_rendezvous_breaks_meanwhile(assigned:
         agent.run()
 
 
-def test_a_rendezvous_that_wants_to_be_asked_is_asked_though_nothing_is_to_be_read(assigned: Assigned) -> None:
+def test_polled_rendezvous_is_asked_without_anything_to_read(assigned: Assigned) -> None:
     agent, member = assigned([NODES], [HEALTHY] * 9)
     agent._poll_timeout = lambda: None  # type: ignore[method-assign]
     os.eventfd_read(member.ready)
@@ -663,7 +663,7 @@ def test_a_rendezvous_that_wants_to_be_asked_is_asked_though_nothing_is_to_be_re
         run(agent)
 
 
-def test_all_nodes_report_the_root_cause_of_the_job_beside_their_own_failures(assigned: Assigned) -> None:
+def test_all_nodes_report_the_root_cause_beside_own_failures(assigned: Assigned) -> None:
     note = FailureNote(0, 0, 77, 1, "the first to fail", "ValueError", "Traceback ...")
     end, final = RoundEnd(0, "rank 0 failed", False), Final(False, "rank 0 failed", "n0/9-b", note)
     agent, _ = assigned([NODES, None, end, final], [failed(failure(2, timestamp=1.0))])
@@ -675,7 +675,7 @@ def test_all_nodes_report_the_root_cause_of_the_job_beside_their_own_failures(as
     assert (rank, root.host, root.message, root.traceback) == (0, "n0", "the first to fail", "Traceback ...")
 
 
-def test_failures_of_a_round_that_this_node_has_left_are_not_those_of_the_end(assigned: Assigned) -> None:
+def test_failures_of_a_left_round_are_not_those_of_the_end(assigned: Assigned) -> None:
     note = FailureNote(0, 0, 77, 1, "the last straw")
     final = Final(False, "rank 0 failed", "n0/9-b", note)
     agent, _ = assigned([NODES, None, RoundEnd(0, "rank 2 failed", True), None, final], [failed(failure(2))])
@@ -686,7 +686,7 @@ def test_failures_of_a_round_that_this_node_has_left_are_not_those_of_the_end(as
 
 
 @pytest.mark.parametrize("word", [RoundEnd(0, "rank 0 failed", True), LOST], ids=["ended", "contact lost"])
-def test_results_of_a_round_that_was_repeated_without_this_node_are_an_error(word: Word, assigned: Assigned) -> None:
+def test_results_of_a_round_repeated_elsewhere_are_an_error(word: Word, assigned: Assigned) -> None:
     final = Final(True, "all 2 nodes succeeded in round 1", round=1)
     agent, _ = assigned([NODES, None, None, word, final], [succeeded()])
 
@@ -707,7 +707,7 @@ def test_results_are_kept_though_contact_was_lost(times: int, assigned: Assigned
     assert [("join", 2, "trainer"), *[("succeeded", 0)] * times, ("join", 2, "trainer")] == member.told
 
 
-def test_a_success_that_this_node_had_no_part_in_is_told_of_though_its_workers_ran(assigned: Assigned) -> None:
+def test_success_without_this_node_is_reported_though_workers_ran(assigned: Assigned) -> None:
     agent, _ = assigned([NODES, None, Final(True, "all 2 nodes succeeded in round 1", round=1)], [HEALTHY] * 9)
 
     result = run(agent)

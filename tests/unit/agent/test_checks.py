@@ -97,7 +97,7 @@ def test_any_agent_refuses_a_shutdown_timeout_that_is_no_time(rendezvous: Rendez
         agent(WorkerSpec("trainer", 1, rendezvous, entrypoint=print), shutdown_timeout="5s")
 
 
-def test_a_launch_refuses_a_health_check_server_that_is_none_before_it_prepares(
+def test_launch_refuses_an_invalid_health_check_server_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unwanted(*_: object) -> None:
@@ -110,7 +110,7 @@ def test_a_launch_refuses_a_health_check_server_that_is_none_before_it_prepares(
         launch_agent(LaunchConfig(nproc_per_node=1), print, (), server)
 
 
-def test_a_health_check_server_that_cannot_be_stopped_does_not_hide_why_there_is_no_launch() -> None:
+def test_unstoppable_health_check_server_does_not_hide_the_refusal() -> None:
     class Stubborn(HealthCheckServer):
         def stop(self) -> None:
             raise KeyError("x")
@@ -135,9 +135,7 @@ UNCALLED = (
 
 @pytest.mark.parametrize("base", [SimpleElasticAgent, LocalElasticAgent])
 @pytest.mark.parametrize("name", UNCALLED)
-def test_a_method_of_torchs_loop_that_is_never_called_is_a_warning_at_the_class(
-    base: type[SimpleElasticAgent], name: str
-) -> None:
+def test_unused_method_of_torchs_loop_is_a_warning_at_the_class(base: type[SimpleElasticAgent], name: str) -> None:
     with pytest.warns(UserWarning, match=f"Mine.*{name}.*never called") as caught:
 
         class Mine(base):  # type: ignore[misc, valid-type]

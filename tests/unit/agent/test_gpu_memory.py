@@ -144,7 +144,7 @@ def test_memory_of_an_interrupted_wait_is_waited_for_again(make: Make, machine: 
     assert memory.look() is not None
 
 
-def test_memory_that_nobody_frees_is_told_once_and_not_waited_for_in_the_next_round(
+def test_memory_never_freed_is_reported_once_and_not_awaited_again(
     make: Make, machine: Machine, said: list[records.Record]
 ) -> None:
     memory = after_workers(make(**{TIMEOUT: "0.25"}))

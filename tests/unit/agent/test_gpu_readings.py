@@ -9,7 +9,7 @@ from elasticlib.agent._gpu_memory import TOLERANCE, used_beyond, visible
 MIB = 2**20
 
 
-def test_memory_is_free_where_no_gpu_holds_more_than_before_within_the_tolerance() -> None:
+def test_memory_is_free_if_no_gpu_holds_more_than_the_tolerance() -> None:
     before = {"GPU 0": 10 * MIB, "GPU 1": 0}
 
     assert {} == used_beyond(before, {"GPU 0": 10 * MIB + TOLERANCE, "GPU 1": 0})

@@ -163,9 +163,7 @@ def join(crowd: list[socket.socket], server: HealthCheckServer, count: int) -> N
         crowd[-1].sendall(b"GET / HT")
 
 
-def test_a_crowd_that_never_asks_holds_few_descriptors_and_keeps_nobody_from_an_answer(
-    make: Make, crowd: list[socket.socket]
-) -> None:
+def test_silent_crowd_holds_few_descriptors_and_blocks_no_answer(make: Make, crowd: list[socket.socket]) -> None:
     server = make(lambda: int(time.time()))
     before = len(os.listdir("/proc/self/fd"))
     join(crowd, server, 100)
@@ -201,7 +199,7 @@ def test_a_question_in_two_parts_is_answered_once_it_is_whole(make: Make, crowd:
     assert crowd[0].recv(65536).startswith(b"HTTP/1.0 200 OK\r\n")
 
 
-def test_where_no_thread_can_be_started_it_does_not_start_and_listens_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_it_does_not_start_or_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

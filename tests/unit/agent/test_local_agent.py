@@ -180,9 +180,7 @@ def test_failures_are_called_by_global_rank(make: Make) -> None:
 
 
 @pytest.mark.parametrize("was_stopped", [False, True])
-def test_a_stop_leaves_alone_who_had_succeeded_and_gives_results_of_whom_it_did_not_end(
-    make: Make, was_stopped: bool
-) -> None:
+def test_stop_spares_succeeded_workers_and_returns_their_results(make: Make, was_stopped: bool) -> None:
     agent, spawner = make(), Ladder()
     agent._processes._spawner = spawner  # type: ignore[assignment]
     note(agent, ended(0), ended(1, was_stopped=was_stopped), stopped=True)
@@ -301,9 +299,7 @@ def test_a_spawner_that_was_killed_between_two_rounds_is_replaced(make: Make) ->
 @pytest.mark.parametrize(
     "spawners", [[Starter(StartError("not killed from outside"))], [Starter(GONE) for _ in range(4)]]
 )
-def test_a_failure_at_imports_and_a_helper_that_is_killed_again_and_again_are_errors(
-    make: Make, spawners: list[Starter]
-) -> None:
+def test_failure_at_imports_and_a_helper_killed_repeatedly_are_errors(make: Make, spawners: list[Starter]) -> None:
     with pytest.raises(StartError, match="killed from outside"):
         start_with(make(), *spawners)
     assert all(spawner.closed for spawner in spawners)
@@ -336,9 +332,7 @@ def test_the_first_reason_of_a_loss_is_told(make: Make) -> None:
 # What the rendezvous gets to know.
 
 
-def test_the_process_with_which_all_workers_will_die_is_named_before_there_are_any(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guard_process_of_workers_is_named_before_they_start(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, spawner = make(), Starter()
     named: list[tuple[int, bool]] = []
     monkeypatch.setattr(agent._member, "guard", lambda handle: named.append((handle, spawner.started)))
@@ -397,7 +391,7 @@ def stores(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, listener: 
         ("1", False, ["True", "True", False]),
     ],
 )
-def test_workers_host_their_store_only_when_asked_to_and_where_the_port_can_be_theirs(
+def test_workers_host_their_store_only_if_asked_and_the_port_is_free(
     make: Make, monkeypatch: pytest.MonkeyPatch, private: str, bound: bool, expected: list[object]
 ) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", private)
@@ -501,9 +495,7 @@ def test_the_end_of_a_round_ends_its_wait_for_gpu_memory(make: Make, monkeypatch
     assert [over] == list(agent._events)
 
 
-def test_no_worker_starts_after_contact_was_lost_in_the_wait_for_gpu_memory(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contact_lost_in_the_wait_for_gpu_memory_starts_no_worker(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = make()
 
     with pytest.raises(StartError, match="contact was lost"):
@@ -512,9 +504,7 @@ def test_no_worker_starts_after_contact_was_lost_in_the_wait_for_gpu_memory(
     assert agent._listen()  # by which the agent knows why, and that it is no error of the start
 
 
-def test_a_rendezvous_that_breaks_while_workers_stop_is_an_error_thereafter(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rendezvous_that_breaks_during_a_stop_is_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, spawner = make(), Ladder()
     monkeypatch.setattr(spawner, "drain", lambda: [AllStopped()] if agent._broken else [])
     monkeypatch.setattr(agent._member, "drain", raising(RendezvousConnectionError("gone")))

@@ -46,7 +46,7 @@ def test_of_long_texts_the_end_travels() -> None:
     assert len(note.message) <= 20_004 and note.message.endswith("mEND")
 
 
-def test_the_root_cause_of_another_node_is_reported_with_all_that_is_known_beside_what_failed_here() -> None:
+def test_root_cause_of_another_node_is_reported_beside_own_failures() -> None:
     final = Final(False, "rank 3 failed", THERE, NOTE)
 
     found = agreed({0: failure(0, timestamp=1.0)}, final, HERE)
@@ -57,7 +57,7 @@ def test_the_root_cause_of_another_node_is_reported_with_all_that_is_known_besid
     assert (root.exitcode, root.exception_type, root.hint, root.pid) == (1, "ValueError", "a hint", 77)
 
 
-def test_the_jobs_root_cause_beats_a_failure_that_looks_earlier_by_the_clock() -> None:
+def test_root_cause_of_the_job_beats_a_failure_with_an_earlier_clock() -> None:
     own = {0: failure(0, timestamp=1.0), 1: failure(1, timestamp=9.0)}
 
     found = agreed(own, Final(False, "rank 1 failed", HERE, FailureNote(1, 1, 100, 1)), HERE)
@@ -99,7 +99,7 @@ def test_a_success_and_failed_workers_are_no_error_of_the_rendezvous(final: Fina
     assert error_of(Finish(final is not None and final.succeeded, "why", final=final)) is None
 
 
-def test_a_success_of_others_that_made_this_nodes_results_void_is_an_error_that_names_no_failure() -> None:
+def test_success_of_others_that_voids_own_results_is_a_bare_error() -> None:
     error = error_of(Finish(False, "the results of round 0 do not count", final=Final(True, "all succeeded", round=1)))
 
     assert RendezvousGracefulExitError is type(error)

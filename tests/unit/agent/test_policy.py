@@ -229,7 +229,7 @@ def test_course_ends_in_phase_with_actions(rule: str) -> None:
 
 
 @pytest.mark.parametrize("course", [(LOST,), (LOST, LOST), (RoundEnd(0, "the last one came too late", restart=True),)])
-def test_who_asked_for_another_seat_after_its_success_still_has_the_results_of_the_round_that_succeeded(
+def test_new_request_after_success_keeps_the_results_of_that_round(
     course: tuple[Event, ...],
 ) -> None:
     _, actions = after(*WAITING, *course, WELL)
@@ -238,7 +238,7 @@ def test_who_asked_for_another_seat_after_its_success_still_has_the_results_of_t
 
 
 @pytest.mark.parametrize("course", [(LOST,), (AGAIN,), (LOST, AGAIN)])
-def test_a_told_success_that_a_later_round_without_this_node_replaced_is_no_success(course: tuple[Event, ...]) -> None:
+def test_success_replaced_by_a_later_round_is_not_a_success(course: tuple[Event, ...]) -> None:
     """Its results do not count and it has no others: the caller must hear of that."""
     _, actions = after(*WAITING, *course, LATER)
 
@@ -508,7 +508,7 @@ def test_reports_speak_of_the_round_of_the_last_start(course: list[Event]) -> No
 
 
 @given(COURSES)
-def test_a_run_succeeds_only_by_the_coordinators_word_or_where_it_is_gone_and_without_a_signal(
+def test_run_succeeds_only_by_the_coordinator_or_after_its_loss(
     course: list[Event],
 ) -> None:
     for before, event, actions in trace(course):

@@ -51,7 +51,7 @@ def test_one_look_at_which_it_does_not_sleep_begins_the_time_anew() -> None:
 
 
 @given(st.lists(st.sampled_from("DSR"), min_size=1))
-def test_a_worker_is_overdue_exactly_when_all_looks_of_that_time_found_it_asleep(states: list[str]) -> None:
+def test_worker_is_overdue_exactly_if_all_looks_found_it_asleep(states: list[str]) -> None:
     looks = Looks()
     for now, state in enumerate(states):
         found = looks.look([7] if state == "D" else [], float(now))

@@ -85,7 +85,7 @@ def test_nothing_is_on_unless_asked_for(make: Make, said: Said, world: Worlds) -
 
 
 @pytest.mark.parametrize("value", ["0", "true", ""])
-def test_the_watchdog_is_turned_on_by_1_alone_and_other_words_are_warned_of(make: Make, said: Said, value: str) -> None:
+def test_watchdog_is_turned_on_by_1_only_with_a_warning_otherwise(make: Make, said: Said, value: str) -> None:
     watch = make({ENABLE: value})
     watch.open()
 
@@ -97,9 +97,7 @@ def test_the_watchdog_is_turned_on_by_1_alone_and_other_words_are_warned_of(make
     assert said.empty()
 
 
-def test_a_path_where_no_pipe_can_be_is_refused_by_its_variable_before_there_are_workers(
-    make: Make, tmp_path: Any
-) -> None:
+def test_path_without_room_for_a_pipe_is_refused_by_its_variable(make: Make, tmp_path: Any) -> None:
     path = str(tmp_path / "no" / "timers")
 
     with pytest.raises(ConfigError, match=f"TORCHELASTIC_TIMER_FILE='{path}' cannot become a named pipe") as caught:
@@ -119,7 +117,7 @@ def test_the_pipe_is_read_from_before_there_are_workers(make: Make) -> None:
     assert (server, path) == (watch._watchdog._server, server._file_path)
 
 
-def test_workers_find_the_watchdog_in_a_folder_of_its_own_which_goes_with_it(make: Make) -> None:
+def test_watchdog_has_a_folder_of_its_own_that_is_removed_with_it(make: Make) -> None:
     watch = make({ENABLE: "1"})
 
     path = watch.start()[FILE]
@@ -281,7 +279,7 @@ def test_a_server_of_the_callers_beats_the_port_and_is_stopped_in_the_end(make: 
         socket.create_connection(("127.0.0.1", server.port))
 
 
-def test_a_server_of_the_callers_that_cannot_be_stopped_is_a_warning_and_no_more(make: Make, said: Said) -> None:
+def test_callers_server_that_cannot_be_stopped_is_a_warning(make: Make, said: Said) -> None:
     class Stubborn(HealthCheckServer):
         def stop(self) -> None:
             raise KeyError("x")

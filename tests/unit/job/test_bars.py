@@ -63,7 +63,7 @@ def test_all_that_changes_at_once_is_one_update() -> None:
     assert cell.updates == 2
 
 
-def test_a_bar_that_has_ended_stays_and_the_next_one_has_a_place_of_its_own() -> None:
+def test_ended_bar_stays_and_the_next_one_has_its_own_place() -> None:
     cell = Cell()
     for rank in (0, 1):
         cell.take(rank, "1: 50%")
@@ -148,7 +148,7 @@ def test_a_display_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) ->
     ]
 
 
-def test_where_nothing_can_be_replaced_a_bar_is_a_line_a_second_and_its_last_state() -> None:
+def test_bar_without_replacement_is_a_line_a_second_and_its_last_state() -> None:
     cell = Cell(can_change=False)
     for step in range(100):
         cell.take(0, f"{step}%", now=step * LINE_PERIOD / 40)

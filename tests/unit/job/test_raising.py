@@ -289,7 +289,7 @@ def test_ranks_that_failed_otherwise_have_a_line_each_up_to_a_few() -> None:
 
 
 @pytest.mark.usefixtures("notebook")
-def test_ranks_that_only_lost_a_peer_are_named_where_nothing_else_has_failed() -> None:
+def test_ranks_that_lost_a_peer_are_named_if_nothing_else_failed() -> None:
     lost = [failure(rank, "RuntimeError: Connection closed", secondary=True) for rank in range(3)]
     bug = failure(3, "ValueError: bad batch")
 

@@ -115,7 +115,7 @@ def test_a_long_line_is_cut() -> None:
     assert max(map(len, rank(0, last_line="x" * 500).cells())) == 60
 
 
-def test_equal_stacks_stand_together_though_their_threads_have_other_numbers() -> None:
+def test_equal_stacks_stand_together_despite_thread_numbers() -> None:
     stack = 'Current thread {} (most recent call first):\n  File "train.py", line 9 in train'
     stacks = Stacks({0: stack.format("0x1"), 1: stack.format("0x2"), 2: "(the process is stopped)"})
 

@@ -74,7 +74,7 @@ def test_the_default_is_ours_though_torch_declares_its_own(install: Install, cap
     assert [] == caplog.records
 
 
-def test_of_two_packages_with_one_name_the_first_on_the_path_wins_and_both_are_named(
+def test_first_of_two_packages_with_one_name_wins_and_both_are_named(
     install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:
     install("later", same="later:Own")

@@ -122,7 +122,7 @@ class Writes(LogsSpecs):
         return LogsDest(stdouts={0: ""}, error_files={0: "/other", 1: "/logs/1/error.json", 2: os.devnull})
 
 
-def test_what_a_specification_writes_into_the_environments_is_for_the_workers() -> None:
+def test_environments_that_a_specification_writes_are_the_workers() -> None:
     envs = {rank: {"RANK": str(rank), "TORCHELASTIC_ERROR_FILE": ""} for rank in range(3)}
 
     dest = LogRounds(Writes()).reify(envs)
@@ -135,7 +135,7 @@ def test_what_a_specification_writes_into_the_environments_is_for_the_workers() 
     assert {} == dest.stdouts
 
 
-def test_preparing_makes_missing_files_and_empties_those_of_an_earlier_round(dest: LogsDest, tmp_path: Path) -> None:
+def test_preparing_creates_files_and_empties_those_of_earlier_rounds(dest: LogsDest, tmp_path: Path) -> None:
     Path(dest.stdouts[0]).write_text("of an earlier round")
     os.unlink(dest.stdouts[1])
     dest.stderrs[1] = os.devnull
@@ -173,7 +173,7 @@ def test_destinations_of_a_torch_specification_are_read_in_our_words() -> None:
     )
 
 
-def test_destinations_that_lack_newer_fields_and_hold_path_objects_are_read_too() -> None:
+def test_destinations_without_newer_fields_or_with_paths_are_read() -> None:
     foreign = SimpleNamespace(stdouts={0: Path("/logs/out")}, stderrs={}, tee_stdouts=None, error_files={})
 
     assert destinations_of(foreign) == LogsDest(stdouts={0: "/logs/out"})

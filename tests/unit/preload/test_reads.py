@@ -48,12 +48,12 @@ def test_a_variable_that_python_code_read_asks_for_a_new_fork_server(change: dic
     assert serves(told(["MY_SIZE"]), GIVEN, {**GIVEN, "PATH": "/home"})
 
 
-def test_a_variable_that_was_read_and_not_there_asks_for_a_new_fork_server_when_it_comes() -> None:
+def test_missing_variable_that_was_read_asks_for_a_new_fork_server() -> None:
     assert not serves(told(["DEBUG"]), GIVEN, {**GIVEN, "DEBUG": ""})
 
 
 @pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "PYTHONPATH", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LC_ALL"])
-def test_what_each_interpreter_reads_asks_for_a_new_fork_server_of_any_kind(name: str) -> None:
+def test_variables_of_the_interpreter_ask_for_any_new_fork_server(name: str) -> None:
     for preload in ((), ("torch",)):
         assert not serves(told(preload=preload), GIVEN, {**GIVEN, name: "1"})
 
@@ -63,7 +63,7 @@ def test_what_each_interpreter_reads_asks_for_a_new_fork_server_of_any_kind(name
     "OMP_PLACES GOMP_CPU_AFFINITY MKL_NUM_THREADS OPENBLAS_CORETYPE TORCH_LOGS TORCHDYNAMO_VERBOSE "
     "CUDA_MODULE_LOADING NCCL_DEBUG".split(),
 )
-def test_what_native_libraries_read_asks_for_a_new_fork_server_where_any_was_loaded(name: str) -> None:
+def test_variables_of_loaded_libraries_ask_for_a_new_fork_server(name: str) -> None:
     assert not serves(told(), GIVEN, {**GIVEN, name: "1"})
     assert serves(told(preload=()), GIVEN, {**GIVEN, name: "1"})
 
@@ -76,7 +76,7 @@ def test_variables_of_intels_openmp_matter_where_it_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PER_LAUNCH))
-def test_what_each_launch_sets_asks_for_no_new_fork_server_unless_pythons_start_read_it(name: str) -> None:
+def test_variables_of_each_launch_ask_for_no_new_fork_server(name: str) -> None:
     changed = {**GIVEN, name: "1"}
 
     assert serves(told(), GIVEN, changed)
@@ -100,7 +100,7 @@ def test_the_name_of_the_test_under_way_never_asks_for_a_new_fork_server() -> No
 
 
 @pytest.mark.parametrize("name", ["_", "PWD", "OLDPWD", "SHLVL", "LINES", "COLUMNS", "PYTEST_CURRENT_TEST"])
-def test_while_reads_are_unknown_all_but_what_is_set_anew_for_each_program_matters(name: str) -> None:
+def test_while_reads_are_unknown_all_other_variables_matter(name: str) -> None:
     for reads in (None, told(whole=True)):
         assert serves(reads, GIVEN, {**GIVEN, name: "1"})
         assert not serves(reads, GIVEN, {**GIVEN, "ELASTICLIB_TEST": "1"})
@@ -111,9 +111,7 @@ def test_of_a_fork_server_that_says_nothing_of_its_reads_all_matters() -> None:
 
 
 @given(ENVIRONMENTS, ENVIRONMENTS)
-def test_a_fork_server_serves_its_own_environment_and_either_of_two_the_other_or_none(
-    one: dict[str, str], other: dict[str, str]
-) -> None:
+def test_serving_an_environment_is_symmetric(one: dict[str, str], other: dict[str, str]) -> None:
     for reads in (None, told(["A"]), told(named=True)):
         assert serves(reads, one, dict(reversed(one.items())))
         assert serves(reads, one, other) == serves(reads, other, one)

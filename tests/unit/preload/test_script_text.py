@@ -196,5 +196,5 @@ def test_a_function_without_a_file_may_import_torch() -> None:
 
 
 @pytest.mark.parametrize("serve", [_pooled.serve_calls, _recorder.pool])
-def test_what_serves_a_pools_calls_does_not_keep_torch_from_being_imported_ahead(serve: Callable[..., None]) -> None:
+def test_serving_a_pool_does_not_prevent_the_import_of_torch(serve: Callable[..., None]) -> None:
     assert (TORCH,) == _chosen_modules.preload_for(serve)

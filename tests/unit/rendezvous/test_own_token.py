@@ -53,7 +53,7 @@ def test_jobs_that_other_machines_may_reach_get_none(other: NodeJob, home: Path)
     assert [] == list(home.iterdir())
 
 
-def test_token_of_the_configuration_or_variable_counts_and_an_empty_variable_means_none() -> None:
+def test_token_of_configuration_or_variable_counts_and_empty_is_none() -> None:
     assert "given" == token_of(job(token="given"), {"ELASTICLIB_TOKEN": "other"})
     assert "other" == token_of(job(), {"ELASTICLIB_TOKEN": "other"})
     assert token_of(job(), {"ELASTICLIB_TOKEN": ""}) is None

@@ -163,7 +163,7 @@ def test_a_set_computes_with_all_cpus_as_any_program_does(monkeypatch: pytest.Mo
     assert new()._job.common.threads == 6
 
 
-def test_a_binding_that_is_not_possible_is_refused_before_anything_is_started(
+def test_impossible_binding_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("elasticlib.workers._machine.may_have_accelerators", lambda: False)
@@ -196,6 +196,6 @@ def test_a_prefix_for_a_rank_that_is_not_there_is_said(caplog: pytest.LogCapture
     ]
 
 
-def test_lines_begin_with_the_prefix_of_their_rank_and_by_default_with_the_name() -> None:
+def test_lines_begin_with_the_prefix_of_their_rank_or_the_name() -> None:
     assert _start_call.prefixes("t", {1: "<é>"}, 2) == {0: b"[t0]:", 1: "<é>".encode()}
     assert _start_call.prefixes("t", None, 1) == {0: b"[t0]:"}

@@ -147,7 +147,7 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
         ({HIP: "", CUDA: "3"}, [{CUDA: "3"}]),
     ],
 )
-def test_with_a_virtual_local_rank_each_worker_is_alone_with_its_entry_of_the_list(
+def test_virtual_local_rank_gives_each_worker_its_own_entry(
     environment: dict[str, str], devices: list[dict[str, str]]
 ) -> None:
     """Row 060. An empty entry shows no device, as under torch; ROCm's own list beats the other, if it is not empty."""

@@ -111,7 +111,7 @@ def test_the_time_of_an_error_file_is_known_better_than_in_whole_seconds(
     assert expected == describe(END, error_file=recorded(tmp_path, 900, written)).moment
 
 
-def test_a_worker_that_recorded_its_error_before_it_was_stopped_is_the_root_cause(tmp_path: Path) -> None:
+def test_worker_that_recorded_its_error_before_a_stop_is_the_cause(tmp_path: Path) -> None:
     first = describe(evolve(END, was_stopped=True, exitcode=-15), error_file=recorded(tmp_path, 1999, 1999.5))
     ended_first = describe(END)
 
@@ -140,7 +140,7 @@ def test_without_a_report_of_an_error_the_time_is_that_of_its_end(
     assert (2000.25, True) == (failure.moment, said in failure.message)
 
 
-def test_a_worker_that_had_failed_and_was_stopped_at_its_exit_was_not_stopped_from_outside() -> None:
+def test_failed_worker_stopped_at_its_exit_has_no_hint_of_others() -> None:
     failure = describe(evolve(END, exitcode=-signal.SIGTERM, was_stopped=True, report=ERROR))
 
     assert failure.hint == ""
@@ -200,7 +200,7 @@ def test_a_lost_connection_that_was_noticed_first_does_not_beat_its_cause() -> N
     assert root_cause({0: lost, 1: cause}) == (1, cause)
 
 
-def test_a_crash_of_a_worker_that_was_being_stopped_does_not_beat_the_cause() -> None:
+def test_crash_during_a_stop_does_not_beat_the_cause() -> None:
     stopped = describe(evolve(END, exitcode=-signal.SIGABRT, was_stopped=True))
     cause = describe(evolve(END, report=report_of_exception(ValueError("bad"), b"")))
 
@@ -285,7 +285,7 @@ def noted(error: BaseException) -> str:
 @pytest.mark.parametrize(
     "payload", [b"", b"no pickle at all", pickle.dumps("no exception"), b"cno_such_module\nTrouble\n."]
 )
-def test_an_exception_of_which_nothing_can_be_rebuilt_has_its_type_text_and_traceback(payload: bytes) -> None:
+def test_lost_exception_has_its_type_text_and_traceback(payload: bytes) -> None:
     report = dataclasses.replace(ERROR, payload=payload)
 
     original = original_exception(evolve(END, report=report))

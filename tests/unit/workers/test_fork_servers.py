@@ -29,7 +29,7 @@ def key(preload: Sequence[str] = ("torch",)) -> ForkServerKey:
 # What two launches must have in common.
 
 
-def test_other_modules_another_path_and_another_interpreter_ask_for_a_new_fork_server() -> None:
+def test_other_modules_path_or_interpreter_need_a_new_fork_server() -> None:
     keys = {
         key(),
         key(preload=()),
@@ -111,7 +111,7 @@ def living() -> int:
     return sum(not fork_server.closed for fork_server in Fake.made)
 
 
-def test_a_fork_server_serves_launches_of_its_kind_one_after_the_other_and_side_by_side(shelf: Shelf) -> None:
+def test_fork_server_serves_launches_of_its_kind(shelf: Shelf) -> None:
     first = shelf.use("a")
 
     assert [first] * 3 == [shelf.use("a"), shelf.take("a"), shelf.take("a")]
@@ -152,7 +152,7 @@ def test_a_fork_server_that_no_launch_can_use_again_is_ended(change: dict[str, b
     assert old.closed and not new.closed
 
 
-def test_a_fork_server_whose_modules_changed_serves_its_running_launch_to_the_end(shelf: Shelf) -> None:
+def test_fork_server_with_changed_modules_serves_its_running_launch(shelf: Shelf) -> None:
     old = shelf.take("a")
     old.changed = True
     new = shelf.take("a")
@@ -269,7 +269,7 @@ def test_a_fork_server_serves_by_what_it_read_once_it_has_told(
     assert not made.serves(key(preload=()), others[0], Caller.now())
 
 
-def test_a_fork_server_serves_no_launch_after_an_upgrade_of_what_is_installed(
+def test_fork_server_serves_no_launch_after_an_installation(
     fork_server: tuple[_fork_servers.ForkServer, Channel], tmp_path: Path
 ) -> None:
     """An installer replaces the folder that tells the version, which changes the time of the folder around it."""
@@ -349,7 +349,7 @@ def automatic(*preload: str) -> ForkServerKey:
         (automatic("torch"), key(("torch",)), False),
     ],
 )
-def test_a_fork_server_that_imported_more_for_everybody_serves_who_wants_less(
+def test_fork_server_with_more_allowed_imports_serves_others(
     there: ForkServerKey, wanted: ForkServerKey, fits: bool
 ) -> None:
     """A list that somebody gave stays exactly that list, and none means none."""

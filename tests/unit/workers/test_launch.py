@@ -149,7 +149,7 @@ def test_a_spawner_hears_first_what_all_rounds_have_in_common(
             os.close(descriptor)
 
 
-def test_a_start_sends_the_differences_of_each_worker_and_returns_the_pids_by_rank(spawner: Spawner) -> None:
+def test_start_sends_differences_and_returns_pids_by_rank(spawner: Spawner) -> None:
     spawner.hear()
 
     pids = spawner.start()
@@ -187,7 +187,7 @@ def test_a_start_without_a_spawner_is_an_error(spawner: Spawner) -> None:
         spawner.spawner.start(0, [], None)
 
 
-def test_a_spawner_that_is_lost_once_the_first_worker_runs_is_a_loss_of_the_round(spawner: Spawner) -> None:
+def test_spawner_lost_after_the_first_worker_is_a_loss_of_the_round(spawner: Spawner) -> None:
     """A program may have run by then, and must not run twice in one round."""
     spawner.say("starting")
     spawner.channel.close()
@@ -260,7 +260,7 @@ def test_what_is_said_of_an_earlier_round_is_not_heard(spawner: Spawner) -> None
     assert spawner.spawner.drain() == []
 
 
-def test_an_end_is_reported_though_no_descriptor_was_free_for_what_was_left(spawner: Spawner) -> None:
+def test_end_is_reported_without_a_free_descriptor(spawner: Spawner) -> None:
     spawner.start()
     facts = {"local_rank": 1, "pid": 71, "exitcode": 3, "told": False, "overdue": None, "late": None}
     body = json.dumps({"op": "exited", "round": 0, **facts}).encode()

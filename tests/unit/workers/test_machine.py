@@ -128,7 +128,7 @@ def test_kills_that_a_parent_counts_again_are_counted_once(machine: Machine) -> 
     assert _machine.memory_kills() == 2
 
 
-def test_the_count_rises_by_a_kill_in_this_group_whatever_others_have_suffered(machine: Machine) -> None:
+def test_count_rises_by_a_kill_in_this_group_only(machine: Machine) -> None:
     files = {"/proc/self/cgroup": "0::/outer/inner\n", f"{V2}/outer/memory.events": "oom_kill 7\n"}
     machine({**files, f"{V2}/outer/inner/memory.events": "oom_kill 0\n"})
     before = _machine.memory_kills()

@@ -51,7 +51,7 @@ def parsed(source: str) -> ScriptText:
     return facts_of(ast.parse(source))
 
 
-def test_a_script_tells_what_its_import_defines_and_what_its_program_changes() -> None:
+def test_script_is_split_into_import_and_changes_of_its_program() -> None:
     text = parsed(SCRIPT)
     expected = "os nn first other CFG a b c i handle branch train Net squares imported_only"
     assert text.defined == set(expected.split())

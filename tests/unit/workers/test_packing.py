@@ -78,7 +78,7 @@ def test_a_call_travels_with_its_arguments() -> None:
     assert function(*args, **kwargs) == 8
 
 
-def test_a_function_that_can_be_imported_stays_the_same_and_nothing_travels_beside_it() -> None:
+def test_importable_function_is_sent_by_name_alone() -> None:
     packed = pack_call(double, (), {})
 
     assert (double, {}) == definitions_beside(packed)
@@ -413,7 +413,7 @@ def test_a_long_cause_leaves_the_last_line_to_what_to_do() -> None:
     assert len(str(caught.value)) < 500
 
 
-def test_a_function_of_a_module_that_travels_by_value_is_named_by_its_helper(made_up: types.ModuleType) -> None:
+def test_function_of_a_module_sent_by_value_is_named_by_its_helper(made_up: types.ModuleType) -> None:
     exec("import threading\nlock = threading.Lock()\ndef helper(): return lock", made_up.__dict__)
     exec("def train(): return helper()", made_up.__dict__)
 

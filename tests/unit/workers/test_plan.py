@@ -243,7 +243,7 @@ def test_the_environment_is_no_part_of_what_names_a_fork_server(method: str, scr
 
 
 @pytest.mark.parametrize("preload", [("torch",), ("torch", "torch._dynamo"), ()])
-def test_another_search_path_asks_for_no_new_fork_server_for_torch_or_nothing(
+def test_other_search_path_keeps_the_fork_server_of_torch_or_nothing(
     preload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = plan(len, preload=preload)
@@ -253,7 +253,7 @@ def test_another_search_path_asks_for_no_new_fork_server_for_torch_or_nothing(
     assert before.fork_server == plan(len, preload=preload).fork_server
 
 
-def test_fork_servers_that_preload_torch_alone_serve_scripts_of_all_folders(script: str, tmp_path: Path) -> None:
+def test_fork_server_of_torch_alone_serves_scripts_of_all_folders(script: str, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "other.py").write_text("")
 
@@ -372,7 +372,7 @@ def test_an_interpreter_that_can_be_a_fork_server_makes_one(script: str, monkeyp
     [("train.py", {}, ["train.py"]), ("pkg.train", {"module": True}, ["-m", "pkg.train"])],
     ids=["script", "module"],
 )
-def test_an_interpreter_that_cannot_be_a_fork_server_runs_the_command_and_is_warned_of(
+def test_unfit_interpreter_runs_the_command_with_a_warning(
     script: str, monkeypatch: pytest.MonkeyPatch, entrypoint: str, options: dict[str, Any], command: list[str]
 ) -> None:
     monkeypatch.setattr(_plan, "importable_by", lambda python, environment: False)
@@ -415,7 +415,7 @@ def test_a_virtual_local_rank_changes_the_environment_and_nothing_else() -> None
     assert (1, ["/bin/echo", "1"]) == (spec.local_rank, spec.argv)
 
 
-def test_a_virtual_local_rank_without_a_device_is_refused_before_the_work_is_looked_at() -> None:
+def test_virtual_local_rank_without_a_device_is_refused_first() -> None:
     with pytest.raises(ValueError, match=r"virtual_local_rank=True: CUDA_VISIBLE_DEVICES='0' names 1 devices"):
         plan("gone.py", environment={"CUDA_VISIBLE_DEVICES": "0"}, virtual_local_rank=True)
 

@@ -253,9 +253,7 @@ def test_a_store_that_ended_is_a_failure_though_all_workers_run(make: Make) -> N
 
 @pytest.mark.parametrize("lost", [evolve(STORE, was_needed=False), SpawnerLost("killed")], ids=["store", "spawner"])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_store_that_ends_after_the_workers_here_is_lost_by_those_of_other_nodes(
-    lost: Event, world_size: int, make: Make
-) -> None:
+def test_store_that_ends_after_its_workers_is_lost_by_other_nodes(lost: Event, world_size: int, make: Make) -> None:
     processes, spawner = make(*WELL)
     processes._world_size, processes._has_store = world_size, True
     processes.poll()
@@ -272,7 +270,7 @@ def test_a_store_that_ends_after_the_workers_here_is_lost_by_those_of_other_node
         assert (rank, failure.message) == (4, lost.why)
 
 
-def test_a_store_that_ended_is_the_root_cause_of_connections_that_were_lost(make: Make) -> None:
+def test_ended_store_is_the_root_cause_of_lost_connections(make: Make) -> None:
     processes, _ = make(raised(0, secondary=True), raised(1, secondary=True), STORE, AllStopped())
     processes.poll()
 
@@ -363,9 +361,7 @@ def test_whoever_waits_for_a_stop_is_told_once_for_whom(
     assert told == [({5: 101}, signal.SIGINT)] * somebody_waits
 
 
-def test_a_worker_that_was_killed_in_native_code_is_told_by_its_global_rank(
-    make: Make, said: list[records.Record]
-) -> None:
+def test_worker_killed_in_native_code_is_named_by_its_global_rank(make: Make, said: list[records.Record]) -> None:
     processes, spawner = make()
     processes._rank_base = 4
 
@@ -444,7 +440,7 @@ def test_temporary_logs_stay_where_nobody_heard_of_a_success(
     assert all(os.path.isdir(os.path.dirname(path)) for path in unheard.error_files.values())
 
 
-def test_a_success_leaves_the_logs_of_another_set_with_the_same_specification(
+def test_success_leaves_logs_of_another_set_with_the_same_specs(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

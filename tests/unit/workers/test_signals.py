@@ -300,7 +300,7 @@ def test_quit_that_asks_for_stacks_is_no_stop_that_came() -> None:
     assert [] == handled.came
 
 
-def test_what_may_wait_wakes_whoever_listens_and_no_one_in_the_middle_of_a_start(inbox: Inbox) -> None:
+def test_deferred_signal_wakes_listeners_but_not_a_start(inbox: Inbox) -> None:
     inbox.put("may wait", may_wait=True)
     assert {inbox.fileno()} == wait_readable([inbox, inbox.hurry()], 0)
 

@@ -362,7 +362,7 @@ def test_a_newcomer_ends_the_round_when_there_is_room() -> None:
     meeting.close()
 
 
-def test_a_spare_disturbs_nobody_and_leaves_by_the_graceful_error_when_the_job_ends_well(meeting: Meeting) -> None:
+def test_spare_leaves_by_the_graceful_error_when_the_job_succeeds(meeting: Meeting) -> None:
     a, b, spare = (meeting.node(name) for name in "abc")
     together(a, b)
     waits = in_thread(spare.next_rendezvous)

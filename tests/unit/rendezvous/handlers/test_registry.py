@@ -114,7 +114,7 @@ def test_a_built_in_name_gives_a_handler_of_that_job_without_any_contact() -> No
     )
 
 
-def test_options_that_the_back_end_does_not_know_are_named_with_the_nearest_one(
+def test_unknown_options_of_a_back_end_are_named_with_the_nearest(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     get_rendezvous_handler(params("c10d", join_timeou=3))

@@ -162,7 +162,7 @@ def take(member: NodeClient, count: int = 1) -> list[Word]:
     return words
 
 
-def test_who_waits_for_a_node_is_woken_where_it_must_act_sooner_than_it_said(stage: Stage) -> None:
+def test_wait_for_a_node_ends_if_it_must_act_sooner(stage: Stage) -> None:
     """Else a node whose store comes a moment after it would not try again before its whole time was over."""
     tried: list[float] = []
 

@@ -27,7 +27,7 @@ def waiting(outbox: NodeOutbox) -> list[tuple[int, type[object]]]:
     return [(each.seq, type(each.what)) for each in outbox.envelopes]
 
 
-def test_where_the_store_may_be_lost_all_is_said_again_from_the_last_request_but_one() -> None:
+def test_after_a_lost_store_all_is_sent_again_from_the_last_request() -> None:
     outbox = joined(said(joined(said(joined(NodeOutbox()), Stopped("a", 1, ()))), Stopped("a", 2, ())))
 
     again = outbox.again(SEEN, all_late=True)

@@ -107,9 +107,7 @@ def test_the_workers_of_a_job_of_one_node_meet_on_loopback(facts: dict[str, Any]
 
 
 @pytest.mark.parametrize(("join_timeout", "patience"), [(0.0, 600.0), (50.0, 50.0)])
-def test_a_host_name_has_time_to_be_found_though_no_replacement_is_waited_for(
-    join_timeout: float, patience: float
-) -> None:
+def test_host_name_has_time_to_be_found_with_join_timeout_0(join_timeout: float, patience: float) -> None:
     made, _ = runtime(join_timeout=join_timeout)
     deadlines: list[float] = []
 
@@ -252,7 +250,7 @@ def test_a_station_closes_though_its_back_end_hangs(state: InMemory, monkeypatch
     assert not closer.is_alive()
 
 
-def test_with_a_token_what_a_shared_state_holds_of_the_coordinator_is_signed(state: InMemory) -> None:
+def test_coordinators_document_in_a_shared_state_is_signed(state: InMemory) -> None:
     made = shared(state, token="secret")
     made.start()
     made.member.join(1, "trainer")
@@ -317,9 +315,7 @@ HUGE = ["x" * 1_000_000, "\0" * 100_000, "\U0001f600" * 100_000]
 
 
 @pytest.mark.parametrize("served", HUGE)
-def test_what_a_stranger_writes_as_the_served_job_does_not_swell_what_all_are_told(
-    monkeypatch: pytest.MonkeyPatch, served: str
-) -> None:
+def test_strangers_name_of_the_served_job_is_bounded(monkeypatch: pytest.MonkeyPatch, served: str) -> None:
     told: list[str] = []
     made, _ = runtime()
     made._backend = Guests(served)

@@ -243,7 +243,7 @@ def test_without_a_coordinator_it_waits_on_and_says_so() -> None:
     ]
 
 
-def test_a_greeting_that_is_a_scribble_is_looked_at_again_and_then_believed() -> None:
+def test_unreadable_greeting_is_read_again() -> None:
     shell = Shell()
     shell.hear(Connected(1))
     shell.answer(True)
@@ -419,7 +419,7 @@ def test_once_asked_it_says_all_of_what_comes_later() -> None:
     assert (0, 2 * len(LONG)) in failures(shell)
 
 
-def test_a_node_that_is_asked_for_failures_of_another_round_has_nothing_to_say() -> None:
+def test_request_for_failures_of_another_round_is_not_answered() -> None:
     shell = Shell().greeted().joined()
     shell.hear(Tell(Failed("b", 0, NOTES)))
     shell.answer()
@@ -488,7 +488,7 @@ def test_a_request_that_is_said_again_brings_the_same() -> None:
 LARGE = tuple(FailureNote(rank, rank, 1, 1, "m" * 9000, traceback="t" * 9000, age=1.0) for rank in range(4))
 
 
-def test_a_message_that_is_too_large_is_said_again_with_less_until_the_store_takes_it() -> None:
+def test_too_large_message_is_sent_again_shorter_until_accepted() -> None:
     shell = Shell().greeted().joined()
     shell.hear(Tell(Stopped("b", 0, LARGE)))
     sizes = []
@@ -520,7 +520,7 @@ def test_a_message_that_is_refused_in_any_size_ends_the_job() -> None:
     assert not isinstance(shell.what(), Post)
 
 
-def test_a_refusal_that_has_nothing_to_do_with_size_is_no_reason_to_say_less() -> None:
+def test_refusal_for_another_reason_than_size_shortens_nothing() -> None:
     shell = Shell().greeted().joined()
     shell.hear(Tell(Stopped("b", 0, LARGE)))
     shell.deny(too_large=False)
@@ -571,7 +571,7 @@ def test_a_node_whose_heartbeats_rest_hears_which_was_read_last() -> None:
     assert shell.session.kill_at() == sent + KILL * HEARTBEAT
 
 
-def test_a_node_without_acknowledged_heartbeats_is_fenced_and_connects_anew() -> None:
+def test_node_without_acknowledged_heartbeats_is_fenced_and_reconnects() -> None:
     shell = Shell().greeted().joined()
 
     shell.later(INTERVAL * HEARTBEAT)
@@ -597,7 +597,7 @@ def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"junk", put(GREETING), put(CoordinatorHeartbeat("other", 7))])
-def test_a_heartbeat_of_the_coordinator_that_cannot_be_believed_is_refused_and_named(junk: bytes) -> None:
+def test_invalid_heartbeat_of_the_coordinator_is_refused_and_named(junk: bytes) -> None:
     shell = Shell().greeted().joined()
 
     while shell.connection == 1:
@@ -679,7 +679,7 @@ def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted(junk: bytes) -
     assert Take(key(0), SLICE) == shell.what(Lane.WATCH)
 
 
-def test_a_new_request_to_join_wakes_the_lane_that_waits_for_the_answers_to_the_old_one() -> None:
+def test_new_request_to_join_wakes_the_wait_for_the_old_answers() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(Lane.WATCH)
 
@@ -696,7 +696,7 @@ def test_a_new_request_to_join_wakes_the_lane_that_waits_for_the_answers_to_the_
     assert Update({NODE_HEARTBEAT_2: put(NodeHeartbeat(2, 0, 2))}, (COORDINATOR_HEARTBEAT,)) == shell.what()
 
 
-def test_a_lane_is_woken_by_the_message_before_the_request_where_there_is_one() -> None:
+def test_wait_is_woken_by_the_message_before_the_request() -> None:
     shell = Shell().greeted().joined()
     waits = shell.what(Lane.WATCH)
     shell.hear(Tell(Stopped("b", 0, ())))
@@ -731,7 +731,7 @@ def test_who_was_woken_is_not_woken_again() -> None:
     assert {} == shell.what().values
 
 
-def test_answers_to_an_old_wish_that_were_not_taken_are_forgotten_with_a_new_one() -> None:
+def test_untaken_answers_to_an_old_request_are_dropped_with_a_new_one() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
     shell.reads(RoundEnd(0, "a node was lost", True))
@@ -817,7 +817,7 @@ def test_ranks_that_came_thousands_of_heartbeats_too_late_are_none() -> None:
 
 
 @pytest.mark.parametrize("heard", [0, 1])
-def test_ranks_that_may_be_old_are_told_once_the_coordinator_has_heard_this_node_since(heard: int) -> None:
+def test_doubtful_ranks_are_passed_on_once_the_node_was_heard_again(heard: int) -> None:
     """It was given them for a heartbeat of long ago: they may have been kept from it, and be others' by now."""
     shell = Shell().greeted().joined()
     shell.beats(4)
@@ -843,7 +843,7 @@ def test_ranks_that_are_as_old_as_the_last_heartbeats_are_told_at_once() -> None
 
 
 @pytest.mark.parametrize("then", [RoundEnd(0, "a node was lost", True), Final(False, "it failed")])
-def test_who_hears_of_the_end_of_a_round_whose_ranks_came_too_late_has_none(then: RoundEnd | Final) -> None:
+def test_ranks_too_late_for_an_ended_round_are_none(then: RoundEnd | Final) -> None:
     shell = Shell().greeted().joined()
     shell.beats(4)
     shell.reads(SEAT)
@@ -869,7 +869,7 @@ def test_ranks_that_came_too_late_are_none_once_contact_is_lost() -> None:
     assert why_lost(shell)
 
 
-def test_a_request_for_ranks_is_said_again_with_its_number_when_no_answer_comes() -> None:
+def test_unanswered_request_for_ranks_is_sent_again_with_its_number() -> None:
     shell = Shell().greeted().joined()
     said = []
     while len(said) < 2 and shell.now < 1000.0:
@@ -936,7 +936,7 @@ def test_a_new_coordinators_heartbeat_is_counted_from_its_own_beginning() -> Non
         shell.posted()
 
 
-def test_a_node_that_is_told_it_was_given_up_stops_its_workers_and_asks_anew() -> None:
+def test_node_that_was_given_up_stops_its_workers_and_joins_again() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
 
@@ -971,7 +971,7 @@ def test_the_end_is_answered_and_nothing_is_fenced_after_it() -> None:
 # the end
 
 
-def test_after_the_end_no_notice_is_waited_for_but_the_answer_to_a_new_request_to_join() -> None:
+def test_after_the_end_only_a_new_request_to_join_is_awaited() -> None:
     shell = Shell().greeted().joined()
     shell.reads(FINAL)
     shell.answer(None, Lane.WATCH)
@@ -1021,7 +1021,7 @@ def test_closing_without_contact_is_no_reason_to_seek_it_again() -> None:
     assert [Disconnect(1)] == shell.hear(ConnectionLost(1, "refused"))
 
 
-def test_who_gave_the_search_up_and_then_lost_its_last_attempt_parts_when_it_is_closed() -> None:
+def test_node_that_gave_up_the_search_parts_when_closed() -> None:
     shell = Shell()
     shell.now += 600.0
     shell.hear(ConnectionLost(1, "timed out"))
@@ -1107,7 +1107,7 @@ def refused(shell: Shell) -> Shell:
     return shell
 
 
-def test_an_agent_is_told_that_the_store_is_gone_before_the_error_that_says_so() -> None:
+def test_agent_hears_that_the_store_is_gone_before_the_error() -> None:
     shell = refused(Shell().greeted().joined())
 
     assert ["the host of the job's store is gone: refused"] == [
@@ -1117,7 +1117,7 @@ def test_an_agent_is_told_that_the_store_is_gone_before_the_error_that_says_so()
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
-def test_a_store_that_fell_silent_is_gone_for_the_node_that_coordinates_alone(host: str) -> None:
+def test_silent_store_is_gone_for_the_only_coordinator(host: str) -> None:
     """Elsewhere the job may go on, and repeat what was done here."""
     shell = silent(Shell().greeted(evolve(GREETING, host=host)).joined())
 
@@ -1249,7 +1249,7 @@ def test_a_newcomer_says_which_heartbeat_lay_beside_the_greeting(beside: bytes |
     assert Envelope(1, Join("b", DESCRIPTOR, None, pulse=heard)) == shell.envelope()
 
 
-def test_a_new_coordinator_that_is_greeted_is_told_the_request_again_as_any_other() -> None:
+def test_new_coordinator_gets_the_request_again() -> None:
     """Its term is noticed by a heartbeat that follows a heartbeat, wherever its first one was read."""
     shell = Shell().greeted().joined()
     shell.hear(ConnectionLost(1, "reset"))
@@ -1292,7 +1292,7 @@ def test_a_heartbeat_that_says_that_the_job_has_ended_ends_this_nodes_part() -> 
     assert "job 'job' has ended: the job's saved state was replaced by an older one" in str(shell.session.error)
 
 
-def test_success_that_is_told_before_ranks_were_asked_for_goes_with_the_request() -> None:
+def test_success_before_a_request_for_ranks_is_sent_with_it() -> None:
     """By a sidecar that takes the place of one that may not have passed it on: the request says that all are gone."""
     shell = Shell().greeted()
     shell.hear(Tell(Stopped("b", 3, ())))
@@ -1308,7 +1308,7 @@ def test_success_that_is_told_before_ranks_were_asked_for_goes_with_the_request(
 # what it leaves behind
 
 
-def test_what_is_left_of_old_mailboxes_is_deleted_with_the_first_notice_of_the_new_one() -> None:
+def test_old_mailboxes_are_deleted_with_the_first_new_notice() -> None:
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
     assert (key(0),) == shell.deleted()

@@ -61,7 +61,7 @@ def test_a_node_connects_at_once() -> None:
     assert (ReplaceConnection(),) == actions
 
 
-def test_an_attempt_that_failed_is_followed_by_another_after_a_growing_pause() -> None:
+def test_failed_attempts_are_repeated_after_growing_pauses() -> None:
     contact, _ = begin(LIMITS, 0.0)
     pauses = []
     now = 0.0
@@ -77,7 +77,7 @@ def test_an_attempt_that_failed_is_followed_by_another_after_a_growing_pause() -
     assert [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0] == pauses
 
 
-def test_before_the_first_contact_refusals_are_borne_until_the_join_time_is_over() -> None:
+def test_refusals_before_the_first_contact_are_retried_until_the_timeout() -> None:
     contact, _ = begin(LIMITS, 0.0)
     contact, done = play(contact, *((float(second), Broken("refused", gone=True)) for second in range(100)))
     assert not [action for action in done if isinstance(action, GiveUp)]
@@ -115,7 +115,7 @@ def test_a_node_fences_itself_before_others_may_take_its_place() -> None:
     assert wake + fence.grace < kill_at(contact) < 13.0  # type: ignore[operator]
 
 
-def test_the_fence_counts_from_the_sending_of_the_heartbeat_and_not_from_its_answer() -> None:
+def test_fence_counts_from_the_sending_of_the_heartbeat() -> None:
     contact, _ = play(live(), (8.0, HeartbeatRead(3.0, 1)))
 
     assert 10.5 == wake_at(contact)
@@ -258,9 +258,7 @@ def test_ranks_are_given_back_with_what_was_known_of_contact() -> None:
 
 
 @pytest.mark.parametrize(("heartbeat", "stale"), [(10.0, [False, True]), (0.0, [False, False])])
-def test_ranks_are_stale_by_half_the_heartbeat_time_after_the_last_sign_of_life(
-    heartbeat: float, stale: list[bool]
-) -> None:
+def test_ranks_are_stale_half_a_heartbeat_time_after_the_last_sign(heartbeat: float, stale: list[bool]) -> None:
     assert stale == [is_stale(live(heartbeat), 1.0, now) for now in (5.9, 6.0)]
 
 
@@ -344,7 +342,7 @@ def test_a_heartbeat_beside_an_older_one_of_the_coordinator_does_not_count(heard
 
 
 @pytest.mark.parametrize(("late", "grace"), [(0.0, 1.5), (0.4, 1.1), (1.6, 0.0)])
-def test_workers_are_told_to_stop_in_the_time_that_they_have_before_they_are_killed(late: float, grace: float) -> None:
+def test_workers_are_stopped_in_the_time_before_they_are_killed(late: float, grace: float) -> None:
     contact, done = play(assigned(), (7.5 + late, TimePassed()))
 
     [fence] = [action for action in done if isinstance(action, Fence)]

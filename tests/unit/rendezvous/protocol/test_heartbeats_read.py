@@ -19,9 +19,7 @@ def test_who_knows_of_one_that_was_read_before_knows_which_is_meant(known: int, 
 
 
 @given(COUNTS, st.text(max_size=6), st.integers(0, 5))
-def test_whatever_else_it_says_means_none_or_one_that_is_not_below_what_is_known(
-    known: int, text: str, rank: int
-) -> None:
+def test_other_numbers_mean_none_or_one_not_below_the_known(known: int, text: str, rank: int) -> None:
     found = HeartbeatsRead(0, text).count(rank, known)
 
     assert found == -1 or known <= found < known + TOLD_MODULO

@@ -128,9 +128,7 @@ def test_nothing_that_is_no_message_breaks_the_decoder(data: bytes) -> None:
 
 
 @given(st.one_of(*BUILDERS.values()), st.data())
-def test_a_message_with_a_part_of_anything_is_refused_or_can_be_written_again_and_shown(
-    message: Message, data: st.DataObject
-) -> None:
+def test_message_with_any_part_is_refused_or_can_be_written_and_shown(message: Message, data: st.DataObject) -> None:
     try:
         decoded = decode(data.draw(spoiled(encode(message))))
     except RendezvousStateError as error:

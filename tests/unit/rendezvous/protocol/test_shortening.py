@@ -101,7 +101,7 @@ def test_what_is_told_unasked_says_of_which_failures_there_is_more() -> None:
     assert small in told.failures
 
 
-def test_what_was_said_before_is_not_said_again_but_what_is_known_better_is() -> None:
+def test_failures_are_reported_again_only_if_better_known() -> None:
     before = Failed(NODE, 0, notes(3))
     later = tuple(evolve(note, age=note.age + 7.0) for note in before.failures)
     better = evolve(later[1], message="what the worker wrote itself")
@@ -133,7 +133,7 @@ def test_of_many_failures_the_first_keeps_its_texts() -> None:
     assert all(cost(note.message) <= SHORT >= cost(note.traceback) for note in others)
 
 
-def test_a_lost_connection_loses_its_texts_before_a_later_failure_of_another_kind() -> None:
+def test_lost_connection_loses_its_texts_before_other_failures() -> None:
     late, early = notes(2, LONG * 2)
     kept = fitting(Stopped(NODE, 0, (late, evolve(early, secondary=True))))
 
@@ -142,7 +142,7 @@ def test_a_lost_connection_loses_its_texts_before_a_later_failure_of_another_kin
     assert whole == {0: True, 1: False}
 
 
-def test_a_failure_that_no_restart_mends_is_told_though_thousands_failed_before() -> None:
+def test_permanent_failure_is_reported_behind_thousands_of_others() -> None:
     fatal = evolve(notes(1)[0], rank=5000, fatal=True)
     kept = fitting(Failed(NODE, 0, (*notes(3000), fatal)))
 
@@ -180,7 +180,7 @@ def test_why_a_node_goes_is_a_line() -> None:
     assert cost(line(LONG)) <= LINE
 
 
-def test_an_outcome_in_brief_says_the_same_of_its_root_cause_in_a_few_lines() -> None:
+def test_brief_outcome_has_its_root_cause_in_a_few_lines() -> None:
     final = Final(False, "why", "a", notes(1)[0])
 
     assert evolve(final, root=short(notes(1)[0])) == brief(final)

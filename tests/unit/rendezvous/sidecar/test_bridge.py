@@ -481,7 +481,7 @@ def test_ranks_are_told_with_its_lease(desk: Desk) -> None:
     assert [105.0] == seen
 
 
-def test_a_lease_that_is_over_is_not_renewed_for_workers_that_should_be_dead(desk: Desk) -> None:
+def test_ended_lease_is_not_renewed_for_workers_that_must_be_dead(desk: Desk) -> None:
     run_workers(desk)
     desk.member.kill_after = -1.0
     desk.step()

@@ -451,7 +451,7 @@ def test_answers_that_wait_count_before_silence(member: SidecarClient, process: 
     assert member.drain() == []
 
 
-def test_a_process_that_never_begins_is_waited_for_as_long_as_a_join_may_take(process: Process, clock: Clock) -> None:
+def test_process_that_never_begins_is_awaited_for_the_join_timeout(process: Process, clock: Clock) -> None:
     member = SidecarClient(job(join_timeout=50.0), clock=clock)
     clock.now += 49.0
     before = member.drain()
@@ -465,7 +465,7 @@ def test_a_process_that_never_begins_is_waited_for_as_long_as_a_join_may_take(pr
     member.close()
 
 
-def test_who_waits_for_a_process_that_has_not_begun_is_told_so_now_and_then(
+def test_wait_for_a_process_that_has_not_begun_is_logged(
     process: Process, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     member = SidecarClient(job(join_timeout=50.0), clock=clock)

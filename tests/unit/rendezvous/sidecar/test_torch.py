@@ -68,7 +68,7 @@ def test_where_it_is_not_known_to_go_well_all_of_torch_is_there(fault: str) -> N
 @pytest.mark.parametrize(
     "text", ["", "version = '2.13.0'", "__version__ = None", "\xe9", "__version__ = '2.13.0a0+git12'"]
 )
-def test_a_package_that_does_not_say_to_be_a_release_that_was_tried_is_left_alone(text: str, tmp_path: Path) -> None:
+def test_package_of_an_untried_release_is_left_alone(text: str, tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("")
     (tmp_path / "torch" / "version.py").write_text(text, encoding="latin-1")

@@ -34,7 +34,7 @@ def test_workers_must_be_dead_when_their_time_has_come(kill_at: float | None, du
     assert not VIGIL.judge(100.5, kill_at).due
 
 
-def test_that_workers_should_be_dead_holds_though_contact_came_back_until_they_are_gone() -> None:
+def test_verdict_on_workers_holds_after_contact_until_they_are_gone() -> None:
     """Others may have this node's ranks since."""
     due = RUNNING.judge(100.0, 99.0)
 
