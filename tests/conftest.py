@@ -3,7 +3,7 @@ What all tests share: Hypothesis profiles, the rule for accelerators, and no sil
 
 `HYPOTHESIS_PROFILE` chooses ci (10 examples, always the same), dev (50) or nightly (5000). Of tests that are marked as
 sampled a share runs, one variant of each, drawn by the seed `ELASTICLIB_SAMPLE` (0); all run with ``--whole``, and
-where files or tests are named (``pytest tests/process/test_tee.py``, ``pytest -k tee``).
+where files or tests are named (``pytest tests/process/console/test_tee.py``, ``pytest -k tee``).
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ import sys
 from collections.abc import Mapping
 
 SILENT = (
-    "test_cell_bars.py::test_bars_of_several_ranks_stay_bars_and_files_have_all",
-    "test_cli.py::test_a_job_that_succeeds_exits_with_0",
-    "test_cli.py::test_a_script_that_ends_well_is_a_success",
-    "test_exit_timeout.py::test_threads_of_a_script_work_on_until_a_status_or_timeout[by default]",
-    "test_fresh_program.py::test_what_a_daemon_thread_does_about_its_end_is_no_end_of_the_process",
-    "test_job.py::test_a_process_that_the_program_forks_has_no_jobs",
+    "console/test_cell_bars.py::test_bars_of_several_ranks_stay_bars_and_files_have_all",
+    "console/test_cli.py::test_a_job_that_succeeds_exits_with_0",
+    "console/test_cli.py::test_a_script_that_ends_well_is_a_success",
+    "ends/test_exit_timeout.py::test_threads_of_a_script_work_on_until_a_status_or_timeout[by default]",
+    "starting/test_fresh_program.py::test_what_a_daemon_thread_does_about_its_end_is_no_end_of_the_process",
+    "calls/test_job.py::test_a_process_that_the_program_forks_has_no_jobs",
 )
 """Tests of ``tests/process`` that hold that a launch says nothing: here it says which guarantee is weaker."""
 TESTS = (
