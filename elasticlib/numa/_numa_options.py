@@ -9,7 +9,7 @@ from elasticlib.errors import ConfigError
 
 
 class BindingError(ConfigError, RuntimeError):
-    """You get it when workers cannot be bound to CPUs on this machine as asked; a RuntimeError, as torch's."""
+    """Raised when workers cannot be bound to CPUs on this machine as asked; a RuntimeError, as torch's."""
 
 
 class AffinityMode(str, enum.Enum):

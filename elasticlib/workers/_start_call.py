@@ -28,22 +28,22 @@ logger = logging.getLogger(__name__)
 
 
 class LocalRanksError(ConfigError, RuntimeError):
-    """You get it when a mapping by local rank has other keys than 0 to n-1; a RuntimeError, as torch's."""
+    """Raised when a mapping by local rank has other keys than 0 to n-1; a RuntimeError, as torch's."""
 
 
 class VariableError(ConfigError, TypeError):
-    """You get it when an environment variable of a worker is not text; a TypeError, as torch's."""
+    """Raised when an environment variable of a worker is not text; a TypeError, as torch's."""
 
 
 class ArgumentError(ConfigError, TypeError):
     """
-    You get it when an argument has a type that is not valid there; a TypeError, as Python's own.
+    Raised when an argument has a type that is not valid there; a TypeError, as Python's own.
     """
 
 
 class ProgramError(EntrypointError, FileNotFoundError):
     """
-    You get it when the program to run does not exist or may not be run; a FileNotFoundError, as
+    Raised when the program to run does not exist or may not be run; a FileNotFoundError, as
     torch's.
     """
 

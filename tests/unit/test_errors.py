@@ -70,9 +70,9 @@ def test_every_exception_survives_pickling(each: type[ElasticError]) -> None:
 
 
 @pytest.mark.parametrize("each", CLASSES)
-def test_every_exception_has_one_root_and_says_when_you_get_it(each: type[ElasticError]) -> None:
+def test_every_exception_has_one_base_and_says_when_it_is_raised(each: type[ElasticError]) -> None:
     assert issubclass(each, ElasticError)
-    assert (each.__doc__ or "").strip().startswith(("You get it", "The root"))
+    assert (each.__doc__ or "").strip().startswith(("Raised ", "Base class"))
 
 
 @pytest.mark.parametrize(
