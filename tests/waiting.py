@@ -1,9 +1,11 @@
-"""Wait in a test for what another process or thread does."""
+"""Wait in a test for another process or thread."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 
 def wait_until(
@@ -16,3 +18,21 @@ def wait_until(
             described = what if isinstance(what, str) else what()
             raise AssertionError(f"waited {seconds:g} s in vain for {described}")
         time.sleep(0.005)
+
+
+def together(count: int, call: Callable[[int], Any], seconds: float = 60.0) -> list[Any]:
+    """Return the result or exception of *call* in each of *count* threads, which get their numbers."""
+    results: list[Any] = [None] * count
+
+    def run(number: int) -> None:
+        try:
+            results[number] = call(number)
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    return results

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.checklist.peers import Peer
-
-
-def together(count: int, call: Callable[[int], Any]) -> list[Any]:
-    """What so many threads got, or the exception of each."""
-    results: list[Any] = [None] * count
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = call(rank)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
+from tests.waiting import together
 
 
 @pytest.mark.row(186)

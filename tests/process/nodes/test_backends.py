@@ -18,7 +18,8 @@ from elasticlib.errors import ConfigError, RendezvousClosedError, RendezvousConn
 from elasticlib.rendezvous import RendezvousParameters, get_rendezvous_handler
 from elasticlib.rendezvous.handlers import _c10d_backend as c10d, _etcd as on_etcd
 from elasticlib.rendezvous.handlers._etcd import EtcdRendezvous, EtcdRendezvousHandler
-from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer, find_etcd, find_free_port, stop_etcd
+from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer, find_free_port, stop_etcd
+from tests.etcd import running_etcd
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.4)]
 
@@ -36,11 +37,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def etcd() -> Iterator[EtcdServer]:
-    try:
-        find_etcd()
-    except ConfigError as error:
-        pytest.skip(str(error))
-    with EtcdServer() as server:
+    with running_etcd() as server:
         yield server
 
 

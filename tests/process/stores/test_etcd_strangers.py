@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from elasticlib.errors import ConfigError
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.stores._keys import Keys
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
-from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer, find_etcd
+from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer
+from tests.etcd import running_etcd
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
@@ -35,11 +35,7 @@ STRANGER = "10.6.6.6"
 
 @pytest.fixture
 def server() -> Iterator[EtcdServer]:
-    try:
-        find_etcd()
-    except ConfigError as error:
-        pytest.skip(str(error))
-    with EtcdServer() as server:
+    with running_etcd() as server:
         yield server
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +15,7 @@ from elasticlib.errors import ConfigError, RendezvousTimeoutError
 from elasticlib.utils.data import ElasticDistributedSampler
 from elasticlib.utils.distributed import create_c10d_store, get_socket_with_port
 from elasticlib.utils.store import barrier, get_all, store_timeout, synchronize
+from tests.waiting import together
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.3)]
 
@@ -31,24 +30,6 @@ def server() -> Any:
 def store_of_the_group() -> Any:
     """The store that this rank's process group has met in."""
     return torch.distributed.distributed_c10d._get_default_store()
-
-
-def together(count: int, call: Callable[[int], Any]) -> list[Any]:
-    """What so many threads got, or the exception of each."""
-    results: list[Any] = [None] * count
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = call(rank)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
-    return results
 
 
 def test_the_time_limit_is_as_before_after_a_block_that_raised(server: Any) -> None:
