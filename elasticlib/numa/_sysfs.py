@@ -9,7 +9,6 @@ often hides its caches); that is not an error here.
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -82,11 +81,19 @@ def _highest_cache(folder: str) -> frozenset[int] | None:
     """Return the CPUs that share the highest level of data cache in *folder*, or None."""
     levels: dict[int, frozenset[int]] = {}
     # Folders are listed in any order, so all levels are read before one is chosen.
-    for cache in glob.glob(os.path.join(glob.escape(folder), "index[0-9]*")):
+    for cache in _cache_folders(folder):
         kind, level, shared = (_read(os.path.join(cache, fact)) for fact in ("type", "level", "shared_cpu_list"))
         if kind in _DATA_CACHES and level and shared:
             levels[int(level)] = parse_ranges(shared)
     return levels[max(levels)] if levels else None
+
+
+def _cache_folders(folder: str) -> list[str]:
+    """Return the folders of a CPU's caches; empty if the machine hides them."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(folder)
+    return [os.path.join(folder, name) for name in names if re.fullmatch(r"index\d+", name)]
 
 
 def _groups(cpus: Sequence[int], read: Callable[[int], frozenset[int] | None]) -> dict[int, frozenset[int]]:
