@@ -33,7 +33,9 @@ if typing.TYPE_CHECKING:
         frame_of as frame_of,
         is_heading as is_heading,
         place_of as place_of,
+        stack_text as stack_text,
         threads_of as threads_of,
+        with_heading as with_heading,
     )
 
 __getattr__, __dir__, __all__ = _lazy.names(
@@ -41,6 +43,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
     {
         "elasticlib.stacks._frames": "CALLERS ELSEWHERE Frame is_launcher is_ours is_users users_frames users_part",
         "elasticlib.stacks._rank_text": "number_ranges ranks_text",
-        "elasticlib.stacks._text": "Thread crash_frames frame_of is_heading place_of threads_of",
+        "elasticlib.stacks._text": (
+            "Thread crash_frames frame_of is_heading place_of stack_text threads_of with_heading"
+        ),
     },
 )

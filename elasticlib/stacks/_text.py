@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import types
 from dataclasses import dataclass
 
 from elasticlib.stacks._frames import Frame, is_users
@@ -23,6 +24,7 @@ _HEADING = re.compile(
     re.MULTILINE,
 )
 """The first line of a thread's stack, as the fault handler writes it."""
+_CURRENT = "Current thread (most recent call first):"
 _FRAME = re.compile(r'^ +File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<function>\S+)', re.MULTILINE)
 """A frame below such a heading."""
 
@@ -39,6 +41,21 @@ class Thread:
     """Frames, the innermost first."""
     text: str
     """Complete text of the fault handler for this thread."""
+
+
+def with_heading(stack: str) -> str:
+    """Return the text of a fault handler that wrote one thread only, as that of the current one."""
+    return stack.replace("Stack (most recent call first):", _CURRENT, 1)
+
+
+def stack_text(frame: types.FrameType | None) -> str:
+    """Return the stack that ends in *frame* as the fault handler writes the current thread's."""
+    lines = [_CURRENT]
+    while frame is not None:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+        frame = frame.f_back
+    return "\n".join([*lines, ""])
 
 
 def threads_of(stacks: str) -> tuple[Thread, ...]:

@@ -50,6 +50,7 @@ from elasticlib.processes import (
     start_error,
     time_of_change,
 )
+from elasticlib.stacks import stack_text
 from elasticlib.workers.child import _child, _interpreter_end, _own_modules, _randomness
 from elasticlib.workers.spawner import _begin, _fork_worker as fork_worker, _kernel_facts, _leftovers
 
@@ -218,11 +219,7 @@ def _writing_its_place(stack: int) -> Iterator[None]:
     def write(_: int, frame: types.FrameType | None) -> None:
         # Its thread goes on, as one of those that were there before the import.
         faulthandler.dump_traceback_later(_NEVER, file=stack)
-        lines = ["Current thread (most recent call first):"]
-        while frame is not None:
-            lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
-            frame = frame.f_back
-        os.write(stack, "\n".join([*lines, ""]).encode(errors="backslashreplace"))
+        os.write(stack, stack_text(frame).encode(errors="backslashreplace"))
 
     handler = signal.signal(signal.SIGALRM, write)
     # A system call of the import goes on after the signal.

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from elasticlib import processes
 from elasticlib.processes import close_each, files_with_content, process_facts, signal_process
+from elasticlib.stacks import with_heading
 from elasticlib.workers.child import _report
 from elasticlib.workers.spawner import _kernel_facts
 
@@ -31,8 +32,6 @@ LIMIT = 0.7
 _UNTIL_QUIET = 0.3
 """Seconds to wait for a moment in which no thread but the main one runs."""
 _LOOK = 0.01
-_OWN_HEADING = "Stack (most recent call first):"
-"""Begins the text of a fault handler that writes one thread only."""
 _OTHERS_RUN = "\n(other threads run Python or native code, so only this one can be read safely)\n"
 _STATES = {
     b"T": "the process is stopped, by a signal or a debugger",
@@ -144,13 +143,10 @@ def _take_answer(worker: _Worker) -> None:
     worker.size = os.fstat(worker.faults).st_size
     if 0 < worker.size == former:
         text = _report.read_text(worker.faults)
-        worker.text = text if not worker.is_alone else _with_heading(text)
+        if worker.is_alone:
+            text = with_heading(text) + _OTHERS_RUN
+        worker.text = text
         clear(worker.faults)
-
-
-def _with_heading(stack: str) -> str:
-    """Return the *stack* of one thread as one among several, with a note on the others."""
-    return stack.replace(_OWN_HEADING, "Current thread (most recent call first):", 1) + _OTHERS_RUN
 
 
 def _reason_for_none(worker: _Worker) -> str:
