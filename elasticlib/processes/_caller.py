@@ -249,8 +249,8 @@ def _read_number(name: str, base: int, otherwise: int) -> int:
 
 
 def _write_number(name: str, text: str) -> None:
-    with contextlib.suppress(OSError), open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-        file.write(text)
+    with contextlib.suppress(OSError), open(f"/proc/self/{name}", "wb") as file:
+        file.write(text.encode())
 
 
 @dataclass(frozen=True)

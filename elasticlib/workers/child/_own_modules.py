@@ -47,10 +47,16 @@ def make_way(folders: Sequence[str]) -> None:
     global _folders
     _folders = folders
     has_own.cache_clear()
-    loaded = {name.partition(".")[0] for name in sys.modules} - _KEPT
-    loaded = {name for name in loaded.difference(_at_start) if not _is_from(folders, name)}
-    ours = hidden_by(folders, loaded)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
+    # A look at each loaded module would copy a page of the fork server's memory for each.
+    hidden = hidden_by(folders, sys.modules) - _KEPT
+    ours = {name for name in hidden.difference(_at_start) if not _is_from(folders, name)}
+    if ours:
+        _forget(ours)
+
+
+def _forget(tops: Collection[str]) -> None:
+    """Remove the modules of these top-level names, with those below them."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
         del sys.modules[name]
 
 
@@ -77,7 +83,7 @@ def has_own(name: str) -> bool:
 
 
 def hidden_by(folders: Iterable[str], names: Collection[str]) -> set[str]:
-    """Return those of the top-level *names* that modules in *folders* have."""
+    """Return those of the *names* that top-level modules in *folders* have."""
     return {name for folder in folders for name in _found_in(folder, names)}
 
 
@@ -86,7 +92,8 @@ def _found_in(folder: str, names: Collection[str]) -> Iterable[str]:
         entries = os.listdir(folder or ".")
     except NotADirectoryError:
         # The folder is an archive, such as a zip file.
-        return [name for name in names if importlib.machinery.PathFinder.find_spec(name, [folder]) is not None]
+        tops = [name for name in names if "." not in name]
+        return [name for name in tops if importlib.machinery.PathFinder.find_spec(name, [folder]) is not None]
     except OSError:
         return []
     return [name for entry in entries if (name := entry.partition(".")[0]) in names and _is_module(folder, entry, name)]

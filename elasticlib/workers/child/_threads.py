@@ -25,9 +25,6 @@ _PREFIXES, _SUFFIXES = ("scipy_openblas", "openblas"), ("64_", "")
 def blas_libraries() -> list[Any]:
     """
     Return the OpenBLAS libraries of this process, each as (getter, setter) of its thread count.
-
-    The result is kept, for the workers too: it is first computed when the fork server has done
-    its imports.
     """
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = {line.split(maxsplit=5)[5].strip() for line in file if "openblas" in line}
@@ -45,16 +42,37 @@ def blas_libraries() -> list[Any]:
     return found
 
 
+def note_blas_libraries() -> None:
+    """Find the libraries that the imports up to now have loaded, for this process and its forks."""
+    blas_libraries.cache_clear()
+    blas_libraries()
+
+
 def set_blas_threads(count: int) -> None:
     """
     Set the loaded libraries to *count* threads, but at most the number of CPUs, as at their
     import.
     """
-    count = min(count, len(os.sched_getaffinity(0)))
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.get_num_threads() != count:
-        torch.set_num_threads(count)
+    set_torch_threads(count)
     if "numpy" in sys.modules:
+        count = _at_most_cpus(count)
         for getter, setter in blas_libraries():
             if getter() != count:
                 setter(count)
+
+
+def set_torch_threads(count: int) -> None:
+    """
+    Set torch, if it is loaded, to *count* threads, but at most the number of CPUs.
+
+    The first call in a process takes 1 ms, and starts no thread. The spawner makes it for all of
+    its workers.
+    """
+    torch: Any = sys.modules.get("torch")
+    count = _at_most_cpus(count)
+    if torch is not None and torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+def _at_most_cpus(count: int) -> int:
+    return min(count, len(os.sched_getaffinity(0)))

@@ -51,7 +51,7 @@ from elasticlib.processes import (
     time_of_change,
 )
 from elasticlib.stacks import stack_text
-from elasticlib.workers.child import _child, _interpreter_end, _own_modules, _randomness
+from elasticlib.workers.child import _child, _interpreter_end, _own_modules, _randomness, _threads
 from elasticlib.workers.spawner import _begin, _fork_worker as fork_worker, _kernel_facts, _leftovers
 
 STACK_AFTER, NATIVE_AFTER = 9.0, 9.8
@@ -101,6 +101,7 @@ def main(at_start: Collection[str]) -> NoReturn:
         # files.
         keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
         _interpreter_end.inherit(named)
+        _threads.note_blas_libraries()
     adopt_orphans()
     wrapped = _differences(given, _first_environment("self"))
     # Python itself sets it if the locale is C.

@@ -94,10 +94,10 @@ def group(root: int, leader: int) -> list[int]:
 
 
 def _group_of(pid: int) -> int:
-    facts = process_facts(pid)
-    if facts is None:
+    try:
+        return os.getpgid(pid)
+    except OSError:
         return -1
-    return int(facts[2])
 
 
 def children(parent: int) -> list[int]:

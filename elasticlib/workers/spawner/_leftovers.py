@@ -50,7 +50,7 @@ def _has_new_native_threads(before: int) -> bool:
     if new <= 0:
         return False
     # OpenBLAS has a pool with a fork handler of its own that ends and restarts it.
-    _threads.blas_libraries.cache_clear()
+    _threads.note_blas_libraries()
     of_openblas = sum(getter() - 1 for getter, _ in _threads.blas_libraries())
     return bool(_tasks() - before > of_openblas)
 

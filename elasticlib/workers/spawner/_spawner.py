@@ -37,7 +37,7 @@ from elasticlib.processes import (
     living_parent,
     new_parent,
 )
-from elasticlib.workers.child import _announcing, _child, _exiting, _report, _showing
+from elasticlib.workers.child import _announcing, _child, _exiting, _report, _showing, _threads
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts, _stuck
 from elasticlib.workers.spawner._detached import Detached
@@ -271,6 +271,7 @@ class Spawner:
         self._lease = Lease(given["lease"]) if "lease" in given else None
         # Before any program runs: the launcher must not think that the round has not begun.
         self._launcher.send({"op": "starting", "round": self._round})
+        _threads.set_torch_threads(self._common.threads)
         try:
             self._release.begin_round()
             for differences in message["workers"]:
