@@ -59,7 +59,7 @@ def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed:
     if not found:
         raise BindingError(
             f"{place}, where GPU {device_index} is, has the CPUs {ranges(near)}, but this launch may use only "
-            f"{ranges(allowed)}: start it with a wider affinity (taskset, cpuset)",
+            f"{ranges(allowed)}: start it with a wider affinity (taskset, cpuset)"
         )
     peers = [gpu for gpu, its_node in enumerate(topology.gpu_nodes) if its_node == node]
     if mode is AffinityMode.EXCLUSIVE:

@@ -24,12 +24,7 @@ from typing import Any
 from attrs import field, frozen
 
 from elasticlib._clock import monotonic, wall_time
-from elasticlib.errors import (
-    ChildFailedError,
-    ConfigError,
-    ProcessFailure,
-    SignalException,
-)
+from elasticlib.errors import ChildFailedError, ConfigError, ProcessFailure, SignalException
 from elasticlib.job import Job, combined_error
 from elasticlib.launch import CheckedLaunch
 from elasticlib.logs import shorten_file
@@ -56,12 +51,7 @@ from elasticlib.workers import (
     return_values,
     without_secrets,
 )
-from elasticlib.workers.child import (
-    DISPLAYED_SUFFIX,
-    Report,
-    report_of_exception,
-    serve_calls,
-)
+from elasticlib.workers.child import DISPLAYED_SUFFIX, Report, report_of_exception, serve_calls
 
 logger = logging.getLogger(__name__)
 

@@ -146,11 +146,7 @@ def _children_by_parent() -> dict[int, list[tuple[int, str]]]:
     return children
 
 
-def descendants(
-    root: int,
-    spare: Collection[int] = (),
-    kept: Container[int] = (),
-) -> list[tuple[int, int, str]]:
+def descendants(root: int, spare: Collection[int] = (), kept: Container[int] = ()) -> list[tuple[int, int, str]]:
     """
     Return (pid, parent, state letter) of every descendant of *root*.
 

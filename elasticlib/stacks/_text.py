@@ -20,8 +20,7 @@ _RAISED_IN = re.compile(r'^[ |]*File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _PARTS = re.compile(r"^ +\+-\+--", re.MULTILINE)
 """The line before the exceptions of a group."""
 _HEADING = re.compile(
-    r"^(?P<kind>Current thread|Thread) (?P<identity>0x[0-9a-f]+)?[^\n]*\(most recent call first\):$",
-    re.MULTILINE,
+    r"^(?P<kind>Current thread|Thread) (?P<identity>0x[0-9a-f]+)?[^\n]*\(most recent call first\):$", re.MULTILINE
 )
 """The first line of a thread's stack, as the fault handler writes it."""
 _CURRENT = "Current thread (most recent call first):"

@@ -66,8 +66,7 @@ def workers_per_node(
     found = f"{count} of kind {kind!r}" if count else "no accelerator at all"
     words = ", ".join(DEVICE_WORDS)
     raise SpecError.of_setting(
-        "nproc_per_node",
-        f"{requested!r}, but torch finds {found} here: give a number, or one of {words}",
+        "nproc_per_node", f"{requested!r}, but torch finds {found} here: give a number, or one of {words}"
     )
 
 

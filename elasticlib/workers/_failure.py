@@ -174,13 +174,7 @@ def _reported(end: Exit, rank: int, error_file: str, error: Report) -> ProcessFa
     )
 
 
-def _unreported(
-    end: Exit,
-    rank: int,
-    error_file: str,
-    written: float | None,
-    noticed: float,
-) -> ProcessFailure:
+def _unreported(end: Exit, rank: int, error_file: str, written: float | None, noticed: float) -> ProcessFailure:
     """
     Return the failure of a worker without a report of an exception.
 
@@ -236,15 +230,7 @@ def _lost(rank: int, rank_base: int, pids: Mapping[int, int], why: str) -> Proce
         return ProcessFailure(0, 0, -signal.SIGKILL, "", message=why, rank=rank_base, process=SPAWNER)
     message = f"the worker was killed with all others: {why}"
     pid = pids.get(rank, 0)
-    return ProcessFailure(
-        rank,
-        pid,
-        -signal.SIGKILL,
-        "",
-        message=message,
-        rank=rank_base + rank,
-        secondary=True,
-    )
+    return ProcessFailure(rank, pid, -signal.SIGKILL, "", message=message, rank=rank_base + rank, secondary=True)
 
 
 def _frames(text: str) -> tuple[Frame, ...]:

@@ -366,27 +366,13 @@ class _ForkServers:
         _end(done)
         return found
 
-    def _fitting(
-        self,
-        key: ForkServerKey,
-        environment: Mapping[str, str],
-        caller: Caller,
-    ) -> ForkServer | None:
+    def _fitting(self, key: ForkServerKey, environment: Mapping[str, str], caller: Caller) -> ForkServer | None:
         """
         Return the latest fork server that serves the launch, preferably a ready one; called under
         the lock.
         """
         alive = [each for each in reversed(self._kept) if each.alive()]
-        fitting = [
-            each
-            for each in alive
-            if each.serves(
-                key,
-                environment,
-                caller,
-            )
-            and not each.outdated()
-        ]
+        fitting = [each for each in alive if each.serves(key, environment, caller) and not each.outdated()]
         # A ready one saves the imports, so it beats one that was used later.
         for fork_server in fitting:
             if fork_server.ready():

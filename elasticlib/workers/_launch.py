@@ -268,14 +268,7 @@ class SpawnerClient:
         if lease is not None:
             more["lease"] = lease.fileno()
         differences = [worker.differences(self._common) for worker in workers]
-        message: Message = {
-            "op": "start",
-            "round": number,
-            "workers": differences,
-            "more": list(
-                more,
-            ),
-        }
+        message: Message = {"op": "start", "round": number, "workers": differences, "more": list(more)}
         self._channel.send(message, (*streams, *more.values()))
         for stream in streams:
             os.close(stream)

@@ -185,10 +185,7 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
 def _warn_without_device(variables: Sequence[Mapping[str, str]]) -> None:
     bare = [rank for rank, own in enumerate(variables) if not own[_environment.CUDA_DEVICES_VARIABLE]]
     if bare:
-        _log.warning(
-            "virtual_local_rank=True: no device is listed for %s",
-            ranks_text(bare, "local rank"),
-        )
+        _log.warning("virtual_local_rank=True: no device is listed for %s", ranks_text(bare, "local rank"))
 
 
 def _openmp_binds(environment: Mapping[str, str]) -> bool:
@@ -233,16 +230,9 @@ def _affinities(spec: WorkerSpec, job: LaunchPlan) -> list[frozenset[int]]:
     if options is None:
         return found
     with binding_attempt(options):
-        topology = read_topology(
-            _devices.gpu_addresses(job.fork_server, job.common.env, job.search_path),
-        )
+        topology = read_topology(_devices.gpu_addresses(job.fork_server, job.common.env, job.search_path))
         allowed = frozenset(job.common.affinity)
-        found = [
-            cpus_for(options.affinity_mode, rank, topology, allowed)
-            for rank in range(
-                spec.local_world_size,
-            )
-        ]
+        found = [cpus_for(options.affinity_mode, rank, topology, allowed) for rank in range(spec.local_world_size)]
     return found
 
 
@@ -317,9 +307,7 @@ def _check_command(entry: str, args: tuple[str, ...], kwargs: Mapping[str, Any])
         if "\0" in word:
             raise EntrypointError(f"{word!r} holds a NUL character, which no command line can: leave it out")
     if kwargs:
-        raise EntrypointError(
-            f"{entry!r} takes no keyword arguments ({', '.join(kwargs)}): pass them as text",
-        )
+        raise EntrypointError(f"{entry!r} takes no keyword arguments ({', '.join(kwargs)}): pass them as text")
 
 
 def _interpreter(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
@@ -375,14 +363,7 @@ def _by_interpreter(
     if python == sys.executable or importable_by(python, environment):
         job = _saying(job, python=fresh_command(python, flags))
         path = (job.common.path0,) if depends_on_path(spec.preload) else ()
-        return _from_fork_server(
-            evolve(job, search_path=path),
-            spec,
-            start_method,
-            python,
-            flags,
-            text=text,
-        )
+        return _from_fork_server(evolve(job, search_path=path), spec, start_method, python, flags, text=text)
     if text is not None:
         raise EntrypointError(
             f"script {command[-1]!r} is read from a pipe, and PYTHON_EXEC={python!r} cannot import elasticlib to get "

@@ -439,12 +439,7 @@ def _loaded(spec: StartSpec, handed: Handed) -> Callable[[], Any]:
     return functools.partial(function, *(args[spec.local_rank] if spec.args_by_rank else args), **kwargs)
 
 
-def _outcome(
-    run: Callable[[], Any],
-    handed: Handed,
-    shared: Collection[str] | None,
-    keeps_result: bool = False,
-) -> int:
+def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | None, keeps_result: bool = False) -> int:
     """
     Run the user's code, and report and announce its end.
 
