@@ -37,7 +37,7 @@ from elasticlib.processes import (
     living_parent,
     new_parent,
 )
-from elasticlib.workers.child import _announcing, _child, _exiting, _report, _showing, _threads
+from elasticlib.workers.child import _announcing, _exiting, _report, _showing, _threads
 from elasticlib.workers.child._start_spec import Handed, StartSpec
 from elasticlib.workers.spawner import _kernel_facts, _stuck
 from elasticlib.workers.spawner._detached import Detached
@@ -250,7 +250,7 @@ class Spawner:
 
     def _look_at_stacks(self, asker: str, workers: Sequence[WorkerProcess]) -> None:
         seen = [each.seen() for each in workers]
-        self._stacks.begin(seen, (_child.STACKS_SIGNAL, _child.OWN_STACK_SIGNAL), monotonic(), asker)
+        self._stacks.begin(seen, monotonic(), asker)
 
     def _quit(self) -> NoReturn:
         self._store.end()

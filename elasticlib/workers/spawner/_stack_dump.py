@@ -17,6 +17,7 @@ Rules of this file:
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from elasticlib import processes
 from elasticlib.processes import close_each, files_with_content, process_facts, signal_process
 from elasticlib.stacks import with_heading
-from elasticlib.workers.child import _report
+from elasticlib.workers.child import _child, _report
 from elasticlib.workers.spawner import _kernel_facts
 
 LIMIT = 0.7
@@ -42,19 +43,44 @@ _STATES = {
 
 
 @dataclass
-class _Worker:
+class StackRequest:
+    """A request to one worker for its stacks, from the signal to the whole text."""
+
     pid: int
     handle: processes.Handle
     faults: int
     """The memory to which its fault handler writes."""
-    until: float
+    until: float = math.inf
     """Time by which it must have answered."""
-    was_signalled: bool = False
+    was_sent: bool = False
     is_alone: bool = False
     """True if it writes the stack of one thread only."""
-    size: int = 0
+    _size: int = -1
     """Bytes at the last look."""
-    text: str | None = None
+
+    def send(self, *, is_alone: bool) -> None:
+        """
+        Ask for the stacks of all threads, or of the main thread alone.
+
+        A program without a handler gets no signal, because it would die of it.
+        """
+        _clear(self.faults)
+        signum = _child.OWN_STACK_SIGNAL if is_alone else _child.STACKS_SIGNAL
+        if _kernel_facts.catches(self.pid, signum):
+            self.was_sent, self.is_alone, self._size = True, is_alone, -1
+            signal_process(self.handle, signum)
+
+    def text(self) -> str | None:
+        """Return the stacks; None until they are complete."""
+        if not self.was_sent:
+            return None
+        # Two looks find the same size only after the last write: the handler writes without a pause.
+        former, self._size = self._size, os.fstat(self.faults).st_size
+        is_whole = 0 < self._size == former
+        if not is_whole:
+            return None
+        text = _report.read_text(self.faults)
+        return with_heading(text) + _OTHERS_RUN if self.is_alone else text
 
 
 class StackDump:
@@ -65,33 +91,33 @@ class StackDump:
         """Time for the next call of `look`; None if no look is in progress."""
         self.askers: list[str] = []
         """Names of the askers of the present look, or the last one."""
-        self._signums = (0, 0)
-        self._workers: dict[int, _Worker] = {}
+        self._waiting: dict[int, StackRequest] = {}
+        """By local rank, the requests that have no answer yet."""
+        self._found: dict[int, str] = {}
 
     def begin(
         self,
         workers: Iterable[tuple[int, int, processes.Handle, int]],
-        signums: tuple[int, int],
         now: float,
         asker: str = "",
     ) -> None:
         """
         Begin a look at these workers, or add them to the one in progress.
 
-        Each is local rank, pid, handle, and the memory of the fault handler. *signums* are the signals for the stacks
-        of all threads, and for that of the thread that handles it.
+        Each is local rank, pid, handle, and the memory of the fault handler.
         """
         if self.next_look is None:
-            self.askers, self._signums, self.next_look = [], signums, now
+            self.askers, self.next_look = [], now
         if asker not in self.askers:
             self.askers.append(asker)
         for rank, pid, handle, faults in workers:
-            self._workers.setdefault(rank, _Worker(pid, handle, faults, now + LIMIT))
+            if rank not in self._found:
+                self._waiting.setdefault(rank, StackRequest(pid, handle, faults, now + LIMIT))
 
     def end(self, rank: int) -> None:
         """Note that this worker has ended, and its descriptors are closed."""
-        if rank in self._workers and self._workers[rank].text is None:
-            self._workers[rank].text = f"({_STATES[b'Z']})"
+        if self._waiting.pop(rank, None) is not None:
+            self._found[rank] = f"({_STATES[b'Z']})"
 
     def look(self, now: float) -> dict[int, str] | None:
         """
@@ -99,62 +125,48 @@ class StackDump:
 
         None while some may still arrive.
         """
-        for worker in self._workers.values():
-            if worker.text is None:
-                self._look_at(worker, now)
-        if any(worker.text is None for worker in self._workers.values()):
+        for rank, request in list(self._waiting.items()):
+            text = _look_at(request, now)
+            if text is not None:
+                self._found[rank] = text
+                del self._waiting[rank]
+        if self._waiting:
             self.next_look = now + _LOOK
             return None
-        found = {rank: worker.text or "" for rank, worker in self._workers.items()}
-        self._workers, self.next_look = {}, None
-        return found
-
-    def _look_at(self, worker: _Worker, now: float) -> None:
-        is_over = now >= worker.until
-        is_paused = _is_paused(worker.pid)
-        if worker.was_signalled:
-            _take_answer(worker)
-        elif not is_paused:
-            # A paused process would answer only after it continues, which would take too long.
-            self._signal(worker, now)
-        if worker.text is None and (is_over or is_paused):
-            worker.text = f"({_reason_for_none(worker)})"
-
-    def _signal(self, worker: _Worker, now: float) -> None:
-        if not all(_kernel_facts.catches(worker.pid, signum) for signum in self._signums):
-            # Without a handler the process would die of the signal.
-            return
-        # The fault handler reads the frames of all threads without the interpreter's lock. If another
-        # thread changes its own at that moment, the worker ends by SIGSEGV.
-        worker.is_alone = _kernel_facts.other_threads_run(worker.pid)
-        if worker.is_alone and now < worker.until - LIMIT + _UNTIL_QUIET:
-            return
-        worker.was_signalled = True
-        clear(worker.faults)
-        of_all, of_one = self._signums
-        signal_process(worker.handle, of_one if worker.is_alone else of_all)
+        found, self._found, self.next_look = self._found, {}, None
+        return dict(sorted(found.items()))
 
 
-def _take_answer(worker: _Worker) -> None:
-    """
-    Read the stacks once two looks have found the same size: the handler writes without a pause.
-    """
-    former = worker.size
-    worker.size = os.fstat(worker.faults).st_size
-    if 0 < worker.size == former:
-        text = _report.read_text(worker.faults)
-        if worker.is_alone:
-            text = with_heading(text) + _OTHERS_RUN
-        worker.text = text
-        clear(worker.faults)
+def _look_at(request: StackRequest, now: float) -> str | None:
+    """Return the answer to *request*, or the reason for none; None while it may still arrive."""
+    text = request.text()
+    if text is not None:
+        _clear(request.faults)
+        return text
+    is_paused = _is_paused(request.pid)
+    # A paused process would answer only after it continues, which would take too long.
+    if not is_paused and not request.was_sent:
+        _ask(request, now)
+    if is_paused or now >= request.until:
+        return f"({_reason_for_none(request)})"
+    return None
 
 
-def _reason_for_none(worker: _Worker) -> str:
-    facts = process_facts(worker.pid)
+def _ask(request: StackRequest, now: float) -> None:
+    # The fault handler reads the frames of all threads without the interpreter's lock. If another
+    # thread changes its own at that moment, the worker ends by SIGSEGV.
+    others_run = _kernel_facts.other_threads_run(request.pid)
+    may_wait = now < request.until - LIMIT + _UNTIL_QUIET
+    if not (others_run and may_wait):
+        request.send(is_alone=others_run)
+
+
+def _reason_for_none(request: StackRequest) -> str:
+    facts = process_facts(request.pid)
     state = b"Z" if facts is None else facts[0]
     if state in _STATES:
         return _STATES[state]
-    if worker.was_signalled:
+    if request.was_sent:
         return "no answer"
     return "it runs no Python that could tell, or is just being started"
 
@@ -165,7 +177,7 @@ def _is_paused(pid: int) -> bool:
     return facts is not None and facts[0] in (b"T", b"t")
 
 
-def clear(descriptor: int) -> None:
+def _clear(descriptor: int) -> None:
     """Empty the memory; worker and spawner share the position for writing."""
     os.ftruncate(descriptor, 0)
     os.lseek(descriptor, 0, os.SEEK_SET)

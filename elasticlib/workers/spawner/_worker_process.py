@@ -27,10 +27,10 @@ from elasticlib.processes import (
     signal_group,
     signal_process,
 )
-from elasticlib.workers.child import _child, _report
+from elasticlib.workers.child import _child
 from elasticlib.workers.child._exiting import ExitCourse
 from elasticlib.workers.spawner import _kernel_facts
-from elasticlib.workers.spawner._stack_dump import clear
+from elasticlib.workers.spawner._stack_dump import StackRequest
 
 
 class Left:
@@ -84,8 +84,8 @@ class WorkerProcess:
     """True if it was sent the stop signal while that could change its status."""
     signum: int = 0
     """The last stop signal that it was sent."""
-    dumped: int = -1
-    """Bytes of its threads' stacks at the last look."""
+    _stacks: StackRequest | None = None
+    """The last request of `dump`."""
     written: int = 0
     """Bytes that it had written at the last look."""
 
@@ -178,23 +178,13 @@ class WorkerProcess:
         return _kernel_facts.group(os.getpid(), self.pid)
 
     def dump(self) -> None:
-        """
-        Request the stacks of its threads; a program without a handler is skipped, because it
-        would die of the signal.
-        """
-        clear(self.left.faults)
-        self.dumped = -1
-        if _kernel_facts.catches(self.pid, _child.STACKS_SIGNAL):
-            signal_process(self.handle, _child.STACKS_SIGNAL)
+        """Request the stacks of all its threads."""
+        self._stacks = StackRequest(self.pid, self.handle, self.left.faults)
+        self._stacks.send(is_alone=False)
 
     def stacks(self) -> str | None:
-        """
-        Return the stacks that `dump` requested; None until they are complete: the handler writes
-        without a pause.
-        """
-        before, self.dumped = self.dumped, os.fstat(self.left.faults).st_size
-        is_whole = 0 < self.dumped == before
-        return _report.read_text(self.left.faults) if is_whole else None
+        """Return the stacks that `dump` requested; None until they are complete."""
+        return None if self._stacks is None else self._stacks.text()
 
     def pass_on(self, signum: int) -> None:
         """Send it *signum* if it handles that; otherwise the signal would end it."""

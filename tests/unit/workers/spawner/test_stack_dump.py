@@ -16,7 +16,7 @@ from elasticlib.stacks import threads_of
 from elasticlib.workers.spawner import _stack_dump
 from elasticlib.workers.spawner._stack_dump import LIMIT, StackDump
 
-SIGNUM, OWN_SIGNUM = SIGNUMS = signal.SIGRTMAX - 1, signal.SIGRTMAX - 2
+SIGNUM, OWN_SIGNUM = signal.SIGRTMAX - 1, signal.SIGRTMAX - 2
 TELLS = f"""
 import faulthandler, sys, threading
 faulthandler.register({SIGNUM}, file=int(sys.argv[1]), all_threads=True)
@@ -78,7 +78,7 @@ def told(dump: StackDump) -> dict[int, str]:
 
 def look(*workers: tuple[int, int, int]) -> dict[int, str]:
     dump = StackDump()
-    dump.begin([(rank, *facts) for rank, facts in enumerate(workers)], SIGNUMS, time.monotonic())
+    dump.begin([(rank, *facts) for rank, facts in enumerate(workers)], time.monotonic())
     return told(dump)
 
 
@@ -128,14 +128,14 @@ def test_a_stopped_process_is_told_of_and_holds_nobody_up(start: Start) -> None:
     os.waitid(os.P_PID, worker[0], os.WSTOPPED)
 
     dump = StackDump()
-    dump.begin([(0, *worker)], SIGNUMS, time.monotonic())
+    dump.begin([(0, *worker)], time.monotonic())
 
     assert dump.look(time.monotonic()) == {0: "(the process is stopped, by a signal or a debugger)"}
 
 
 def test_a_worker_that_ends_meanwhile_is_not_looked_at_again(start: Start) -> None:
     dump, worker = StackDump(), start(SILENT)
-    dump.begin([(3, *worker)], SIGNUMS, time.monotonic())
+    dump.begin([(3, *worker)], time.monotonic())
     dump.look(time.monotonic())
     dump.end(3)
 
@@ -145,8 +145,8 @@ def test_a_worker_that_ends_meanwhile_is_not_looked_at_again(start: Start) -> No
 
 def test_a_look_under_way_takes_more_workers_and_is_for_all_who_asked(start: Start) -> None:
     dump, first, second = StackDump(), start(TELLS), start(TELLS)
-    dump.begin([(0, *first)], SIGNUMS, time.monotonic(), "place")
-    dump.begin([(0, *first), (1, *second)], SIGNUMS, time.monotonic(), "stacks")
+    dump.begin([(0, *first)], time.monotonic(), "place")
+    dump.begin([(0, *first), (1, *second)], time.monotonic(), "stacks")
 
     assert [0, 1] == sorted(told(dump))
     assert ["place", "stacks"] == dump.askers
@@ -155,8 +155,8 @@ def test_a_look_under_way_takes_more_workers_and_is_for_all_who_asked(start: Sta
 def test_a_worker_that_joins_a_look_has_its_own_time_to_answer(start: Start) -> None:
     dump, silent, tells = StackDump(), start(SILENT), start(TELLS)
     joined = time.monotonic()
-    dump.begin([(0, *silent)], SIGNUMS, joined - LIMIT, "place")
-    dump.begin([(1, *tells)], SIGNUMS, joined, "stacks")
+    dump.begin([(0, *silent)], joined - LIMIT, "place")
+    dump.begin([(1, *tells)], joined, "stacks")
 
     assert dump.look(joined) is None
     assert "in sits_here" in told(dump)[1]
