@@ -174,7 +174,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if local not in range(len(self._worker_group.workers)):
             # That worker ran on another node.
             return None
-        return self._processes.original_exception(local)
+        return self._processes.round.original_exception(local)
 
     def workers_now(self) -> list[WorkerNow]:
         """Return the state of this node's workers by local rank; any thread may call it."""
@@ -240,7 +240,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _end_detached(self) -> None:
         """End processes that successful workers have detached, as their round failed elsewhere."""
-        if self._processes.all_succeeded():
+        if self._processes.round.all_succeeded():
             self._processes.stop(signal.SIGTERM, 0.0, spare_failed=True)
 
     def _await_gpu_memory(self) -> None:
@@ -279,28 +279,28 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        processes = self._processes
-        processes.poll()
-        if processes.any_failed() or processes.gone():
+        self._processes.poll()
+        present = self._processes.round
+        if present.any_failed() or present.gone():
             self._watch.rest()
-        if processes.all_succeeded():
-            processes.drain()
-            return RunResult(WorkerState.SUCCEEDED, processes.return_values(worker_group.workers[0].global_rank))
-        if processes.any_failed() or processes.lost is not None:
+        if present.all_succeeded():
+            self._processes.drain()
+            return RunResult(WorkerState.SUCCEEDED, present.return_values(worker_group.workers[0].global_rank))
+        if present.any_failed() or present.lost is not None:
             return RunResult(WorkerState.FAILED, {}, self._failures())
 
-        running = [pid for rank, pid in processes.pids.items() if rank not in processes.exits]
+        running = list(present.running().values())
         is_stuck = self._watch.look(running)
         if is_stuck:
             return RunResult(WorkerState.UNHEALTHY, {}, self._failures())
         return RunResult(WorkerState.HEALTHY)
 
     def _serves_others(self) -> bool:
-        return self._processes.serves_others()
+        return self._processes.round.serves_others()
 
     def _finds_store_lost(self) -> bool:
         self._processes.poll()
-        return self._processes.lost_store_of_others()
+        return self._processes.round.lost_store_of_others()
 
     def _dump_stacks(self) -> None:
         self._processes.ask_for_stacks()
@@ -310,8 +310,8 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _failures(self) -> dict[int, ProcessFailure]:
         # Workers that were killed because contact was lost have not failed.
-        found = self._processes.failures(self._worker_group.workers[0].global_rank, by_loss=not self._state.lost)
-        pids, workers = self._processes.pids, self._worker_group.workers
+        found = self._processes.round.failures(self._worker_group.workers[0].global_rank, by_loss=not self._state.lost)
+        pids, workers = self._processes.round.pids, self._worker_group.workers
         found = self._watch.explained(found, {each.global_rank: pids.get(each.local_rank, 0) for each in workers})
         if self._repeats is not None:
             steps = [each.progress.step for each in self.workers_now() if each.progress is not None]
@@ -320,10 +320,11 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         # After a success, processes that workers detached live as long as that success counts.
-        if not self._processes.all_succeeded():
+        if not self._processes.round.all_succeeded():
             self._stop_processes(signal.SIGTERM, self._grace, spare_failed=True)
         # All had succeeded before the stop reached one of them: the round has results.
-        if self._processes.all_succeeded() and not any(end.was_stopped for end in self._processes.exits.values()):
+        present = self._processes.round
+        if present.all_succeeded() and not any(end.was_stopped for end in present.exits.values()):
             self._result = self._monitor_workers(worker_group)
             self._telemetry.seen(self._result)
 

@@ -176,7 +176,7 @@ class PContext(abc.ABC):
 
     def pids(self) -> dict[int, int]:
         """Return the process ids by local rank; empty before the start."""
-        return dict(self._processes.pids)
+        return dict(self._processes.round.pids)
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """
@@ -227,25 +227,26 @@ class PContext(abc.ABC):
 
     def _stop_after_failure(self) -> None:
         """Begin to stop the other workers if one has failed."""
-        if self._processes.any_failed() and not self._processes.gone():
+        present = self._processes.round
+        if present.any_failed() and not present.gone():
             self._stopping = True
             self._processes.ask_to_stop(signal.SIGTERM, _GRACE)
 
     def _poll(self) -> RunProcsResult | None:
         if not self.nprocs:
             return RunProcsResult()
-        processes = self._processes
-        processes.poll()
+        self._processes.poll()
+        present = self._processes.round
         if not self._stopping:
             self._stop_after_failure()
-        have_ended = processes.gone() or self._over
+        have_ended = present.gone() or self._over
         if not have_ended:
             return None
         self._let_go()
-        if processes.all_succeeded():
-            return RunProcsResult(processes.return_values(), {}, self.stdouts, self.stderrs)
+        if present.all_succeeded():
+            return RunProcsResult(present.return_values(), {}, self.stdouts, self.stderrs)
         # A set that neither failed nor succeeded was closed before its end.
-        failures = processes.failures() or processes.cut_short()
+        failures = present.failures() or present.cut_short()
         return RunProcsResult({}, failures, self.stdouts, self.stderrs)
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> None:
@@ -359,7 +360,7 @@ class SubprocessContext(PContext):
 
         def poll(rank: int) -> int | None:
             self._look(monotonic())
-            end = self._processes.exits.get(rank)
+            end = self._processes.round.exits.get(rank)
             return None if end is None else end.exitcode
 
         return {

@@ -13,12 +13,11 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from elasticlib import records
-from elasticlib._clock import monotonic, wall_time
+from elasticlib._clock import monotonic
 from elasticlib._times import Term, soonest
-from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
+from elasticlib.errors import ElasticError, PreloadError, StartError
 from elasticlib.helpers import HelperWatch
 from elasticlib.logs import (
     Console,
@@ -36,6 +35,7 @@ from elasticlib.spec import LogsDest
 from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
+from elasticlib.workers._local_round import LocalRound
 from elasticlib.workers.child._start_spec import StartSpec
 from elasticlib.workers.child._worker_progress import Board
 
@@ -74,36 +74,23 @@ class Processes:
         self._console = console
         self._spawner: SpawnerClient | None = None
         self._tee: Tee | None = None
-        self._dest = LogsDest()
+        self.round = LocalRound(count)
+        """The workers of the present round, or of the last one."""
         self._board: Board | None = None
         # The time when the workers will be killed, once they are being stopped.
         self._deadline = 0.0
         self._helpers = HelperWatch(sink)
         # Only imports of restarts are watched.
         self.imports = ImportWatch()
-        self._forget()
+        self._forget_stop()
 
-    def _forget(self) -> None:
-        # Ends of this round's workers.
-        self.exits: dict[int, heard.Exit] = {}
-        self._failed: dict[int, heard.Exit] = {}
-        """Facts on workers whose programs failed, before their processes end."""
-        self.pids: dict[int, int] = {}
+    def _forget_stop(self) -> None:
+        """Forget the stop of the round before."""
         self.awaits_stacks = False
         """True while a request for stacks has no answer."""
-        self.lost: heard.SpawnerLost | None = None
-        """The reason why all workers are gone at once, and no more events will come."""
-        self._has_store = False
-        """True if this node got the socket of the round's store."""
-        self._store: heard.RoundStoreEnded | None = None
-        self._store_gone_at = 0.0
         # The time when the spawner must have stopped the workers.
         self._limit = math.inf
         self._lease: Term | None = None
-        self._noticed: dict[int, float] = {}
-        self._stopped = False
-        self._memory_kills = 0
-        self._rank_base, self._world_size = 0, 0
         self._signum = 0
 
     # A round begins.
@@ -137,30 +124,26 @@ class Processes:
         Raises `StartError` or `PreloadError`; no process is left then.
         """
         with room_for_descriptors(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
-            self._forget()
-            self._rank_base, self._world_size, self._has_store = rank_base, world_size, listener is not None
-            self._memory_kills = _machine.memory_kills()
-            self._dest = destinations_of(dest)
-            prepare_streams(self._dest)
+            self._forget_stop()
+            dest = destinations_of(dest)
+            self.round = LocalRound(
+                self._count, dest, rank_base, world_size, listener is not None, _machine.memory_kills()
+            )
+            prepare_streams(dest)
             if self._tee is None:
                 self._tee = self._make_tee()
-            follow_streams(self._tee, self._dest, prefixes, self._duplicates, self._console)
-            outs, errs = self._dest.stdouts, self._dest.stderrs
+            follow_streams(self._tee, dest, prefixes, self._duplicates, self._console)
+            outs, errs = dest.stdouts, dest.stderrs
             whole = [
-                replace(
-                    spec,
-                    stdout=outs.get(spec.local_rank),
-                    stderr=errs.get(spec.local_rank),
-                )
-                for spec in specs
+                replace(spec, stdout=outs.get(spec.local_rank), stderr=errs.get(spec.local_rank)) for spec in specs
             ]
             # New workers must get the present files.
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
-            self.pids = self._insist(functools.partial(self._begin, number, whole, listener, interrupt, guard))
+            self.round.pids = self._insist(functools.partial(self._begin, number, whole, listener, interrupt, guard))
             fork_server = self._job.fork_server
             self.imports.begin(fork_server.preload if fork_server else (), monotonic())
-            return self.pids
+            return self.round.pids
 
     def _make_tee(self) -> Tee:
         """Return the tee of all rounds, to the console or to this program's own streams."""
@@ -231,44 +214,26 @@ class Processes:
         if self._spawner is None:
             return
         for event in self._spawner.drain():
-            self._note(event)
-            are_all = self._world_size == self._count
-            record = _failure.record_of(event, self._rank_base, are_all, self._signum)
+            self.round.note(event)
+            match event:
+                case heard.StacksRead():
+                    self.awaits_stacks = False
+                case heard.CurrentLine(stacks):
+                    self.imports.heard(stacks)
+            are_all = self.round.world_size == self._count
+            record = _failure.record_of(event, self.round.rank_base, are_all, self._signum)
             if record is not None:
                 self._sink(record)
         self._tend(self._spawner)
-
-    def _note(self, event: heard.Event) -> None:
-        match event:
-            case heard.Exit():
-                self.exits[event.local_rank] = event
-                self._noticed.setdefault(event.local_rank, wall_time())
-            case heard.ProgramFailed(end):
-                self._failed[end.local_rank] = end
-                self._noticed[end.local_rank] = wall_time()
-            case heard.AllStopped():
-                self._stopped = True
-            case heard.RoundStoreEnded():
-                if self._store is None:
-                    self._store = event
-                self._store_gone_at = wall_time()
-            case heard.StacksRead():
-                self.awaits_stacks = False
-            case heard.CurrentLine(stacks):
-                self.imports.heard(stacks)
-            case heard.SpawnerLost():
-                # The first loss is the reason of the later ones.
-                if self.lost is None:
-                    self.lost = event
 
     def _tend(self, spawner: SpawnerClient) -> None:
         """End a spawner that does not stop its workers in time; else look at the helpers."""
         if monotonic() >= self._latest():
             self._end_deaf(spawner)
-        elif not self.gone():
+        elif not self.round.gone():
             self._look_at_helpers(spawner)
             self.imports.tend(spawner.ask_for_place, monotonic())
-        elif self._hosts_for_others():
+        elif self.round.hosts_for_others():
             # No worker of this node is left; the store's helpers serve those of other nodes.
             self._helpers.tend(spawner.helpers_of_others, (), spawner.replace)
 
@@ -279,10 +244,10 @@ class Processes:
         """
         latest = self._latest()
         until_latest = None if latest == math.inf else max(0.0, latest - monotonic())
-        has_helpers = not self.gone() or self._hosts_for_others()
+        has_helpers = not self.round.gone() or self.round.hosts_for_others()
         if self._spawner is None or not has_helpers:
             return until_latest
-        until_question = None if self.gone() else self.imports.due_in(monotonic())
+        until_question = None if self.round.gone() else self.imports.due_in(monotonic())
         return soonest(until_latest, self._helpers.due_in(), until_question)
 
     def _look_at_helpers(self, spawner: SpawnerClient) -> float:
@@ -290,15 +255,11 @@ class Processes:
         Wake or replace helpers that stand still, if it is time; return the seconds until the next
         look.
         """
-        return self._helpers.tend(spawner.helpers, self._running().values(), spawner.replace)
-
-    def _running(self) -> dict[int, int]:
-        """Return the process ids of the workers that have not ended, by local rank."""
-        return {rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
+        return self._helpers.tend(spawner.helpers, self.round.running().values(), spawner.replace)
 
     def _latest(self) -> float:
         """Return the time at which the workers must be gone, by a lease or a stop."""
-        return math.inf if self.gone() else min(self._lease_end(), self._limit)
+        return math.inf if self.round.gone() else min(self._lease_end(), self._limit)
 
     def _lease_end(self) -> float:
         return math.inf if self._lease is None else self._lease.ends_at()
@@ -309,47 +270,8 @@ class Processes:
         self._sink(records.WorkersCutOff() if is_over else records.SpawnerKilled(_ANSWER))
         spawner.kill()
         self.dismiss()
-        wait_until_gone(self.pids.values(), KILL_SECONDS)
-        self._stopped = True
-
-    def gone(self) -> bool:
-        """Return True if no worker of this round, nor a process that one started, is left."""
-        return self._stopped or self.lost is not None
-
-    def any_failed(self) -> bool:
-        """Return True if a worker has failed, or all have lost their common store."""
-        has_lost_store = self._store is not None and self._store.was_needed
-        return has_lost_store or any(end.exitcode != 0 for end in self._ends().values())
-
-    def _ends(self) -> dict[int, heard.Exit]:
-        """Return the present or coming ends of workers, by what is known now."""
-        return {**self._failed, **self.exits}
-
-    def all_succeeded(self) -> bool:
-        """Return True if all workers have ended well, and no process that they started is left."""
-        have_all_ended = len(self.exits) == self._count
-        return have_all_ended and not self.any_failed() and self.gone()
-
-    def serves_others(self) -> bool:
-        """
-        Return True if this node has the store of this round, and workers of other nodes use it
-        too.
-        """
-        return self._has_store and self._world_size > self._count
-
-    def _hosts_for_others(self) -> bool:
-        return self.serves_others() and not self._store_is_gone()
-
-    def _store_is_gone(self) -> bool:
-        """Return True if the store's process ended, or the spawner that hosts it."""
-        return self._store is not None or self.lost is not None
-
-    def lost_store_of_others(self) -> bool:
-        """
-        Return True if workers of other nodes lost the store after all workers here had ended
-        well.
-        """
-        return self._store_is_gone() and self.serves_others() and self.all_succeeded()
+        wait_until_gone(self.round.pids.values(), KILL_SECONDS)
+        self.round.is_stopped = True
 
     # A round ends.
 
@@ -378,15 +300,15 @@ class Processes:
             self.ask_to_stop(signum, grace, spare_failed)
             self._await_end(meanwhile or self._wait, somebody_waits)
         # All may be gone at once, or an interrupt may have ended the wait for the fork server.
-        if self.lost is not None or not self._is_started():
+        if self.round.lost is not None or not self._is_started():
             self.dismiss()
         self.drain()
 
     def _may_have_processes(self, spare_failed: bool) -> bool:
-        if not self.gone():
+        if not self.round.gone():
             return True
         # After a success with *spare_failed* there may be detached processes, which end now.
-        return spare_failed and self.all_succeeded()
+        return spare_failed and self.round.all_succeeded()
 
     def _is_started(self) -> bool:
         return self._spawner is not None and self._spawner.started
@@ -397,17 +319,17 @@ class Processes:
     def _await_end(self, wait: Callable[[float | None], None], somebody_waits: bool) -> None:
         """Call *wait*, with the seconds that it may take, until the workers are gone."""
         report_at = monotonic() + _AT_ONCE if somebody_waits else math.inf
-        while not self.gone():
+        while not self.round.gone():
             until_report = None if report_at == math.inf else max(0.0, report_at - monotonic())
             wait(soonest(until_report, self.poll_timeout()))
             self.poll()
-            if monotonic() >= report_at and not self.gone():
+            if monotonic() >= report_at and not self.round.gone():
                 report_at = math.inf
                 self._report_awaited()
 
     def _report_awaited(self) -> None:
         """Record which workers have not ended yet, and the time until they are killed."""
-        left = {self._rank_base + rank: pid for rank, pid in self._running().items()}
+        left = {self.round.rank_base + rank: pid for rank, pid in self.round.running().items()}
         seconds = self._deadline - monotonic()
         if left and seconds > 0:
             self._sink(records.StopAwaited(left, self._signum, seconds))
@@ -415,7 +337,7 @@ class Processes:
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
         """Begin to stop the workers, as `stop` does, and return at once."""
         self.imports.rest()
-        self._deadline, self._signum, self._stopped = monotonic() + grace, signum, False
+        self._deadline, self._signum, self.round.is_stopped = monotonic() + grace, signum, False
         exit_timeout = self._job.common.exit_timeout[0] if spare_failed else 0.0
         self._limit = self._deadline + exit_timeout + _ANSWER
         if self._spawner is not None:
@@ -437,7 +359,7 @@ class Processes:
 
         It is recorded at once if none runs.
         """
-        if self._spawner is None or not self._spawner.started or self.gone():
+        if self._spawner is None or not self._spawner.started or self.round.gone():
             self._sink(records.StacksTold({}))
         else:
             self.awaits_stacks = True
@@ -446,9 +368,9 @@ class Processes:
     def now(self, local_rank: int) -> heard.WorkerNow:
         """Return the state of the worker *local_rank*; any thread may call it."""
         progress = None if self._board is None else self._board.read(local_rank)
-        stdout = self._dest.stdouts.get(local_rank, "")
-        stderr = self._dest.stderrs.get(local_rank, "")
-        pid, end = self.pids.get(local_rank, 0), self._ends().get(local_rank)
+        stdout = self.round.dest.stdouts.get(local_rank, "")
+        stderr = self.round.dest.stderrs.get(local_rank, "")
+        pid, end = self.round.pids.get(local_rank, 0), self.round.ends().get(local_rank)
         return heard.WorkerNow.of(local_rank, pid, end, progress, stdout, stderr)
 
     def signal(self, local_rank: int, signum: int) -> None:
@@ -467,10 +389,10 @@ class Processes:
 
     def drain(self) -> None:
         """Copy the last lines of this round's workers, which must be gone, to the console."""
-        for folder in full_folders(self._dest):
+        for folder in full_folders(self.round.dest):
             self._sink(records.LogsCutOff(folder))
         if self._tee is not None:
-            self._tee.drain_and_forget([*self._dest.tee_stdouts.values(), *self._dest.tee_stderrs.values()])
+            self._tee.drain_and_forget([*self.round.dest.tee_stdouts.values(), *self.round.dest.tee_stderrs.values()])
 
     def dismiss(self) -> None:
         """Kill the running workers and close the spawner; may be called in any state."""
@@ -487,63 +409,3 @@ class Processes:
         while tee is not None and not tee.finish(timeout):
             if impatient():
                 break
-
-    # Results of the workers.
-
-    def failures(self, rank_base: int = 0, *, by_loss: bool = True) -> dict[int, ProcessFailure]:
-        """
-        Return the failures of the workers that failed on their own, by local rank plus
-        *rank_base*.
-
-        If all were lost at once, and none had failed before, that failed them all, unless
-        *by_loss* is False.
-        """
-        with room_for_descriptors(1):
-            kills = _machine.memory_kills() - self._memory_kills
-            found = _failure.failures_of(self._ends(), self._dest, kills, self._noticed, rank_base)
-        if not found and self.lost is not None and by_loss:
-            # If all had ended well, the spawner alone was lost.
-            lost = 1 if self.all_succeeded() else self._count
-            found = _failure.lost_all(lost, rank_base, self.pids, self.lost.why)
-        store = self._missed_store()
-        if store is None:
-            return found
-        blamed = _failure.blamed(self._ends(), self._count)
-        if blamed is not None:
-            found[rank_base + blamed] = _failure.lost_store(
-                store,
-                blamed,
-                rank_base,
-                kills,
-                self._store_gone_at,
-            )
-        return found
-
-    def _missed_store(self) -> heard.RoundStoreEnded | None:
-        """Return the end of the round's store, if workers of this node or of others needed it."""
-        store = self._store
-        if store is None:
-            return None
-        was_needed = store.was_needed or self.lost_store_of_others()
-        return store if was_needed else None
-
-    def cut_short(self) -> dict[int, ProcessFailure]:
-        """Return the failures of workers that `stop` ended, or that were not seen to end, by local rank."""
-        return _failure.cut_short(self.exits, self.pids, self._count)
-
-    def original_exception(self, rank: int) -> BaseException | None:
-        """
-        Return the exception that ended worker *rank* in this round, if it can be rebuilt; else
-        None.
-        """
-        end = self._ends().get(rank)
-        store = self._missed_store()
-        if store is not None and rank == _failure.blamed(self._ends(), self._count):
-            return StartError(store.why)
-        if end is not None:
-            return _failure.original_exception(end)
-        return None if self.lost is None else self.lost.cause
-
-    def return_values(self, rank_base: int = 0) -> dict[int, Any]:
-        """Return the workers' return values, by local rank plus *rank_base*; None from programs."""
-        return _failure.return_values(self.exits, self._count, rank_base)

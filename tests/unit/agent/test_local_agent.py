@@ -68,9 +68,9 @@ def ended(rank: int, exitcode: int = 0, report: Report | None = None, *, was_sto
 def note(agent: LocalElasticAgent, *ends: Exit, stopped: bool = False, lost: SpawnerLost | None = None) -> None:
     """Have *agent* know what its spawner would have told."""
     for end in ends:
-        agent._processes.exits[end.local_rank] = end
-        agent._processes._noticed[end.local_rank] = 1.0
-    agent._processes._stopped, agent._processes.lost = stopped, lost
+        agent._processes.round.exits[end.local_rank] = end
+        agent._processes.round.noticed[end.local_rank] = 1.0
+    agent._processes.round.is_stopped, agent._processes.round.lost = stopped, lost
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, 
         processes, spawner = Processes(job, 2, said.append), Told(*events)
         processes._spawner = spawner  # type: ignore[assignment]
         processes._helpers = NeverLooks()  # type: ignore[assignment]
-        processes.pids = {0: 100, 1: 101}
+        processes.round.pids = {0: 100, 1: 101}
         spawners.append(spawner)
         return processes, spawner
 
@@ -123,22 +123,22 @@ Make = Callable[..., tuple[Processes, Told]]
 def test_all_have_succeeded_only_when_nothing_of_them_is_left(make: Make) -> None:
     processes, spawner = make(ended(0), ended(1))
     processes.poll()
-    before = processes.all_succeeded()
+    before = processes.round.all_succeeded()
 
     spawner.events = [AllStopped()]
     processes.poll()
 
-    assert (before, processes.all_succeeded()) == (False, True)
+    assert (before, processes.round.all_succeeded()) == (False, True)
 
 
 @pytest.mark.parametrize("last", [AllStopped(), SpawnerLost("killed from outside")])
 def test_a_set_is_gone_when_all_ended_or_were_lost(make: Make, last: Event) -> None:
     processes, _ = make(last)
-    before = processes.gone()
+    before = processes.round.gone()
 
     processes.poll()
 
-    assert (before, processes.gone()) == (False, True)
+    assert (before, processes.round.gone()) == (False, True)
 
 
 def test_survivors_are_said_in_a_record(make: Make, said: list[records.Record]) -> None:
@@ -153,8 +153,8 @@ def test_who_was_stopped_by_us_is_no_failure_but_cut_short(make: Make) -> None:
     processes, _ = make(ended(0, -signal.SIGTERM, was_stopped=True), ended(1), AllStopped())
     processes.poll()
 
-    assert processes.failures() == {}
-    (failure,) = processes.cut_short().values()
+    assert processes.round.failures() == {}
+    (failure,) = processes.round.cut_short().values()
     assert (failure.local_rank, failure.exitcode, failure.pid) == (0, -signal.SIGTERM, 100)
     assert "SIGTERM" in failure.message and "stopped by its launcher" in failure.hint
 
@@ -163,21 +163,21 @@ def test_who_was_not_seen_to_end_is_cut_short(make: Make) -> None:
     processes, _ = make(ended(1), AllStopped([100]))
     processes.poll()
 
-    assert {rank: each.pid for rank, each in processes.cut_short().items()} == {0: 100}
+    assert {rank: each.pid for rank, each in processes.round.cut_short().items()} == {0: 100}
 
 
 def test_a_loss_is_the_failure_of_all_unless_it_is_nobodys(make: Make) -> None:
     processes, _ = make(SpawnerLost("killed from outside"))
     processes.poll()
 
-    failures = processes.failures(4)
+    failures = processes.round.failures(4)
     assert {rank: (each.process, each.secondary) for rank, each in failures.items()} == {
         4: ("spawner", False),
         5: ("", True),
     }
     assert (4, failures[4]) == root_cause(failures)
     assert failures[4].message == "killed from outside"
-    assert processes.failures(by_loss=False) == {}
+    assert processes.round.failures(by_loss=False) == {}
 
 
 def test_a_spawner_that_does_not_stop_its_workers_in_time_is_killed(
@@ -190,9 +190,9 @@ def test_a_spawner_that_does_not_stop_its_workers_in_time_is_killed(
 
     processes.stop(signal.SIGTERM, 0.0)
 
-    assert (spawner.killed, spawner.closed, processes.gone()) == (True, 1, True)
+    assert (spawner.killed, spawner.closed, processes.round.gone()) == (True, 1, True)
     assert said == [records.SpawnerKilled(0.1)]
-    assert processes.failures() == {}
+    assert processes.round.failures() == {}
 
 
 def test_a_spawner_whose_lease_is_over_is_killed_if_its_workers_still_run(
@@ -211,7 +211,7 @@ def test_a_spawner_whose_lease_is_over_is_killed_if_its_workers_still_run(
     processes.poll()
 
     assert patience is not None and 50.0 < patience <= 60.0
-    assert (False, 0.0, True, True) == (killed, waits, spawner.killed, processes.gone())
+    assert (False, 0.0, True, True) == (killed, waits, spawner.killed, processes.round.gone())
     assert said == [records.WorkersCutOff()]
     lease.close()
 
@@ -244,29 +244,29 @@ def test_a_store_that_ended_is_a_failure_though_all_workers_run(make: Make) -> N
     processes, _ = make(STORE)
     processes.poll()
 
-    assert processes.any_failed() and not processes.gone()
-    ((rank, failure),) = processes.failures(4).items()
+    assert processes.round.any_failed() and not processes.round.gone()
+    ((rank, failure),) = processes.round.failures(4).items()
     assert (rank, failure.message, failure.pid, failure.exitcode) == (4, STORE.why, 7, -signal.SIGKILL)
     assert failure.process == "worker store"
-    assert str(processes.original_exception(0)) == STORE.why
+    assert str(processes.round.original_exception(0)) == STORE.why
 
 
 @pytest.mark.parametrize("lost", [evolve(STORE, was_needed=False), SpawnerLost("killed")], ids=["store", "spawner"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_store_that_ends_after_its_workers_is_lost_by_other_nodes(lost: Event, world_size: int, make: Make) -> None:
     processes, spawner = make(*WELL)
-    processes._world_size, processes._has_store = world_size, True
+    processes.round.world_size, processes.round.has_store = world_size, True
     processes.poll()
-    before = processes.serves_others(), processes.lost_store_of_others()
+    before = processes.round.serves_others(), processes.round.lost_store_of_others()
     spawner.events = [lost]
 
     processes.poll()
 
     others = world_size > 2
-    assert before == (others, False) and processes.all_succeeded()
-    assert processes.lost_store_of_others() == others
+    assert before == (others, False) and processes.round.all_succeeded()
+    assert processes.round.lost_store_of_others() == others
     if others:
-        ((rank, failure),) = processes.failures(4).items()
+        ((rank, failure),) = processes.round.failures(4).items()
         assert (rank, failure.message) == (4, lost.why)
 
 
@@ -274,7 +274,7 @@ def test_ended_store_is_the_root_cause_of_lost_connections(make: Make) -> None:
     processes, _ = make(raised(0, secondary=True), raised(1, secondary=True), STORE, AllStopped())
     processes.poll()
 
-    _, cause = root_cause(processes.failures())
+    _, cause = root_cause(processes.round.failures())
 
     assert cause.message == STORE.why
 
@@ -283,7 +283,7 @@ def test_a_worker_that_failed_by_itself_is_not_blamed_on_the_store(make: Make) -
     processes, _ = make(raised(0, secondary=False), STORE, AllStopped())
     processes.poll()
 
-    failures = processes.failures()
+    failures = processes.round.failures()
 
     assert (failures[0].message, failures[1].message) == ("ValueError: bad", STORE.why)
 
@@ -293,7 +293,7 @@ def test_what_could_not_be_read_of_a_worker_is_an_error_and_no_none(make: Make) 
     processes.poll()
 
     with pytest.raises(PicklingError, match=r"rank 0 .*as many files open as it may.*ulimit -n"):
-        processes.return_values()
+        processes.round.return_values()
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_a_stop_asks_once_where_something_may_be_left(
     processes.stop(signal.SIGTERM, 30.0, lambda _: spawner.events.append(AllStopped()), spare_failed=spare_failed)
 
     assert spawner.stops == [(signal.SIGTERM, 30.0)] * is_asked
-    assert processes.gone()
+    assert processes.round.gone()
 
 
 def test_a_stop_is_hastened_and_never_slowed_down(make: Make) -> None:
@@ -345,7 +345,7 @@ def test_whoever_waits_for_a_stop_is_told_once_for_whom(
 ) -> None:
     monkeypatch.setattr(_processes, "_AT_ONCE", 0.0)
     processes, spawner = make(ended(0))
-    processes._rank_base = 4
+    processes.round.rank_base = 4
     limits: list[float | None] = []
 
     def listen(limit: float | None) -> None:
@@ -363,7 +363,7 @@ def test_whoever_waits_for_a_stop_is_told_once_for_whom(
 
 def test_worker_killed_in_native_code_is_named_by_its_global_rank(make: Make, said: list[records.Record]) -> None:
     processes, spawner = make()
-    processes._rank_base = 4
+    processes.round.rank_base = 4
 
     def find(limit: float | None) -> None:
         spawner.events += [Stuck(1, 101, 2.25), AllStopped()]
@@ -381,7 +381,7 @@ def test_the_last_worker_is_told_of_by_its_global_rank_and_place(
     make: Make, said: list[records.Record], world_size: int
 ) -> None:
     processes, _ = make(LastWorkerRuns(1, 101, 30.0, None, STACKS))
-    processes._rank_base, processes._world_size = 4, world_size
+    processes.round.rank_base, processes.round.world_size = 4, world_size
 
     processes.poll()
 
