@@ -15,8 +15,8 @@ from attrs import define, field, frozen
 
 from elasticlib import records
 from elasticlib._clock import Clock, monotonic
-from elasticlib.helpers._helper_liveness import LOOK, STOPPED, TRACED, AwakeTime, HelperAction, HelperLook, Liveness
-from elasticlib.processes import process_facts
+from elasticlib.helpers._helper_liveness import LOOK, STOPPED, AwakeTime, HelperAction, HelperLook, Liveness
+from elasticlib.processes import is_paused, process_facts
 
 _CPU_TICKS = slice(11, 13)
 """Time in user and system mode, in ``/proc/PID/stat`` from the state letter on."""
@@ -137,7 +137,7 @@ class HelperWatch:
         living = _look_at_all(helpers)
         # Workers are checked only if a helper has stopped: they may be many.
         has_stopped = any(look.state == STOPPED for _, look in living)
-        alone = has_stopped and not any(map(_stands_still, workers))
+        alone = has_stopped and not any(map(is_paused, workers))
         found = []
         for helper, look in living:
             helper.liveness, act = helper.liveness.step(look, passed, alone)
@@ -175,11 +175,6 @@ def _look(helper: Helper) -> HelperLook | None:
     if state != STOPPED and not owes:
         helper.request_answer()
     return HelperLook(state, turns, owes)
-
-
-def _stands_still(pid: int) -> bool:
-    facts = process_facts(pid)
-    return facts is not None and facts[0].decode() in (STOPPED, TRACED)
 
 
 def _turns(pid: int, facts: list[bytes]) -> int:

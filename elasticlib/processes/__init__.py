@@ -109,6 +109,7 @@ if typing.TYPE_CHECKING:
         guard_child as guard_child,
         is_ending as is_ending,
         is_memory_cleaner as is_memory_cleaner,
+        is_paused as is_paused,
         kill_descendants as kill_descendants,
         living_parent as living_parent,
         new_parent as new_parent,
@@ -162,8 +163,8 @@ __getattr__, __dir__, __all__ = _lazy.names(
         ),
         "elasticlib.processes._reaper": (
             "FORK_SERVER_FD KEPT_FD REAPER_PATH STOP_SIGNALS adopt_orphans descendants die_with_parent "
-            "guard_child is_ending is_memory_cleaner kill_descendants living_parent new_parent outlive_parent "
-            "process_facts settle_signals signal_descendant signal_group signal_process wait_until_gone "
+            "guard_child is_ending is_memory_cleaner is_paused kill_descendants living_parent new_parent "
+            "outlive_parent process_facts settle_signals signal_descendant signal_group signal_process wait_until_gone "
             "wake_with_parent"
         ),
         "elasticlib.processes._refusals": "FEW_DESCRIPTORS FEW_PROCESSES",

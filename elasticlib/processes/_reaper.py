@@ -264,6 +264,12 @@ def is_ending(pid: int) -> bool:
     return facts is None or facts[0] in (b"Z", b"X") or bool(int(facts[6]) & _PF_EXITING)
 
 
+def is_paused(pid: int) -> bool:
+    """Return True if *pid* is stopped, by a signal or a debugger: it does nothing until it continues."""
+    facts = process_facts(pid)
+    return facts is not None and facts[0] in (b"T", b"t")
+
+
 def _has_children() -> bool:
     """
     Return True if this process has children: a sub-reaper without children has no descendants.

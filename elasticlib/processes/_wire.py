@@ -176,7 +176,7 @@ class Channel:
         """Send one frame; return False if the peer is gone."""
         return self.send_body(encoded_message(message), descriptors)
 
-    def send_body(self, body: bytes, descriptors: tuple[int, ...] = ()) -> bool:
+    def send_body(self, body: bytes, descriptors: tuple[int, ...]) -> bool:
         """Send a message that is `encoded_message` already, as `send` does."""
         if len(descriptors) > _MOST_OF_A_FRAME:
             raise ValueError(

@@ -46,6 +46,8 @@ STORE, SPAWNER = "worker store", "spawner"
 """Names of helpers whose end is reported."""
 _TAIL_BYTES = 8192
 _MOST_LINES = 1_000_000
+_MOST_LAST = 10
+"""Lines of a log that a failure shows."""
 _STAMP_IS_BEHIND = 2.0
 """Seconds: the time in an error file is in whole ones, so the file's own time shows the order."""
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
@@ -401,10 +403,10 @@ def _end_of(path: str) -> str:
         return ""
 
 
-def last_lines(text: str, most: int = 10) -> tuple[str, ...]:
+def last_lines(text: str) -> tuple[str, ...]:
     """Return the last lines of *text*; of a line with carriage returns, its last state."""
     lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")
-    return tuple(line.rpartition("\r")[2] for line in lines[-most:] if line)
+    return tuple(line.rpartition("\r")[2] for line in lines[-_MOST_LAST:] if line)
 
 
 def original_exception(end: Exit) -> BaseException | None:

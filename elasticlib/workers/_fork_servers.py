@@ -60,6 +60,37 @@ waits.
 """
 
 
+class _Imports:
+    """The imports of a fork server: at most one is in progress, with a file for its stack."""
+
+    def __init__(self) -> None:
+        self._present: tuple[str, float, int] | None = None
+        """The module, the start time, and the file in which the stack is after a while."""
+        self._reported: set[str] = set()
+
+    def begin(self, module: str, *stack: int) -> None:
+        """Note the import of *module*; without a free descriptor there is no file for its *stack*."""
+        self.end()
+        if stack:
+            self._present = module, monotonic(), stack[0]
+
+    def end(self) -> None:
+        """Note that no import is in progress."""
+        if self._present is not None:
+            os.close(self._present[2])
+            self._present = None
+
+    def slow(self) -> records.ImportTakesLong | None:
+        """Return a record of the present import, once, if it takes long."""
+        if self._present is None:
+            return None
+        module, since, stack = self._present
+        if monotonic() < since + _SLOW_IMPORT or module in self._reported:
+            return None
+        self._reported.add(module)
+        return records.ImportTakesLong(module, _SLOW_IMPORT, _innermost_place(_report.read_text(stack)))
+
+
 class ForkServer:
     """A running fork server with its reaper, and the link that carries requests to fork."""
 
@@ -70,11 +101,7 @@ class ForkServer:
         self.spawners = 0
         self._given = dict(environment)
         self._reads: Reads | None = None
-        self.importing: tuple[str, float, int] | None = None
-        """
-        The module that it is importing, the start time, and a file for the stack after a while.
-        """
-        self._reported: set[str] = set()
+        self._imports = _Imports()
         self._lock = threading.Lock()
         """
         Held to receive from the fork server, or to close it: for at most `_TALK_LIMIT` seconds.
@@ -182,11 +209,11 @@ class ForkServer:
                 elif received[0]["op"] == "refused":
                     self._failure = PreloadError(received[0]["module"], received[0]["why"])
                 elif received[0]["op"] == "importing":
-                    self._note_import(received[0]["module"], received[1])
+                    self._imports.begin(received[0]["module"], *received[1])
                 elif received[0]["op"] == "pong":
                     self._itself.answered = received[0]["number"]
                 else:
-                    self._note_import("", [])
+                    self._imports.end()
                     self._reads = Reads.of_message(received[0], self.key.preload)
                     self._files = received[0].get("files", {})
                     self._process = Process.sent(received[0]["pid"], received[1])
@@ -210,26 +237,13 @@ class ForkServer:
                 ",".join(modules),
             )
 
-    def _note_import(self, module: str, descriptors: list[int]) -> None:
-        """Note that it is importing *module* now; empty for none."""
-        if self.importing is not None:
-            os.close(self.importing[2])
-        self.importing = (module, monotonic(), descriptors.pop()) if descriptors else None
-
     def slow_import(self) -> records.ImportTakesLong | None:
         """
         Return a record of the current import, if it takes long and was not reported yet; else
         None.
         """
         self.listen()
-        if self.importing is None:
-            return None
-        module, since, stack = self.importing
-        if monotonic() < since + _SLOW_IMPORT or module in self._reported:
-            return None
-        self._reported.add(module)
-        place = _innermost_place(_report.read_text(stack))
-        return records.ImportTakesLong(module, _SLOW_IMPORT, place)
+        return self._imports.slow()
 
     def helpers(self, is_awaited: bool) -> list[Helper]:
         """
@@ -312,7 +326,7 @@ class ForkServer:
                 self._process.kill(0.0)
             self._process.close()
         self._reaper.wait(KILL_SECONDS + 1)
-        self._note_import("", [])
+        self._imports.end()
         os.close(self._said)
 
     def _wake(self) -> None:
@@ -379,17 +393,10 @@ class _ForkServers:
                 return fork_server
         return fitting[0] if fitting else None
 
-    def _is_useless(self, fork_server: ForkServer) -> bool:
-        return not fork_server.alive() or self._is_past(fork_server)
-
     @staticmethod
-    def _is_past(fork_server: ForkServer) -> bool:
-        """
-        Return True if no launch will need that one.
-
-        A program never regains dropped privileges.
-        """
-        return fork_server.outdated() or fork_server.is_out_of_reach()
+    def _is_useless(fork_server: ForkServer) -> bool:
+        # A program never regains dropped privileges, so no launch will need one out of reach.
+        return not fork_server.alive() or fork_server.outdated() or fork_server.is_out_of_reach()
 
     @contextlib.contextmanager
     def warming(

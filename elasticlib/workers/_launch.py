@@ -177,7 +177,7 @@ class SpawnerClient:
             self._early += self._event(*self._receive_answer())
         return self._spawner
 
-    def _await_answer(self, interrupt: int | None = None) -> bool:
+    def _await_answer(self, interrupt: int | None) -> bool:
         """Wait until the spawner sends a message; return False if *interrupt* is readable first."""
         assert self._channel is not None
         watched = [self._channel, *(() if interrupt is None else (interrupt,))]
@@ -392,8 +392,7 @@ class SpawnerClient:
     def pass_on(self, signum: int) -> None:
         """Send *signum* to every worker that handles it."""
         self._wake()
-        if self._channel is not None:
-            self._channel.send({"op": "pass on", "signal": signum})
+        self._say("pass on", signal=signum)
 
     def ask_for_stacks(self) -> None:
         """Request the stacks of all workers' threads; a `StacksRead` event follows."""

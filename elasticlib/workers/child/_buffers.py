@@ -99,7 +99,7 @@ def mapped(descriptor: int) -> list[memoryview]:
 # Functions that pickles of tensors call.
 
 
-def storage_of(data: Any, _: Any = None) -> Any:
+def storage_of(data: Any) -> Any:
     """Return a storage of torch's over *data*."""
     torch: Any = importlib.import_module("torch")
     return torch.frombuffer(data, dtype=torch.uint8).untyped_storage() if len(data) else torch.UntypedStorage(0)

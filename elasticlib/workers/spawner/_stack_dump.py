@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from elasticlib import processes
-from elasticlib.processes import close_each, files_with_content, process_facts, signal_process
+from elasticlib.processes import close_each, files_with_content, is_paused, process_facts, signal_process
 from elasticlib.stacks import with_heading
 from elasticlib.workers.child import _child, _report
 from elasticlib.workers.spawner import _kernel_facts
@@ -143,11 +143,11 @@ def _look_at(request: StackRequest, now: float) -> str | None:
     if text is not None:
         _clear(request.faults)
         return text
-    is_paused = _is_paused(request.pid)
+    cannot_answer = is_paused(request.pid)
     # A paused process would answer only after it continues, which would take too long.
-    if not is_paused and not request.was_sent:
+    if not cannot_answer and not request.was_sent:
         _ask(request, now)
-    if is_paused or now >= request.until:
+    if cannot_answer or now >= request.until:
         return f"({_reason_for_none(request)})"
     return None
 
@@ -169,12 +169,6 @@ def _reason_for_none(request: StackRequest) -> str:
     if request.was_sent:
         return "no answer"
     return "it runs no Python that could tell, or is just being started"
-
-
-def _is_paused(pid: int) -> bool:
-    """Return True if the process is stopped: it cannot answer before it continues."""
-    facts = process_facts(pid)
-    return facts is not None and facts[0] in (b"T", b"t")
 
 
 def _clear(descriptor: int) -> None:
