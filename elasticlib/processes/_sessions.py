@@ -56,7 +56,6 @@ class SharedSessions(Sessions):
 
     def numbers(self) -> set[int]:
         found: set[int] = set()
-        # The file is a journal, in which a negative number drops its session.
         for (number,) in _ENTRY.iter_unpack(os.pread(self._descriptor, _LONGEST, 0)):
             (found.add if number > 0 else found.discard)(abs(number))
         return found

@@ -387,16 +387,15 @@ class _RequestLoop:
             # Running launches are not affected.
             _turn_down(descriptors, str(start_error("the spawner process", error)))
             return
+        (descriptor,) = descriptors
         if pid == 0:
             self._let_go_of_all()
-            (descriptor,) = descriptors
             if message["op"] in _QUESTIONS:
                 _answer(message["op"], Channel.adopt(descriptor), self._changed)
             _begin.be_spawner(
                 descriptor, os.getppid(), self._outliving, self._keep, self._changed, guardian=self._parent
             )
         self._watch(pid, self._end_leftovers)
-        (descriptor,) = descriptors
         if message["op"] in _QUESTIONS:
             os.close(descriptor)
         else:
