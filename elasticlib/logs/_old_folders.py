@@ -25,6 +25,7 @@ KEPT = 50
 YOUNGEST = 86400.0
 """Seconds in which a user may still want to read about a failure."""
 _LONGEST_MARK = 4096
+_BOOT = "/proc/sys/kernel/random/boot_id"
 _INTERVAL = 3600.0
 _looked: dict[str, float] = {}
 """By folder, the time of this program's last cleanup, in monotonic seconds."""
@@ -148,19 +149,19 @@ def _program(pid: int) -> dict[str, Any]:
     return {
         "pid": pid,
         "started": facts[19] if len(facts) > 19 and facts[0] not in "ZX" else "",
-        "namespace": _link("/proc/self/ns/pid"),
-        "boot": _read("/proc/sys/kernel/random/boot_id").strip(),
+        "namespace": _namespace(),
+        "boot": _boot(),
         "host": os.uname().nodename,
     }
 
 
-def _read(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
+def _boot() -> str:
+    with contextlib.suppress(OSError), open(_BOOT, encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
     return ""
 
 
-def _link(path: str) -> str:
+def _namespace() -> str:
     with contextlib.suppress(OSError):
-        return os.readlink(path)
+        return os.readlink("/proc/self/ns/pid")
     return ""

@@ -40,13 +40,69 @@ _ROOM = 4096
 """Free bytes that a folder of streams must have: the smallest block of file systems."""
 
 
-def _make_files(dest: LogsDest) -> None:
-    """Make the folder of each rank and its stream files. Raises OSError if one exists."""
-    for path in dest.error_files.values():
-        os.mkdir(os.path.dirname(path))
-    for path in (*dest.stdouts.values(), *dest.stderrs.values()):
-        if path != os.devnull:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+class _LaunchFolders:
+    """
+    The folders of one launch: `base`, below it `run`, and below that `round`, of the latest round.
+
+    Each is "" until it is made. `base` is *log_dir*; for None it is a temporary folder, which belongs to
+    this launch alone.
+    """
+
+    def __init__(self, log_dir: str | None) -> None:
+        self._log_dir = log_dir
+        self._run_id = ""
+        self.base = ""
+        self.run = ""
+        self.round = ""
+
+    def temporary_base(self) -> str:
+        """Return `base` if it is a temporary folder, else ""."""
+        return self.base if self._log_dir is None else ""
+
+    def make_run(self, run_id: str) -> None:
+        """Make `base` and `run`, or make them again. Raises OSError."""
+        if self.base:
+            # A cleaner of /tmp may have removed the folders since the last round: this must not end the job.
+            make_private_folder(self.base)
+        elif self._log_dir is not None:
+            base = absolute_path_without_parents(self._log_dir)
+            os.makedirs(base, exist_ok=True)
+            self.base = base
+        if self._log_dir is None:
+            # Another user may have been quicker to make the folder again, and would own the files in it.
+            if not self.base or not is_own_folder(self.base):
+                self.base, self.run = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
+            _old_folders.mark(self.base)
+        if not self.run or run_id != self._run_id:
+            self.run = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self.base)
+            self._run_id, self.round = run_id, ""
+        make_private_folder(self.run)
+
+    def make_round(self, restart_count: str) -> str:
+        """Make another `round` in `run`, and return it. Raises OSError."""
+        for name in attempt_names(restart_count):
+            folder = os.path.join(self.run, name)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
+                self.round = folder
+                return folder
+        raise AssertionError("attempt_names does not end")
+
+    def remove_if_empty(self, run_folder: str) -> bool:
+        """
+        Delete *run_folder*, of this or an earlier run, then its temporary base; stop at one that is not empty.
+
+        Return True if `base` was deleted, so that none of these folders is left.
+        """
+        base = os.path.dirname(run_folder)
+        with contextlib.suppress(OSError):
+            os.rmdir(run_folder)
+            if run_folder == self.run:
+                self.run = ""
+            if self._log_dir is None:
+                _old_folders.remove_if_empty(base)
+                return base == self.base
+        return False
 
 
 class DefaultLogsSpecs(LogsSpecs):
@@ -82,11 +138,9 @@ class DefaultLogsSpecs(LogsSpecs):
         self._forget_folders()
 
     def _forget_folders(self) -> None:
-        self._base = ""
+        self._folders = _LaunchFolders(self._root_log_dir)
         self._last_base = ""
-        self._run_id = ""
-        self._run_folder = ""
-        self._round_folder = ""
+        """Folder that an ended launch of a copy has left."""
 
     def for_launch(self) -> DefaultLogsSpecs:
         """Return a copy for one launch: the same settings, its own folders. Use it in one thread at a time."""
@@ -101,11 +155,11 @@ class DefaultLogsSpecs(LogsSpecs):
 
         After launches it is the folder of the last one that ended, if that was kept.
         """
-        return self._base or self._last_base or self._root_log_dir or ""
+        return self._folders.base or self._last_base or self._root_log_dir or ""
 
     def note_folder_of(self, launched: DefaultLogsSpecs) -> None:
         """Set `root_log_dir` to the folder that *launched*, the copy of an ended launch, has left, if any."""
-        self._last_base = launched._base
+        self._last_base = launched._folders.base
 
     def check(self) -> None:
         """Raise `LogDirError` if the log folder cannot be used, as far as a check without writing shows."""
@@ -174,7 +228,9 @@ class DefaultLogsSpecs(LogsSpecs):
             return self._destinations(None, len(envs))
         first = envs[min(envs)] if envs else {}
         try:
-            dest = self._destinations(self._make_attempt(first), len(envs))
+            self._folders.make_run(first.get("TORCHELASTIC_RUN_ID", ""))
+            folder = self._folders.make_round(first.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            dest = self._destinations(folder, len(envs))
             _make_files(dest)
         except (OSError, ValueError) as error:
             if self._goes_without(error):
@@ -194,9 +250,9 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._root_log_dir == os.devnull:
             return
         try:
-            self._make_run_folder(run_id)
+            self._folders.make_run(run_id)
             if _is_requested(self._redirects) or _is_requested(self._tee):
-                with tempfile.TemporaryFile(dir=self._run_folder, buffering=0) as probe:
+                with tempfile.TemporaryFile(dir=self._folders.run, buffering=0) as probe:
                     probe.write(bytes(_ROOM))
         except (OSError, ValueError) as error:
             self.forget_unused()
@@ -205,62 +261,26 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def forget_unused(self) -> None:
         """Delete the launch folder that `make_ready` made, unless it has content by now."""
-        if self._run_folder and not self._round_folder:
-            self._remove_if_empty(self._run_folder)
+        if self._folders.run and not self._folders.round:
+            self._remove_if_empty(self._folders.run)
 
     def _remove_if_empty(self, run_folder: str) -> None:
-        base = os.path.dirname(run_folder)
-        with contextlib.suppress(OSError):
-            os.rmdir(run_folder)
-            if run_folder == self._run_folder:
-                self._run_folder = ""
-            if self._root_log_dir is None:
-                _old_folders.remove_if_empty(base)
-                if base == self._base:
-                    self._forget_folders()
+        if self._folders.remove_if_empty(run_folder):
+            self._forget_folders()
 
     def _refusal(self, error: Exception) -> LogDirError:
         is_full = isinstance(error, OSError) and error.errno == errno.EMFILE
         fix = FEW_DESCRIPTORS if is_full else "; give another log_dir"
         return LogDirError.of_setting("log_dir", f"{self._root_log_dir!r} cannot be used: {error}{fix}")
 
-    def _make_run_folder(self, run_id: str) -> None:
-        if self._base:
-            # A cleaner of /tmp may have removed the folders since the last round: this must not end the job.
-            make_private_folder(self._base)
-        elif self._root_log_dir is not None:
-            base = absolute_path_without_parents(self._root_log_dir)
-            os.makedirs(base, exist_ok=True)
-            self._base = base
-        if self._root_log_dir is None:
-            if not self._base or not is_own_folder(
-                self._base
-            ):  # another user was quicker, and would own the files there
-                self._base, self._run_folder = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
-            _old_folders.mark(self._base)
-        if not self._run_folder or run_id != self._run_id:
-            self._run_folder = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self._base)
-            self._run_id, self._round_folder = run_id, ""
-        make_private_folder(self._run_folder)
-
-    def _make_attempt(self, env: Mapping[str, str]) -> str:
-        self._make_run_folder(env.get("TORCHELASTIC_RUN_ID", ""))
-        for name in attempt_names(env.get("TORCHELASTIC_RESTART_COUNT", "0")):
-            folder = os.path.join(self._run_folder, name)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)
-                self._round_folder = folder
-                return folder
-        raise AssertionError("attempt_names does not end")
-
     def kept_temporary_folder(self) -> str:
         """Return the temporary folder that stays after the launch for its requested streams, else ``""``."""
-        return self._base if self._root_log_dir is None and self.keeps_streams else ""
+        return self._folders.temporary_base() if self.keeps_streams else ""
 
     def put_away(self, *, succeeded: bool) -> None:
         """Delete a temporary folder that is not needed after the launch."""
-        if self.kept_temporary_folder():
-            _old_folders.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
+        if kept := self.kept_temporary_folder():
+            _old_folders.one_more(os.path.dirname(kept), TEMPORARY_BASE)
         else:
             self.remove_if_temporary(only_if_empty=not succeeded)
 
@@ -270,17 +290,18 @@ class DefaultLogsSpecs(LogsSpecs):
 
         *only_if_empty*: keep them if a file is not empty, or if a file or folder cannot be read.
         """
-        if not self._base or self._root_log_dir is not None:
+        base = self._folders.temporary_base()
+        if not base:
             return
-        if only_if_empty and _old_folders.holds_something(self._base):
-            _old_folders.one_more(os.path.dirname(self._base), TEMPORARY_BASE)
+        if only_if_empty and _old_folders.holds_something(base):
+            _old_folders.one_more(os.path.dirname(base), TEMPORARY_BASE)
             return
-        shutil.rmtree(self._base, ignore_errors=True)
+        shutil.rmtree(base, ignore_errors=True)
         self._forget_folders()
 
     def temporary_round(self) -> str:
         """Return the latest round's folder if it is below a temporary folder, else ``""``."""
-        return self._round_folder if self._root_log_dir is None else ""
+        return self._folders.round if self._root_log_dir is None else ""
 
     def remove_round(self, folder: str) -> None:
         """Delete *folder*, a `temporary_round`, and its parent folders unless they hold logs of other rounds."""
@@ -300,6 +321,15 @@ class DefaultLogsSpecs(LogsSpecs):
             f"{type(self).__name__}(log_dir={self._root_log_dir!r}, redirects={self._redirects!r}, "
             f"tee={self._tee!r}, local_ranks_filter={self._local_ranks_filter!r})"
         )
+
+
+def _make_files(dest: LogsDest) -> None:
+    """Make the folder of each rank and its stream files. Raises OSError if one exists."""
+    for path in dest.error_files.values():
+        os.mkdir(os.path.dirname(path))
+    for path in (*dest.stdouts.values(), *dest.stderrs.values()):
+        if path != os.devnull:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
 
 def _is_requested(streams: Std | Mapping[int, Std]) -> bool:
