@@ -26,11 +26,6 @@ from elasticlib.records._of_agents import (
     WorkersSeen as WorkersSeen,
     WorkerStarted as WorkerStarted,
 )
-from elasticlib.records._of_ends import (
-    LastRuns as LastRuns,
-    WorkerCrashedLate as WorkerCrashedLate,
-    WorkerLingers as WorkerLingers,
-)
 from elasticlib.records._of_helpers import (
     HelperHeld as HelperHeld,
     HelperLost as HelperLost,
@@ -45,6 +40,7 @@ from elasticlib.records._of_jobs import (
     GpuMemoryUnknown as GpuMemoryUnknown,
     HealthCheckReported as HealthCheckReported,
     ImportTakesLong as ImportTakesLong,
+    LastRuns as LastRuns,
     LaunchStarted as LaunchStarted,
     LogsCutOff as LogsCutOff,
     LogsKept as LogsKept,
@@ -61,6 +57,8 @@ from elasticlib.records._of_jobs import (
     VariableIgnored as VariableIgnored,
     WatchdogReported as WatchdogReported,
     WorkerAsleep as WorkerAsleep,
+    WorkerCrashedLate as WorkerCrashedLate,
+    WorkerLingers as WorkerLingers,
     WorkersCutOff as WorkersCutOff,
     WorkerServersPlaced as WorkerServersPlaced,
     WorkersStopping as WorkersStopping,
