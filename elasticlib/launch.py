@@ -171,7 +171,7 @@ class CheckedLaunch:
             if self.console is not None:
                 self.console.files = lambda: getattr(self._logs, "root_log_dir", "")
                 self.console.watch(self.title, shown_ranks(config), is_pool=bool(title), is_started=is_started)
-                until_end.callback(self.console.close)
+                until_end.callback(self.console.rest)
             self._choice = choose_rendezvous(config, work=self.title, command=_command_of(self.title, entrypoint, args))
             gpus = GPU_SHARES.of(f"job {self.title!r}", config.devices, config.nproc_per_node, is_started=is_started)
             shown = until_end.enter_context(gpus)

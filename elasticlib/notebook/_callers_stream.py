@@ -166,7 +166,7 @@ class CallersStream:
             self._wake()
 
     def rest(self) -> None:
-        """Stop the reports of silence at the end of a call, and show the last lines."""
+        """Stop the reports of silence at the end of a call or of the job, and show the last lines."""
         if self._silence is not None:
             self._silence.end()
         self._show_tail(self._target, is_last=True)
@@ -180,12 +180,6 @@ class CallersStream:
     def look(self) -> float | None:
         """Report a long silence. Return the seconds until the next check; None while nobody waits."""
         return None if self._silence is None else self._silence.look()
-
-    def close(self) -> None:
-        """Stop the reports of silence at the end of the job, and show the last lines."""
-        if self._silence is not None:
-            self._silence.end()
-        self._show_tail(self._target, is_last=True)
 
     def _show_silence(self, seconds: float | None) -> None:
         """Show for how many *seconds* no output has arrived; None: remove that text."""

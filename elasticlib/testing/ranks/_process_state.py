@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from elasticlib._wording import counted
 from elasticlib.stacks import is_users
 from elasticlib.testing.process_state import _config_modules, _replaced, _torch_modes
-from elasticlib.utils import process_settings
+from elasticlib.utils import process_settings, read_proc_state
 
 State: TypeAlias = dict[str, Any]
 """Values by the name that reports use; mappings are compared key by key."""
@@ -104,8 +104,7 @@ def _command(number: int) -> str:
 
 
 def _runs(number: int) -> bool:
-    state = _read(f"/proc/{number}/stat").rpartition(b") ")[2][:1]
-    return state not in b"ZX"
+    return read_proc_state(number) not in (None, "Z", "X")
 
 
 def _read(file: str) -> bytes:

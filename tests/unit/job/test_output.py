@@ -137,7 +137,7 @@ def test_a_cell_gets_whole_lines_and_at_the_end_the_last_ones(blocks: list[bytes
     head = f"{shown}[... the rest is in /logs]\n"
     assert stream.getvalue() == head
     to.rest()
-    to.close()  # which has nothing to add
+    to.rest()  # which has nothing to add
 
     assert stream.getvalue() == f"{head}[all of the output is in /logs]\n{tail}\n"
     assert to.is_full
@@ -161,7 +161,7 @@ def test_a_cell_has_the_last_lines_in_a_display_of_their_own(monkeypatch: pytest
     to.files = lambda: "/logs/0.log"
     for block in (b"one\ntwo\n", b"three\n", b"four\n"):
         to(block)
-    to.close()
+    to.rest()
 
     heading = "[all of the output is in /logs/0.log]"
     assert stream.getvalue() == "one\ntwo\n"
