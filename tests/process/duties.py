@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import wait_until as wait_for
+from tests.waiting import wait_until
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 CHAIN = ("worker", "spawner", "fork server", "reaper")
@@ -79,13 +79,13 @@ def fails() -> None:
 def waits_for(begun: Path, go: Path) -> None:
     """Says that it has begun, and ends when *go* is there."""
     begun.touch()
-    wait_for(go.exists)
+    wait_until(go.exists)
 
 
 def meet(folder: Path, mine: int, count: int) -> int:
     """Ends when *count* workers have come here."""
     (folder / str(mine)).touch()
-    wait_for(lambda: len(os.listdir(folder)) == count)
+    wait_until(lambda: len(os.listdir(folder)) == count)
     return mine
 
 
@@ -147,7 +147,7 @@ def saves_until(go: Path, folder: Path) -> None:
         if (folder / f"saving{os.environ['RANK']}").exists():
             os._exit(5)
         say(folder / f"saving{os.environ['RANK']}", "")
-        wait_for(go.exists, 60.0)
+        wait_until(go.exists, 60.0)
         say(folder / f"saved{os.environ['RANK']}", "")
         sys.exit(0)
 
@@ -227,10 +227,10 @@ def works_and_notes(folder: Path, signum: signal.Signals, *, handles: bool) -> N
         signal.signal(signum, lambda *_: os.mkfifo(folder / f"rank{os.environ['RANK']}.{signum.name}"))
     pid = os.fork()
     if pid == 0:
-        wait_for((folder / "go").exists, 60.0)
+        wait_until((folder / "go").exists, 60.0)
         os._exit(0)
     at_work(folder)
-    wait_for((folder / "go").exists, 60.0)
+    wait_until((folder / "go").exists, 60.0)
     if os.waitpid(pid, 0)[1] != 0:
         raise RuntimeError("the child heard of the signal, too")
 
@@ -244,7 +244,7 @@ def stops_its_job_at_once(launcher: int, go: Path, saved: Path) -> None:
     """Rank 0 has the launcher stopped when *go* is there, and saves when it is asked to end."""
     if os.environ["RANK"] == "0":
         signal.signal(signal.SIGTERM, lambda *_: say(saved, "all") or sys.exit())
-        wait_for(go.exists)
+        wait_until(go.exists)
         os.kill(launcher, signal.SIGTERM)
     time.sleep(60)  # stands for work
 
@@ -303,16 +303,16 @@ def fails_beside_a_stopped_one(folder: Path) -> str:
             say(mark, str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
             time.sleep(60)  # stands for work
-        wait_for(mark.exists)
+        wait_until(mark.exists)
         pid = mark.read_text()
-        wait_for(lambda: Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T")
+        wait_until(lambda: Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T")
         fails()
     return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
 def fails_beside(folder: Path) -> None:
     """Fails once the one that ends badly is ready for it."""
-    wait_for((folder / "ready").exists)
+    wait_until((folder / "ready").exists)
     fails()
 
 
@@ -395,7 +395,7 @@ def fails_in_a_collective(end: str) -> None:
 def works_until(go: Path, folder: Path) -> None:
     """Says that it works, and ends when *go* is there."""
     at_work(folder)
-    wait_for(go.exists, 60.0)
+    wait_until(go.exists, 60.0)
 
 
 def loses_the_store(folder: Path, does: str) -> str:
@@ -419,10 +419,10 @@ def loses_the_store(folder: Path, does: str) -> str:
         (host,) = children - {int(pid) for pid in pids}
         say(folder / "store", str(host))
         os.kill(host, signal.SIGKILL)
-        wait_for(lambda: not os.path.exists(f"/proc/{host}"))
+        wait_until(lambda: not os.path.exists(f"/proc/{host}"))
 
     def kill_at_the_end() -> None:
-        wait_for(lambda: not os.path.exists(f"/proc/{int(pids[1])}"))
+        wait_until(lambda: not os.path.exists(f"/proc/{int(pids[1])}"))
         kill()
 
     is_first = os.environ["RANK"] == "0"
@@ -430,7 +430,7 @@ def loses_the_store(folder: Path, does: str) -> str:
         if is_first:
             kill()
         if does == "talks":
-            wait_for((folder / "store").exists)
+            wait_until((folder / "store").exists)
             distributed.distributed_c10d._get_default_store().get("never set")
         time.sleep(60)  # stands for work; the end of the store ends it
     if is_first:
@@ -443,7 +443,7 @@ def loses_its_spawner(go: Path | None) -> str:
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if os.environ["RANK"] == "0":
             if go is not None:
-                wait_for(go.exists)
+                wait_until(go.exists)
             os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)  # stands for work
     return os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -427,7 +427,7 @@ def test_launches_with_large_arguments_leave_no_descriptor() -> None:
             elastic_launch(settings(1), len)(array, sys._getframe())
 
     # An idle fork server of another test may end meanwhile, and a thread look at a process just now.
-    duties.wait_for(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= before)
+    duties.wait_until(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= before)
 
 
 # What was edited.

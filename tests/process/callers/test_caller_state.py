@@ -93,7 +93,7 @@ with pool(1, group=None, preload=()) as made:
     second = made.run(os.getuid)[0], made.run(duties.chain)[0]
     assert second[1] == made.run(duties.chain)[0]
     print(first[0], second[0])
-    duties.wait_for(lambda: not any(duties.lives(pid) for pid in first[1].values()))
+    duties.wait_until(lambda: not any(duties.lives(pid) for pid in first[1].values()))
 """
 
 

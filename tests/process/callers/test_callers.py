@@ -77,7 +77,7 @@ begun, go = pathlib.Path(sys.argv[1], "begun"), pathlib.Path(sys.argv[1], "go")
 kept = []
 
 def open_all():
-    duties.wait_for(begun.exists)
+    duties.wait_until(begun.exists)
     os.mknod(go.with_name("ready"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     try:
@@ -96,7 +96,7 @@ except PicklingError as error:
     held = error  # with all that its traceback holds, as a notebook does
     print(error)
 thread.join()
-duties.wait_for(lambda: len(_reaper.descendants(os.getpid())) == 2, seconds=5.0)
+duties.wait_until(lambda: len(_reaper.descendants(os.getpid())) == 2, seconds=5.0)
 print([thread.name for thread in threading.enumerate()])
 """
 

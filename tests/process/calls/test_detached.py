@@ -46,9 +46,9 @@ if os.environ["GROUP_RANK"] == "0":
     shell = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=quiet)
     duties.say(file, f"{os.getpid()} {shell.pid} {int(shell.stdout.readline())}")
     sys.exit()
-duties.wait_for(file.exists)
+duties.wait_until(file.exists)
 worker, shell, _ = map(int, file.read_text().split())
-duties.wait_for(lambda: not duties.lives(shell if succeeds else worker))
+duties.wait_until(lambda: not duties.lives(shell if succeeds else worker))
 sys.exit(0 if succeeds else 1)
 """
 
@@ -98,7 +98,7 @@ def detach():
 def work(folder, name):
     child = subprocess.Popen(["sleep", "600"], **quiet).pid if name == "killed" else 0
     duties.say(folder / name, f"{os.getppid()} {child}")
-    duties.wait_for((folder / f"end {name}").exists, 60.0)
+    duties.wait_until((folder / f"end {name}").exists, 60.0)
     return detach()
 
 def launch(function, *args):
@@ -116,23 +116,23 @@ if __name__ == "__main__":
     for name in ("last", "killed", "first"):
         threads[name] = threading.Thread(target=run, args=[name])
         threads[name].start()
-        duties.wait_for((folder / name).exists, 60.0)
+        duties.wait_until((folder / name).exists, 60.0)
         spawners[name], child = map(int, (folder / name).read_text().split())
         pids += [child] if child else []
     fork_server = duties.parent_of(spawners["last"])
     os.kill(fork_server, signal.SIGKILL)
-    duties.wait_for(lambda: duties.parent_of(spawners["last"]) != fork_server)
+    duties.wait_until(lambda: duties.parent_of(spawners["last"]) != fork_server)
     (folder / "end first").touch()
     threads["first"].join()
     os.kill(spawners["killed"], signal.SIGKILL)
     threads["killed"].join()
-    duties.wait_for(lambda: not duties.lives(pids[1]))
+    duties.wait_until(lambda: not duties.lives(pids[1]))
     (folder / "end last").touch()
     threads["last"].join()
     pids.append(launch(detach))
     chain = launch(duties.chain)
     os.kill(chain["reaper"], signal.SIGKILL)
-    duties.wait_for(lambda: not duties.lives(chain["fork server"]))
+    duties.wait_until(lambda: not duties.lives(chain["fork server"]))
     print(*pids)
 """
 
@@ -163,7 +163,7 @@ class Job:
         self._files = [folder / "child0", folder / "child1"]
 
     def children(self) -> list[int]:
-        duties.wait_for(lambda: all(file.exists() for file in self._files), 60.0)
+        duties.wait_until(lambda: all(file.exists() for file in self._files), 60.0)
         return [int(file.read_text()) for file in self._files]
 
 
@@ -182,7 +182,7 @@ def belongs_to_nobody(pid: int) -> bool:
 def outlive(pids: list[int]) -> list[bool]:
     """Which of *pids* live when nobody is left who could end them."""
     for pid in pids:
-        duties.wait_for(lambda pid=pid: belongs_to_nobody(pid))  # type: ignore[misc]
+        duties.wait_until(lambda pid=pid: belongs_to_nobody(pid))  # type: ignore[misc]
     return [duties.lives(pid) for pid in pids]
 
 
@@ -293,4 +293,4 @@ def test_detached_processes_die_with_a_launcher_that_is_killed(end: list[int], t
     job.launcher.kill()
     job.launcher.communicate()
 
-    duties.wait_for(lambda: not any(map(duties.lives, end)))
+    duties.wait_until(lambda: not any(map(duties.lives, end)))

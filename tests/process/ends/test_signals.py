@@ -54,7 +54,7 @@ class Job:
 
     def wait_for(self, *names: str) -> None:
         """Wait until the workers have made files of these names (or patterns)."""
-        duties.wait_for(lambda: all(any(self.folder.glob(name)) for name in names) or self.ended())
+        duties.wait_until(lambda: all(any(self.folder.glob(name)) for name in names) or self.ended())
         assert not self.ended(), self.end()[1]
 
     def ended(self) -> bool:
@@ -337,7 +337,7 @@ def test_ranks_in_native_code_but_the_last_are_killed_early_and_named(method: st
     job.start("sits_in_native_code(here)", "--shutdown-timeout", NEVER, "--start-method", method)
     job.wait_for(*ALL_AT_WORK)
     workers = [int((job.folder / name).read_text().split()[0]) for name in ALL_AT_WORK]
-    duties.wait_for(lambda: all(map(in_native_code, workers)))
+    duties.wait_until(lambda: all(map(in_native_code, workers)))
     job.send(signal.SIGINT)
 
     waits = job.read_until("waiting for ranks")
@@ -529,7 +529,7 @@ def soon(condition: Callable[[], object], signum: signal.Signals) -> Iterator[No
     """Send this process *signum* as soon as *condition* holds."""
 
     def send() -> None:
-        duties.wait_for(condition)
+        duties.wait_until(condition)
         os.kill(os.getpid(), signum)
 
     thread = threading.Thread(target=send)

@@ -49,7 +49,7 @@ def chain(job: Job) -> dict[str, int]:
 def stop(pid: int) -> None:
     """Stop a process as SIGSTOP does; return when it stands."""
     os.kill(pid, signal.SIGSTOP)
-    duties.wait_for(lambda: Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T")
+    duties.wait_until(lambda: Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T")
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def held(pid: int) -> Iterator[None]:
 def nothing_is_left_of(pids: set[int]) -> bool:
     """Whether all of *pids* have ended, soon."""
     with contextlib.suppress(AssertionError):
-        duties.wait_for(lambda: not any(duties.lives(pid) for pid in pids), AT_ONCE)
+        duties.wait_until(lambda: not any(duties.lives(pid) for pid in pids), AT_ONCE)
     return not any(duties.lives(pid) for pid in pids)
 
 
@@ -173,7 +173,7 @@ def test_nothing_is_left_though_the_process_below_the_killed_is_stopped(killed: 
 
     os.kill(chain(job)[killed], signal.SIGKILL)
     if killed == "fork server":  # its spawner goes on, under the reaper
-        duties.wait_for(lambda: not duties.lives(chain(job)["fork server"]))
+        duties.wait_until(lambda: not duties.lives(chain(job)["fork server"]))
         job.send(signal.SIGKILL)
 
     assert 0 != job.end(KILL_LIMIT + AT_ONCE)[0]
@@ -203,7 +203,7 @@ def forked(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Callable[[],
     """A program that forked its workers, at work, and the pids from rank 0 up to that program."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     program = subprocess.Popen([sys.executable, "-c", FORKS, str(tmp_path)], env=environment, text=True)
-    duties.wait_for(lambda: all((tmp_path / name).exists() for name in ALL_AT_WORK))
+    duties.wait_until(lambda: all((tmp_path / name).exists() for name in ALL_AT_WORK))
     pids = {name: tuple(map(int, (tmp_path / name).read_text().split())) for name in ALL_AT_WORK}
     yield program, lambda: dict(zip(("worker", "spawner", "reaper", "program"), pids["round0.rank0"], strict=True))
     for pid in {pid for found in pids.values() for pid in found[:3]}:

@@ -60,6 +60,6 @@ def stacks(config: Any) -> bool:
     from elasticlib import elastic_launch
 
     job = elastic_launch(config, _works_deep).start()
-    duties.wait_for(lambda: len(job.stacks()) == 2 and all("_deep" in text for text in job.stacks().values()))
+    duties.wait_until(lambda: len(job.stacks()) == 2 and all("_deep" in text for text in job.stacks().values()))
     job.stop(1.0)
     return True

@@ -159,7 +159,7 @@ kept = []
 
 def fill():
     "Take all descriptors that there are, once the workers are at work."
-    duties.wait_for(lambda: all((here / f"round0.rank{rank}").exists() for rank in (0, 1)))
+    duties.wait_until(lambda: all((here / f"round0.rank{rank}").exists() for rank in (0, 1)))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:

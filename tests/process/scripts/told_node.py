@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from elasticlib import LaunchConfig, elastic_launch, records
-from tests.process.duties import wait_for
+from tests.process.duties import wait_until
 
 endpoint, folder, part = sys.argv[1:]
 
@@ -17,7 +17,7 @@ def work(go: Path) -> str:
     with (go.parent / os.environ["RANK"]).open("a") as runs:
         runs.write("I")
     if os.environ["GROUP_RANK"] == "0":
-        wait_for(go.exists, seconds=60.0)
+        wait_until(go.exists, seconds=60.0)
     return f"result {(go.parent / os.environ['RANK']).read_text()} of rank {os.environ['RANK']}"
 
 

@@ -44,14 +44,14 @@ def chain(**settings: Any) -> dict[str, int]:
 def noted_chain(folder: Path, rank: int = 0) -> dict[str, int]:
     """Return the pids that a rank of the first round has noted in *folder*, once it has."""
     file = folder / f"round0.rank{rank}"
-    duties.wait_for(file.exists)
+    duties.wait_until(file.exists)
     return dict(zip(duties.CHAIN, map(int, file.read_text().split()), strict=True))
 
 
 def kill(pid: int) -> None:
     """SIGKILL a process and wait until it has ended."""
     os.kill(pid, signal.SIGKILL)
-    duties.wait_for(lambda: not duties.lives(pid))
+    duties.wait_until(lambda: not duties.lives(pid))
 
 
 WORKS_UNTIL = """
@@ -289,7 +289,7 @@ def test_a_call_after_the_idle_fork_server_was_killed_works(victim: str) -> None
     after = chain()
 
     assert before["fork server"] != after["fork server"]
-    duties.wait_for(lambda: not duties.lives(before["fork server"]) and not duties.lives(before["reaper"]))
+    duties.wait_until(lambda: not duties.lives(before["fork server"]) and not duties.lives(before["reaper"]))
 
 
 @pytest.mark.parametrize("victim", ["reaper", "spawner"])
@@ -336,7 +336,7 @@ def test_workers_go_on_though_their_fork_server_was_killed(end: str, tmp_path: P
         launcher.kill()
         launcher.wait()
 
-    duties.wait_for(lambda: not any(duties.lives(pid) for each in chains for pid in each.values()))
+    duties.wait_until(lambda: not any(duties.lives(pid) for each in chains for pid in each.values()))
     assert ["round0.rank0", "round0.rank1"] == sorted(file.name for file in tmp_path.glob("round*"))
 
 
@@ -351,7 +351,7 @@ def test_fork_server_killed_beside_its_workers_is_replaced(tmp_path: Path) -> No
         first.result(LIMIT)
 
     assert old["fork server"] != beside["fork server"] == chain()["fork server"]
-    duties.wait_for(lambda: not duties.lives(old["reaper"]))
+    duties.wait_until(lambda: not duties.lives(old["reaper"]))
 
 
 @pytest.mark.parametrize("times", [1, 9])

@@ -227,7 +227,7 @@ def test_other_variables_do_not_wait_for_a_server_at_its_imports(
     with ThreadPoolExecutor(1) as thread:
         slow = thread.submit(fork_server_and, NAME, preload=preload)
         try:
-            duties.wait_for(begun.exists)
+            duties.wait_until(begun.exists)
             monkeypatch.setenv(NAME, "mine")
             quick = fork_server_and(NAME, preload=preload)
             waited = not slow.done()
@@ -247,7 +247,7 @@ def test_launch_does_not_wait_for_the_end_of_a_stopped_fork_server(monkeypatch: 
         monkeypatch.setenv("MALLOC_ARENA_MAX", value)
         fork_server_and(NAME)
 
-    duties.wait_for(lambda: not any(duties.lives(chain[name]) for name in ("fork server", "reaper")))
+    duties.wait_until(lambda: not any(duties.lives(chain[name]) for name in ("fork server", "reaper")))
 
 
 # Devices.
@@ -317,7 +317,7 @@ def test_process_that_hangs_in_a_driver_is_reported_and_killed(hanging: Path, mo
     with pytest.raises(StartError, match=r"counting the accelerators took more than 0\.3 s.*give nproc_per_node=N"):
         elastic_launch(LaunchConfig(nproc_per_node="gpu"), duties.chain)()
 
-    duties.wait_for(lambda: not duties.lives(int(hanging.read_text())))
+    duties.wait_until(lambda: not duties.lives(int(hanging.read_text())))
 
 
 def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +325,7 @@ def test_a_driver_that_hangs_holds_up_no_other_launch(hanging: Path, monkeypatch
     monkeypatch.setattr(_devices, "_LIMIT", 2 * LIMIT)
     with ThreadPoolExecutor(1) as thread:
         counting = thread.submit(_devices.workers_per_node, "gpu", ("torch",), _programs.flags_here())
-        duties.wait_for(lambda: hanging.exists() and hanging.read_text())
+        duties.wait_until(lambda: hanging.exists() and hanging.read_text())
         asker = int(hanging.read_text())
         asked = duties.parent_of(asker)
         of_the_same = elastic_launch(config(preload=("torch",)), duties.chain)()[0]["fork server"]

@@ -52,7 +52,7 @@ def test_store_that_dies_is_the_root_cause_whatever_its_workers_report(method: s
     assert "process   : worker store of elasticlib" in str(caught.value)
     assert cause.message in str(caught.value.__cause__)
     assert time.monotonic() - begun < 20, "nobody waited for a time-out"
-    duties.wait_for(lambda: not os.path.exists(f"/proc/{killed}"))
+    duties.wait_until(lambda: not os.path.exists(f"/proc/{killed}"))
 
 
 def two_nodes(*arguments: str) -> str:
