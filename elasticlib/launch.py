@@ -314,11 +314,8 @@ class CheckedLaunch:
 
 
 def _place_of_output(weak: weakref.ref[Job], logs: LogsSpecs, shown: Sequence[int] | None) -> str:
-    """
-    Return the output file of the one rank that is *shown*, or the folder of the files for several.
-
-    The reference to the job is weak: its files are removed with it, and the caller may live longer.
-    """
+    """Return the output file of the one rank that is *shown*, or the folder of the files for several."""
+    # The reference is weak: a job's files are removed with it, and the caller may live longer.
     job, files = weak(), list[str]()
     if job is not None and shown is not None and len(shown) == 1:
         # ConfigError: the rank is on another node.
@@ -328,11 +325,7 @@ def _place_of_output(weak: weakref.ref[Job], logs: LogsSpecs, shown: Sequence[in
 
 
 def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | None:
-    """
-    Check settings that depend on nothing else. Raises `ConfigError`.
-
-    Return the launch's own metric handler, or None for the program's.
-    """
+    """Check settings that depend on nothing else. Return the launch's own metric handler; None: the program's."""
     events.get_logging_handler(config.event_log_handler)
     metric_handler = metrics.handler_of(config.metrics_cfg)
     if isinstance(logs, DefaultLogsSpecs):

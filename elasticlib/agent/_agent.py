@@ -235,12 +235,9 @@ class SimpleElasticAgent(ElasticAgent):
         return self._telemetry.last_event("FAILED", traceback.format_exc())
 
     def _meeting(self) -> AbstractContextManager[Membership]:
-        """
-        Return a context manager that takes part in the job for the length of a run.
-
-        The opener of a `Rendezvous` closes it; the context manager does not.
-        """
+        """Return a context manager that takes part in the job for the length of a run."""
         spec = self._worker_group.spec
+        # The opener of a `Rendezvous` closes it.
         if isinstance(spec.rdzv_handler, Rendezvous):
             return contextlib.nullcontext(self._member)
         if isinstance(spec.rdzv_handler, CoordinatedHandler):
@@ -254,11 +251,8 @@ class SimpleElasticAgent(ElasticAgent):
         return contextlib.closing(member)
 
     def _bow_out(self, error: BaseException) -> int | None:
-        """
-        Report to the other nodes why this node leaves, unless they know already.
-
-        Returns the round whose workers still run here, or None.
-        """
+        """Report to the other nodes why this node leaves. Return the round whose workers still run here, or None."""
+        # The other nodes know already.
         if self._ended or isinstance(error, RendezvousError):
             return None
         number = self._worker_group.round if self._runs else None

@@ -121,14 +121,11 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("training_script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     def _default(self, row: Option) -> Any:
-        """
-        Return the value for the namespace if the option is not given.
-
-        An invalid variable raises an error only when a command line is parsed.
-        """
+        """Return the value for the namespace if the option is not given."""
         try:
             return _namespace_value(row, *self._unless_given(row))
         except ConfigError:
+            # An invalid variable raises an error only when a command line is parsed.
             return _namespace_value(row, row.default, row.long)
 
     def _unless_given(self, row: Option) -> tuple[str | None, str]:
@@ -228,11 +225,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _without_mark(rest: list[str]) -> list[str]:
-    """
-    Return *rest* without the ``--`` that ends the options, directly before or after the script.
-
-    argparse drops it in both places, so torchrun's scripts never see it.
-    """
+    """Return *rest* without the ``--`` that ends the options, directly before or after the script."""
+    # argparse drops it in both places, so torchrun's scripts never see it.
     if rest[:1] == ["--"]:
         return rest[1:]
     if rest[1:2] == ["--"]:

@@ -152,13 +152,10 @@ class Job:
         return self._outcome()
 
     def _carry_out(self, lifted: contextlib.AbstractContextManager[None] = _NOTHING) -> None:
-        """
-        Run the work and note its outcome.
-
-        *lifted* allows interrupts during the work. They cannot prevent that the outcome is noted.
-        """
+        """Run the work and note its outcome; *lifted* allows interrupts during the work."""
         work, self._work = self._work, None
         assert work is not None
+        # An interrupt may end the work, but must not keep its outcome from being noted.
         try:
             with lifted:
                 self._value = _placed(work(self), self._course)
@@ -312,7 +309,7 @@ class Job:
         return handled.came
 
     def _join_thread(self) -> None:
-        """Wait for the thread of a job that is over: it has nothing left to do."""
+        # The thread of a job that is over has nothing left to do.
         if self._thread is not None:
             self._thread.join()
 
@@ -455,11 +452,8 @@ class Job:
             _register.refuse_in_child(self.name, self._owner)
 
     def _is_let_go(self) -> bool:
-        """
-        Return True in a forked child if another object owns the job: the child has nothing to do.
-
-        Raises `ConfigError` in a forked child for other jobs that run.
-        """
+        """Return True in a forked child that has nothing to do with the job. Raises as `_refuse_in_child`."""
+        # The object that owns the job, such as a pool, ends it in its own process.
         is_copy = self.is_owned and os.getpid() != self._owner
         if not is_copy:
             self._refuse_in_child()

@@ -77,14 +77,11 @@ def combined_error(error: ChildFailedError, cause: BaseException | None, raise_a
 
 
 def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
-    """
-    Return *error* as an object of both classes, with the attributes of *cause*; None if impossible.
-
-    No ``__init__`` is called, since it may require any arguments.
-    """
+    """Return *error* as an object of both classes, with the attributes of *cause*; None if impossible."""
     kind: Any = _kind(type(cause))
     if kind is None:
         return None
+    # No `__init__` is called: it may require any arguments.
     try:
         found = BaseException.__new__(kind)
     # A class with its own memory layout, such as OSError.

@@ -46,10 +46,7 @@ class _Target:
 
     def __init__(self, word: str) -> None:
         self._stream, self._context = sys.stdout, contextvars.copy_context()
-        # A kernel's stream finds the cell here; in a thread without one, it would use any running cell.
-        variable = getattr(self._stream, "_parent_header", None)
-        if isinstance(variable, contextvars.ContextVar):
-            self._context.run(variable.set, getattr(self._stream, "parent_header", {}))
+        self._keep_cell_of(self._stream)
         # Only one thread at a time can enter a context.
         self._lock = threading.Lock()
         self.bytes = None if is_stdout_replaced() else console_sink(sys.stdout)
@@ -65,12 +62,16 @@ class _Target:
         self.reader = Reader(word)
         self._displays = getattr(ipython_shell(), "display_pub", None)
         self._displays_left = _MOST_DISPLAYED
-        variable = getattr(self._displays, "_parent_header", None)
-        if isinstance(variable, contextvars.ContextVar):
-            self._context.run(variable.set, getattr(self._displays, "parent_header", {}))
+        self._keep_cell_of(self._displays)
         self.name = f"elasticlib-{secrets.token_hex(8)}"
         """Prefix of the names of its displays."""
         self.bars = Bars(self.name, can_change=can_replace_displays(self._stream, self._displays))
+
+    def _keep_cell_of(self, output: Any) -> None:
+        # A kernel's output finds the cell here; in a thread without one, it would use any running cell.
+        variable = getattr(output, "_parent_header", None)
+        if isinstance(variable, contextvars.ContextVar):
+            self._context.run(variable.set, getattr(output, "parent_header", {}))
 
     def say(self, text: str) -> None:
         def write(stream: TextIO) -> None:

@@ -196,10 +196,14 @@ class ElasticTestCase(unittest.TestCase):
         super().assertEqual(first, second, msg)
 
 
-def _checked(where: str, options: Mapping[str, Any], size: int = 1) -> RankOptions:
+def known_backends() -> list[str]:
+    """Return the back ends that torch knows, also those of the program; [] if torch is not loaded."""
     dist: Any = sys.modules.get("torch.distributed")
-    known = list(getattr(getattr(dist, "Backend", None), "backend_list", ()))
-    return _asked.checked_options(where, RankOptions(nproc=size, group=None), options, known)
+    return list(getattr(getattr(dist, "Backend", None), "backend_list", ()))
+
+
+def _checked(where: str, options: Mapping[str, Any], size: int = 1) -> RankOptions:
+    return _asked.checked_options(where, RankOptions(nproc=size, group=None), options, known_backends())
 
 
 def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
@@ -224,16 +228,13 @@ def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
 
 
 def _attributes(kind: type) -> dict[str, Any]:
-    """
-    Return the attributes that *kind* has got since its definition, for example by ``setUpClass``.
-
-    `Missing` stands for those that cannot be sent to the ranks.
-    """
+    """Return the attributes that *kind* has got since its definition, for example by ``setUpClass``."""
     found: dict[str, Any] = {}
     for name, value in vars(kind).items():
         is_new = _as_defined[kind].get(name, _as_defined) is not value
         is_method = isinstance(value, (FunctionType, property, classmethod, staticmethod))
         if is_new and not is_method and not name.startswith(("__", "_class")):
+            # What cannot be sent is an error only where a test reads it.
             why = why_not(value)
             found[name] = _cases.Missing(name, type(value).__qualname__, why) if why else value
     return found

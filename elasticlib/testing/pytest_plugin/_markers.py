@@ -7,12 +7,12 @@ of the test's setup.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from elasticlib.testing._case import known_backends
 from elasticlib.testing.ranks import _asked
 from elasticlib.testing.ranks._asked import MarkError, RankOptions
 
@@ -34,16 +34,11 @@ def defaults(config: pytest.Config) -> RankOptions:
             group = config.getini("elastic_group")
             found["group"] = None if str(group).lower() == "none" else group
             config.stash[_DEFAULTS] = _asked.checked_options(
-                "settings elastic_* of pytest", RankOptions(), found, known()
+                "settings elastic_* of pytest", RankOptions(), found, known_backends()
             )
         except MarkError as error:
             raise pytest.UsageError(str(error)) from None
     return config.stash[_DEFAULTS]
-
-
-def known() -> list[str]:
-    dist: Any = sys.modules.get("torch.distributed")
-    return list(getattr(getattr(dist, "Backend", None), "backend_list", ()))
 
 
 def _options(item: Any) -> dict[str, Any]:
@@ -63,7 +58,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         marker = item.get_closest_marker("elastic")
         sizes = _asked.sizes(where, options.get("nproc", defaults(metafunc.config).nproc))
         one = {**options, "nproc": sizes[0]}
-        _asked.checked_options(where, defaults(metafunc.config), one, known(), marker.args if marker else ())
+        _asked.checked_options(where, defaults(metafunc.config), one, known_backends(), marker.args if marker else ())
     except MarkError as error:
         raise pytest.Collector.CollectError(str(error)) from None
     if len(sizes) > 1 or (isinstance(options.get("nproc"), Sequence)):
@@ -82,7 +77,7 @@ def wanted_by(item: Any) -> RankOptions:
             "is there at collection; one that is added later takes one number"
         )
     options["nproc"] = size if isinstance(size, int) else sizes[0]
-    return _asked.checked_options(f"elastic marker of {item.nodeid}", defaults(item.config), options, known())
+    return _asked.checked_options(f"elastic marker of {item.nodeid}", defaults(item.config), options, known_backends())
 
 
 def runs_on_ranks(item: Any) -> bool:

@@ -266,11 +266,7 @@ class Plugin:
             self._ranks.close(hurry=False)
 
     def _terminal(self, wanted: bool) -> Sequence[int]:
-        """
-        Stop pytest's capturing and return the terminal's descriptors for a debugger.
-
-        With *wanted* False, start capturing again.
-        """
+        """Stop pytest's capturing if *wanted*, and return the terminal's descriptors; else capture again."""
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
         if not wanted:
             capture.resume()
@@ -312,7 +308,7 @@ class Elastic:
         # None is a valid group, so the default is another value.
         if group != "":
             given["group"] = group
-        wanted = _asked.checked_options("elastic(...)", _markers.wanted_by(plugin._item), given, _markers.known())
+        wanted = _asked.checked_options("elastic(...)", _markers.wanted_by(plugin._item), given, _case.known_backends())
         if wanted.device == "cuda":
             present = gpus()
             if present < wanted.nproc:

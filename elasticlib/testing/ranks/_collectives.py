@@ -182,7 +182,6 @@ def _group_text(name: str, description: str) -> str:
 
 
 def _ranks_by_call(number: int, pending: Mapping[int, Collective]) -> dict[Collective, list[int]]:
-    """Return the ranks that wait in collective *number*, by the call that they made."""
     calls: dict[Collective, list[int]] = {}
     for rank, call in pending.items():
         if call.number == number:
@@ -200,12 +199,9 @@ def _differ(calls: Collection[Collective]) -> bool:
 
 
 def _missing(number: int, at: Mapping[int, At], ranks: Collection[int]) -> dict[int, list[int]]:
-    """
-    Return the ranks that have not called collective *number*, by the number of their last one.
-
-    Only ranks that answered and that are known members of the group count.
-    """
+    """Return the ranks that have not called collective *number*, by the number of their last one."""
     missing: dict[int, list[int]] = {}
+    # A rank that has not answered may have called it.
     members = set[int]().union(*(each.members for each in at.values()))
     for rank in sorted(members.intersection(ranks)):
         last = at[rank].last if rank in at else 0

@@ -106,11 +106,7 @@ class _ImportEffects:
 
 
 def _lock_with(plain: Any, entered: Callable[[str], object], left: Callable[[str], object]) -> type:
-    """
-    Return a subclass of *plain*, the lock that Python enters while it imports a module.
-
-    It calls *entered* and *left* with the name of each module.
-    """
+    """Return a subclass of *plain*, Python's lock of an import, that calls *entered* and *left* with each name."""
 
     class _ModuleLockManager(plain):  # type: ignore[misc]
         def __enter__(self) -> None:

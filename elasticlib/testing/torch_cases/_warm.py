@@ -127,11 +127,9 @@ class _WarmContext(SpawnContext):
 
 
 class _Multiprocessing(ModuleType):
-    """
-    Replacement for the ``multiprocessing`` module in torch's ``spawn``.
+    """Replacement for the ``multiprocessing`` module in torch's ``spawn``."""
 
-    ``spawn`` gets its context from the module, and offers no other place to change it.
-    """
+    # `spawn` gets its context from the module, and offers no other place to change it.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(multiprocessing, name)
@@ -145,13 +143,10 @@ class _Multiprocessing(ModuleType):
 
 
 class _Inherited:
-    """
-    Variables, surroundings and streams that a new process inherits.
-
-    Pickling takes them from the current process; unpickling applies them to the new one.
-    """
+    """Variables, surroundings and streams that a new process inherits."""
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Pickling takes them from the current process; unpickling applies them to the new one.
         streams = [(number, reduction.DupFd(number)) for number in (1, 2) if _is_open(number)]
         return _take_over, (dict(os.environ), Surroundings.now().plain(), streams)
 
@@ -188,11 +183,7 @@ def _take_over(
 
 
 def _end_with_tests() -> None:
-    """
-    Ask the kernel to kill this process when the fork server exits.
-
-    The fork server exits with the tests' own process.
-    """
+    """Ask the kernel to kill this process when the fork server exits, which exits with the tests' own process."""
     server: Any = getattr(forkserver, "_forkserver")  # noqa: B009 - no public name, and none that types know
     if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
         # Each process inherits this descriptor, and the fork server stays while one keeps it open.

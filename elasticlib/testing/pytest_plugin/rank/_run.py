@@ -108,17 +108,14 @@ def _portable(warned: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def _example(call: RankCall, function: Callable[..., Any]) -> Iterator[None]:
-    """
-    Provide Hypothesis's context for an example within the block, for ``note`` and ``assume``.
-
-    All values have been drawn already, in pytest's process.
-    """
+    """Provide Hypothesis's context for an example within the block, for ``note`` and ``assume``."""
     if call.example is None:
         yield
         return
     control: Any = importlib.import_module("hypothesis.control")
     data: Any = importlib.import_module("hypothesis.internal.conjecture.data")
     try:
+        # All values have been drawn already, in pytest's process.
         drawn = data.ConjectureData.for_choices(())
         context = control.BuildContext(drawn, is_final=call.example, wrapped_test=function)
     except (AttributeError, TypeError):
@@ -201,14 +198,11 @@ def _represented(error: BaseException, call: RankCall) -> Any:
 
 
 def _shortened(info: Any, style: Style) -> Any:
-    """
-    Return the traceback without the frames that pytest hides.
-
-    In the style ``auto``, frames between the first and the last are shortened.
-    """
+    """Return the traceback without the frames that pytest hides."""
     from _pytest._code import Traceback
 
     frames = info.traceback.filter(info) or info.traceback
+    # As pytest does: only the first and the last frame are shown in full.
     if style.tbstyle == "auto" and len(frames) > 2:
         return Traceback((frames[0], *(each.with_repr_style("short") for each in frames[1:-1]), frames[-1]))
     return frames
