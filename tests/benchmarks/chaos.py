@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
 
 from attrs import frozen
 
@@ -43,8 +42,6 @@ _PAUSE = 1.5
 _UP = 60.0
 _GIVE_UP = 2.0
 """Seconds after which whoever stopped a worker or the launcher for good ends the job."""
-
-Launched: TypeAlias = tuple[Job, list[subprocess.Popen[bytes]]]
 
 CHAIN = ("reaper", "fork server", "spawner", "worker", "store")
 PARTS = {

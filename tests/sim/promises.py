@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from elasticlib.rendezvous.coordinator._places import PAUSES
 from elasticlib.testing import (
-    Break,
     Cut,
     FailWorker,
     FaultPlan,
@@ -14,16 +13,12 @@ from elasticlib.testing import (
     Leave,
     Pause,
     PauseStore,
-    Skew,
     Slow,
-    Stubborn,
     Suspend,
 )
 from tests.sim.simulator import AgentEnded, Rules, SimulatedCluster
 from tests.sim.simulator.node import LADDER
 
-HARMLESS = (Break, FailWorker, Join, Skew, Stubborn)
-"""Faults after which a node is still where it was."""
 ALL_THERE = 1.0
 """Seconds in which all agents of the beginning have come."""
 DISTURBING = (Cut, Flap, Kill, Leave, Pause, Slow, Suspend)

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
@@ -81,10 +80,6 @@ def interrupts_itself() -> None:
 def misses_a_module() -> None:
     if is_the_one():
         import no_such_module_at_all  # type: ignore[import-not-found]  # noqa: F401
-
-
-def returns_a_lock() -> Any:
-    return threading.Lock() if is_the_one() else None
 
 
 def fails_while_a_grandchild_holds_the_output() -> None:
