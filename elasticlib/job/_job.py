@@ -104,21 +104,13 @@ class Job:
         self._owner = os.getpid()
         self._inbox = Inbox(quit_shows_stacks=work.quit_shows_stacks)
         self._began, self._ended = monotonic(), 0.0
-        self._course = JobCourse()
-        self._agent: LocalElasticAgent | None = None
+        self._workers = _Workers()
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._over = False
         self._value = Results()
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
-        self._last: tuple[RankStatus, ...] = ()
-        """Status of the workers at the end."""
-        self._files: dict[int, list[str]] = {}
-        """By global rank, the files of its output so far, in the order of rounds."""
-        self._stacks: dict[int, str] | None = None
-        self._shown_stacks = ""
-        """Heading of the stacks that the console will show when they arrive; empty for none."""
         self._done: list[Callable[[], None]] = []
         self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
 
@@ -158,14 +150,14 @@ class Job:
         # An interrupt may end the work, but must not keep its outcome from being noted.
         try:
             with lifted:
-                self._value = _placed(work(self), self._course)
+                self._value = _placed(work(self), self._workers.course)
         except BaseException as error:
             self._error, self._trace = error, error.__traceback__
         finally:
             if self._error is None and work.folder:
                 weakref.finalize(self, _remove_output, work.folder, self._owner)
-            self._note_ranks()
-            self._agent = None
+            self._workers.note_end()
+            self._workers.agent = None
             self._inbox.close()
             self._ended = monotonic()
             _register.RUNNING_JOBS.remove(self)
@@ -180,7 +172,7 @@ class Job:
 
     def attach(self, agent: LocalElasticAgent) -> None:
         """Remember the agent that runs this job."""
-        self._agent = agent
+        self._workers.agent = agent
 
     @property
     def started(self) -> bool:
@@ -195,50 +187,29 @@ class Job:
     def sink(self, record: records.Record) -> None:
         """Receive a record of the job: update its state, its stacks and its files."""
         with self._changed:
-            self._course = self._course.after(record)
-            self._keep_stacks(record)
+            self._workers.take(record)
             self._changed.notify_all()
         if self._listener is not None:
             self._listener(record)
         match record:
             case records.StacksTold():
-                self._show_stacks(Stacks(self._stacks or {}))
+                self._show_stacks()
             case records.RunEnded():
                 # Now, since the workers' files may be removed after this record.
-                self._note_ranks()
+                self._workers.note_end()
             case records.RoundStarted():
-                self._note_files()
+                self._workers.note_files()
                 self._wake_followers()
 
-    def _keep_stacks(self, record: records.Record) -> None:
-        match record:
-            case records.StacksShown():
-                self._shown_stacks = record.why
-            case records.StacksTold():
-                self._stacks = {self._rank(local): text for local, text in record.texts.items()}
-
-    def _show_stacks(self, stacks: Stacks) -> None:
-        """Print the *stacks* to stderr if they were requested for the console."""
-        why, self._shown_stacks = self._shown_stacks, ""
+    def _show_stacks(self) -> None:
+        """Print the stacks to stderr if they were requested for the console."""
+        why = self._workers.take_heading()
         if why and sys.stderr is not None:
-            where = "" if stacks else f" ({self._course.state})"
+            stacks = Stacks(self._workers.stacks or {})
+            where = "" if stacks else f" ({self._workers.course.state})"
             # The console may be closed.
             with contextlib.suppress(OSError, ValueError):
                 print(f"job {self.name!r}: {why}\n{stacks}{where}", file=sys.stderr, flush=True)
-
-    def _rank(self, local_rank: int) -> int:
-        ranks = self._course.ranks
-        return ranks[local_rank] if local_rank < len(ranks) else local_rank
-
-    def _note_files(self) -> None:
-        agent = self._agent
-        for each in [] if agent is None else agent.workers_now():
-            if each.stdout:
-                self._files.setdefault(self._rank(each.local_rank), []).append(each.stdout)
-
-    def _note_ranks(self) -> None:
-        if not self._last:
-            self._last = self._ranks()
 
     def _wake_followers(self) -> None:
         with self._changed:
@@ -329,20 +300,15 @@ class Job:
 
     def status(self) -> JobStatus:
         """Return its present status, or its status at the end. Its text is a table of this machine's ranks."""
-        course, over, error = self._course, self._over, self._error
+        course, over, error = self._workers.course, self._over, self._error
         state, why = course.state, course.why
         if over:
             state = "succeeded" if error is None else "stopped" if isinstance(error, SignalException) else "failed"
             lines = "" if error is None else (str(error) or type(error).__name__).splitlines()
             why = lines[0] if lines else ""
         seconds = (self._ended if over else monotonic()) - self._began
-        ranks = self._last if over else self._ranks()
+        ranks = self._workers.last if over else self._workers.ranks()
         return JobStatus(self.name, state, why, seconds, course.restarts, course.round, course.nodes, ranks)
-
-    def _ranks(self) -> tuple[RankStatus, ...]:
-        agent, course = self._agent, self._course
-        workers = [] if agent is None or not course.ranks else agent.workers_now()
-        return tuple(_rank_status(each, self._rank(each.local_rank), course) for each in workers)
 
     @overload
     def logs(self, rank: int = 0, *, follow: Literal[False] = False) -> str: ...
@@ -365,22 +331,12 @@ class Job:
 
     def files(self, rank: int) -> list[str]:
         """Return the output files of the worker of global *rank*, in the order of rounds. Raises as `logs`."""
-        ranks = self._course.ranks
-        if ranks and rank not in ranks:
-            raise ConfigError(f"rank {rank} is none of this machine's ranks, {number_ranges(ranks)}")
-        files = list(self._files.get(rank, []))
-        has_begun = self._course.state not in ("starting", "waiting for ranks")
-        if has_begun and not files:
-            raise ConfigError(
-                f"the output of rank {rank} is in no file: leave logs_specs out, or give "
-                "logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ALL)"
-            )
-        return [file for file in files if os.path.exists(file)]
+        return self._workers.files_of(rank)
 
     def _follow(self, rank: int) -> Iterator[str]:
         self._refuse_in_child()
         self.files(rank)
-        follower = Follower(lambda: self._files.get(rank, []), self.done)
+        follower = Follower(lambda: self._workers.files.get(rank, []), self.done)
         with self._changed:
             self._followers.add(follower)
         return follower.lines()
@@ -398,13 +354,13 @@ class Job:
         with self._changed:
             if self._over:
                 return Stacks()
-            self._stacks = None
+            self._workers.stacks = None
             self._inbox.put(StacksRequest(), may_wait=True)
-            if not self._changed.wait_for(lambda: self._stacks is not None or self._over, timeout):
+            if not self._changed.wait_for(lambda: self._workers.stacks is not None or self._over, timeout):
                 raise TimeoutError(
-                    f"job {self.name!r} has not told its stacks in {timeout:g} s: it is {self._course.state}"
+                    f"job {self.name!r} has not told its stacks in {timeout:g} s: it is {self._workers.course.state}"
                 )
-            return Stacks(self._stacks or {})
+            return Stacks(self._workers.stacks or {})
 
     def stop(self, grace: float | None = None, *, wait: bool = True) -> None:
         """
@@ -475,6 +431,76 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.status().headline().splitlines()[0]}>"
+
+
+class _Workers:
+    """
+    The workers of a job on this node, by the records of its agent.
+
+    `course` has followed every record. `files` has the output of every round. `last` is the workers' status
+    at the end of the run, when the agent no longer knows them.
+    """
+
+    def __init__(self) -> None:
+        self.agent: LocalElasticAgent | None = None
+        self.course = JobCourse()
+        self.files: dict[int, list[str]] = {}
+        """By global rank, the files of its output so far, in the order of rounds."""
+        self.stacks: dict[int, str] | None = None
+        """Answer to the last request for stacks, by global rank; None until it comes."""
+        self.last: tuple[RankStatus, ...] = ()
+        self._heading = ""
+        """Heading of the stacks that the console will show when they arrive; empty for none."""
+
+    def take(self, record: records.Record) -> None:
+        self.course = self.course.after(record)
+        match record:
+            case records.StacksShown():
+                self._heading = record.why
+            case records.StacksTold():
+                self.stacks = {self._rank(local): text for local, text in record.texts.items()}
+
+    def take_heading(self) -> str:
+        heading, self._heading = self._heading, ""
+        return heading
+
+    def note_files(self) -> None:
+        for each in self._now():
+            if each.stdout:
+                self.files.setdefault(self._rank(each.local_rank), []).append(each.stdout)
+
+    def note_end(self) -> None:
+        if not self.last:
+            self.last = self.ranks()
+
+    def ranks(self) -> tuple[RankStatus, ...]:
+        """Return the present status of the workers; () before they have ranks."""
+        course = self.course
+        workers = self._now() if course.ranks else []
+        return tuple(_rank_status(each, self._rank(each.local_rank), course) for each in workers)
+
+    def files_of(self, rank: int) -> list[str]:
+        """Return the output files of global *rank* that still exist. Raises `ConfigError`."""
+        ranks = self.course.ranks
+        if ranks and rank not in ranks:
+            raise ConfigError(f"rank {rank} is none of this machine's ranks, {number_ranges(ranks)}")
+        files = list(self.files.get(rank, []))
+        has_begun = self.course.state not in ("starting", "waiting for ranks")
+        if has_begun and not files:
+            raise ConfigError(
+                f"the output of rank {rank} is in no file: leave logs_specs out, or give "
+                "logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ALL)"
+            )
+        return [file for file in files if os.path.exists(file)]
+
+    def _now(self) -> list[WorkerNow]:
+        # Another thread removes the agent at the end.
+        agent = self.agent
+        return [] if agent is None else agent.workers_now()
+
+    def _rank(self, local_rank: int) -> int:
+        ranks = self.course.ranks
+        return ranks[local_rank] if local_rank < len(ranks) else local_rank
 
 
 def _rank_status(worker: WorkerNow, rank: int, course: JobCourse) -> RankStatus:

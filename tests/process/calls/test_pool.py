@@ -902,7 +902,7 @@ def test_the_files_of_a_pool_that_lives_long_do_not_grow(monkeypatch: pytest.Mon
         for _ in range(8):
             made.run(says, 1500)
         texts = [made.job.logs(each) for each in range(2)]
-        taken = sum(os.stat(file).st_blocks * 512 for files in made.job._files.values() for file in files)
+        taken = sum(os.stat(file).st_blocks * 512 for files in made.job._workers.files.values() for file in files)
         made.run(print, "last")
         following = [next(followed) for _ in range(1500)]
 
