@@ -461,6 +461,7 @@ def _who(rank: int, failure: ProcessFailure) -> dict[str, str]:
 def _trace_of(failure: ProcessFailure) -> str:
     """Return the traceback, the stacks or the message of the *failure*."""
     trace = failure.traceback or failure.message or NOT_AVAILABLE
+    # The stacks of a crash do not name the signal, as the message does.
     if failure.traceback and failure.exitcode < 0 and not failure.exception_type:
         trace = f"{failure.message}\n{failure.traceback}"
     if failure.exitcode < 0 and about_signal is not None:

@@ -439,8 +439,10 @@ class SimpleElasticAgent(ElasticAgent):
     def _stop(self, why: str, signum: int | None, grace: float | None) -> None:
         group = self._worker_group
         number = signal.SIGTERM if signum is None else signal.Signals(signum)
-        limit = self._shutdown_timeout
-        self._grace = limit if grace is None else grace if signum is not None else min(grace, limit)
+        self._grace = self._shutdown_timeout
+        if grace is not None:
+            # A request has its own time, also a longer one. A loss of contact only shortens the time.
+            self._grace = grace if signum is not None else min(grace, self._shutdown_timeout)
         self._sink(records.WorkersStopping(group.round, why, number, self._grace))
         self._telemetry.stopping()
         if signum is not None:

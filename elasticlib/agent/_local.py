@@ -281,6 +281,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._processes.poll()
         present = self._processes.round
+        # No worker is checked until the next round: to the health check this must not look like a hang.
         if present.any_failed() or present.gone():
             self._watch.rest()
         if present.all_succeeded():
@@ -364,6 +365,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _show_stacks_after_silence(self) -> None:
         """Let workers that were silent for long show their stacks; a signal ends the wait."""
         paths = [path for worker in self.workers_now() for path in (worker.stdout, worker.stderr) if path]
+        # Workers without files write to this program's own stdout and stderr.
         silence = silent_for(wall_time(), self._began, [*_CONSOLE, *paths])
         if silence < _LONG_SILENCE:
             return

@@ -71,10 +71,12 @@ def progress_screen() -> Iterator[Callable[[Callable[[], JobStatus]], contextlib
         if isinstance(each, logging.StreamHandler) and each.stream is terminal
     ]
     with contextlib.ExitStack() as until_end:
+        # A handler keeps the stream that it was made with, whatever sys.stderr becomes.
         for handler in handlers:
             handler.setStream(above)
             until_end.callback(handler.setStream, terminal)
         until_end.enter_context(contextlib.redirect_stderr(above))
+        # A pipe or a file gets the output unchanged.
         if output is not None and output.isatty():
             until_end.enter_context(contextlib.redirect_stdout(above))
         until_end.callback(above.end)

@@ -300,15 +300,22 @@ class Job:
 
     def status(self) -> JobStatus:
         """Return its present status, or its status at the end. Its text is a table of this machine's ranks."""
-        course, over, error = self._workers.course, self._over, self._error
-        state, why = course.state, course.why
-        if over:
-            state = "succeeded" if error is None else "stopped" if isinstance(error, SignalException) else "failed"
-            lines = "" if error is None else (str(error) or type(error).__name__).splitlines()
-            why = lines[0] if lines else ""
-        seconds = (self._ended if over else monotonic()) - self._began
-        ranks = self._workers.last if over else self._workers.ranks()
+        workers, course = self._workers, self._workers.course
+        if self._over:
+            (state, why), seconds, ranks = self._end(), self._ended - self._began, workers.last
+        else:
+            state, why, seconds, ranks = course.state, course.why, monotonic() - self._began, workers.ranks()
         return JobStatus(self.name, state, why, seconds, course.restarts, course.round, course.nodes, ranks)
+
+    def _end(self) -> tuple[str, str]:
+        """Return how the job has ended, and why."""
+        error = self._error
+        if error is None:
+            return "succeeded", ""
+        # A table of all failures may follow the first line of an error.
+        lines = (str(error) or type(error).__name__).splitlines()
+        state = "stopped" if isinstance(error, SignalException) else "failed"
+        return state, lines[0] if lines else ""
 
     @overload
     def logs(self, rank: int = 0, *, follow: Literal[False] = False) -> str: ...
@@ -378,6 +385,7 @@ class Job:
         if self._is_let_go():
             return
         self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
+        # A sink of records may call this in the job's own thread, which cannot wait for its own end.
         if wait and threading.current_thread() is not self._thread:
             for signum in self._wait(None):
                 raise interruption(signum, f"job {self.name!r} was being stopped: that was hurried")

@@ -55,6 +55,7 @@ class Shares:
             share = _gpu_shares.GpuShare(owner, found or (), may_share)
             self._shares.append(share)
         has_all = requested is None and found == seen
+        # Workers that may see all GPUs of this program inherit its own variables.
         variables = {}
         if found is not None and not has_all:
             variables = _gpu_shares.showing(found, os.environ)

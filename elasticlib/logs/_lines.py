@@ -124,6 +124,7 @@ class LineAssembler:
             out.append(self._line(self._seen(bytes(self._open)), end))
             self._open.clear()
             self._under = self._shown = self.due = None
+        # It may be the first half of "\r\n".
         is_incomplete = rest.endswith(b"\r")
         before = self._under
         out.append(self._rewrite(rest.removesuffix(b"\r")))

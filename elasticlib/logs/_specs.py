@@ -252,6 +252,7 @@ class DefaultLogsSpecs(LogsSpecs):
         try:
             self._folders.make_run(run_id)
             if _is_requested(self._redirects) or _is_requested(self._tee):
+                # A full disk takes an empty file, but not its first block.
                 with tempfile.TemporaryFile(dir=self._folders.run, buffering=0) as probe:
                     probe.write(bytes(_ROOM))
         except (OSError, ValueError) as error:

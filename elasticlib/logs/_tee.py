@@ -524,6 +524,7 @@ class _Watches:
         if stream.watch is not None or stream.polled:
             return
         watch = self._inotify.add(stream.fd) if self._inotify is not None else None
+        # The kernel has one watch for a file, also for another path to it: the second stream is polled.
         if watch is None or watch in self._watched:
             stream.polled = True
             return

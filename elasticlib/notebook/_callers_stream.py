@@ -153,6 +153,7 @@ class CallersStream:
 
     def watch(self, name: str, ranks: Sequence[int] | None, *, is_pool: bool, is_started: bool) -> None:
         """Report in the cell a long silence of *ranks* (None: all) of the job *name*."""
+        # While no rank is shown, silence means nothing.
         if self.word and (ranks is None or len(ranks) > 0):
             kind = "pool" if is_pool else "started" if is_started else "call"
             self._words = functools.partial(words, name, kind, ranks)

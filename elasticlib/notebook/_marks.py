@@ -93,6 +93,7 @@ class Reader:
         at = 0
         for found in _WHOLE.finditer(text):
             word, number, is_last, label, state, *mark = found.groups()
+            # The mark of another launch, or what only looks like one, is text like any other.
             if word != self._word:
                 continue
             before = text[at : found.start()]

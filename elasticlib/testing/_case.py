@@ -141,6 +141,7 @@ class ElasticTestCase(unittest.TestCase):
         first: BaseException | None = None
         for what, error in result.parts():
             if what is None:
+                # The test itself failed: that is raised after the failures of subtests, as it ends this method.
                 first = host.shown(error, result)
                 continue
             message, parameters = what

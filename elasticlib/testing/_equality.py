@@ -31,6 +31,7 @@ def _has_near(value: Any, torch: Any) -> bool:
 
 def check(case: Any, first: Any, second: Any, msg: Any, options: Mapping[str, Any], at: str = "") -> None:
     """Raise ``AssertionError`` unless both are equal; *at* is their path in the compared values."""
+    # Item by item, so that the error names the place of the difference.
     if _are_like_mappings(first, second) or _are_like_lists(first, second):
         for key, one, other in _pairs(first, second):
             check(case, one, other, msg, options, f"{at}[{key!r}]")

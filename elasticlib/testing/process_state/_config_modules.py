@@ -54,6 +54,7 @@ def choices() -> Choices:
 def _entries(unset: object) -> list[_Entry]:
     """Return each entry with a function that reads its override, and with its default."""
     global _found
+    # Modules are rarely removed, so their number shows whether some were added.
     if _found[0] != len(sys.modules):
         loaded = list(sys.modules.values())
         modules = [each for each in loaded if is_module(each) and is_config(each)]

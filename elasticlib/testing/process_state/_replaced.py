@@ -46,6 +46,7 @@ _seen: dict[str, tuple[tuple[str, ...], tuple[Any, ...], Functions]] = {}
 
 def functions() -> dict[str, Functions]:
     global _owners
+    # Modules are rarely removed, so their number shows whether some were added.
     if _owners[0] != len(sys.modules):
         _owners = len(sys.modules), dict(_found())
     return {name: _functions_of(name, members) for name, members in _owners[1].items()}

@@ -61,7 +61,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         _asked.checked_options(where, defaults(metafunc.config), one, known_backends(), marker.args if marker else ())
     except MarkError as error:
         raise pytest.Collector.CollectError(str(error)) from None
-    if len(sizes) > 1 or (isinstance(options.get("nproc"), Sequence)):
+    # A list of one number counts as well, so that the id of the test names it.
+    if len(sizes) > 1 or isinstance(options.get("nproc"), Sequence):
         if _SIZE not in metafunc.fixturenames:
             metafunc.fixturenames.append(_SIZE)
         metafunc.parametrize(_SIZE, sizes, indirect=True, ids=[f"nproc={size}" for size in sizes])

@@ -87,6 +87,7 @@ class Plugin:
         is_marked = item.get_closest_marker("elastic") is not None
         if self._problem is not None and (is_marked or _markers.case_of(item)):
             problem, self._problem = self._problem, None
+            # Its frames are those of this plugin, which explain nothing.
             raise problem.with_traceback(None)
         if not is_marked:
             return

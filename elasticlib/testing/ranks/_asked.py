@@ -82,10 +82,12 @@ def checked_options(
 
 
 def _check_backend(where: str, backend: Any, known: Collection[str]) -> None:
+    # torch lists a placeholder, "undefined", among its back ends.
     every = [*_BACKENDS]
     every += [each for each in known if each not in (*_BACKENDS, "undefined")]
     parts: list[str] = []
     if isinstance(backend, str):
+        # torch takes a back end for each type of device, as in cpu:gloo,cuda:nccl.
         parts = [part.rpartition(":")[2].lower() for part in backend.split(",")]
     if not parts or not set(parts).issubset(every):
         raise MarkError(f"{where}: backend={backend!r} is unknown: back ends are {', '.join(every)}")

@@ -142,6 +142,7 @@ def _called(call: RankCall, function: Callable[[], Any]) -> RankOutcome:
         kind = "xfailed" if isinstance(stop, pytest.xfail.Exception) else "skipped"
         return RankOutcome(kind, reason=str(stop), place=_outcomes.place(users_part(stop), call))
     except SystemExit as stop:
+        # A function may exit with status 0, but the body of a test must run to its end.
         if stop.code in (None, 0) and not call.is_body:
             return RankOutcome("passed")
         return RankOutcome("failed", failure=failure_of(call, stop))
