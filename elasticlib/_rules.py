@@ -29,7 +29,7 @@ def check_choice(name: str, value: object, known: Sequence[str]) -> None:
 
 
 def check_shutdown_timeout(value: object) -> None:
-    _check("shutdown_timeout", value, _is_time, _MUST_BE_SHUTDOWN_TIMEOUT)
+    _check("shutdown_timeout", value, is_time, _MUST_BE_SHUTDOWN_TIMEOUT)
 
 
 def check_logs_specs(value: object) -> None:
@@ -52,16 +52,16 @@ _MUST_BE_SHUTDOWN_TIMEOUT = "must be a number of seconds, 0 (SIGKILL at once) or
 _MUST_MAKE_LOGS = "must be a LogsSpecs, such as DefaultLogsSpecs(redirects=Std.ALL)"
 
 
-def _is_time(value: object) -> bool:
+def is_time(value: object) -> bool:
     """Return True for a finite number of seconds from 0 on."""
-    return _is_number(value) and 0 <= value < math.inf
+    return is_number(value) and 0 <= value < math.inf
 
 
 def _is_positive(value: object) -> bool:
-    return _is_number(value) and 0 < value < math.inf
+    return is_number(value) and 0 < value < math.inf
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Return True for Python's own numbers, but not for True and False."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -110,8 +110,8 @@ text = _rule(_is_text, "must be text without NUL characters")
 identity = and_(text, _rule(is_unicode, "must be text that can be written in UTF-8"))
 """Validator of text that becomes part of keys and signatures."""
 yes_or_no = _rule(lambda value: isinstance(value, bool), "must be True or False")
-shutdown_timeout = _rule(_is_time, _MUST_BE_SHUTDOWN_TIMEOUT)
-exit_timeout = _rule(_is_time, "must be a number of seconds, 0 (stop at once) or more, or None")
+shutdown_timeout = _rule(is_time, _MUST_BE_SHUTDOWN_TIMEOUT)
+exit_timeout = _rule(is_time, "must be a number of seconds, 0 (stop at once) or more, or None")
 logs_specs = _rule(_makes_logs, _MUST_MAKE_LOGS)
 
 

@@ -16,6 +16,7 @@ from json import dump, loads
 from typing import Any
 
 from elasticlib._clock import monotonic, wall_time
+from elasticlib.logs._layout import TEMPORARY_BASE
 from elasticlib.utils import stat_words
 
 MARK = ".elasticlib"
@@ -59,17 +60,17 @@ def holds_something(folder: str) -> bool:
         return True
 
 
-def one_more(parent: str, prefix: str) -> None:
-    """Note that another folder in *parent* stays: clean up old ones, at most once an hour per program."""
-    now = monotonic()
+def one_more(folder: str) -> None:
+    """Note that *folder* stays: clean up old ones beside it, at most once an hour per program."""
+    parent, now = os.path.dirname(folder), monotonic()
     if now >= _looked.get(parent, -_INTERVAL) + _INTERVAL:
         _looked[parent] = now
-        sweep(parent, prefix)
+        sweep(parent)
 
 
-def sweep(parent: str, prefix: str) -> None:
+def sweep(parent: str) -> None:
     """Delete the oldest of this user's marked folders in *parent*, until `KEPT` are left."""
-    marked = _marked_folders(parent, prefix)
+    marked = _marked_folders(parent)
     surplus = len(marked) - KEPT
     for marked_at, path in sorted(marked):
         # A folder is at least as young as its mark, and all that follow have younger marks. To search
@@ -82,11 +83,11 @@ def sweep(parent: str, prefix: str) -> None:
             surplus -= 1
 
 
-def _marked_folders(parent: str, prefix: str) -> list[tuple[float, str]]:
+def _marked_folders(parent: str) -> list[tuple[float, str]]:
     """Return (time of the mark, path) of each of this user's marked folders in *parent*."""
     named: list[str] = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
-        named = [entry.path for entry in entries if entry.name.startswith(prefix)]
+        named = [entry.path for entry in entries if entry.name.startswith(TEMPORARY_BASE)]
     marked = []
     for path in named:
         with contextlib.suppress(OSError):

@@ -281,7 +281,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def put_away(self, *, succeeded: bool) -> None:
         """Delete a temporary folder that is not needed after the launch."""
         if kept := self.kept_temporary_folder():
-            _old_folders.one_more(os.path.dirname(kept), TEMPORARY_BASE)
+            _old_folders.one_more(kept)
         else:
             self.remove_if_temporary(only_if_empty=not succeeded)
 
@@ -295,7 +295,7 @@ class DefaultLogsSpecs(LogsSpecs):
         if not base:
             return
         if only_if_empty and _old_folders.holds_something(base):
-            _old_folders.one_more(os.path.dirname(base), TEMPORARY_BASE)
+            _old_folders.one_more(base)
             return
         shutil.rmtree(base, ignore_errors=True)
         self._forget_folders()

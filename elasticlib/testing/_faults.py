@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, get_args
 
 from attrs import NOTHING, Attribute, asdict, field, fields, frozen
 
+from elasticlib._rules import is_index, is_number, is_time
 from elasticlib.errors import ConfigError
 
 VERSION = 1
@@ -32,8 +33,8 @@ def _must_be(holds: Callable[[Any], bool], rule: str) -> Callable[[Any, Attribut
     return check
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _is_finite(value: object) -> bool:
+    return is_number(value) and math.isfinite(value)
 
 
 def _is_whole(value: object) -> bool:
@@ -44,18 +45,18 @@ def _listed(values: tuple[str, ...]) -> str:
     return ", ".join(map(repr, values))
 
 
-_moment = _must_be(lambda value: _is_number(value) and value >= 0, "a number of seconds, 0 or more")
-_offset = _must_be(_is_number, "a number of seconds, below 0 for a clock that is behind")
-_drift = _must_be(lambda value: _is_number(value) and value >= -0.1, "seconds gained in each second, -0.1 or more")
-_period = _must_be(lambda value: _is_number(value) and value >= 0.001, "a number of seconds, 0.001 or more")
-_node = _must_be(lambda value: _is_whole(value) and value >= 0, "the number of a node, 0 for the first")
+_moment = _must_be(is_time, "a number of seconds, 0 or more")
+_offset = _must_be(_is_finite, "a number of seconds, below 0 for a clock that is behind")
+_drift = _must_be(lambda value: _is_finite(value) and value >= -0.1, "seconds gained in each second, -0.1 or more")
+_period = _must_be(lambda value: _is_finite(value) and value >= 0.001, "a number of seconds, 0.001 or more")
+_node = _must_be(is_index, "the number of a node, 0 for the first")
 _number = _must_be(lambda value: _is_whole(value) and value >= 1, "a whole number, 1 or more")
-_length = _must_be(lambda value: _is_whole(value) and value >= 0, "a number of characters, 0 or more")
+_length = _must_be(is_index, "a number of characters, 0 or more")
 _seed = _must_be(_is_whole, "a whole number")
 _yes_or_no = _must_be(lambda value: isinstance(value, bool), "True or False")
 _part = _must_be(lambda value: value in PARTS, f"one of {_listed(PARTS)}")
 _places = _must_be(lambda value: all(each in PLACES for each in value), f"some of {_listed(PLACES)}")
-_acts = _must_be(lambda value: all(_is_whole(each) and each >= 0 for each in value), "numbers of acts, 0 for the first")
+_acts = _must_be(lambda value: all(map(is_index, value)), "numbers of acts, 0 for the first")
 
 
 def _several(value: Any) -> tuple[Any, ...]:

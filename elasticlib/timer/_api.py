@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from elasticlib import processes
 from elasticlib._clock import monotonic, wall_time
+from elasticlib._rules import is_time
 from elasticlib._untrusted import Refusals, shown
 from elasticlib.errors import ConfigError, TimerError
 from elasticlib.processes import room_for_descriptors, start_thread, wait_readable
@@ -322,7 +323,7 @@ class ProcessTimers(Generic[R]):
 
 def checked_interval(value: float) -> float:
     """Return *value* in seconds, at least the minimum. Raises `ConfigError` if it is invalid."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if not is_time(value):
         raise ConfigError(f"max_interval={value!r} must be a finite number of seconds, 0 or more")
     return max(value, _SHORTEST)
 

@@ -27,6 +27,7 @@ from typing import ClassVar, TypeGuard
 from attrs import define
 
 from elasticlib._clock import monotonic, sleep, wall_time
+from elasticlib._rules import is_number
 from elasticlib._untrusted import Refusals, line as escaped, parse, shown
 from elasticlib.errors import ConfigError, TimerError, TimerServerError
 from elasticlib.processes import start_thread, wait_readable
@@ -354,7 +355,7 @@ def _read_request(line: bytes) -> FileTimerRequest:
         raise ValueError("pid is no process id")
     if not isinstance(scope, str):
         raise ValueError("scope_id is no text")
-    if not _is_number(deadline) or not is_deadline(deadline):
+    if not is_number(deadline) or not is_deadline(deadline):
         raise ValueError("expiration_time is no number, or too large")
     if not _is_signal(signum):
         raise ValueError("signal is no signal of this system")
@@ -363,10 +364,6 @@ def _read_request(line: bytes) -> FileTimerRequest:
 
 def _is_pid(value: object) -> TypeGuard[int]:
     return type(value) is int and 1 < value < 2**31
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_signal(value: object) -> TypeGuard[int]:

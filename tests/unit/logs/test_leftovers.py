@@ -14,7 +14,6 @@ import pytest
 from elasticlib.logs import DefaultLogsSpecs, _old_folders
 from elasticlib.logs._old_folders import KEPT, MARK, YOUNGEST, mark, sweep
 
-PREFIX = "torchelastic_"
 ENDED = {"started": "1"}
 """Facts of a program that is gone: its number is another one's by now."""
 Leave = Callable[..., Path]
@@ -25,7 +24,7 @@ def leave(tmp_path: Path) -> Leave:
     """Leaves a folder as a failed launch does, *age* seconds ago; *facts* differ from those of this program."""
 
     def new(number: int, age: float = 2 * YOUNGEST, **facts: Any) -> Path:
-        folder = tmp_path / f"{PREFIX}{number:03}"
+        folder = tmp_path / f"torchelastic_{number:03}"
         (folder / "run_x" / "attempt_0").mkdir(parents=True)
         (folder / "run_x" / "attempt_0" / "stderr.log").write_text("why it failed")
         (folder / MARK).write_text(json.dumps({"v": 1, **_old_folders._program(os.getpid()), **facts}))
@@ -43,7 +42,7 @@ def grow_old(folder: Path, age: float) -> None:
 def test_of_too_many_the_oldest_go(leave: Leave, tmp_path: Path) -> None:
     folders = [leave(number, **ENDED) for number in range(KEPT + 5)]
 
-    sweep(str(tmp_path), PREFIX)
+    sweep(str(tmp_path))
 
     assert folders[5:] == sorted(tmp_path.iterdir())
 
@@ -51,7 +50,7 @@ def test_of_too_many_the_oldest_go(leave: Leave, tmp_path: Path) -> None:
 def test_as_many_as_are_kept_all_stay(leave: Leave, tmp_path: Path) -> None:
     folders = [leave(number, **ENDED) for number in range(KEPT)]
 
-    sweep(str(tmp_path), PREFIX)
+    sweep(str(tmp_path))
 
     assert folders == sorted(tmp_path.iterdir())
 
@@ -64,7 +63,7 @@ def test_folders_with_young_marks_are_not_looked_through(
     looked_at: list[str] = []
     monkeypatch.setattr(_old_folders, "_has_ended", looked_at.append)
 
-    sweep(str(tmp_path), PREFIX)
+    sweep(str(tmp_path))
 
     assert [] == looked_at
 
@@ -76,7 +75,7 @@ def test_what_a_program_that_is_gone_has_left_may_go(
     monkeypatch.setattr(_old_folders, "KEPT", 0)
     folder = leave(0, **facts)
 
-    sweep(str(tmp_path), PREFIX)
+    sweep(str(tmp_path))
 
     assert not folder.exists()
 
@@ -99,7 +98,7 @@ def test_what_may_belong_to_a_living_program_stays(
     monkeypatch.setattr(_old_folders, "KEPT", 0)
     folder = leave(0, **facts)
 
-    sweep(str(tmp_path), PREFIX)
+    sweep(str(tmp_path))
 
     assert (folder / "run_x" / "attempt_0" / "stderr.log").exists()
 
@@ -113,7 +112,7 @@ def test_a_mark_that_is_none_keeps_its_folder(
     (folder / MARK).write_bytes(text.encode("utf-8", "surrogateescape"))
     grow_old(folder, 2 * YOUNGEST)
 
-    sweep(str(tmp_path), PREFIX)
+    sweep(str(tmp_path))
 
     assert folder.exists()
 
@@ -126,7 +125,7 @@ def test_what_changed_within_a_day_stays(
     folder = leave(0, **ENDED)
     os.utime(folder / young, (time.time() - YOUNGEST + 60,) * 2)
 
-    sweep(str(tmp_path), PREFIX)
+    sweep(str(tmp_path))
 
     assert folder.exists()
 
@@ -139,17 +138,17 @@ def test_only_marked_folders_of_that_name_are_touched(
     (unmarked / MARK).unlink()
     renamed = renamed.rename(tmp_path / "results")
     linked = linked.rename(tmp_path / "mine")
-    (tmp_path / f"{PREFIX}link").symlink_to(linked)
+    (tmp_path / "torchelastic_link").symlink_to(linked)
     for folder in (unmarked, renamed, linked):
         grow_old(folder, 2 * YOUNGEST)
 
-    sweep(str(tmp_path), PREFIX)
+    sweep(str(tmp_path))
 
     assert [True] * 3 == [folder.exists() for folder in (unmarked, renamed, linked)]
 
 
 def test_a_folder_that_cannot_be_listed_is_no_error(tmp_path: Path) -> None:
-    sweep(str(tmp_path / "gone"), PREFIX)
+    sweep(str(tmp_path / "gone"))
     mark(str(tmp_path / "gone"))
 
     assert not any(tmp_path.iterdir())
