@@ -134,8 +134,7 @@ class Watch:
 
     def explained(self, failures: dict[int, ProcessFailure], pids: Mapping[int, int]) -> dict[int, ProcessFailure]:
         """
-        Return *failures*, by global rank, with the watchdog's reasons and the workers that are
-        stuck.
+        Return *failures*, by global rank, with the watchdog's reasons and the workers that are stuck.
 
         *pids* has the process id of each worker of this node.
         """

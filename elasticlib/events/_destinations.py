@@ -56,8 +56,7 @@ os.register_at_fork(after_in_child=_renew_turn)
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
     """
-    Return the handler of *destination*: ``null``, ``console``, ``dynamic_rendezvous`` or an added
-    one.
+    Return the handler of *destination*: ``null``, ``console``, ``dynamic_rendezvous`` or an added one.
 
     Raises `UnknownNameError` (a ``KeyError``) for any other name. (torch:
     ``torch.distributed.elastic.events.get_logging_handler``)

@@ -111,8 +111,7 @@ _handlers: dict[str | None, MetricHandler] = {None: NullMetricHandler()}
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
     """
-    Send this program's metrics of *group* to *handler* from now on; None: those of all other
-    groups.
+    Send this program's metrics of *group* to *handler* from now on; None: those of all other groups.
 
     Raises `ConfigError` for a handler without ``emit``. (torch: ``torch.distributed.elastic.metrics.configure``)
     """

@@ -35,8 +35,7 @@ def create_c10d_store(
     use_libuv: bool | None = None,
 ) -> TCPStore:
     """
-    Return a client of the ``TCPStore`` at *server_addr*:*server_port*; the server also opens the
-    store.
+    Return a client of the ``TCPStore`` at *server_addr*:*server_port*; the server also opens the store.
 
     Port -1 means any free port, for a server without clients. The kernel chooses it, and chooses
     again if another program has it on one of the machine's addresses, *retries* times in all (at

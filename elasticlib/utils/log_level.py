@@ -20,8 +20,7 @@ LOG_LEVEL_VARIABLE = "LOGLEVEL"
 
 def level_of(text: str) -> int:
     """
-    Return the level that *text*, a value of ``LOGLEVEL``, names: in upper or lower case, or a
-    number.
+    Return the level that *text*, a value of ``LOGLEVEL``, names: in upper or lower case, or a number.
 
     Raises `ConfigError` (a ``ValueError``) for an invalid value.
     """

@@ -73,8 +73,7 @@ def barrier(
     trace_timeout: float = 10,
 ) -> None:
     """
-    Wait until *world_size* callers have called it with this *key_prefix*, which can be used only
-    once.
+    Wait until *world_size* callers have called it with this *key_prefix*, which can be used only once.
 
     Raises torch's ``DistStoreError`` (a ``RuntimeError``) after *barrier_timeout* seconds. If all
     callers give their *rank*, each error names up to 16 missing ranks, formatted by

@@ -76,8 +76,7 @@ def _is_ours(item: pytest.Item) -> bool:
 @pytest.fixture(scope="session")
 def elastic(request: pytest.FixtureRequest) -> Any:
     """
-    Call a function on ranks: ``elastic(function, *args, nproc=2, **kwargs)`` returns {rank:
-    result}.
+    Call a function on ranks: ``elastic(function, *args, nproc=2, **kwargs)`` returns {rank: result}.
 
     ``backend``, ``timeout``, ``group`` and ``device`` are the options of the marker ``elastic``. If
     the test has the marker, its values are the defaults. A test that takes this fixture runs in

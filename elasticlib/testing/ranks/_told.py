@@ -34,8 +34,7 @@ class TestReport:
 
     def stop(self) -> tuple[str, RankOutcome] | None:
         """
-        Return the text of a skip or expected failure, and the outcome of the rank that asked for
-        it.
+        Return the text of a skip or expected failure, and the outcome of the rank that asked for it.
 
         None if no rank asked for one, or if a rank failed.
         """

@@ -1,6 +1,5 @@
 """
-Arguments of a test that each rank makes: its rank and device, and pytest's fixtures for its
-process.
+Arguments of a test that each rank makes: its rank and device, and pytest's fixtures for its process.
 
 Rules of this file: the fixtures are pytest's own classes, with a minimal test item. They are
 finalized in reverse order when the function has ended.
