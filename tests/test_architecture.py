@@ -124,7 +124,7 @@ PURE = [
     "rendezvous/protocol/_messages.py",
     "rendezvous/_membership.py",
     "rendezvous/protocol/_operations.py",
-    "rendezvous/node/_belief.py",
+    "rendezvous/node/_identity.py",
     "rendezvous/node/_session_memory.py",
     "rendezvous/node/_own_heartbeats.py",
     "rendezvous/node/_outbox.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 SURVIVORS: dict[str, str] = {
     "node/_session_memory.py search: not (where)": "a simulated node always knows its store's place; test_session.py",
     "node/_session_memory.py search: not (status)": "a simulated node always knows its store's place; test_session.py",
-    "node/_belief.py Belief.whole: root_node stays, not found.node": (
+    "node/_identity.py NodeIdentity.whole: root_node stays, not found.node": (
         "the end names the same node already, or does not refer to what was found"
     ),
     "node/_session.py Session._hear: self.contact stays": "what it sets is set where a loss is judged, too",
@@ -24,20 +24,23 @@ SURVIVORS: dict[str, str] = {
     "node/_session_liveness.py step: not (contact.quiet_since)": ("only the seconds in a text for people"),
     "node/_session_liveness.py step: over stays, not True": ("the session hears nothing more once its part is over"),
     "coordinator/_outbox.py Outbox.written: self._unread stays": ("nodes of simulated jobs always send heartbeats"),
-    "coordinator/_outbox.py Outbox.is_parted: not (known is not None)": (
+    "coordinator/_outbox.py Outbox.is_untracked: not (known is not None)": (
         "no history has a memory set back that only the count of notices shows"
     ),
-    "coordinator/_outbox.py Outbox.is_parted: not (known != mailbox)": (
+    "coordinator/_outbox.py Outbox.is_untracked: not (known != mailbox)": (
         "no history has a memory set back that only the count of notices shows"
     ),
-    "coordinator/_outbox.py Outbox.is_parted: not (state.final is not None)": (
+    "coordinator/_outbox.py Outbox.is_untracked: not (state.final is not None)": (
         "no history has a memory set back after the end that only the count of notices shows"
     ),
-    "coordinator/_outbox.py Outbox.expect: without self.unparted.add(node)": (
+    "coordinator/_outbox.py Outbox.expect: without self.end_unread.add(node)": (
         "who is expected counts as gone until it sends heartbeats, and is told the end then"
     ),
     "node/_outbox.py NodeOutbox.add: not (isinstance(what, Describe))": (
         "no simulated node leaves or closes with a reason that is too long"
+    ),
+    "node/_outbox.py NodeOutbox.add: not (isinstance(what, Succeeded))": (
+        "no simulated node has another sidecar for the same round; test_session.py"
     ),
     "node/_outbox.py NodeOutbox.add: join stays, not None": (
         "a request to join is said again once it was posted, and by then it is described; but where the store denied it"
@@ -48,7 +51,7 @@ SURVIVORS: dict[str, str] = {
     "node/_session.py Session._believe: not (not isinstance(notice, messages.RoundEnd))": (
         "only whether a node that waits for ranks says so in its log"
     ),
-    "node/_session_liveness.py _with_signs_of_life: doubt stays, not "
+    "node/_session_liveness.py _with_signs_of_life: why_invalid stays, not "
     '"the heartbeat of the job\'s coordinator is an old one"': "only a text for people",
     "node/_session_liveness.py _lose_contact: try_at stays, not now": (
         "the moment of the last attempt lies before: the next one comes at once all the same"
@@ -83,7 +86,7 @@ SURVIVORS: dict[str, str] = {
         "a heartbeat that was read was stored, and mostly its answer said so; test_session_liveness.py"
     ),
     "node/_session_liveness.py attempt_of: not (heartbeat)": "only how long an attempt that fails may take",
-    "node/_session_liveness.py step: doubt stays, not ''": "only a text for people",
+    "node/_session_liveness.py step: why_invalid stays, not ''": "only a text for people",
     "node/_session_liveness.py _broken: trying stays, not False": "the session sets it for itself at each loss, too",
     "node/_session_memory.py Waiting.complain: why stays": "only a text for people",
     **dict.fromkeys(
@@ -113,9 +116,9 @@ SURVIVORS: dict[str, str] = {
             "only a message that a stranger withholds for minutes needs it: test_session.py, test_server_handover.py"
         )
         for fault in (
-            "greeted: heard stays, not max(self.heard, heard.count)",
-            "greeted: not (heard is None)",
-            "felt: heard stays, not max(self.heard, heard.count)",
+            "after_greeting: heard stays, not max(self.heard, heard.count)",
+            "after_greeting: not (heard is None)",
+            "after_heartbeat: heard stays, not max(self.heard, heard.count)",
         )
     },
     "protocol/_progress.py Seen.beyond: not (round >= 0)": "only a text for people",

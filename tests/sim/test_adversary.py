@@ -481,7 +481,7 @@ def takes_any_other_count_for_life(patch: pytest.MonkeyPatch) -> None:
 
 def takes_what_is_stored_for_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_session_liveness, "_alive_at", lambda contact: contact.acknowledged)
-    patch.setattr(_departures, "_tell_given_up", lambda entries, why: ())
+    patch.setattr(_departures, "_send_given_up", lambda entries, why: ())
 
 
 def never_says_again_that_it_waits(patch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def does_not_see_that_it_slept(patch: pytest.MonkeyPatch) -> None:
 
 def tells_nobody_that_he_was_given_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_node_liveness, "heard_again", lambda state, counts: (state, ()))
-    patch.setattr(_departures, "_tell_given_up", lambda entries, why: ())
+    patch.setattr(_departures, "_send_given_up", lambda entries, why: ())
 
 
 def takes_what_is_stored_for_read(patch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def join(state: JobState, report: Join, seq: int, now: float) -> Outcome:
     mailbox = mailbox_name(node, seq)
     state = _node_liveness.asks_anew(state, node)
     if state.final is not None:
-        return state, _round_end.tell_end(state, node, mailbox)
+        return state, _round_end.send_end(state, node, mailbox)
     entry = Entry(node, mailbox, seq, report.descriptor, requested_at=now, arrived=now)
     known = entry_of(state, node)
     if known is not None:

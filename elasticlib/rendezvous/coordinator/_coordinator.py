@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 from elasticlib.rendezvous.coordinator import _arrivals, _causes, _departures, _node_liveness, _places, _round_end
 from elasticlib.rendezvous.coordinator._finalizing import gather, status
 from elasticlib.rendezvous.coordinator._node_liveness import given_up, mailboxes, next_loss, read
-from elasticlib.rendezvous.coordinator._round_end import tell_end
+from elasticlib.rendezvous.coordinator._round_end import send_end
 from elasticlib.rendezvous.coordinator._state import (
     Action,
     Event,
@@ -33,7 +33,7 @@ from elasticlib.rendezvous.coordinator._state import (
 )
 from elasticlib.rendezvous.protocol import _messages as messages
 
-__all__ = ["abandon", "asks_again", "given_up", "mailboxes", "next_loss", "read", "status", "step", "tell_end"]
+__all__ = ["abandon", "asks_again", "given_up", "mailboxes", "next_loss", "read", "send_end", "status", "step"]
 
 
 def step(state: JobState, event: Event, now: float) -> Outcome:

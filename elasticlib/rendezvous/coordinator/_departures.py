@@ -157,7 +157,7 @@ def note_heartbeats(state: JobState, counts: Mapping[str, int], now: float) -> O
     """
     if state.final is not None or not state.rules.heartbeat:
         return state, ()
-    before, notices = _tell_those_heard_again(state, counts)
+    before, notices = _give_up_those_heard_again(state, counts)
     state, silent = _node_liveness.look(before, counts, now)
     state, refusals = _refuse_replacements(before, state, now)
     state, actions = _lose(state, silent)
@@ -172,7 +172,7 @@ def _refuse_replacements(before: JobState, state: JobState, now: float) -> Outco
     return state, actions
 
 
-def _tell_those_heard_again(state: JobState, counts: Mapping[str, int]) -> Outcome:
+def _give_up_those_heard_again(state: JobState, counts: Mapping[str, int]) -> Outcome:
     """Send `GivenUp` to nodes that were given up but send heartbeats again."""
     state, back = _node_liveness.heard_again(state, counts)
     notice = GivenUp(_silence(state))
@@ -186,7 +186,7 @@ def _lose(state: JobState, silent: Iterable[str]) -> Outcome:
         return state, ()
     why = _silence(state)
     entries = [entry_of(state, node) for node in silent]
-    notices = _tell_given_up(filter(None, entries), why)
+    notices = _send_given_up(filter(None, entries), why)
     state = _without_waiting(_node_liveness.give_up(state, silent), silent)
     current = state.round
     if current is None:
@@ -223,7 +223,7 @@ def _lose_members(state: JobState, current: Round, silent: Iterable[str]) -> Out
     return _end_for_losses(state, current, missed)
 
 
-def _tell_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
+def _send_given_up(entries: Iterable[Entry], why: str) -> tuple[Action, ...]:
     """
     Return a `GivenUp` notice for each entry, to be sent at once.
 

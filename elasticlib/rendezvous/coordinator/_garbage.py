@@ -61,10 +61,10 @@ class Garbage:
         """Return an independent copy."""
         return type(self)(dict(self._mailboxes), dict(self._gone), dict(self._ends), dict(self._silent))
 
-    def opened(self, node: str, mailbox: str, told: int = 0) -> None:
+    def opened(self, node: str, mailbox: str, sent: int = 0) -> None:
         """Note that the node reads in *mailbox*, which was given so many notices."""
         known = self._mailboxes.get(node, {})
-        self._mailboxes[node] = {**known, mailbox: max(told, known.get(mailbox, 0))}
+        self._mailboxes[node] = {**known, mailbox: max(sent, known.get(mailbox, 0))}
         self._gone.pop(node, None)
 
     def know(self, mailboxes: Mapping[str, str], outbox: Outbox) -> None:
@@ -96,15 +96,15 @@ class Garbage:
         keys: list[str] = []
         for node in nodes:
             del self._gone[node]
-            for mailbox, told in self._mailboxes.pop(node, {}).items():
+            for mailbox, sent in self._mailboxes.pop(node, {}).items():
                 # One more than were sent: the node was woken up from its wait there.
-                first = max(0, told - _MOST)
-                keys += (heartbeat_key(mailbox), *(mailbox_key(mailbox, index) for index in range(first, told + 1)))
+                first = max(0, sent - _MOST)
+                keys += (heartbeat_key(mailbox), *(mailbox_key(mailbox, index) for index in range(first, sent + 1)))
         return tuple(keys), nodes
 
     def give_up_silent(self, outbox: Outbox, counts: Mapping[str, int], now: float, timeout: float) -> None:
         """Stop waiting for nodes that got the end, and whose heartbeats have stopped since."""
-        for node in list(outbox.unparted):
+        for node in list(outbox.end_unread):
             mailbox = outbox.mailbox_of(node)
             heartbeat = _LastHeartbeat(mailbox, counts.get(mailbox, -1))
             # The time of a node begins with the first look after its end.
@@ -112,10 +112,10 @@ class Garbage:
             if heartbeat.follows(last):
                 self._ends[node] = heartbeat, now
             elif now >= since + timeout:
-                outbox.part(node)
+                outbox.forget(node)
                 self._silent[node] = last
         # Nodes that have read the end are not waited for any more, either.
-        for node in self._ends.keys() - outbox.unparted:
+        for node in self._ends.keys() - outbox.end_unread:
             del self._ends[node]
 
     def expect(self, outbox: Outbox, node: str, mailbox: str) -> None:
@@ -132,7 +132,7 @@ class Garbage:
         it lives.
         """
         silent = {node: heartbeat.mailbox for node, heartbeat in self._silent.items()}
-        return {**silent, **{node: outbox.mailbox_of(node) for node in outbox.unparted}}
+        return {**silent, **{node: outbox.mailbox_of(node) for node in outbox.end_unread}}
 
     def is_back(self, node: str, mailbox: str, count: int) -> bool:
         """
@@ -149,7 +149,7 @@ class Garbage:
 
     def clear_up(self, outbox: Outbox, watched: Collection[str], state: JobState, now: float) -> tuple[str, ...]:
         """Forget nodes that are gone; return the keys to delete for them."""
-        here = outbox.unparted.union(watched)
+        here = outbox.end_unread.union(watched)
         keys, gone = self.sweep(here, now, state.rules.heartbeat)
         # Otherwise a notice that is never read would be written again without end.
         for node in gone:
@@ -169,7 +169,7 @@ class Garbage:
     def from_plain(cls, body: Mapping[str, Mapping[str, Any]], now: float) -> Self:
         """Return the object that `plain` encoded; raise ValueError for an invalid number."""
         mailboxes = {
-            str(node): {str(mailbox): _untrusted.whole(told, 0) for mailbox, told in its.items()}
+            str(node): {str(mailbox): _untrusted.whole(sent, 0) for mailbox, sent in its.items()}
             for node, its in body.items()
         }
         return cls(mailboxes, dict.fromkeys(mailboxes, now))

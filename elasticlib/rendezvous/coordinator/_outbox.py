@@ -19,7 +19,15 @@ from typing_extensions import Self
 from elasticlib import _untrusted
 from elasticlib.rendezvous.coordinator._state import JobState
 from elasticlib.rendezvous.protocol._exchange import CAUSE, mailbox_key
-from elasticlib.rendezvous.protocol._messages import Failed, Final, Message, RankAssignment, Told, decode, encode
+from elasticlib.rendezvous.protocol._messages import (
+    CoordinatorNotice,
+    Failed,
+    Final,
+    Message,
+    RankAssignment,
+    decode,
+    encode,
+)
 from elasticlib.rendezvous.protocol._shortening import brief, refers
 
 _LONGEST_MAILBOX = _untrusted.LONGEST_NAME + 1 + 20
@@ -28,7 +36,7 @@ _LONGEST_MAILBOX = _untrusted.LONGEST_NAME + 1 + 20
 
 @frozen
 class _Notice:
-    notice: Told
+    notice: CoordinatorNotice
     at: float
     """Time of the last write."""
 
@@ -43,36 +51,36 @@ class _Notice:
 class Outbox:
     """Notices on their way, by mailbox."""
 
-    _told: dict[str, int] = Factory(dict)
+    _sent: dict[str, int] = Factory(dict)
     """Number of notices that each mailbox was given."""
     _unread: dict[str, dict[int, _Notice]] = Factory(dict)
-    _due: dict[str, Told] = Factory(dict)
+    _due: dict[str, CoordinatorNotice] = Factory(dict)
     _mailboxes: dict[str, str] = Factory(dict)
     """The latest mailbox of each node."""
-    unparted: set[str] = Factory(set)
+    end_unread: set[str] = Factory(set)
     """Nodes that were sent the end of the job, and have not reported that they read it."""
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        told, unread, due, mailboxes = dict(self._told), dict(self._unread), dict(self._due), dict(self._mailboxes)
-        return type(self)(told, unread, due, mailboxes, set(self.unparted))
+        sent, unread, due, mailboxes = dict(self._sent), dict(self._unread), dict(self._due), dict(self._mailboxes)
+        return type(self)(sent, unread, due, mailboxes, set(self.end_unread))
 
     def next_index(self, mailbox: str) -> int:
         """Return the number of the next notice in *mailbox*."""
-        return self._told.get(mailbox, 0)
+        return self._sent.get(mailbox, 0)
 
-    def add(self, mailbox: str, node: str, notice: Told, now: float) -> int:
+    def add(self, mailbox: str, node: str, notice: CoordinatorNotice, now: float) -> int:
         """Add a notice to those that are due; return how many the mailbox was given now."""
         self._turn(node, mailbox)
-        index = self._told.get(mailbox, 0)
-        self._told[mailbox] = index + 1
+        index = self._sent.get(mailbox, 0)
+        self._sent[mailbox] = index + 1
         self._unread[mailbox] = {**self._unread.get(mailbox, {}), index: _Notice(notice, now)}
         self._due[mailbox_key(mailbox, index)] = notice
         if isinstance(notice, Final):
-            self.unparted.add(node)
+            self.end_unread.add(node)
         return index + 1
 
-    def due(self) -> Mapping[str, Told]:
+    def due(self) -> Mapping[str, CoordinatorNotice]:
         """Return the notices to write, by key."""
         return self._due
 
@@ -102,11 +110,11 @@ class Outbox:
         """Use *mailbox* for this node from now on, and no older one."""
         old = self._mailboxes.get(node)
         if old is not None and old != mailbox:
-            self._told.pop(old, None)
+            self._sent.pop(old, None)
             self._unread.pop(old, None)
         self._mailboxes[node] = mailbox
 
-    def is_parted(self, node: str, mailbox: str, state: JobState) -> bool:
+    def is_untracked(self, node: str, mailbox: str, state: JobState) -> bool:
         """Return whether this mailbox is no longer tracked: the node left, or has a newer one."""
         known = self._mailboxes.get(node)
         if known is not None:
@@ -118,13 +126,13 @@ class Outbox:
     def expect(self, node: str, mailbox: str) -> None:
         """Note that the node must get the end of the job in *mailbox*."""
         self._turn(node, mailbox)
-        self._told.setdefault(mailbox, 0)
-        self.unparted.add(node)
+        self._sent.setdefault(mailbox, 0)
+        self.end_unread.add(node)
 
     def unsure(self) -> Mapping[str, str]:
         """Return the nodes that may not have read the end, though no unread notice of theirs is known."""
         mailboxes = {}
-        for node in self.unparted:
+        for node in self.end_unread:
             mailbox = self._mailboxes[node]
             if not self._unread.get(mailbox):
                 mailboxes[node] = mailbox
@@ -133,7 +141,7 @@ class Outbox:
     def catch_up(self, node: str, mailbox: str, read: int) -> None:
         """Note that the node has read more notices there than this outbox knows."""
         self._turn(node, mailbox)
-        self._told[mailbox] = read
+        self._sent[mailbox] = read
         self._unread.pop(mailbox, None)
 
     def give_up(self, node: str) -> None:
@@ -143,14 +151,14 @@ class Outbox:
     def retain(self, nodes: Collection[str]) -> None:
         """Forget all other nodes."""
         for node in [node for node in self._mailboxes if node not in nodes]:
-            self.part(node)
+            self.forget(node)
 
-    def part(self, node: str) -> None:
+    def forget(self, node: str) -> None:
         """Note that the node needs no more notices."""
-        self.unparted.discard(node)
+        self.end_unread.discard(node)
         mailbox = self._mailboxes.pop(node, None)
         if mailbox is not None:
-            self._told.pop(mailbox, None)
+            self._sent.pop(mailbox, None)
             self._unread.pop(mailbox, None)
 
     def mailbox_of(self, node: str) -> str:
@@ -175,13 +183,13 @@ class Outbox:
         """
         Return a JSON object for a successor with that *state*; it leaves out what *state* contains.
         """
-        texts: dict[Told, int] = {}
+        texts: dict[CoordinatorNotice, int] = {}
         mailboxes = {}
         for node, mailbox in self._mailboxes.items():
             unread = [
                 [index, _reference(each.notice, texts, state)] for index, each in self._unread.get(mailbox, {}).items()
             ]
-            mailboxes[mailbox] = [self._told[mailbox], int(node in self.unparted), unread]
+            mailboxes[mailbox] = [self._sent[mailbox], int(node in self.end_unread), unread]
         return {"boxes": mailboxes, "texts": [encode(notice).decode("ascii") for notice in texts]}
 
     @classmethod
@@ -194,18 +202,18 @@ class Outbox:
         """
         outbox = cls()
         texts = [_notice(text) for text in _untrusted.exactly(body["texts"], list)]
-        for mailbox, (told, unparted, unread) in _untrusted.exactly(body["boxes"], dict).items():
+        for mailbox, (sent, end_unread, unread) in _untrusted.exactly(body["boxes"], dict).items():
             node = _untrusted.name(mailbox, _LONGEST_MAILBOX).rpartition("/")[0]
-            outbox._told[mailbox] = _untrusted.whole(told, 0)
+            outbox._sent[mailbox] = _untrusted.whole(sent, 0)
             outbox._mailboxes[node] = mailbox
-            if unparted:
-                outbox.unparted.add(node)
+            if end_unread:
+                outbox.end_unread.add(node)
             for index, reference in unread:
                 notice = _referred(reference, texts, state)
                 outbox._restore(mailbox, _untrusted.whole(index, 0), notice, now)
         return outbox
 
-    def _restore(self, mailbox: str, index: int, notice: Told, now: float) -> None:
+    def _restore(self, mailbox: str, index: int, notice: CoordinatorNotice, now: float) -> None:
         self._unread.setdefault(mailbox, {})[index] = _Notice(notice, now)
         self._due[mailbox_key(mailbox, index)] = notice
 
@@ -214,7 +222,7 @@ class Outbox:
 # below are the ranks of the present round by group rank. 0 and above are texts.
 
 
-def _reference(notice: Told, texts: dict[Told, int], state: JobState) -> int | None:
+def _reference(notice: CoordinatorNotice, texts: dict[CoordinatorNotice, int], state: JobState) -> int | None:
     """
     Return the reference to a *notice*; add it to the *texts* if the state does not contain it.
     """
@@ -227,9 +235,9 @@ def _reference(notice: Told, texts: dict[Told, int], state: JobState) -> int | N
     return texts.setdefault(notice, len(texts))
 
 
-def _referred(reference: int | None, texts: Sequence[Told], state: JobState) -> Told:
+def _referred(reference: int | None, texts: Sequence[CoordinatorNotice], state: JobState) -> CoordinatorNotice:
     """Return the notice of a *reference*; raise ValueError or IndexError for an invalid one."""
-    found: Told | None
+    found: CoordinatorNotice | None
     if reference is None:
         found = state.final
     elif _untrusted.whole(reference) >= 0:
@@ -241,7 +249,7 @@ def _referred(reference: int | None, texts: Sequence[Told], state: JobState) -> 
     return found
 
 
-def referring(due: Mapping[str, Told]) -> dict[str, Message]:
+def referring(due: Mapping[str, CoordinatorNotice]) -> dict[str, Message]:
     """
     Return the messages to write, in this order.
 
@@ -249,7 +257,7 @@ def referring(due: Mapping[str, Told]) -> dict[str, Message]:
     a few lines of it.
     """
     # Thousands of notices share one end of the job: it is shortened once, by its identity.
-    short: dict[int, Told] = {}
+    short: dict[int, CoordinatorNotice] = {}
     causes: dict[str, Message] = {}
     for notice in due.values():
         if isinstance(notice, Final) and id(notice) not in short:
@@ -267,8 +275,8 @@ def _whole_cause(final: Final) -> dict[str, Message]:
     return {CAUSE: Failed(final.root_node, 0, (final.root,))}
 
 
-def _notice(text: Any) -> Told:
+def _notice(text: Any) -> CoordinatorNotice:
     message = decode(_untrusted.exactly(text, str).encode("ascii"))
-    if not isinstance(message, Told):
+    if not isinstance(message, CoordinatorNotice):
         raise ValueError(f"a {type(message).__name__} is where a notice should be")
     return message

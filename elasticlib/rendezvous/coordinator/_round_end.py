@@ -132,7 +132,7 @@ def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]
     return dict(latest)
 
 
-def tell_end(state: JobState, node: str, mailbox: str) -> tuple[Send, ...]:
+def send_end(state: JobState, node: str, mailbox: str) -> tuple[Send, ...]:
     """Send the end of the job, if it has ended, to a *node* that waits at *mailbox*."""
     final = state.final
     if final is None:

@@ -186,7 +186,7 @@ class Server:
             self._abandon_now(self._abandon, now, out)
         if self._leaver is not None:
             # Its later messages do not change that: it does not wait for the answer.
-            self._outbox.part(self._leaver)
+            self._outbox.forget(self._leaver)
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
         is_time_to_look = self._interval > 0 and now >= self._look_at
@@ -236,7 +236,7 @@ class Server:
             return False
         if now >= self._leave_by:
             return True
-        has_readers = bool(self._outbox.unparted) or now < self._readers_until
+        has_readers = bool(self._outbox.end_unread) or now < self._readers_until
         return not has_readers and self._abandon is None
 
     def _stop(self, out: list[events.Action]) -> None:
@@ -275,11 +275,11 @@ class Server:
                 # The number of notices that it read there was forgotten: its heartbeats report it.
                 self._garbage.expect(self._outbox, join.node, mailbox)
                 if not self._interval:
-                    self._follow((self.state, self.logic.tell_end(self.state, join.node, mailbox)), now, out)
+                    self._follow((self.state, self.logic.send_end(self.state, join.node, mailbox)), now, out)
         self._step(MessageReceived(envelope.seq, envelope.report), now, out)
         # A node that leaves does not wait for the answer.
         if isinstance(envelope.report, (messages.Acknowledgement, messages.Leave)):
-            self._outbox.part(envelope.report.node)
+            self._outbox.forget(envelope.report.node)
 
     def _listen(self, found: Sequence[bytes | None], now: float, out: list[events.Action]) -> None:
         here = {**self.logic.mailboxes(self.state), **self._garbage.awaited(self._outbox)}
@@ -313,19 +313,19 @@ class Server:
         if self._garbage.is_back(node, mailbox, heartbeat.count):
             # It was thought gone, and has not read how its job ended.
             self._outbox.catch_up(node, mailbox, heartbeat.read)
-            self._follow((self.state, self.logic.tell_end(self.state, node, mailbox)), now, out)
+            self._follow((self.state, self.logic.send_end(self.state, node, mailbox)), now, out)
         self._outbox.note(mailbox, heartbeat.read)
         if heartbeat.read:
             self._garbage.has_read(node, mailbox)
         heard, timeout = self.state.heard.get(node, 0), self.state.rules.heartbeat
         if (number := self._incoming.removed(node, heartbeat.said, heard, now, timeout)) is not None:
             self._abandon = events.Abandon(f"message {number} of node {node} was removed from the store unread{ADVICE}")
-        told = self._outbox.next_index(mailbox)
-        if self.journaled and heartbeat.read > told and not self._outbox.is_parted(node, mailbox, self.state):
+        known = self._outbox.next_index(mailbox)
+        if self.journaled and heartbeat.read > known and not self._outbox.is_untracked(node, mailbox, self.state):
             self._outbox.catch_up(node, mailbox, heartbeat.read)
             if self.state.final is not None:
                 self._follow((self.state, (Send(mailbox, node, self.state.final),)), now, out)
-            self._set_back(f"node {node} has read {heartbeat.read} notices, but the saved state has {told}", now, out)
+            self._set_back(f"node {node} has read {heartbeat.read} notices, but the saved state has {known}", now, out)
 
     # Output.
 

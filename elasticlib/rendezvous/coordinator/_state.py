@@ -136,7 +136,7 @@ class Send:
 
     mailbox: str
     node: str
-    notice: messages.Told
+    notice: messages.CoordinatorNotice
 
 
 @frozen

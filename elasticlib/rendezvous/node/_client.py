@@ -36,7 +36,7 @@ from elasticlib.processes import start_thread
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.net._dial import RefusedError
 from elasticlib.rendezvous.node import _session_events as events
-from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.node._identity import NodeIdentity
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_liveness import Limits, TimePassed
 from elasticlib.rendezvous.protocol import _messages as messages
@@ -108,8 +108,8 @@ class NodeClient:
         """Held while a connection is called; notified when there is something to do."""
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._connection: Connection | None = None
-        belief = Belief(run_id, node, key, after=after, sent=sent)
-        self._session, self._first = Session.begin(belief, limits or Limits(), clock(), terms, where)
+        identity = NodeIdentity(run_id, node, key, after=after, sent=sent)
+        self._session, self._first = Session.begin(identity, limits or Limits(), clock(), terms, where)
 
     def start(self) -> Self:
         """Start to look for the job; once. Return the member itself."""
@@ -134,7 +134,7 @@ class NodeClient:
         """
         # If the job must end with this node, its coordinator is here and needs no message.
         if not isinstance(report, messages.Leave) or not self._on_leave(report.why):
-            self._say(events.Tell(_checked(fitting(report))), type(report).__name__)
+            self._say(events.SendReport(_checked(fitting(report))), type(report).__name__)
 
     def hold(self, paused: bool) -> None:
         """Pause this node's heartbeats, so that the others count it as lost, or resume them."""
@@ -247,9 +247,9 @@ class NodeClient:
 
     # Calls of the connections.
 
-    def tell(self, event: events.Event, lane: events.Lane | None = None) -> None:
+    def tell(self, event: events.Event, thread: events.ConnectionThread | None = None) -> None:
         """
-        Pass *event* to the session, and do its actions; the *lane* of its connection finds its own
+        Pass *event* to the session, and do its actions; the *thread* of its connection finds its own
         work.
         """
         with self.turned:
@@ -263,7 +263,7 @@ class NodeClient:
             if self._ready >= 0 and (has_news or is_sooner):
                 os.eventfd_write(self._ready, 1)
             connection = getattr(event, "connection", None)
-            has_work = any(not _is_own_work(action, connection, lane) for action in actions)
+            has_work = any(not _is_own_work(action, connection, thread) for action in actions)
             if has_work or before.speaks_at() != self._session.speaks_at():
                 # A connection has something to do, or something else to wait for.
                 self.turned.notify_all()
@@ -291,7 +291,7 @@ class NodeClient:
 
     def idle(self) -> float | None:
         """
-        Return the seconds until the speaking lane must look for work on its own. Call with `turned`
+        Return the seconds until the speaking thread must look for work on its own. Call with `turned`
         held.
         """
         return self._until(self._session.speaks_at())
@@ -343,11 +343,11 @@ class NodeClient:
                 assert_never(action)
 
 
-def _is_own_work(action: events.Action, connection: int | None, lane: events.Lane | None) -> bool:
-    """Return whether the *lane* that is at work finds the action on its own."""
+def _is_own_work(action: events.Action, connection: int | None, thread: events.ConnectionThread | None) -> bool:
+    """Return whether the *thread* that is at work finds the action on its own."""
     if not isinstance(action, events.Ask):
         return False
-    return action.connection == connection and action.lane == lane
+    return action.connection == connection and action.thread == thread
 
 
 def _checked(report: messages.Report) -> messages.Report:
@@ -359,7 +359,7 @@ def _checked(report: messages.Report) -> messages.Report:
 @define(eq=False)
 class Connection:
     """
-    A connection to the job's store, from its first attempt to its end; `start` it once. Each lane has a thread.
+    A connection to the job's store, from its first attempt to its end; `start` it once. It has two threads.
 
     One that was given up ends when its last call returns, which in a frozen store may take minutes.
     """
@@ -373,7 +373,7 @@ class Connection:
     dial: Dial
     limit: float
     """Seconds for the attempt to connect."""
-    _work: dict[events.Lane, events.Ask] = field(factory=dict)
+    _work: dict[events.ConnectionThread, events.Ask] = field(factory=dict)
     _ending: bool = False
     _watch: Exchange | None = None
     _exchange: Exchange | None = None
@@ -386,7 +386,7 @@ class Connection:
     def ask(self, ask: events.Ask) -> None:
         """Perform *ask*, unless this connection was given up. Call with `turned` held."""
         if not self._ending:
-            self._work[ask.lane] = ask
+            self._work[ask.thread] = ask
 
     def end(self) -> None:
         """End the connection after the pending requests. Call with `turned` held."""
@@ -397,7 +397,7 @@ class Connection:
         self._ending = True
         self._work.clear()
         if self._watch is not None:
-            # Its lane may wait in the store for minutes; the speaking lane ends with its call.
+            # The watching thread may wait in the store for minutes; the speaking one ends with its call.
             self._watch.close()
 
     def join(self, timeout: float) -> None:
@@ -431,7 +431,7 @@ class Connection:
                 if not self._ending:
                     self._run(self._listen, "elasticlib-notices")
             self.client.tell(events.Connected(self.number))
-            self._serve(events.Lane.SPEAK, exchange)
+            self._serve(events.ConnectionThread.SPEAK, exchange)
         finally:
             exchange.close()
 
@@ -439,13 +439,13 @@ class Connection:
         assert self._exchange is not None
         exchange = self._watch = self._exchange.clone()
         try:
-            self._serve(events.Lane.WATCH, exchange)
+            self._serve(events.ConnectionThread.WATCH, exchange)
         finally:
             exchange.close()
 
-    def _serve(self, lane: events.Lane, exchange: Exchange) -> None:
-        while (ask := self._next(lane)) is not None:
-            self.client.tell(self._done(ask, exchange), lane)
+    def _serve(self, thread: events.ConnectionThread, exchange: Exchange) -> None:
+        while (ask := self._next(thread)) is not None:
+            self.client.tell(self._done(ask, exchange), thread)
 
     def _done(self, ask: events.Ask, exchange: Exchange) -> events.Event:
         what = ask.operation
@@ -456,27 +456,27 @@ class Connection:
         except RequestRefusedError as error:
             return events.Denied(self.number, ask.number, str(error), error.too_large)
 
-    def _idle(self, lane: events.Lane) -> float | None:
+    def _idle(self, thread: events.ConnectionThread) -> float | None:
         """
-        Return the seconds until the lane has work of its own; only the speaking lane ever has.
+        Return the seconds until the thread has work of its own; only the speaking thread ever has.
         """
-        return self.client.idle() if lane is events.Lane.SPEAK else None
+        return self.client.idle() if thread is events.ConnectionThread.SPEAK else None
 
-    def _next(self, lane: events.Lane) -> events.Ask | None:
-        """Return the next operation of the lane, once there is one; None at the end."""
+    def _next(self, thread: events.ConnectionThread) -> events.Ask | None:
+        """Return the next operation of the thread, once there is one; None at the end."""
         while True:
             with self.client.turned:
                 # Pending requests are done even if the connection ends: a goodbye is requested just
                 # before.
-                if (ask := self._work.pop(lane, None)) is not None:
+                if (ask := self._work.pop(thread, None)) is not None:
                     return ask
                 if self._ending:
                     return None
-                idle = self._idle(lane)
+                idle = self._idle(thread)
                 # Without a time of its own it waits until the client has a request for it.
                 is_early = idle is None or idle > 0
                 if is_early:
                     self.client.turned.wait(idle)
-            # Outside the wait, as the tick may give this lane its next operation.
+            # Outside the wait, as the tick may give this thread its next operation.
             if not is_early:
                 self.client.tell(TimePassed())

@@ -73,10 +73,10 @@ class NodeOutbox:
         if not self.join_seq and isinstance(what, Failed | Stopped | Succeeded):
             return evolve(self, succeeded=what.round) if isinstance(what, Succeeded) else self
         if isinstance(what, (Failed, Stopped)):
-            told = whole(what)
+            failures = whole(what)
             # In full only if the coordinator has asked: thousands of nodes may report at once.
-            out = self._with(told if told.round == self.asked else early(told, self.whole))
-            return evolve(out, whole=told) if told.failures else out
+            out = self._with(failures if failures.round == self.asked else early(failures, self.whole))
+            return evolve(out, whole=failures) if failures.failures else out
         out = self._with(what if isinstance(what, Describe) else fitting(what))
         return evolve(out, join_seq=out.seq, join_sent=None, join=None) if isinstance(what, Describe) else out
 

@@ -13,13 +13,13 @@ import math
 from attrs import evolve, frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous.protocol._heartbeats_read import TOLD_MODULO, HeartbeatsRead
+from elasticlib.rendezvous.protocol._heartbeats_read import REPORT_MODULO, HeartbeatsRead
 from elasticlib.rendezvous.protocol._messages import RankAssignment
 from elasticlib.rendezvous.protocol._timing import INTERVAL
 
 _UNANSWERED = frozenset(6 * 2**times for times in range(20))
 """Heartbeats without ranks after which the request to join may have been removed from the store."""
-_FAR = TOLD_MODULO // 2
+_FAR = REPORT_MODULO // 2
 """
 Heartbeats after one that was read from which reports are ignored: they might mean an older
 heartbeat.
@@ -98,19 +98,19 @@ class OwnHeartbeats:
         # Only a remainder of a number is reported: so far ahead it could mean an older heartbeat.
         return self.count - self._known >= _FAR
 
-    def hears(self, told: HeartbeatsRead | None, *, answered: bool) -> tuple[Self, float | None]:
+    def hears(self, report: HeartbeatsRead | None, *, answered: bool) -> tuple[Self, float | None]:
         """
-        Take the coordinator's report *told*; return the time at which the last heartbeat it has
-        read was sent.
+        Take the coordinator's *report*; return the time at which the last heartbeat it has read
+        was sent.
 
         The time is None if the report does not show it. *answered*: the report was requested after
         one of these heartbeats.
         """
         if answered:
             self = evolve(self, answered=self.answered + 1)
-        if told is None or self.ranks is None or told.round != self.ranks.round or self._is_far():
+        if report is None or self.ranks is None or report.round != self.ranks.round or self._is_far():
             return self, None
-        count = told.count(self.ranks.group_rank, self._known)
+        count = report.count(self.ranks.group_rank, self._known)
         sent = dict(self._sent).get(count)
         if sent is None:
             return self, None

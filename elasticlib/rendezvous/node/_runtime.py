@@ -94,8 +94,7 @@ class NodeRuntime:
         self._candidate: Any = None
         self._served: str | None = None
         """
-        Id of the job in whose store this one is a guest; empty if that job has ended; None: its own
-        store.
+        Id of the job whose store this one shares; empty if that job has ended; None: its own store.
         """
         self._store_mark: bytes | None = None
         """A mark that the store's process made up: another process has no data of this job."""
@@ -127,7 +126,7 @@ class NodeRuntime:
             run_id=job.run_id,
             terms=job.terms,
             key=self._key,
-            limits=Limits(job.rules.join_limit, job.reconnect_timeout, 0.0, elected=self._by_election),
+            limits=Limits(job.rules.join_limit, job.reconnect_timeout, 0.0, has_election=self._by_election),
             clock=self._clock,
             on_leave=self._left,
             where=f"{job.backend} at {job.endpoint}",

@@ -1,7 +1,7 @@
 """
 One node's session with its job: its requests to the store, and its use of the answers. Pure.
 
-A connection has two lanes, each with one operation at a time. One speaks (greeting, messages,
+A connection has two threads, each with one operation at a time. One speaks (greeting, messages,
 heartbeats), one watches for the next notice in this node's mailbox. A connection that was given up
 is ignored. Requests on it that matter are repeated on the next one, which is possible since
 messages have numbers.
@@ -24,11 +24,11 @@ from elasticlib._times import soonest
 from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events, _session_liveness, _session_memory as memory
-from elasticlib.rendezvous.node._belief import Belief, Doubt, doubted
+from elasticlib.rendezvous.node._identity import NodeIdentity, SuspectedGreeting, suspected_again
 from elasticlib.rendezvous.node._outbox import NodeOutbox, Written
 from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
 from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, TimePassed
-from elasticlib.rendezvous.node._session_memory import Lanes, Mailbox, PendingOperation, Task, Waiting
+from elasticlib.rendezvous.node._session_memory import Mailbox, PendingOperation, PendingOperations, Task, Waiting
 from elasticlib.rendezvous.protocol import _exchange as exchange, _messages as messages
 from elasticlib.rendezvous.protocol._operations import Delete, Log, Operation, Post, Read, Take, Update, Wait, refuse
 from elasticlib.rendezvous.protocol._progress import Seen
@@ -39,7 +39,7 @@ from elasticlib.rendezvous.protocol._timing import GRACE
 class Session:
     """One node's knowledge of its job. `drain` returns the events for its agent."""
 
-    belief: Belief
+    identity: NodeIdentity
     contact: SessionLiveness
     terms: messages.Terms | None = None
     where: str = ""  # the store's place, for people
@@ -47,7 +47,7 @@ class Session:
     final: messages.Final | None = None
     error: events.Permanent | None = None  # the error that ended this node's part
     closed: bool = False
-    parted: bool = False  # closed, and everything that could be sent was sent
+    left: bool = False  # closed, and everything that could be sent was sent
     spares: int = 0  # nodes that wait for ranks, as the coordinator says
     status: str = ""  # the nodes for which the job waits, as the coordinator says
     seen: Seen = field(factory=Seen)  # the latest known state of the job
@@ -60,18 +60,18 @@ class Session:
     _connection: int = 0
     _connected: bool = False
     _greeted: bool = False
-    _lanes: Lanes = field(factory=Lanes)
-    _doubt: Doubt | None = None  # of the greeting that was read last
+    _pending: PendingOperations = field(factory=PendingOperations)
+    _suspected: SuspectedGreeting | None = None  # the greeting that was read last, if it seems foreign
     _ending: messages.Final | None = None  # while its whole root cause is being read
     _refusals: Refusals = field(factory=Refusals)
 
     @classmethod
     def begin(
-        cls, belief: Belief, limits: Limits, now: float, terms: messages.Terms | None = None, where: str = ""
+        cls, identity: NodeIdentity, limits: Limits, now: float, terms: messages.Terms | None = None, where: str = ""
     ) -> tuple[Session, tuple[events.Action, ...]]:
         """Return the session of a node without any contact, and its first actions."""
         contact, actions = _session_liveness.begin(limits, now)
-        session, out = cls(belief, contact, terms, where, outbox=NodeOutbox(seq=belief.sent)), list[events.Action]()
+        session, out = cls(identity, contact, terms, where, outbox=NodeOutbox(seq=identity.sent)), list[events.Action]()
         session._obey(actions, now, out)
         return session, tuple(out)
 
@@ -99,15 +99,15 @@ class Session:
 
     def speaks_at(self) -> float | None:
         """
-        Return the time at which the speaking lane needs a `Tick`; None: not before the next event.
+        Return the time at which the speaking thread needs a `Tick`; None: not before the next event.
         """
-        if not self._connected or self.parted:
+        if not self._connected or self.left:
             return None
-        if not self._lanes.is_free(events.Lane.SPEAK):
+        if not self._pending.is_free(events.ConnectionThread.SPEAK):
             return None
         if self._greeted:
             return self._heartbeats.due_at if self._may_send_heartbeat() else None
-        return None if self._doubt is None else self._doubt.look_at
+        return None if self._suspected is None else self._suspected.look_at
 
     def kill_at(self) -> float | None:
         """
@@ -125,27 +125,27 @@ class Session:
             case events.Connected():
                 self._connected = True
             case events.ConnectionLost(_, why, gone):
-                if not self.parted:
+                if not self.left:
                     self._disconnected()
                     # Even if contact is not judged any more.
                     self.contact = evolve(self.contact, trying=False)
                     self.status = ""
                     self._judge(_session_liveness.Broken(why, gone), now, out)
             case events.OperationDone(_, number, result):
-                self._lanes, asked = self._lanes.answered(number)
+                self._pending, asked = self._pending.answered(number)
                 if asked is not None:
                     self._answered(asked, result, now, out)
             case events.Denied(_, number):
-                self._lanes, asked = self._lanes.answered(number)
+                self._pending, asked = self._pending.answered(number)
                 is_envelope = asked is not None and asked.task is Task.POST
-                self._outbox, error = self._outbox.denied(event, is_envelope, self.belief.node)
+                self._outbox, error = self._outbox.denied(event, is_envelope, self.identity.node)
                 if error is not None:
                     self._fail(error, out)
             case events.Refused(_, error):
                 self._fail(error, out)
             case events.Seek(slots, role):
                 self._seek(events.Describe(slots, role), now)
-            case events.Tell(report):
+            case events.SendReport(report):
                 self._outbox = self._outbox.add(report)
             case events.SuspendHeartbeats(held):
                 self._heartbeats = self._heartbeats.hold(held, now)
@@ -156,7 +156,7 @@ class Session:
 
     def _seek(self, describe: events.Describe, now: float) -> None:
         self._outbox = self._outbox.add(describe)
-        name = exchange.mailbox_name(self.belief.node, self._outbox.join_seq)
+        name = exchange.mailbox_name(self.identity.node, self._outbox.join_seq)
         self._mailbox = self._mailbox.opened(name, self.seen.epoch)
         # Events that the agent did not take are about ranks that this node does not want any more.
         self.words = tuple(it for it in self.words if not isinstance(it, (messages.RankAssignment, messages.RoundEnd)))
@@ -190,7 +190,7 @@ class Session:
 
     def _give_up(self, action: _session_liveness.GiveUp) -> None:
         """End this node's part with an error that names the place where the job was sought."""
-        hosts_alone = self._host == self.belief.node and not self.contact.limits.elected
+        hosts_alone = self._host == self.identity.node and not self.contact.limits.has_election
         # No node coordinates the job any more: its store is gone, or its coordinator is this node,
         # which is cut off.
         has_no_coordinator = action.gone or (action.closed and hosts_alone)
@@ -198,7 +198,7 @@ class Session:
             self.words += (messages.StoreGone(action.why),)
         host = self._host if self.contact.met else ""
         place = memory.search(self.where, host, self.status)
-        self.error = self.belief.gave_up(action.closed, f"{place}: {action.why}")
+        self.error = self.identity.gave_up(action.closed, f"{place}: {action.why}")
 
     def _stop(self, why: str, grace: float | None = None) -> None:
         """
@@ -212,7 +212,7 @@ class Session:
 
     def _disconnected(self) -> None:
         self._connected = self._greeted = False
-        self._doubt, self._lanes = None, self._lanes.cleared()
+        self._suspected, self._pending = None, self._pending.cleared()
         self._heartbeats, self._mailbox = evolve(self._heartbeats, due_at=0.0), self._mailbox.awaits(None)
 
     def _fail(self, error: events.Permanent, out: list[events.Action]) -> None:
@@ -230,7 +230,7 @@ class Session:
             case Task.GREET, [data, heard]:
                 self._greet(data or b"", heard, now, out)
             case Task.DESCRIBE, messages.Descriptor():
-                join = self.belief.join(result, self.terms, self.seen)
+                join = self.identity.join(result, self.terms, self.seen)
                 self._outbox = self._outbox.described(asked.seq, join)
             case Task.POST, _:
                 self._posted(asked, now, out)
@@ -251,7 +251,7 @@ class Session:
             self._notice(key, data, now, out)
 
     def _found(self, is_there: bool, now: float, out: list[events.Action]) -> None:
-        """Read the greeting if there is one; else the speaking lane waits for it again."""
+        """Read the greeting if there is one; else the speaking thread waits for it again."""
         if not is_there:
             self.status = "the store answers, but no node coordinates this job yet"
             return
@@ -270,16 +270,16 @@ class Session:
 
     def _greet(self, data: bytes, heard: bytes | None, now: float, out: list[events.Action]) -> None:
         try:
-            announcement = self.belief.announcement(data)
+            announcement = self.identity.announcement(data)
         except errors.RendezvousClosedError as error:
             self._fail(error, out)
         except errors.RendezvousStateError as error:
-            self.status, self._doubt = str(error), doubted(self._doubt, now)
-            if self._doubt.is_over():
+            self.status, self._suspected = str(error), suspected_again(self._suspected, now)
+            if self._suspected.is_over():
                 self._fail(error, out)
         else:
-            self.belief = evolve(self.belief, nonce=announcement.nonce)
-            self.seen = self.seen.greeted(announcement.nonce, self.belief.heard(heard)[0])
+            self.identity = evolve(self.identity, nonce=announcement.nonce)
+            self.seen = self.seen.after_greeting(announcement.nonce, self.identity.heard(heard)[0])
             self._host, self._greeted, self.status = announcement.host, True, ""
             self._judge(_session_liveness.Greeted(announcement.heartbeat), now, out)
 
@@ -289,14 +289,14 @@ class Session:
         """
         if asked.task is Task.HEARTBEAT:
             self._heartbeats = evolve(self._heartbeats, stored=asked.sent)
-        heard, doubt = self.belief.heard(raw)
+        heard, why_invalid = self.identity.heard(raw)
         if heard is None and raw is not None:
-            self._refuse("coordinator's heartbeat", doubt, now, out)
+            self._refuse("coordinator's heartbeat", why_invalid, now, out)
         read, count = None, NOTHING_HEARD
         if heard is not None:
             read, count = self._read_of(heard, asked.task), heard.count
             self._follow_coordinator(heard, out)
-        self._judge(_session_liveness.HeartbeatRead(self._heartbeats.stored, count, doubt, read), now, out)
+        self._judge(_session_liveness.HeartbeatRead(self._heartbeats.stored, count, why_invalid, read), now, out)
         self._take_up(read, now, out)
 
     def _read_of(self, heard: messages.CoordinatorHeartbeat, task: Task) -> float | None:
@@ -318,11 +318,11 @@ class Session:
         is_new_coordinator = heard.epoch > self.seen.epoch
         if is_new_coordinator and self.final is None:
             # Without elections the store itself may have been lost with the old coordinator.
-            all_late = not self.contact.limits.elected
+            all_late = not self.contact.limits.has_election
             self._outbox = self._outbox.again(self.seen, all_late=all_late)
-        self.seen = self.seen.felt(heard)
+        self.seen = self.seen.after_heartbeat(heard)
         if heard.over:
-            ended = f"job {self.belief.run_id!r} has ended: {heard.over}"
+            ended = f"job {self.identity.run_id!r} has ended: {heard.over}"
             self._fail(errors.RendezvousClosedError(ended), out)
 
     def _notice(self, key: str, data: bytes, now: float, out: list[events.Action]) -> None:
@@ -333,12 +333,14 @@ class Session:
         else:
             self._deliver(key, notice, now, out)
 
-    def _decoded(self, key: str, data: bytes, now: float, out: list[events.Action]) -> messages.Told | None:
+    def _decoded(
+        self, key: str, data: bytes, now: float, out: list[events.Action]
+    ) -> messages.CoordinatorNotice | None:
         """Return the notice at *key*; None if the coordinator cannot have written it."""
         if data == memory.WAKE:
             return None
         try:
-            return self.belief.notice(key, data, self.seen.round)
+            return self.identity.notice(key, data, self.seen.round)
         except errors.RendezvousStateError as error:
             self._refuse("notice", error, now, out)
             return None
@@ -347,7 +349,7 @@ class Session:
         self, key: str, ending: messages.Final, cause: bytes | None, now: float, out: list[events.Action]
     ) -> None:
         """Deliver the end of the job with its whole root cause, if that was found."""
-        whole = self.belief.whole(ending, cause)
+        whole = self.identity.whole(ending, cause)
         if cause is not None and whole is ending:
             self._refuse("root cause", "it is not the one that the job's outcome names", now, out)
         self._deliver(key, whole, now, out)
@@ -356,18 +358,20 @@ class Session:
         self._refusals, said = refuse(self._refusals, kind, why, now)
         out += said
 
-    def _deliver(self, key: str, notice: messages.Told | None, now: float, out: list[events.Action]) -> None:
+    def _deliver(
+        self, key: str, notice: messages.CoordinatorNotice | None, now: float, out: list[events.Action]
+    ) -> None:
         if notice is not None and key == self._next_key():  # an earlier mailbox is about a round that is over
             self._mailbox = self._mailbox.further()
             self._believe(notice, now, out)
         self._mailbox = self._mailbox.taken(key, isinstance(notice, messages.RankAssignment))
 
-    def _believe(self, notice: messages.Told, now: float, out: list[events.Action]) -> None:
-        self.seen = self.seen.told(notice)
+    def _believe(self, notice: messages.CoordinatorNotice, now: float, out: list[events.Action]) -> None:
+        self.seen = self.seen.after_notice(notice)
         if isinstance(notice, messages.GivenUp):
             self._stop(f"the job counts this node as lost: {notice.why}")
         elif isinstance(notice, messages.Elaborate):
-            self._outbox = self._outbox.elaborate(notice.round, self.belief.node)
+            self._outbox = self._outbox.elaborate(notice.round, self.identity.node)
         elif isinstance(notice, messages.Caution):
             out.append(Log("warning", notice.text))
         elif isinstance(notice, messages.RankAssignment):
@@ -381,7 +385,7 @@ class Session:
                 self._waiting = None
         if isinstance(notice, messages.Final):
             self.final = notice
-            self._outbox = self._outbox.add(messages.Acknowledgement(self.belief.node))
+            self._outbox = self._outbox.add(messages.Acknowledgement(self.identity.node))
 
     def _take_up(self, read: float | None, now: float, out: list[events.Action]) -> None:
         """
@@ -410,14 +414,14 @@ class Session:
     # Next requests.
 
     def _go_on(self, now: float, out: list[events.Action]) -> None:
-        """Keep both lanes busy, or part once the rest cannot be sent to anyone."""
+        """Keep both threads busy, or leave once the rest cannot be sent to anyone."""
         if self.closed and self._cannot_send():
-            self._part(out)
-        if not self._connected or self.parted:
+            self._leave(out)
+        if not self._connected or self.left:
             return
-        if self._lanes.is_free(events.Lane.SPEAK):
+        if self._pending.is_free(events.ConnectionThread.SPEAK):
             self._speak(now, out)
-        if self._greeted and self._lanes.is_free(events.Lane.WATCH):
+        if self._greeted and self._pending.is_free(events.ConnectionThread.WATCH):
             self._watch(now, out)
 
     def _cannot_send(self) -> bool:
@@ -425,7 +429,7 @@ class Session:
         Return whether nothing more can be sent: there is no coordinator, and none is sought for the
         messages.
         """
-        if self._greeted or self.parted:
+        if self._greeted or self.left:
             return False
         has_messages = self._outbox.next is not None
         return not (self.contact.trying and has_messages)
@@ -449,13 +453,13 @@ class Session:
             self._mailbox = self._mailbox.awaits(None)
             self._ask(Task.WAKE, Update({stale: memory.WAKE}, ()), now, out)
         elif self.closed:
-            self._part(out)
+            self._leave(out)
         elif self._is_heartbeat_due(now):
             self._send_heartbeat(now, out)
 
     def _seek_greeting(self, now: float, out: list[events.Action]) -> None:
-        # A greeting in doubt is read again after a while: its coordinator renews it.
-        is_due = self._doubt is None or now >= self._doubt.look_at
+        # A suspected greeting is read again after a while: its coordinator renews it.
+        is_due = self._suspected is None or now >= self._suspected.look_at
         if is_due:
             self._ask(Task.FIND, Wait(exchange.ANNOUNCEMENT, memory.GREETING), now, out)
 
@@ -467,7 +471,7 @@ class Session:
         self._outbox = self._outbox.sent(seq, now)
         sent = (self._outbox.join_sent or now) if seq == self._outbox.join_seq else now
         stale = self._mailbox.stale(self._next_key())
-        post = Post(self.belief.envelope(seq, what), {} if stale is None else {stale: memory.WAKE})
+        post = Post(self.identity.envelope(seq, what), {} if stale is None else {stale: memory.WAKE})
         self._ask(Task.POST, post, now, out, key=stale or "", seq=seq, sent=sent)
 
     def _may_send_heartbeat(self) -> bool:
@@ -485,7 +489,7 @@ class Session:
         if self._waiting is not None and self._heartbeats.is_late():
             self._outbox = self._outbox.again(self.seen)
         count, read, said = self._heartbeats.count, self._mailbox.read, self._outbox.said
-        own = self.belief.heartbeat(self._mailbox.name, messages.NodeHeartbeat(count, read, said))
+        own = self.identity.heartbeat(self._mailbox.name, messages.NodeHeartbeat(count, read, said))
         self._ask(Task.HEARTBEAT, Update(own, memory.HEARD), now, out)
 
     def _next_key(self) -> str | None:
@@ -496,11 +500,11 @@ class Session:
         self, task: Task, what: Operation | events.Describe, now: float, out: list[events.Action],
         *, key: str = "", seq: int = 0, sent: float | None = None,
     ) -> None:  # fmt: skip
-        self._lanes = self._lanes.ask(task, now if sent is None else sent, key, seq, what)
-        out.append(events.Ask(self._connection, task.lane, self._lanes.count, what))
+        self._pending = self._pending.ask(task, now if sent is None else sent, key, seq, what)
+        out.append(events.Ask(self._connection, task.thread, self._pending.count, what))
 
-    def _part(self, out: list[events.Action]) -> None:
-        self.parted = True
+    def _leave(self, out: list[events.Action]) -> None:
+        self.left = True
         out.append(events.Disconnect(self._connection))
 
     def _complain(self, now: float, out: list[events.Action]) -> None:
@@ -511,7 +515,7 @@ class Session:
         if self._waiting is None or now < self._waiting.due_at():
             return
         why = self.status or _session_liveness.search(self.contact, now)
-        self._waiting, text = self._waiting.complain(self.belief.node, self.belief.run_id, why, now)
+        self._waiting, text = self._waiting.complain(self.identity.node, self.identity.run_id, why, now)
         out.append(Log("warning", text))
 
 

@@ -1,7 +1,7 @@
 """
 Events for a node's session, and the actions that its shell does for it. Pure.
 
-Rules of this file: data only. A connection has two lanes, and each carries one operation at a time.
+Rules of this file: data only. A connection has two threads, and each carries one operation at a time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Permanent: TypeAlias = RendezvousError | ConfigError | StartError
 """An error that ends a node's part: no further attempt helps."""
 
 
-class Lane(enum.Enum):
-    """A lane of a connection."""
+class ConnectionThread(enum.Enum):
+    """A thread of a connection: one operation at a time."""
 
     SPEAK = "speak"
     WATCH = "watch"
@@ -83,7 +83,7 @@ class Seek:
 
 
 @frozen
-class Tell:
+class SendReport:
     """The agent has a report for the coordinator."""
 
     report: Report
@@ -98,7 +98,7 @@ class SuspendHeartbeats:
 
 @frozen
 class CloseSession:
-    """Send pending messages, and part."""
+    """Send pending messages, and leave."""
 
 
 Event: TypeAlias = (
@@ -108,7 +108,7 @@ Event: TypeAlias = (
     | Refused
     | Denied
     | Seek
-    | Tell
+    | SendReport
     | SuspendHeartbeats
     | CloseSession
     | TimePassed
@@ -136,10 +136,10 @@ class Describe:
 
 @frozen
 class Ask:
-    """Perform an operation on a lane of the connection; its `OperationDone` carries *number*."""
+    """Perform an operation on a thread of the connection; its `OperationDone` carries *number*."""
 
     connection: int
-    lane: Lane
+    thread: ConnectionThread
     number: int
     operation: Operation | Describe
 

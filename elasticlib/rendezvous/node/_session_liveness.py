@@ -65,7 +65,7 @@ class Limits:
     """
     Seconds without a new heartbeat after which a node is lost; 0: no node is ever thought lost.
     """
-    elected: bool = False
+    has_election: bool = False
     """
     True if another node may take over the coordination; its silence is then no reason to stop.
     """
@@ -102,7 +102,7 @@ class HeartbeatRead:
     sent: float
     count: int
     """Count of the coordinator's heartbeat; `NOTHING_HEARD` if none was found."""
-    doubt: str = ""
+    why_invalid: str = ""
     """The reason why none was found."""
     read: float | None = None
     """
@@ -182,7 +182,7 @@ class SessionLiveness:
     Start of the time in which the store answers but the coordinator's heartbeat does not grow; None
     while it grows.
     """
-    doubt: str = ""
+    why_invalid: str = ""
     """The reason why the coordinator's last heartbeat does not count; empty if it does."""
     fenced: bool = False
     compares: bool = False
@@ -224,7 +224,7 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
         case Assigned(sent):
             contact = evolve(contact, read=sent)
         case Acknowledged(sent):
-            contact = evolve(contact, acknowledged=max(sent, contact.acknowledged), doubt="")
+            contact = evolve(contact, acknowledged=max(sent, contact.acknowledged), why_invalid="")
             contact = _contact_is_back(contact, now)
         case HeartbeatRead():
             slept, contact = _slept(contact, event.count), _heard(contact, event, now)
@@ -287,7 +287,7 @@ def _next_check(contact: SessionLiveness) -> float | None:
         return None
     if contact.met and not contact.fenced:
         return _fence_at(contact)
-    return _doubt_at(contact) if contact.live else None
+    return _search_again_at(contact) if contact.live else None
 
 
 def attempt_of(contact: SessionLiveness) -> float:
@@ -323,7 +323,7 @@ def _alive_at(contact: SessionLiveness) -> float:
     if contact.read is None:
         return contact.acknowledged
     # While the coordination may change hands, it is enough that the store has the heartbeats.
-    may_change = contact.limits.elected and contact.quiet_since is not None
+    may_change = contact.limits.has_election and contact.quiet_since is not None
     if may_change:
         return max(contact.read, contact.acknowledged)
     return contact.read
@@ -331,7 +331,7 @@ def _alive_at(contact: SessionLiveness) -> float:
 
 def _heard(contact: SessionLiveness, event: HeartbeatRead, now: float) -> SessionLiveness:
     """Note the contents of the coordinator's heartbeat, or that no valid one was found."""
-    contact = evolve(contact, compares=True, doubt=event.doubt)
+    contact = evolve(contact, compares=True, why_invalid=event.why_invalid)
     if event.count != NOTHING_HEARD:
         contact = _with_signs_of_life(contact, event)
     if event.count > contact.heard:
@@ -347,7 +347,7 @@ def _with_signs_of_life(contact: SessionLiveness, event: HeartbeatRead) -> Sessi
     if event.count < contact.heard:
         # If somebody writes an older one again, or hides the present one, this node's heartbeats
         # may be hidden, too.
-        return evolve(contact, doubt="the heartbeat of the job's coordinator is an old one")
+        return evolve(contact, why_invalid="the heartbeat of the job's coordinator is an old one")
     contact = evolve(contact, acknowledged=max(event.sent, contact.acknowledged))
     if contact.read is None or event.read is None:
         return contact
@@ -390,7 +390,7 @@ def _fence_at(contact: SessionLiveness) -> float:
     return _alive_at(contact) + FENCE * contact.limits.heartbeat
 
 
-def _doubt_at(contact: SessionLiveness) -> float:
+def _search_again_at(contact: SessionLiveness) -> float:
     """
     Return the time to search again after contact came back, if nothing was acknowledged since.
     """
@@ -427,8 +427,8 @@ def _broken(contact: SessionLiveness, why: str, gone: bool, now: float) -> Sessi
 
 def _why_lost(contact: SessionLiveness, now: float) -> str:
     silent = now - _alive_at(contact)
-    if contact.doubt:
-        return f"{contact.doubt} ({silent:.3g} s)"
+    if contact.why_invalid:
+        return f"{contact.why_invalid} ({silent:.3g} s)"
     if contact.acknowledged > _alive_at(contact):
         return f"the store has heartbeats of this node, and the job's coordinator has read none for {silent:.3g} s"
     return f"no answer for {silent:.3g} s"
@@ -488,7 +488,7 @@ def _is_host_gone(contact: SessionLiveness) -> bool:
     Return whether nothing listens any more at the job's store, and no other node may replace its
     host.
     """
-    if not contact.met or contact.limits.elected:
+    if not contact.met or contact.limits.has_election:
         return False
     return contact.refusals >= _REFUSALS
 

@@ -1,13 +1,13 @@
 """
 The parts of a session's memory: its open requests, its mailbox, its wait for ranks. Pure.
 
-Rules of this file: one operation at a time on each of a connection's lanes; an answer finds its
+Rules of this file: one operation at a time on each of a connection's threads; an answer finds its
 request by its number.
 
 Each request to join opens a new mailbox. The rest of an old one is deleted once a notice came in
 the new one: then no thread of this node reads or writes the old one. Notices that were read are
 deleted once there are ranks, when time does not matter. They count as present until that is
-acknowledged. The watching lane deletes, so that no heartbeat is delayed.
+acknowledged. The watching thread deletes, so that no heartbeat is delayed.
 
 The times at which people learn that a node still waits for its ranks are data; the caller logs the
 text.
@@ -22,7 +22,7 @@ from typing import TypeVar
 from attrs import Factory, evolve, fields, frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous.node._session_events import Describe, Lane
+from elasticlib.rendezvous.node._session_events import ConnectionThread, Describe
 from elasticlib.rendezvous.protocol._exchange import COORDINATOR_HEARTBEAT, heartbeat_key, mailbox_key
 from elasticlib.rendezvous.protocol._operations import Operation
 
@@ -34,9 +34,9 @@ WAKE = b""
 """The value that a node writes to the key of its own next notice, to end the wait for it."""
 HEARD = (COORDINATOR_HEARTBEAT,)
 """The coordinator's keys that a node reads regularly."""
-_TELL_AFTER = (5.0, 15.0, 30.0)
+_LOG_AFTER = (5.0, 15.0, 30.0)
 """Seconds of waiting after which the wait is logged."""
-_TELL_EVERY = 60.0
+_LOG_EVERY = 60.0
 """Seconds between two of these log lines afterwards."""
 
 
@@ -45,8 +45,8 @@ class Task(enum.Enum):
 
     FIND = "wait for the greeting"
     GREET = "read the greeting"
-    WAKE = "wake the lane that watches for what comes no more"
-    DESCRIBE = "learn what this node brings"
+    WAKE = "end a wait for a notice that will not come"
+    DESCRIBE = "describe this node for the next round"
     POST = "post a message"
     HEARTBEAT = "write a heartbeat, and read the coordinator's"
     LISTEN = "read that between two heartbeats, or while they rest"
@@ -55,9 +55,9 @@ class Task(enum.Enum):
     FORGET = "delete what was read"
 
     @property
-    def lane(self) -> Lane:
-        """The lane for this task."""
-        return Lane.WATCH if self in (Task.TAKE, Task.CAUSE, Task.FORGET) else Lane.SPEAK
+    def thread(self) -> ConnectionThread:
+        """The thread for this task."""
+        return ConnectionThread.WATCH if self in (Task.TAKE, Task.CAUSE, Task.FORGET) else ConnectionThread.SPEAK
 
 
 @frozen
@@ -73,39 +73,38 @@ class PendingOperation:
 
 
 @frozen
-class Lanes:
+class PendingOperations:
     """Requests without an answer yet."""
 
     count: int = 0
     """Number of the last operation."""
-    _busy: Mapping[Lane, PendingOperation] = Factory(dict)
+    _busy: Mapping[ConnectionThread, PendingOperation] = Factory(dict)
 
-    def is_free(self, lane: Lane) -> bool:
-        """Return whether the lane can take a request."""
-        return lane not in self._busy
+    def is_free(self, thread: ConnectionThread) -> bool:
+        """Return whether the thread can take a request."""
+        return thread not in self._busy
 
     def ask(
         self, task: Task, sent: float, key: str = "", seq: int = 0, what: Operation | Describe | None = None
     ) -> Self:
-        """Return the lanes with one more request, which occupies its task's lane."""
+        """Return the requests and one more, which occupies its task's thread."""
         number = self.count + 1
         return evolve(
-            self, count=number, busy={**self._busy, task.lane: PendingOperation(number, task, sent, key, seq, what)}
+            self, count=number, busy={**self._busy, task.thread: PendingOperation(number, task, sent, key, seq, what)}
         )
 
     def answered(self, number: int) -> tuple[Self, PendingOperation | None]:
         """
-        Return the lanes without request *number*, and the request; None if no request has this
-        number.
+        Return the requests without *number*, and that request; None if no request has this number.
         """
-        # An answer may come after the lanes were cleared: it is ignored.
-        for lane, asked in self._busy.items():
+        # An answer may come after the requests were cleared: it is ignored.
+        for thread, asked in self._busy.items():
             if asked.number == number:
-                return evolve(self, busy={each: it for each, it in self._busy.items() if each is not lane}), asked
+                return evolve(self, busy={each: it for each, it in self._busy.items() if each is not thread}), asked
         return self, None
 
     def cleared(self) -> Self:
-        """Return the lanes without any request."""
+        """Return the same without any request."""
         return evolve(self, busy={})
 
 
@@ -117,7 +116,7 @@ class Mailbox:
     read: int = 0
     """Number of notices that were read."""
     awaited: str | None = None
-    """The key that a lane watches."""
+    """The key that a thread watches."""
     done: tuple[str, ...] = ()
     """Keys that were read and, as far as is known, not deleted."""
     litter: tuple[str, ...] = ()
@@ -205,15 +204,15 @@ class Waiting:
     """The wait of a node for its ranks: its start, and the number of log lines about it."""
 
     since: float
-    told: int = 0
+    logged: int = 0
 
     def due_at(self) -> float:
         """Return the time of the next log line."""
-        more = self.told - len(_TELL_AFTER)
-        return self.since + (_TELL_AFTER[self.told] if more < 0 else _TELL_AFTER[-1] + _TELL_EVERY * (more + 1))
+        more = self.logged - len(_LOG_AFTER)
+        return self.since + (_LOG_AFTER[self.logged] if more < 0 else _LOG_AFTER[-1] + _LOG_EVERY * (more + 1))
 
     def complain(self, node: str, job: str, why: str, now: float) -> tuple[Self, str]:
         """Return the wait after one more log line, and that line; *why* may be empty."""
         why = why or "the job is found, but its coordinator has not reported its nodes yet"
         said = f"node {node} has waited {now - self.since:.0f} s for job {job!r}: {why}"
-        return evolve(self, told=self.told + 1), said
+        return evolve(self, logged=self.logged + 1), said

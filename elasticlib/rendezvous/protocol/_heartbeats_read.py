@@ -15,7 +15,7 @@ from typing_extensions import Self
 from elasticlib.rendezvous.protocol._codec import Code
 
 _DIGITS = string.ascii_letters + string.digits + "+/"
-TOLD_MODULO = len(_DIGITS) ** 2
+REPORT_MODULO = len(_DIGITS) ** 2
 _NONE = ".."
 
 
@@ -45,12 +45,12 @@ class HeartbeatsRead:
         remainder = high * len(_DIGITS) + low
         # Only the remainder is sent: the node knows the lowest possible count, as counts never
         # decrease.
-        return least + (remainder - least) % TOLD_MODULO
+        return least + (remainder - least) % REPORT_MODULO
 
 
 def _digits(count: int) -> str:
     if not count:
         return _NONE
     # Two characters a node: with thousands of nodes every heartbeat of the coordinator has them all.
-    high, low = divmod(count % TOLD_MODULO, len(_DIGITS))
+    high, low = divmod(count % REPORT_MODULO, len(_DIGITS))
     return _DIGITS[high] + _DIGITS[low]

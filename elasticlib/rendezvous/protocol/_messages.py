@@ -377,10 +377,10 @@ Report: TypeAlias = Join | WorkerReport | Acknowledgement | Close
 Notice: TypeAlias = RankAssignment | RoundEnd | Final
 """Notice of the coordinator to a node."""
 
-Told: TypeAlias = Notice | GivenUp | Elaborate | Caution
+CoordinatorNotice: TypeAlias = Notice | GivenUp | Elaborate | Caution
 """The same, with notices for a node's session instead of its agent."""
 
-Message: TypeAlias = Report | Told | Envelope | Announcement | CoordinatorHeartbeat | NodeHeartbeat
+Message: TypeAlias = Report | CoordinatorNotice | Envelope | Announcement | CoordinatorHeartbeat | NodeHeartbeat
 
 _CLASSES: dict[str, type[Any]] = {
     "join": Join,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from attrs import evolve, frozen
 from typing_extensions import Self
 
-from elasticlib.rendezvous.protocol._messages import CoordinatorHeartbeat, RankAssignment, Told
+from elasticlib.rendezvous.protocol._messages import CoordinatorHeartbeat, CoordinatorNotice, RankAssignment
 
 
 @frozen
@@ -28,18 +28,18 @@ class Seen:
     heard: int = 0
     """Count of the coordinator's latest heartbeat."""
 
-    def greeted(self, nonce: str, heard: CoordinatorHeartbeat | None) -> Self:
+    def after_greeting(self, nonce: str, heard: CoordinatorHeartbeat | None) -> Self:
         """Return the progress after a greeting with this *nonce*, and the heartbeat beside it."""
         if heard is None:
             return evolve(self, nonce=nonce)
         # Without its epoch: a new coordinator is noticed where its consequences are handled.
         return evolve(self, nonce=nonce, heard=max(self.heard, heard.count))
 
-    def felt(self, heard: CoordinatorHeartbeat) -> Self:
+    def after_heartbeat(self, heard: CoordinatorHeartbeat) -> Self:
         """Return the progress after a heartbeat of the coordinator."""
         return evolve(self, epoch=max(self.epoch, heard.epoch), heard=max(self.heard, heard.count))
 
-    def told(self, notice: Told) -> Self:
+    def after_notice(self, notice: CoordinatorNotice) -> Self:
         """Return the progress after a notice of the coordinator."""
         # Only ranks show that a round began: a coordinator that does not know the round has an old
         # memory.

@@ -45,7 +45,7 @@ from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import ANNOUNCEMENT, Exchange
 from elasticlib.rendezvous.protocol._reading import greeting_of
 from elasticlib.rendezvous.stores._file_store import PolledFileStore, is_stale, sign
-from elasticlib.rendezvous.stores._guests import Claim, Guests, forget, wait_for_jobs
+from elasticlib.rendezvous.stores._shared_store import Claim, OtherJobs, forget, wait_for_jobs
 from elasticlib.rendezvous.stores._torch_store import (
     CLAIMANT,
     SERVER,
@@ -267,7 +267,7 @@ class C10dBackend:
 
         with suppress(RendezvousConnectionError):
             exchange = self._dial_store(_FORGETTING)
-            wait_for_jobs(Guests(exchange.clone()), limit, settle, gone)
+            wait_for_jobs(OtherJobs(exchange.clone()), limit, settle, gone)
 
     def close(self) -> None:
         """End the server, if there is one; may be called twice."""

@@ -34,7 +34,7 @@ from elasticlib.rendezvous.stores import _c10d
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._file_store import sign
-from elasticlib.rendezvous.stores._guests import Claim, Guests
+from elasticlib.rendezvous.stores._shared_store import Claim, OtherJobs
 from elasticlib.rendezvous.stores._torch_store import StoreExchange
 from tests.process.stores.exchanges import answering
 
@@ -434,7 +434,7 @@ class TestStrangers:
     def test_a_guest_lives_while_its_heartbeat_changes_and_until_it_has_ended(self, backend: Open) -> None:
         first = served(backend("localhost:0", "a"))
         now = 0.0
-        guests = Guests(guest(backend, first, "a"), lambda: now)
+        guests = OtherJobs(guest(backend, first, "a"), lambda: now)
         none = guests.living()
         claims = {run_id: (claim(run_id, run_id), guest(backend, first, run_id)) for run_id in ("b", "c/d", "e")}
         for each, exchange in claims.values():
@@ -465,7 +465,7 @@ class TestStrangers:
         exchange = guest(backend, first, "")
         exchange.append("guests", lie)
 
-        assert [] == Guests(exchange, lambda: 0.0).living()
+        assert [] == OtherJobs(exchange, lambda: 0.0).living()
 
     @pytest.mark.parametrize("lie", [b"garbage", b"", b"-5", b"9" * 5000, b"\xff"])
     def test_a_destroyed_register_of_guests_holds_up_no_host(self, backend: Open, lie: bytes) -> None:

@@ -23,7 +23,7 @@ from elasticlib.rendezvous.protocol._messages import Announcement, CoordinatorHe
 from elasticlib.rendezvous.protocol._reading import greeting_of
 from elasticlib.rendezvous.stores._c10d import C10dBackend
 from elasticlib.rendezvous.stores._election import LeadershipLost
-from elasticlib.rendezvous.stores._guests import Claim, Guests, LeaderExchange
+from elasticlib.rendezvous.stores._shared_store import Claim, LeaderExchange, OtherJobs
 from elasticlib.rendezvous.stores._torch_store import StoreExchange
 from tests.process.launches import free_port
 from tests.process.stores.exchanges import answering
@@ -309,7 +309,7 @@ def test_a_guest_that_no_store_could_hold_hides_no_other(host: C10dBackend) -> N
     come(host, "good")
     announce(host, "x" * 9000)
 
-    assert ["good"] == Guests(connection(host, "host")).living()
+    assert ["good"] == OtherJobs(connection(host, "host")).living()
 
 
 def test_a_heartbeat_that_no_store_hands_out_hides_no_other_guest(
@@ -326,7 +326,7 @@ def test_a_heartbeat_that_no_store_hands_out_hides_no_other_guest(
 
     monkeypatch.setattr(StoreExchange, "read", break_off)
     clock = Clock()
-    guests = Guests(connection(host, "host"), clock)
+    guests = OtherJobs(connection(host, "host"), clock)
     before = guests.living()
     good.write({COORDINATOR_HEARTBEAT: b"2"})
     clock.now = 21.0
@@ -337,34 +337,34 @@ def test_a_heartbeat_that_no_store_hands_out_hides_no_other_guest(
 @pytest.mark.parametrize("lie", [b"junk", b"", b"-5", b"1010", b"9" * 30, b"9" * 5000, b"\xff", None])
 def test_guests_are_found_and_kept_whatever_becomes_of_their_counter(host: C10dBackend, lie: bytes | None) -> None:
     come(host, "good")
-    guests = Guests(connection(host, "host"))
+    guests = OtherJobs(connection(host, "host"))
     before = guests.living()
     scribble(host.server, REGISTER, lie)
 
-    assert [["good"]] * 3 == [before, guests.living(), Guests(connection(host, "host")).living()]
+    assert [["good"]] * 3 == [before, guests.living(), OtherJobs(connection(host, "host")).living()]
 
 
 @pytest.mark.parametrize("lie", [b"junk", b"1010"])
 def test_guests_are_kept_where_a_stranger_s_key_is_no_text(host: C10dBackend, lie: bytes) -> None:
     """Then the store does not tell its keys."""
     come(host, "good")
-    guests = Guests(connection(host, "host"))
+    guests = OtherJobs(connection(host, "host"))
     guests.living()
     scribble(host.server, REGISTER, lie)
     host.server.set(b"\xff\xfe", "1")
 
-    assert [["good"]] * 2 == [guests.living(), Guests(connection(host, "host")).living()]
+    assert [["good"]] * 2 == [guests.living(), OtherJobs(connection(host, "host")).living()]
 
 
 def test_a_crowd_of_announcements_hides_no_guest(host: C10dBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elasticlib.rendezvous.stores._guests.MOST", 3)
+    monkeypatch.setattr("elasticlib.rendezvous.stores._shared_store.MOST", 3)
     for number in range(5):
         announce(host, f"a{number}", 0.001)
     come(host, "good")
     for number in range(5):
         announce(host, f"b{number}", 0.001)
     clock = Clock()
-    guests = Guests(connection(host, "host"), clock)
+    guests = OtherJobs(connection(host, "host"), clock)
     seen = set()
     for _ in range(6):
         seen |= set(guests.living())
@@ -378,7 +378,7 @@ def test_announcement_is_removed_of_a_dead_guest_and_kept_of_a_live_one(
     host: C10dBackend,
 ) -> None:
     clock = Clock()
-    guests = Guests(connection(host, "host"), clock)
+    guests = OtherJobs(connection(host, "host"), clock)
     come(host, "dead")
     claim, exchange = come(host, "living")
     office = claim.coordinating(exchange)
@@ -392,7 +392,7 @@ def test_announcement_is_removed_of_a_dead_guest_and_kept_of_a_live_one(
 
     assert [False, True] == left
     assert host.server.check([f"{REGISTER}/2"])
-    assert ["living"] == Guests(connection(host, "host")).living()
+    assert ["living"] == OtherJobs(connection(host, "host")).living()
 
 
 def test_a_host_stays_its_time_for_a_guest_whatever_strangers_announce(host: C10dBackend) -> None:

@@ -176,7 +176,7 @@ class Contact:
     def _alive_at(self) -> float:
         if self.credited is None:
             return self.sign
-        changes = self.limits.elected and self._stands_since is not None
+        changes = self.limits.has_election and self._stands_since is not None
         return max(self.credited, self.sign) if changes else self.credited
 
     def is_useless(self, now: float) -> bool:
@@ -195,7 +195,7 @@ class Contact:
 
     def is_gone(self) -> bool:
         """Whether the host of the job's store is."""
-        return self.met and self._refusals >= REFUSALS and not self.limits.elected
+        return self.met and self._refusals >= REFUSALS and not self.limits.has_election
 
     def gives_up(self, error: Exception, now: float) -> None:
         """This node's part ends by that error."""

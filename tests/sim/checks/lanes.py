@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import Factory, define
 
-from elasticlib.rendezvous.node._session_events import Ask, Lane
+from elasticlib.rendezvous.node._session_events import Ask, ConnectionThread
 from tests.sim.checks.demand import Demand
 
 
@@ -23,9 +23,9 @@ class Lanes:
     there: bool = False
     ended: bool = False
     """Whether it was given up, and no other follows."""
-    follow: dict[Lane, Any] = Factory(dict)
+    follow: dict[ConnectionThread, Any] = Factory(dict)
     """What must be asked next, and at once."""
-    _asked: dict[Lane, Ask] = Factory(dict)
+    _asked: dict[ConnectionThread, Ask] = Factory(dict)
     _operations: int = 0
 
     def begins(self, number: int) -> None:
@@ -50,10 +50,10 @@ class Lanes:
         """An operation is asked for; the one that had to be, if one had."""
         here = ask.connection == self.number and self.there
         self.demand(here, f"{ask.operation} is asked of connection {ask.connection}, which is lost")
-        self.demand(self.is_free(ask.lane), f"{ask.operation} is asked of a lane that is busy")
+        self.demand(self.is_free(ask.thread), f"{ask.operation} is asked of a lane that is busy")
         self.demand(ask.number == self._operations + 1, f"{ask.operation} has number {ask.number} again")
-        self._operations, self._asked[ask.lane] = ask.number, ask
-        wanted = self.follow.pop(ask.lane, None)
+        self._operations, self._asked[ask.thread] = ask.number, ask
+        wanted = self.follow.pop(ask.thread, None)
         self.demand(wanted in (None, ask.operation), f"{ask.operation} is asked in the place of {wanted}")
         return wanted
 
@@ -61,7 +61,7 @@ class Lanes:
         """What is answered, if anybody waits for that."""
         return next((self._asked.pop(lane) for lane, ask in self._asked.items() if ask.number == number), None)
 
-    def is_free(self, lane: Lane) -> bool:
+    def is_free(self, lane: ConnectionThread) -> bool:
         """Whether something can be asked."""
         return lane not in self._asked
 

@@ -68,7 +68,7 @@ class OutboxChecks:
     ) -> None:
         """The server has taken a step; *before* is None when it began."""
         before = before or server
-        for node in {*before.logic.mailboxes(before.state), *_outbox(before).unparted}:
+        for node in {*before.logic.mailboxes(before.state), *_outbox(before).end_unread}:
             self._here[node] = now
         self._turned_at = self._turned_at if isinstance(event, HeartbeatsFetched) else now
         if isinstance(event, HeartbeatsFetched):
@@ -111,7 +111,7 @@ class OutboxChecks:
         mailbox = key.removeprefix("beat/")
         node = mailbox.rpartition("/")[0]
         outbox = _outbox(server)
-        is_here = node in outbox.unparted or server.logic.mailboxes(server.state).get(node) == mailbox
+        is_here = node in outbox.end_unread or server.logic.mailboxes(server.state).get(node) == mailbox
         is_back = server._garbage.copy().is_back(node, mailbox, self._heartbeats[key].count)
         if is_back or not is_here or outbox.mailbox_of(node) != mailbox:
             # It was given up: what it has not read counts as never written, and it is told anew.
@@ -178,16 +178,16 @@ class OutboxChecks:
             {mailbox for mailbox, notices in outbox._unread.items() if notices},
         )
         self.demand(
-            set(outbox._told) == mailboxes, f"it counts notices of {set(outbox._told)}, and nodes read in {mailboxes}"
+            set(outbox._sent) == mailboxes, f"it counts notices of {set(outbox._sent)}, and nodes read in {mailboxes}"
         )
         self.demand(unread <= mailboxes, f"it keeps notices of {unread}, and nodes read in {mailboxes}")
-        self.demand(outbox.unparted <= set(outbox._mailboxes), f"it waits for {outbox.unparted}, who have no box")
+        self.demand(outbox.end_unread <= set(outbox._mailboxes), f"it waits for {outbox.end_unread}, who have no box")
 
     def _forgets(self, before: Server, after: Server) -> None:
         """Who is gone needs no notices: what is remembered does not grow with those who came and went."""
         state = after.state
         here = {*before.logic.mailboxes(before.state), *state.waiting, *(state.round.entries if state.round else ())}
-        known = set(_outbox(after)._mailboxes) - here - _outbox(before).unparted - _outbox(after).unparted
+        known = set(_outbox(after)._mailboxes) - here - _outbox(before).end_unread - _outbox(after).end_unread
         self.demand(not known, f"it keeps mail of {known}, who are gone")
 
     def _leaves(self, data: bytes, server: Server, now: float) -> None:

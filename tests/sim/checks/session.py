@@ -18,9 +18,9 @@ from attrs import define, field
 from elasticlib.errors import RendezvousStateError
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events
-from elasticlib.rendezvous.node._belief import DOUBT, LOOK_AGAIN
+from elasticlib.rendezvous.node._identity import LOOK_AGAIN, SUSPECTED_FOR
 from elasticlib.rendezvous.node._session import Session
-from elasticlib.rendezvous.node._session_events import Lane
+from elasticlib.rendezvous.node._session_events import ConnectionThread
 from elasticlib.rendezvous.node._session_memory import GREETING, SLICE, WAKE
 from elasticlib.rendezvous.protocol import _messages as messages
 from elasticlib.rendezvous.protocol._exchange import (
@@ -100,7 +100,7 @@ class SessionChecks:
 
     def begins(self, session: Session, actions: tuple[events.Action, ...], now: float) -> None:
         """The session has begun."""
-        self._job, self._node, self._key = session.belief.run_id, session.belief.node, session.belief.key
+        self._job, self._node, self._key = session.identity.run_id, session.identity.node, session.identity.key
         self.envelopes = Envelopes(self._job, self._node, self._key, session.terms, self.demand)
         self.lanes, self.heartbeats, self.mailbox = Lanes(self.demand), Heartbeats(self.demand), Mailbox(self.demand)
         self.refusals, self.waiting, self.waking = Refusals(self.demand), Waiting(self.demand), Waking(self.demand)
@@ -132,7 +132,7 @@ class SessionChecks:
         self.demand(bool(losses) or not self._too_late, "ranks came too late, and the agent is not told")
         self._too_late = False
         is_told(told, words, after, self.contact.fenced, self.demand)
-        parts = after.parted and not before.parted and not isinstance(event, events.ConnectionLost)
+        parts = after.left and not before.left and not isinstance(event, events.ConnectionLost)
         left = self.envelopes.is_left and (
             self.announcement is not None or (self.contact.trying and not self.lanes.ended)
         )
@@ -156,7 +156,7 @@ class SessionChecks:
             self.contact.gives_up(after.error, now)
             for part in (self._node, repr(self._job), self._host if self.contact.met else before.status):
                 self.demand(part in str(after.error), f"it gives up, and does not say {part!r}: {after.error}")
-            hosts = self.contact.met and not self.contact.limits.elected and self._host == self._node
+            hosts = self.contact.met and not self.contact.limits.has_election and self._host == self._node
             told = any(isinstance(word, messages.StoreGone) for word in words)
             self.demand(told == (self.contact.is_gone() or hosts), f"the agent is told {words} as its store is gone")
         self._erred = after.error is not None
@@ -166,7 +166,7 @@ class SessionChecks:
 
     # What comes in.
 
-    def _hear(self, event: events.Event, after: Session, now: float) -> messages.Told | None:
+    def _hear(self, event: events.Event, after: Session, now: float) -> messages.CoordinatorNotice | None:
         """The notice that the agent must be told now, if there is one."""
         if getattr(event, "connection", None) not in (None, self.lanes.number):
             return None
@@ -180,7 +180,7 @@ class SessionChecks:
                     self.demand(not after.status, f"contact is lost, and it says {after.status!r}")
             case events.OperationDone(number=number, result=result):
                 if (ask := self.lanes.answered(number)) is not None:
-                    return self._answered(ask.lane, ask.operation, result, after, now)
+                    return self._answered(ask.thread, ask.operation, result, after, now)
             case events.Denied(number=number):
                 if (ask := self.lanes.answered(number)) is not None:
                     is_envelope = isinstance(ask.operation, Post)
@@ -197,7 +197,7 @@ class SessionChecks:
                 self.waiting.begins(now)
                 old = [word for word in after.words if isinstance(word, (messages.RankAssignment, messages.RoundEnd))]
                 self.demand(not old, f"it asks for ranks, and has {old} for its agent")
-            case events.Tell(report):
+            case events.SendReport(report):
                 self.envelopes.told(report)
             case events.SuspendHeartbeats(held):
                 self.heartbeats.held = held
@@ -213,9 +213,11 @@ class SessionChecks:
         self.announcement, self._doubted, self._look_at, self._awaits = None, None, 0.0, ""
         self.heartbeats.at_once()
 
-    def _answered(self, lane: Lane, what: Any, result: Any, after: Session, now: float) -> messages.Told | None:
+    def _answered(
+        self, lane: ConnectionThread, what: Any, result: Any, after: Session, now: float
+    ) -> messages.CoordinatorNotice | None:
         match what:
-            case Wait() if lane is Lane.SPEAK:
+            case Wait() if lane is ConnectionThread.SPEAK:
                 self.demand(bool(result or after.status), "there is no greeting, and it does not say so")
                 if result:
                     self.lanes.follow[lane] = Read((ANNOUNCEMENT, COORDINATOR_HEARTBEAT))
@@ -254,20 +256,20 @@ class SessionChecks:
             self.demand(bool(after.status), "there is no greeting of its job, and it does not say so")
             self._doubted = now if self._doubted is None else self._doubted
             self._look_at = now + LOOK_AGAIN
-            self._must_end = now > self._doubted + DOUBT
+            self._must_end = now > self._doubted + SUSPECTED_FOR
         elif self.seen.nonce not in ("", announcement.nonce):
             self._must_end = True
         else:
             self.announcement, self._host = announcement, announcement.host
             self.demand(not after.status, f"the greeting is there, and it says {after.status!r}")
-            self.seen = self.seen.greeted(
+            self.seen = self.seen.after_greeting(
                 announcement.nonce, heartbeat_of(found[1], self._job, announcement.nonce, self._key)[0]
             )
             if not self.contact.over:
                 self.contact.greeted(announcement.heartbeat, now)
             self.heartbeats.heartbeat = self.contact.heartbeat
 
-    def _felt(self, raw: bytes | None, after: Session, now: float) -> messages.Told | None:
+    def _felt(self, raw: bytes | None, after: Session, now: float) -> messages.CoordinatorNotice | None:
         credited = None
         heard, doubt = heartbeat_of(raw, self._job, self.seen.nonce, self._key)
         if heard is not None:
@@ -277,7 +279,7 @@ class SessionChecks:
             self.heartbeats.answered += not self._listens
             if heard.epoch > self.seen.epoch and not self.final:
                 self.envelopes.repeats(self.seen)
-            self.seen = self.seen.felt(heard)
+            self.seen = self.seen.after_heartbeat(heard)
             self._must_end = self._must_end or bool(heard.over)
             if heard.count >= self.contact.read:
                 credited = self.heartbeats.credited(heard.read, self._ranks)
@@ -295,7 +297,7 @@ class SessionChecks:
         self.contact.has_ranks(credited)
         return self._ranks
 
-    def _noticed(self, key: str, data: bytes, now: float) -> messages.Told | None:
+    def _noticed(self, key: str, data: bytes, now: float) -> messages.CoordinatorNotice | None:
         try:
             notice = None if data == WAKE else notice_in(data, key, self._job, self._key, self.seen)
         except RendezvousStateError:
@@ -303,11 +305,11 @@ class SessionChecks:
             notice = None
         if isinstance(notice, messages.Final) and notice.root is not None and notice.root.cut:
             self._ending, self._key_of_end = notice, key
-            self.lanes.follow[Lane.WATCH] = Read((CAUSE,))
+            self.lanes.follow[ConnectionThread.WATCH] = Read((CAUSE,))
             return None
         return self._delivered(key, notice, now)
 
-    def _ended(self, cause: bytes | None, after: Session, now: float) -> messages.Told | None:
+    def _ended(self, cause: bytes | None, after: Session, now: float) -> messages.CoordinatorNotice | None:
         """The end was read, with its whole root cause or the few lines of it that it came with."""
         told, brief = after.final, self._ending
         if told is not None and told != brief and refers(told) == brief:
@@ -316,13 +318,15 @@ class SessionChecks:
             self.refusals.refuses("root cause")
         return self._delivered(self._key_of_end, brief, now)
 
-    def _delivered(self, key: str, notice: messages.Told | None, now: float) -> messages.Told | None:
+    def _delivered(
+        self, key: str, notice: messages.CoordinatorNotice | None, now: float
+    ) -> messages.CoordinatorNotice | None:
         """The notice that is the next one; it is to be deleted now."""
         self.mailbox.has_taken(key, isinstance(notice, messages.RankAssignment))
         if notice is None or self._has_read_all() or key != self.mailbox.next_key:
             return None
         self.mailbox.read += 1
-        self.seen = self.seen.told(notice)
+        self.seen = self.seen.after_notice(notice)
         if isinstance(notice, messages.Final):
             self.envelopes.ends()
             self.final, self._left = True, notice.kind == "left"
@@ -356,7 +360,7 @@ class SessionChecks:
                 self.lanes.begins(number)
                 self.contact.tries(now)
             case events.Ask():
-                self._asks(action.lane, action.operation, self.lanes.asks(action), now)
+                self._asks(action.thread, action.operation, self.lanes.asks(action), now)
             case events.Disconnect(number):
                 self.lanes.ends(number)
                 self._leaves()
@@ -366,8 +370,8 @@ class SessionChecks:
             case Log(text=text):
                 self.refusals.says(text)
 
-    def _asks(self, lane: Lane, what: Any, wanted: Any, now: float) -> None:
-        greeted, speaks = self.announcement is not None, lane is Lane.SPEAK
+    def _asks(self, lane: ConnectionThread, what: Any, wanted: Any, now: float) -> None:
+        greeted, speaks = self.announcement is not None, lane is ConnectionThread.SPEAK
         match what:
             case Wait(key, seconds) if key == ANNOUNCEMENT and speaks:
                 self.demand(not greeted and now >= self._look_at, "the greeting is waited for in vain")
@@ -413,7 +417,7 @@ class SessionChecks:
     # What must have been done when a step is over.
 
     def _rests(self, session: Session, now: float) -> None:
-        self.parted = session.parted
+        self.parted = session.left
         if self.parted:
             self.demand(self.closed and not self.lanes.there, "it has parted, and keeps its connection")
             return
@@ -423,9 +427,9 @@ class SessionChecks:
             self.demand(
                 self.announcement is not None or tries, "it is closed and can say nothing more, and does not part"
             )
-        if self.lanes.there and self.lanes.is_free(Lane.SPEAK):
+        if self.lanes.there and self.lanes.is_free(ConnectionThread.SPEAK):
             self._speaks(now)
-        if self.lanes.there and self.lanes.is_free(Lane.WATCH):
+        if self.lanes.there and self.lanes.is_free(ConnectionThread.WATCH):
             self.demand(self.announcement is None or self._has_read_all(), f"nobody waits for {self.mailbox.next_key}")
             if self.announcement is not None:
                 self.mailbox.rests()

@@ -16,12 +16,12 @@ from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.protocol._exchange import key_place
 from elasticlib.rendezvous.protocol._messages import (
     ContactLost,
+    CoordinatorNotice,
     Final,
     GivenUp,
     RankAssignment,
     RoundEnd,
     StoreGone,
-    Told,
     decode,
 )
 from elasticlib.rendezvous.protocol._progress import Seen
@@ -63,10 +63,10 @@ class Refusals:
         self._may.clear()
 
 
-def notice_in(data: bytes, key: str, job: str, secret: bytes | None, seen: Seen) -> Told:
+def notice_in(data: bytes, key: str, job: str, secret: bytes | None, seen: Seen) -> CoordinatorNotice:
     """What the coordinator wrote there; raises `RendezvousStateError` for all else."""
     notice = decode(data, secret, key_place(job, seen.nonce, key))
-    if not isinstance(notice, Told) or (isinstance(notice, RankAssignment) and notice.round <= seen.round):
+    if not isinstance(notice, CoordinatorNotice) or (isinstance(notice, RankAssignment) and notice.round <= seen.round):
         raise RendezvousStateError("nothing that a coordinator says now")
     return notice
 
@@ -104,7 +104,9 @@ class Waiting:
         return (self.since or 0.0) + (_TOLD_AT[self._told] if more < 0 else _TOLD_AT[-1] + _TOLD_EVERY * (more + 1))
 
 
-def is_told(notice: Told | None, words: Sequence[Word], after: Session, fenced: bool, demand: Demand) -> None:
+def is_told(
+    notice: CoordinatorNotice | None, words: Sequence[Word], after: Session, fenced: bool, demand: Demand
+) -> None:
     """The agent gets the *notice* that was read, or hears that ranks came too late, and nothing else."""
     losses = [word for word in words if isinstance(word, ContactLost)]
     late = isinstance(notice, RankAssignment) and fenced

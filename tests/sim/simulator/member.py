@@ -17,7 +17,7 @@ from elasticlib._times import soonest
 from elasticlib.errors import ConfigError, RendezvousError, StartError
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events
-from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.node._identity import NodeIdentity
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_liveness import Limits, TimePassed
 from elasticlib.rendezvous.protocol._messages import Descriptor, Terms
@@ -79,10 +79,10 @@ class NodeClient:
     def start(self) -> None:
         """Begin to seek the job."""
         rules = self.cluster.rules
-        limits = Limits(rules.join_limit, FLAP, 0.0, elected=self.cluster.coordinator == "elected")
+        limits = Limits(rules.join_limit, FLAP, 0.0, has_election=self.cluster.coordinator == "elected")
         terms = Terms(rules.min_nodes, rules.max_nodes, rules.max_restarts)
-        belief = Belief("job", self.name, self.key)
-        self.session, actions = Session.begin(belief, limits, self.process.clock(), terms, WHERE)
+        identity = NodeIdentity("job", self.name, self.key)
+        self.session, actions = Session.begin(identity, limits, self.process.clock(), terms, WHERE)
         self._observe(None, None, actions)
         self._perform(actions)
         self._set_alarm()
@@ -90,7 +90,7 @@ class NodeClient:
     @property
     def nonce(self) -> str:
         """The beginning of the job in which this node is; empty while it has found none."""
-        return self.session.belief.nonce
+        return self.session.identity.nonce
 
     @property
     def is_over(self) -> bool:
@@ -207,7 +207,7 @@ class NodeClient:
 
         if isinstance(ask.operation, events.Describe):
             self.process.after(0.0, describe)
-        elif ask.lane is events.Lane.SPEAK:
+        elif ask.thread is events.ConnectionThread.SPEAK:
             self._call(line.speak, ask.operation, answer)
         elif line.watch is not None and line.watches:
             self._call(line.watch, ask.operation, answer)

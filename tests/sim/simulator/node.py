@@ -298,7 +298,7 @@ class Node:
         self.member.hear(session_events.Seek(1, ""))
 
     def _tell(self, report: Report) -> None:
-        self.member.hear(session_events.Tell(report))
+        self.member.hear(session_events.SendReport(report))
 
     def _tell_gone(self, report: Stopped | Succeeded) -> None:
         self._watch = self._watch.gone()

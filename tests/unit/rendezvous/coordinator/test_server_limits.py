@@ -11,7 +11,7 @@ from attrs import define, evolve
 from elasticlib.rendezvous.coordinator._causes import ASKED_EARLY
 from elasticlib.rendezvous.coordinator._server_events import Arrived, CloseServer
 from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.node._identity import NodeIdentity
 from elasticlib.rendezvous.protocol._codec import key_of
 from elasticlib.rendezvous.protocol._exchange import CAUSE, Posted, heartbeat_key, key_place, mailbox_key
 from elasticlib.rendezvous.protocol._messages import (
@@ -62,7 +62,7 @@ class Store(Served):
         """The end as the node of that mailbox understands it."""
         found = self.notice(mailbox, index)
         assert isinstance(found, Final)
-        return Belief("job", mailbox, self.key, "nonce").whole(found, self.values.get(CAUSE))
+        return NodeIdentity("job", mailbox, self.key, "nonce").whole(found, self.values.get(CAUSE))
 
 
 def living(store: Store, mailbox: str, **said: int) -> tuple[str, list[bytes]]:

@@ -15,7 +15,7 @@ from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous.coordinator._handover import decode_state
 from elasticlib.rendezvous.coordinator._server_events import Arrived
 from elasticlib.rendezvous.coordinator._state import Rules
-from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.node._identity import NodeIdentity
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_events import (
     Ask,
@@ -197,7 +197,7 @@ def found(key: str) -> st.SearchStrategy[bytes | None]:
 def test_whatever_a_node_finds_breaks_nothing(data: st.DataObject) -> None:
     """Its part may end by it, with an error that says why."""
     now, asked, said = 100.0, list[Ask](), Counter[str]()
-    session, actions = Session.begin(Belief("job", "b/2", None), Limits(), now)
+    session, actions = Session.begin(NodeIdentity("job", "b/2", None), Limits(), now)
     waiting: list[Event] = [Connected(1), Seek(1, "trainer")]
     for _ in range(40):
         for action in actions:

@@ -223,21 +223,26 @@ class Asks:
 
 
 @pytest.mark.parametrize(
-    ("connection", "lane", "woken"), [(2, events.Lane.WATCH, 0), (2, events.Lane.SPEAK, 1), (1, events.Lane.WATCH, 1)]
+    ("connection", "thread", "woken"),
+    [
+        (2, events.ConnectionThread.WATCH, 0),
+        (2, events.ConnectionThread.SPEAK, 1),
+        (1, events.ConnectionThread.WATCH, 1),
+    ],
 )
 def test_a_thread_that_hears_of_its_own_work_wakes_nobody(
-    connection: int, lane: events.Lane, woken: int, monkeypatch: pytest.MonkeyPatch
+    connection: int, thread: events.ConnectionThread, woken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule: but one of a connection that was given up wakes whoever has the work now."""
     member = NodeClient(lambda timeout: None, "a", Wares())  # type: ignore[arg-type, return-value]
-    ask = events.Ask(2, events.Lane.WATCH, 7, Wait("key", 1.0))
+    ask = events.Ask(2, events.ConnectionThread.WATCH, 7, Wait("key", 1.0))
     asked: list[events.Ask] = []
     calls: list[None] = []
     monkeypatch.setattr(member, "_session", Asks(ask))
     monkeypatch.setattr(member, "_connection", SimpleNamespace(ask=asked.append))
     monkeypatch.setattr(member.turned, "notify_all", lambda: calls.append(None))
 
-    member.tell(events.OperationDone(connection, 1, None), lane)
+    member.tell(events.OperationDone(connection, 1, None), thread)
 
     assert ([ask], woken) == (asked, len(calls))
 
@@ -475,7 +480,7 @@ def test_a_node_that_finds_nobody_says_what_was_wrong(stage: Stage) -> None:
 
 def test_a_replayed_greeting_changes_nothing_while_the_coordinator_lives(stage: Stage) -> None:
     stage.greet(Announcement("job", "nonce", "host", Terms(1, 1, 3), 2.0))
-    member = make(stage, limits=Limits(elected=True))
+    member = make(stage, limits=Limits(has_election=True))
     member.join(1, "trainer")
     stage.hear()
     stage.greet(Announcement("job", "old nonce", "host", Terms(1, 1, 3), 2.0))

@@ -10,7 +10,7 @@ from attrs import Factory, define, evolve, fields
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousStateError
-from elasticlib.rendezvous.node._belief import Belief
+from elasticlib.rendezvous.node._identity import NodeIdentity
 from elasticlib.rendezvous.node._session import Session
 from elasticlib.rendezvous.node._session_events import (
     Action,
@@ -18,17 +18,17 @@ from elasticlib.rendezvous.node._session_events import (
     CloseSession,
     Connected,
     ConnectionLost,
+    ConnectionThread,
     Denied,
     Describe,
     Disconnect,
     Event,
-    Lane,
     OpenConnection,
     OperationDone,
     Refused,
     Seek,
+    SendReport,
     SuspendHeartbeats,
-    Tell,
 )
 from elasticlib.rendezvous.node._session_liveness import ATTEMPT, Limits, TimePassed
 from elasticlib.rendezvous.node._session_memory import SLICE, search
@@ -96,10 +96,10 @@ def put(message: Message) -> bytes:
 class Shell:
     """Does what a session asks for, when it is told what comes of it."""
 
-    session: Session = Factory(lambda: Session.begin(Belief("job", "b", None), Limits(), 100.0)[0])
+    session: Session = Factory(lambda: Session.begin(NodeIdentity("job", "b", None), Limits(), 100.0)[0])
     now: float = 100.0
     connection: int = 1
-    asked: dict[Lane, Ask] = Factory(dict)
+    asked: dict[ConnectionThread, Ask] = Factory(dict)
     """What each lane is busy with."""
     done: list[Action] = Factory(list)
     heartbeats: int = 0
@@ -109,26 +109,26 @@ class Shell:
         self.session, actions = self.session.step(event, self.now)
         for action in actions:
             if isinstance(action, Ask):
-                assert action.lane not in self.asked, f"{action} while {self.asked[action.lane]} is under way"
+                assert action.thread not in self.asked, f"{action} while {self.asked[action.thread]} is under way"
                 assert action.connection == self.connection
-                self.asked[action.lane] = action
+                self.asked[action.thread] = action
             if isinstance(action, OpenConnection):
                 self.connection, self.asked = action.connection, {}
         self.done += actions
         return list(actions)
 
-    def what(self, lane: Lane = Lane.SPEAK) -> Any:
+    def what(self, lane: ConnectionThread = ConnectionThread.SPEAK) -> Any:
         """What is being done on the lane; None: nothing."""
         return self.asked[lane].operation if lane in self.asked else None
 
-    def answer(self, result: Any = None, lane: Lane = Lane.SPEAK) -> list[Action]:
+    def answer(self, result: Any = None, lane: ConnectionThread = ConnectionThread.SPEAK) -> list[Action]:
         """It was done."""
         ask = self.asked.pop(lane)
         return self.hear(OperationDone(ask.connection, ask.number, result))
 
     def deny(self, too_large: bool = True) -> list[Action]:
         """The store will not do it."""
-        ask = self.asked.pop(Lane.SPEAK)
+        ask = self.asked.pop(ConnectionThread.SPEAK)
         return self.hear(Denied(ask.connection, ask.number, "request is too large", too_large))
 
     def later(self, seconds: float) -> list[Action]:
@@ -176,11 +176,11 @@ class Shell:
 
     def deleted(self) -> tuple[str, ...]:
         """What is deleted now; none, where the next notice is waited for."""
-        if isinstance(self.what(Lane.WATCH), Take):
+        if isinstance(self.what(ConnectionThread.WATCH), Take):
             return ()
-        delete = self.what(Lane.WATCH)
+        delete = self.what(ConnectionThread.WATCH)
         assert isinstance(delete, Delete), delete
-        self.answer(None, Lane.WATCH)
+        self.answer(None, ConnectionThread.WATCH)
         return tuple(delete.keys)
 
     def posted(self) -> Shell:
@@ -191,9 +191,9 @@ class Shell:
 
     def reads(self, message: Message | bytes) -> list[Action]:
         """A notice is found where it is waited for, once what is deleted before is gone."""
-        if isinstance(self.what(Lane.WATCH), Delete):
-            self.answer(None, Lane.WATCH)
-        return self.answer(message if isinstance(message, bytes) else put(message), Lane.WATCH)
+        if isinstance(self.what(ConnectionThread.WATCH), Delete):
+            self.answer(None, ConnectionThread.WATCH)
+        return self.answer(message if isinstance(message, bytes) else put(message), ConnectionThread.WATCH)
 
     def words(self) -> tuple[Any, ...]:
         self.session, words = self.session.drain()
@@ -219,7 +219,7 @@ def why_lost(shell: Shell) -> str:
 
 
 def test_it_connects_at_once_and_waits_for_the_greeting() -> None:
-    _, actions = Session.begin(Belief("job", "b", None), Limits(), 0.0)
+    _, actions = Session.begin(NodeIdentity("job", "b", None), Limits(), 0.0)
     shell = Shell()
 
     shell.hear(Connected(1))
@@ -293,7 +293,7 @@ def test_a_job_that_has_begun_anew_is_not_this_nodes_any_more() -> None:
 )
 def test_a_greeting_of_another_token_or_version_is_named(greeting: bytes, token: bytes | None, why: str) -> None:
     with pytest.raises(RendezvousStateError, match=why):
-        Belief("job", "b", token).announcement(greeting)
+        NodeIdentity("job", "b", token).announcement(greeting)
 
 
 def test_an_attempt_that_fails_is_made_again() -> None:
@@ -307,7 +307,7 @@ def test_an_attempt_that_fails_is_made_again() -> None:
 
 def test_what_an_abandoned_connection_answers_is_not_heard() -> None:
     shell = Shell().greeted().joined()
-    old = shell.asked[Lane.WATCH]
+    old = shell.asked[ConnectionThread.WATCH]
     shell.hear(ConnectionLost(1, "reset"))
 
     shell.hear(OperationDone(1, old.number, True))
@@ -337,7 +337,7 @@ def test_messages_wait_for_contact_and_go_out_in_order() -> None:
     shell = Shell()
     reports = [Leave("b", "bye", 0), CloseJob("b", "enough")]
     for report in reports:
-        shell.hear(Tell(report))
+        shell.hear(SendReport(report))
 
     shell.greeted()
     said = []
@@ -350,7 +350,7 @@ def test_messages_wait_for_contact_and_go_out_in_order() -> None:
 
 def test_a_message_whose_connection_broke_is_said_again_with_its_number() -> None:
     shell = Shell().greeted()
-    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(SendReport(Leave("b", "bye")))
     first = shell.envelope()
 
     shell.hear(ConnectionLost(1, "reset"))
@@ -373,12 +373,12 @@ def failures(shell: Shell) -> list[tuple[int, int]]:
 
 def test_of_failures_little_is_said_unasked_and_nothing_twice() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(Tell(Failed("b", 0, NOTES)))
+    shell.hear(SendReport(Failed("b", 0, NOTES)))
     assert len(shell.what().data) <= EARLY
     assert [rank for rank, _ in failures(shell)] == [*range(len(failures(shell)))]
     shell.answer()
 
-    shell.hear(Tell(Stopped("b", 0, NOTES)))
+    shell.hear(SendReport(Stopped("b", 0, NOTES)))
 
     assert Stopped("b", 0, ()) == shell.envelope().report
 
@@ -388,10 +388,10 @@ def test_a_node_with_the_root_cause_sends_all_of_it_on_request(gone: bool) -> No
     shell = Shell().greeted().joined()
     shell.reads(SEAT)
     shell.words()
-    shell.hear(Tell(Failed("b", 0, NOTES)))
+    shell.hear(SendReport(Failed("b", 0, NOTES)))
     shell.answer()
     if gone:
-        shell.hear(Tell(Stopped("b", 0, NOTES)))
+        shell.hear(SendReport(Stopped("b", 0, NOTES)))
         shell.answer()
 
     shell.reads(Elaborate(0))
@@ -414,14 +414,14 @@ def test_once_asked_it_says_all_of_what_comes_later() -> None:
     shell.reads(Elaborate(0))
     assert shell.what() is None
 
-    shell.hear(Tell(Stopped("b", 0, NOTES)))
+    shell.hear(SendReport(Stopped("b", 0, NOTES)))
 
     assert (0, 2 * len(LONG)) in failures(shell)
 
 
 def test_request_for_failures_of_another_round_is_not_answered() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(Tell(Failed("b", 0, NOTES)))
+    shell.hear(SendReport(Failed("b", 0, NOTES)))
     shell.answer()
 
     shell.reads(Elaborate(1))
@@ -436,9 +436,9 @@ def test_a_root_cause_that_lies_elsewhere_is_read_before_the_end_is_told() -> No
     shell = Shell().greeted().joined()
     shell.reads(refers(ENDED))
     assert () == shell.words()
-    assert Read((CAUSE,)) == shell.what(Lane.WATCH)
+    assert Read((CAUSE,)) == shell.what(ConnectionThread.WATCH)
 
-    shell.answer([put(Failed("a", 0, (NOTES[0],)))], Lane.WATCH)
+    shell.answer([put(Failed("a", 0, (NOTES[0],)))], ConnectionThread.WATCH)
 
     assert (ENDED,) == shell.words()
     assert (key(0),) == shell.deleted()
@@ -450,7 +450,7 @@ def test_an_end_whose_whole_root_cause_is_not_there_is_told_in_brief(data: bytes
     shell = Shell().greeted().joined()
     shell.reads(refers(ENDED))
 
-    shell.answer([data], Lane.WATCH)
+    shell.answer([data], ConnectionThread.WATCH)
 
     assert (refers(ENDED),) == shell.words()
     assert Acknowledgement("b") == shell.envelope().report
@@ -465,9 +465,9 @@ def test_a_connection_that_breaks_amid_that_reads_the_end_again() -> None:
     shell.greeted()
 
     assert () == shell.words()
-    assert key(0) == shell.what(Lane.WATCH).key
+    assert key(0) == shell.what(ConnectionThread.WATCH).key
     shell.reads(refers(ENDED))
-    shell.answer([put(Failed("a", 0, (NOTES[0],)))], Lane.WATCH)
+    shell.answer([put(Failed("a", 0, (NOTES[0],)))], ConnectionThread.WATCH)
     assert (ENDED,) == shell.words()
 
 
@@ -490,7 +490,7 @@ LARGE = tuple(FailureNote(rank, rank, 1, 1, "m" * 9000, traceback="t" * 9000, ag
 
 def test_too_large_message_is_sent_again_shorter_until_accepted() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(Tell(Stopped("b", 0, LARGE)))
+    shell.hear(SendReport(Stopped("b", 0, LARGE)))
     sizes = []
     while len(put(shell.envelope())) > 3000:
         assert shell.envelope().seq == 2
@@ -506,7 +506,7 @@ def test_too_large_message_is_sent_again_shorter_until_accepted() -> None:
 
 def test_a_message_that_is_refused_in_any_size_ends_the_job() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(Tell(Stopped("b", 0, LARGE)))
+    shell.hear(SendReport(Stopped("b", 0, LARGE)))
     tries = 0
     while shell.session.error is None:
         tries += 1
@@ -522,7 +522,7 @@ def test_a_message_that_is_refused_in_any_size_ends_the_job() -> None:
 
 def test_refusal_for_another_reason_than_size_shortens_nothing() -> None:
     shell = Shell().greeted().joined()
-    shell.hear(Tell(Stopped("b", 0, LARGE)))
+    shell.hear(SendReport(Stopped("b", 0, LARGE)))
     shell.deny(too_large=False)
 
     assert isinstance(shell.envelope().report, CloseJob)
@@ -584,7 +584,7 @@ def test_node_without_acknowledged_heartbeats_is_fenced_and_reconnects() -> None
 
 def test_a_job_that_has_begun_anew_is_left_by_whoever_was_in_it() -> None:
     """Its heartbeat is none of ours, so that contact is sought anew: even where any node may coordinate."""
-    shell = Shell(Session.begin(Belief("job", "b", None), Limits(elected=True), 100.0)[0]).greeted().joined()
+    shell = Shell(Session.begin(NodeIdentity("job", "b", None), Limits(has_election=True), 100.0)[0]).greeted().joined()
 
     while shell.connection == 1 and shell.now < 200.0:
         shell.later(INTERVAL * HEARTBEAT)
@@ -639,13 +639,13 @@ def test_a_node_that_waits_says_for_whom_as_far_as_it_knows() -> None:
 
 def test_notices_are_read_one_after_the_other_and_deleted() -> None:
     shell = Shell().greeted().joined()
-    assert Take(key(0), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(0), SLICE) == shell.what(ConnectionThread.WATCH)
 
-    shell.answer(put(SEAT), Lane.WATCH)
+    shell.answer(put(SEAT), ConnectionThread.WATCH)
 
     assert (SEAT,) == shell.words()
     assert (key(0),) == shell.deleted()
-    assert Take(key(1), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(1), SLICE) == shell.what(ConnectionThread.WATCH)
 
 
 def test_nobody_who_is_to_join_the_next_round_stops_to_delete_what_said_so() -> None:
@@ -656,15 +656,15 @@ def test_nobody_who_is_to_join_the_next_round_stops_to_delete_what_said_so() -> 
 
     shell.reads(RoundEnd(0, "a worker failed", True))
 
-    assert Take(key(2), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(2), SLICE) == shell.what(ConnectionThread.WATCH)
 
 
 def test_a_wait_that_ends_without_a_notice_begins_again() -> None:
     shell = Shell().greeted().joined()
 
-    shell.answer(None, Lane.WATCH)
+    shell.answer(None, ConnectionThread.WATCH)
 
-    assert Take(key(0), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(0), SLICE) == shell.what(ConnectionThread.WATCH)
 
 
 @pytest.mark.parametrize("junk", [b"rubbish", b"{" * 100_000, put(CoordinatorHeartbeat("nonce", 1))])
@@ -676,12 +676,12 @@ def test_a_notice_that_is_none_is_refused_with_a_line_and_deleted(junk: bytes) -
     assert [True] == ["a notice was refused" in line.text for line in told if isinstance(line, Log)]
     assert () == shell.words()
     assert (key(0),) == shell.deleted()  # it would be found again and again
-    assert Take(key(0), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(0), SLICE) == shell.what(ConnectionThread.WATCH)
 
 
 def test_new_request_to_join_wakes_the_wait_for_the_old_answers() -> None:
     shell = Shell().greeted().joined()
-    waits = shell.what(Lane.WATCH)
+    waits = shell.what(ConnectionThread.WATCH)
 
     shell.hear(Seek(2, "trainer"))
 
@@ -690,16 +690,16 @@ def test_new_request_to_join_wakes_the_wait_for_the_old_answers() -> None:
     assert isinstance(shell.envelope().report, Join)
     assert {waits.key: b""} == shell.what().values
     shell.reads(b"")
-    assert Take(key(0, "b/2"), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(0, "b/2"), SLICE) == shell.what(ConnectionThread.WATCH)
     shell.answer()
-    assert Take(key(0, "b/2"), SLICE) == shell.what(Lane.WATCH)
+    assert Take(key(0, "b/2"), SLICE) == shell.what(ConnectionThread.WATCH)
     assert Update({NODE_HEARTBEAT_2: put(NodeHeartbeat(2, 0, 2))}, (COORDINATOR_HEARTBEAT,)) == shell.what()
 
 
 def test_wait_is_woken_by_the_message_before_the_request() -> None:
     shell = Shell().greeted().joined()
-    waits = shell.what(Lane.WATCH)
-    shell.hear(Tell(Stopped("b", 0, ())))
+    waits = shell.what(ConnectionThread.WATCH)
+    shell.hear(SendReport(Stopped("b", 0, ())))
     shell.hear(Seek(2, "trainer"))
     assert {} == shell.what().values  # it was on its way before anybody asked anew
     shell.answer()
@@ -710,7 +710,7 @@ def test_wait_is_woken_by_the_message_before_the_request() -> None:
 
 def test_the_next_message_wakes_the_lane_where_the_store_refused_one() -> None:
     shell = Shell().greeted().joined()
-    waits = shell.what(Lane.WATCH)
+    waits = shell.what(ConnectionThread.WATCH)
     shell.hear(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
 
@@ -726,7 +726,7 @@ def test_who_was_woken_is_not_woken_again() -> None:
     shell.answer()  # though nothing came of it yet
     shell.beaten()
 
-    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(SendReport(Leave("b", "bye")))
 
     assert {} == shell.what().values
 
@@ -929,7 +929,7 @@ def test_a_heartbeat_that_goes_on_as_it_should_stops_nobody() -> None:
 
 
 def test_a_new_coordinators_heartbeat_is_counted_from_its_own_beginning() -> None:
-    shell = Shell(Session.begin(Belief("job", "b", None), Limits(elected=True), 100.0)[0]).greeted().joined()
+    shell = Shell(Session.begin(NodeIdentity("job", "b", None), Limits(has_election=True), 100.0)[0]).greeted().joined()
     for count, slept in (((1 << 32) + 3, 0), ((2 << 32) + 16, 1)):
         shell.hears(CoordinatorHeartbeat("nonce", count))
         assert slept == len(shell.words()), count
@@ -949,7 +949,7 @@ def test_node_that_was_given_up_stops_its_workers_and_joins_again() -> None:
 def test_after_standing_still_a_node_judges_by_the_time_that_it_is() -> None:
     """An answer that lay there when the node woke up is heard by one that has lost contact."""
     shell = Shell().greeted().joined()
-    ask = shell.asked[Lane.WATCH]
+    ask = shell.asked[ConnectionThread.WATCH]
 
     shell.now += 2 * HEARTBEAT
     shell.hear(OperationDone(ask.connection, ask.number, put(SEAT)))
@@ -974,18 +974,18 @@ def test_the_end_is_answered_and_nothing_is_fenced_after_it() -> None:
 def test_after_the_end_only_a_new_request_to_join_is_awaited() -> None:
     shell = Shell().greeted().joined()
     shell.reads(FINAL)
-    shell.answer(None, Lane.WATCH)
-    assert shell.what(Lane.WATCH) is None
+    shell.answer(None, ConnectionThread.WATCH)
+    assert shell.what(ConnectionThread.WATCH) is None
 
     shell.hear(Seek(2, "trainer"))
 
-    assert isinstance(shell.what(Lane.WATCH), Take)
+    assert isinstance(shell.what(ConnectionThread.WATCH), Take)
 
 
 def test_closing_says_what_is_to_be_said_and_parts() -> None:
     shell = Shell().greeted().joined()
-    waits = shell.what(Lane.WATCH)
-    shell.hear(Tell(Leave("b", "bye")))
+    waits = shell.what(ConnectionThread.WATCH)
+    shell.hear(SendReport(Leave("b", "bye")))
 
     shell.hear(CloseSession())
     assert Leave("b", "bye") == shell.envelope().report
@@ -995,12 +995,12 @@ def test_closing_says_what_is_to_be_said_and_parts() -> None:
     actions = shell.answer()
 
     assert [Disconnect(1)] == actions
-    assert shell.session.parted
+    assert shell.session.left
 
 
 def test_closing_while_it_connects_still_says_what_is_to_be_said() -> None:
     shell = Shell()
-    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(SendReport(Leave("b", "bye")))
     shell.hear(CloseSession())
 
     shell.greeted()
@@ -1015,7 +1015,7 @@ def test_closing_while_it_connects_with_nothing_to_say_parts_at_once() -> None:
 
 def test_closing_without_contact_is_no_reason_to_seek_it_again() -> None:
     shell = Shell()
-    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(SendReport(Leave("b", "bye")))
     shell.hear(CloseSession())
 
     assert [Disconnect(1)] == shell.hear(ConnectionLost(1, "refused"))
@@ -1026,14 +1026,14 @@ def test_node_that_gave_up_the_search_parts_when_closed() -> None:
     shell.now += 600.0
     shell.hear(ConnectionLost(1, "timed out"))
     assert shell.session.error is not None
-    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(SendReport(Leave("b", "bye")))
 
     assert [Disconnect(1)] == shell.hear(CloseSession())
 
 
 def test_a_closed_node_with_a_message_reads_a_damaged_greeting_again() -> None:
     shell = Shell()
-    shell.hear(Tell(Leave("b", "bye")))
+    shell.hear(SendReport(Leave("b", "bye")))
     shell.hear(Connected(1))
     shell.answer(True)
     shell.hear(CloseSession())
@@ -1121,12 +1121,12 @@ def test_silent_store_is_gone_for_the_only_coordinator(host: str) -> None:
     """Elsewhere the job may go on, and repeat what was done here."""
     shell = silent(Shell().greeted(evolve(GREETING, host=host)).joined())
 
-    assert (host == shell.session.belief.node) == any(isinstance(word, StoreGone) for word in shell.words())
+    assert (host == shell.session.identity.node) == any(isinstance(word, StoreGone) for word in shell.words())
     assert isinstance(shell.session.error, RendezvousConnectionError)
 
 
 def test_where_another_node_may_coordinate_no_store_is_gone() -> None:
-    session, _ = Session.begin(Belief("job", "b", None), Limits(elected=True), 100.0)
+    session, _ = Session.begin(NodeIdentity("job", "b", None), Limits(has_election=True), 100.0)
     shell = refused(silent(Shell(session).greeted(evolve(GREETING, host="b")).joined()))
 
     assert not any(isinstance(word, StoreGone) for word in shell.words())
@@ -1138,7 +1138,7 @@ _events = st.one_of(
     st.just(TimePassed()),
     st.builds(SuspendHeartbeats, st.booleans()),
     st.just(Seek(2, "trainer")),
-    st.builds(Tell, st.sampled_from([Succeeded("b", 0), Failed("b", 0, ()), Stopped("b", 1, ())])),
+    st.builds(SendReport, st.sampled_from([Succeeded("b", 0), Failed("b", 0, ()), Stopped("b", 1, ())])),
     st.builds(ConnectionLost, st.integers(0, 3), st.text(max_size=3), st.booleans()),
     st.builds(Connected, st.integers(0, 3)),
 )
@@ -1279,7 +1279,7 @@ def test_ranks_in_a_round_that_is_not_above_the_last_are_refused(number: int) ->
     ]
     assert () == shell.words()
     assert key(0, "b/2") in shell.deleted()
-    assert key(0, "b/2") == shell.what(Lane.WATCH).key  # whatever it replaced is written again
+    assert key(0, "b/2") == shell.what(ConnectionThread.WATCH).key  # whatever it replaced is written again
     shell.reads(evolve(SEAT, round=5))
     assert (evolve(SEAT, round=5),) == shell.words()
 
@@ -1295,8 +1295,8 @@ def test_a_heartbeat_that_says_that_the_job_has_ended_ends_this_nodes_part() -> 
 def test_success_before_a_request_for_ranks_is_sent_with_it() -> None:
     """By a sidecar that takes the place of one that may not have passed it on: the request says that all are gone."""
     shell = Shell().greeted()
-    shell.hear(Tell(Stopped("b", 3, ())))
-    shell.hear(Tell(Succeeded("b", 4)))
+    shell.hear(SendReport(Stopped("b", 3, ())))
+    shell.hear(SendReport(Succeeded("b", 4)))
     shell.hear(Seek(2, "trainer"))
     shell.answer(DESCRIPTOR)
 

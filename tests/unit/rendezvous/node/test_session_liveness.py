@@ -37,7 +37,7 @@ LIMITS = Limits(join_timeout=100.0, reconnect_timeout=60.0)
 
 
 def live(heartbeat: float = 10.0, now: float = 0.0, *, elected: bool = False) -> SessionLiveness:
-    contact, _ = begin(evolve(LIMITS, elected=elected), now)
+    contact, _ = begin(evolve(LIMITS, has_election=elected), now)
     contact, _ = step(contact, Greeted(heartbeat), now)
     return contact
 

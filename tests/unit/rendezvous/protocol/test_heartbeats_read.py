@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from elasticlib.rendezvous.protocol._heartbeats_read import TOLD_MODULO, HeartbeatsRead
+from elasticlib.rendezvous.protocol._heartbeats_read import REPORT_MODULO, HeartbeatsRead
 
 COUNTS = st.integers(1, 2**40)
 
 
-@given(COUNTS, st.integers(0, TOLD_MODULO - 1), st.integers(0, 3))
+@given(COUNTS, st.integers(0, REPORT_MODULO - 1), st.integers(0, 3))
 def test_who_knows_of_one_that_was_read_before_knows_which_is_meant(known: int, more: int, rank: int) -> None:
     counts = [0, 7, 0, 9]
     counts[rank] = known + more
@@ -22,7 +22,7 @@ def test_who_knows_of_one_that_was_read_before_knows_which_is_meant(known: int, 
 def test_other_numbers_mean_none_or_one_not_below_the_known(known: int, text: str, rank: int) -> None:
     found = HeartbeatsRead(0, text).count(rank, known)
 
-    assert found == -1 or known <= found < known + TOLD_MODULO
+    assert found == -1 or known <= found < known + REPORT_MODULO
 
 
 @pytest.mark.parametrize("last", ["", "a", "..", "a.", ".a", "\u00e9a"])

@@ -1,5 +1,5 @@
 """
-Messages of this node's job in the store, checked before a node believes them. Pure.
+The identity of a node and of its job: it makes the node's messages, and checks those of the job. Pure.
 
 Rules of this file: bytes come in, a message goes out. The message is of this job, of its
 coordinator and of the place where it was found; otherwise a `RendezvousStateError` names the
@@ -23,10 +23,10 @@ from elasticlib.rendezvous.protocol._progress import Seen
 from elasticlib.rendezvous.protocol._reading import heartbeat_of
 from elasticlib.rendezvous.protocol._shortening import refers
 
-DOUBT = 3.0
+SUSPECTED_FOR = 3.0
 """Seconds for which a foreign greeting may be a stray write; a coordinator renews its own."""
 LOOK_AGAIN = 0.1
-"""Seconds until a greeting in doubt is read again."""
+"""Seconds until a suspected greeting is read again."""
 _SAME_TOKEN = (
     "give all nodes the same token (ELASTICLIB_TOKEN), or none (empty); without that variable each user has a token "
     "of their own on loopback endpoints"
@@ -34,7 +34,7 @@ _SAME_TOKEN = (
 
 
 @frozen
-class Doubt:
+class SuspectedGreeting:
     """A greeting that does not seem to be this job's."""
 
     since: float
@@ -48,16 +48,16 @@ class Doubt:
 
     def is_over(self) -> bool:
         """Return whether the greeting stayed for too long to be a stray write."""
-        return self.at > self.since + DOUBT
+        return self.at > self.since + SUSPECTED_FOR
 
 
-def doubted(doubt: Doubt | None, now: float) -> Doubt:
-    """Return the doubt after one more read at *now*."""
-    return Doubt(now if doubt is None else doubt.since, now)
+def suspected_again(before: SuspectedGreeting | None, now: float) -> SuspectedGreeting:
+    """Return the greeting after one more read at *now*."""
+    return SuspectedGreeting(now if before is None else before.since, now)
 
 
 @frozen
-class Belief:
+class NodeIdentity:
     """The identity of a node's job and coordinator, and of the node itself."""
 
     run_id: str
@@ -78,7 +78,7 @@ class Belief:
         try:
             announcement = messages.decode(data, self.key, key_place(self.run_id, "", ANNOUNCEMENT))
         except RendezvousStateError as error:
-            raise RendezvousStateError(_doubt(data, self.key, error)) from error
+            raise RendezvousStateError(_why_foreign(data, self.key, error)) from error
         if not isinstance(announcement, messages.Announcement) or announcement.run_id != self.run_id:
             raise RendezvousStateError(f"where the announcement of job {self.run_id!r} should be is {data[:80]!r}")
         if self.nonce and announcement.nonce != self.nonce:
@@ -93,10 +93,10 @@ class Belief:
         """
         return heartbeat_of(data, self.run_id, self.nonce, self.key)
 
-    def notice(self, key: str, data: bytes, last: int = -1) -> messages.Told:
+    def notice(self, key: str, data: bytes, last: int = -1) -> messages.CoordinatorNotice:
         """Return the notice at *key*; *last* is the last round in which this node had ranks."""
         message = messages.decode(data, self.key, key_place(self.run_id, self.nonce, key))
-        if not isinstance(message, messages.Told):
+        if not isinstance(message, messages.CoordinatorNotice):
             raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
         # Rounds only grow: an old assignment that is shown again must not start workers beside others.
         if isinstance(message, messages.RankAssignment) and message.round <= last:
@@ -139,7 +139,7 @@ class Belief:
         return kind(f"node {self.node}, job {self.run_id!r}{why}")
 
 
-def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
+def _why_foreign(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
     """Return the clearest reason why this greeting is not for this node."""
     try:
         body = parse(data)
@@ -148,8 +148,8 @@ def _doubt(data: bytes, key: bytes | None, error: RendezvousStateError) -> str:
         return str(error)
     # The version first: how another version signs is unknown here.
     if version != messages.VERSION:
-        told = f"the job's coordinator speaks version {shown(version)} of the protocol"
-        return f"{told}, this node version {messages.VERSION}: install the same elasticlib on all nodes"
+        theirs = f"the job's coordinator speaks version {shown(version)} of the protocol"
+        return f"{theirs}, this node version {messages.VERSION}: install the same elasticlib on all nodes"
     if signed and key is None:
         return f"the job runs with a token, and this node has none: {_SAME_TOKEN}"
     if not signed and key is not None:

@@ -1,9 +1,9 @@
 """
-Guests: jobs in the store of another job. How they are claimed and announced, and how the host sees
-them live.
+Jobs in the store of another job: how they are claimed and announced, and how the host of the store
+sees that they live.
 
 Rules of this file: any value in the store may be a stranger's, and costs nothing but a bounded
-wait. A guest lives while its coordinator's heartbeat changes, whatever its content: that may be
+wait. A job lives while its coordinator's heartbeat changes, whatever its content: that may be
 signed with another job's token.
 """
 
@@ -26,9 +26,9 @@ from elasticlib.rendezvous.stores._election import LeadershipLost
 from elasticlib.rendezvous.stores._torch_store import CLAIMANT, SERVES, StoreExchange
 
 SILENT = 2.0
-"""Heartbeats without a sign of life after which a guest's coordinator counts as dead."""
+"""Heartbeats without a sign of life after which a job's coordinator counts as dead."""
 MOST = 1000
-"""Guests that are watched at one time."""
+"""Jobs that are watched at one time."""
 _NOBODY = ""
 """The id in the keys of the store itself: no job has it."""
 _FOLDER = "guests"
@@ -37,9 +37,9 @@ _ANSWER = 1.0
 Seconds within which a living coordinator answers, unless it is very busy: then it is asked again.
 """
 _LOOK = 0.25
-"""Seconds between two looks at whether guests still live."""
+"""Seconds between two looks at whether the other jobs still live."""
 _LONGEST = 1e6
-"""Upper limit in seconds for a guest's heartbeat time."""
+"""Upper limit in seconds for a job's heartbeat time."""
 
 _Answer = TypeVar("_Answer")
 
@@ -241,7 +241,7 @@ def forget(exchange: StoreExchange) -> None:
 
 
 @define
-class _Guest:
+class _OtherJob:
     run_id: str
     heartbeat: float
     """Seconds."""
@@ -252,7 +252,7 @@ class _Guest:
 
 
 @define(eq=False)
-class Guests:
+class OtherJobs:
     """
     The other jobs in the store behind *exchange*, as its host sees them.
 
@@ -261,14 +261,14 @@ class Guests:
 
     _exchange: StoreExchange
     _clock: Clock = monotonic
-    _known: dict[int, _Guest] = Factory(dict)
-    """Guests that live, or may, by the number of their announcement."""
+    _known: dict[int, _OtherJob] = Factory(dict)
+    """Jobs that live, or may, by the number of their announcement."""
 
     def living(self) -> list[str]:
         """
-        Return the ids of the guests that live, or may.
+        Return the ids of the jobs that live, or may.
 
-        Call it regularly: a heartbeat that stands still reveals a dead guest. Raises
+        Call it regularly: a heartbeat that stands still reveals a dead job. Raises
         `RendezvousConnectionError` once the store itself is gone.
         """
         while True:
@@ -291,10 +291,10 @@ class Guests:
 
     def _look(self) -> tuple[set[int], bool]:
         """
-        Read the announcements of new guests.
+        Read the announcements of new jobs.
 
-        Return the numbers of known guests that are still announced, and whether there are more
-        guests than fit.
+        Return the numbers of known jobs that are still announced, and whether there are more jobs than
+        fit.
         """
         numbers = self._ask(_NOBODY, _numbers)
         if numbers is None:
@@ -313,9 +313,9 @@ class Guests:
                 announced.add(number)
         return announced, False
 
-    def _read_announcement(self, data: bytes) -> _Guest | None:
+    def _read_announcement(self, data: bytes) -> _OtherJob | None:
         """
-        Return the guest of an announcement; None if it is invalid, or names a job that the store
+        Return the job of an announcement; None if it is invalid, or names a job that the store
         cannot hold.
         """
         job = _read(data, self._clock())
@@ -328,7 +328,7 @@ class Guests:
     def _entries(self, numbers: list[int]) -> dict[int, bytes]:
         keys = [f"{_FOLDER}/{number}" for number in numbers]
         found = self._ask(_NOBODY, lambda store: store.read(keys))
-        # The store did not answer: known guests count as announced.
+        # The store did not answer: known jobs count as announced.
         if found is None:
             return {number: b"" for number in numbers if number in self._known}
         return {number: data for number, data in zip(numbers, found, strict=True) if data is not None}
@@ -336,7 +336,7 @@ class Guests:
     def _remove(self, number: int) -> None:
         self._ask(_NOBODY, lambda store: store.delete([f"{_FOLDER}/{number}"]))
 
-    def _lives(self, job: _Guest, announced: bool) -> bool:
+    def _lives(self, job: _OtherJob, announced: bool) -> bool:
         found = self._ask(job.run_id, lambda store: store.read([COORDINATOR_HEARTBEAT]))
         if found is not None:
             [heartbeat] = found
@@ -361,16 +361,16 @@ class Guests:
 
 
 def wait_for_jobs(
-    guests: Guests, limit: float, tell: Callable[[list[str]], None], gone: threading.Event, clock: Clock = monotonic
+    jobs: OtherJobs, limit: float, tell: Callable[[list[str]], None], gone: threading.Event, clock: Clock = monotonic
 ) -> None:
     """
-    Wait until no guest lives, at most *limit* seconds.
+    Wait until no other job lives, at most *limit* seconds.
 
     *tell* gets their names before the wait, if there is any; *gone* ends the wait.
     """
     deadline = clock() + limit
     pause = 0.0
-    while (living := guests.living()) and clock() < deadline:
+    while (living := jobs.living()) and clock() < deadline:
         if gone.wait(pause):
             return
         if not pause:
@@ -392,8 +392,8 @@ def _numbers(store: StoreExchange) -> list[int]:
     return [*range(1, MOST + 1), *range(first_of_last, last + 1)]
 
 
-def _read(data: bytes, now: float) -> _Guest | None:
-    """Return the guest of the announcement *data*; None if it is not a valid announcement."""
+def _read(data: bytes, now: float) -> _OtherJob | None:
+    """Return the job of the announcement *data*; None if it is not a valid announcement."""
     try:
         body = _untrusted.parse(data)
         run_id = _untrusted.exactly(body["run_id"], str)
@@ -404,4 +404,4 @@ def _read(data: bytes, now: float) -> _Guest | None:
         return None
     if not run_id or not heartbeat:
         return None
-    return _Guest(run_id, heartbeat, now)
+    return _OtherJob(run_id, heartbeat, now)
