@@ -323,7 +323,7 @@ def test_the_pure_core_opens_and_prints_nothing(file: str) -> None:
 
 
 BRANCHES = (*(ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.comprehension, ast.Assert, ast.match_case),)
-MOST_DENSE_FUNCTIONS, MOST_DENSE_FILES = 0, 1
+MOST_DENSE_FUNCTIONS, MOST_DENSE_FILES = 0, 0
 """How many functions and modules still read as if they were compressed: these numbers go down, never up."""
 
 

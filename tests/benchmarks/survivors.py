@@ -8,21 +8,23 @@ SURVIVORS: dict[str, str] = {
     "node/_identity.py NodeIdentity.whole: root_node stays, not found.node": (
         "the end names the same node already, or does not refer to what was found"
     ),
-    "node/_session.py Session._hear: self.contact stays": "what it sets is set where a loss is judged, too",
+    "node/_session.py Session._lose_connection: self.contact stays": "what it sets is set where a loss is judged, too",
     "node/_session.py Session._refuse: self._refusals stays": (
         "no history has so many refusals of one kind that some are not said"
     ),
     "node/_session.py Session._in_time: not (self.final is not None)": (
         "ranks that come beside the job's end start nothing: the agent acts on the end"
     ),
-    "node/_session_liveness.py step: refusals stays, not 0": (
+    "node/_session_liveness.py _greeted: refusals stays, not 0": (
         "only how many refusals it takes to see that a host is gone, which is gone then"
     ),
-    "node/_session_liveness.py step: pause stays, not _FIRST_PAUSE": (
+    "node/_session_liveness.py _greeted: pause stays, not _FIRST_PAUSE": (
         "only how long the pause before an attempt is, within the longest one"
     ),
-    "node/_session_liveness.py step: not (contact.quiet_since)": ("only the seconds in a text for people"),
-    "node/_session_liveness.py step: over stays, not True": ("the session hears nothing more once its part is over"),
+    "node/_session_liveness.py _take_heartbeat: not (contact.quiet_since)": ("only the seconds in a text for people"),
+    "node/_session_liveness.py _take_heartbeat: over stays, not True": (
+        "the session hears nothing more once its part is over"
+    ),
     "coordinator/_outbox.py Outbox.written: self._unread stays": ("nodes of simulated jobs always send heartbeats"),
     "coordinator/_outbox.py Outbox.is_untracked: not (known is not None)": (
         "no history has a memory set back that only the count of notices shows"
@@ -41,6 +43,12 @@ SURVIVORS: dict[str, str] = {
     ),
     "node/_outbox.py NodeOutbox.add: not (isinstance(what, Succeeded))": (
         "no simulated node has another sidecar for the same round; test_session.py"
+    ),
+    "node/_outbox.py NodeOutbox.add: succeeded stays, not what.round": (
+        "no simulated node has another sidecar for the same round; test_session.py"
+    ),
+    "node/_outbox.py NodeOutbox.again: not (each.seq not in (*waiting, self.join_seq))": (
+        "no history has the store replaced with its coordinator; test_outbox.py"
     ),
     "node/_outbox.py NodeOutbox.add: join stays, not None": (
         "a request to join is said again once it was posted, and by then it is described; but where the store denied it"

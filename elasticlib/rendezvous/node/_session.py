@@ -71,13 +71,15 @@ class Session:
     ) -> tuple[Session, tuple[events.Action, ...]]:
         """Return the session of a node without any contact, and its first actions."""
         contact, actions = _session_liveness.begin(limits, now)
-        session, out = cls(identity, contact, terms, where, outbox=NodeOutbox(seq=identity.sent)), list[events.Action]()
+        session = cls(identity, contact, terms, where, outbox=NodeOutbox(seq=identity.sent))
+        out = list[events.Action]()
         session._obey(actions, now, out)
         return session, tuple(out)
 
     def step(self, event: events.Event, now: float) -> tuple[Self, tuple[events.Action, ...]]:
         """Return the session after *event*, and the actions to do; *now* never goes back."""
-        after, out = memory.copied(self), list[events.Action]()
+        after = memory.copied(self)
+        out = list[events.Action]()
         # Events that came while this node stood still are judged by its present knowledge.
         after._judge(TimePassed(), now, out)
         after._hear(event, now, out)
@@ -94,8 +96,15 @@ class Session:
 
     def wake_at(self) -> float | None:
         """Return the time at which the session needs a `Tick`; None: no need."""
-        contact = None if self.final or self.error or self.closed else _session_liveness.wake_at(self.contact)
-        return soonest(contact, None if self._waiting is None else self._waiting.due_at())
+        contact = None
+        if not self._is_over():
+            contact = _session_liveness.wake_at(self.contact)
+        log_at = None if self._waiting is None else self._waiting.due_at()
+        return soonest(contact, log_at)
+
+    def _is_over(self) -> bool:
+        """Return whether this node's part has ended, in any way."""
+        return self.closed or self.error is not None or self.final is not None
 
     def speaks_at(self) -> float | None:
         """
@@ -105,9 +114,11 @@ class Session:
             return None
         if not self._pending.is_free(events.ConnectionThread.SPEAK):
             return None
-        if self._greeted:
-            return self._heartbeats.due_at if self._may_send_heartbeat() else None
-        return None if self._suspected is None else self._suspected.look_at
+        if not self._greeted:
+            return None if self._suspected is None else self._suspected.look_at
+        if not self._may_send_heartbeat():
+            return None
+        return self._heartbeats.due_at
 
     def kill_at(self) -> float | None:
         """
@@ -124,25 +135,21 @@ class Session:
         match event:
             case events.Connected():
                 self._connected = True
-            case events.ConnectionLost(_, why, gone):
-                if not self.left:
-                    self._disconnected()
-                    # Even if contact is not judged any more.
-                    self.contact = evolve(self.contact, trying=False)
-                    self.status = ""
-                    self._judge(_session_liveness.Broken(why, gone), now, out)
+            case events.ConnectionLost():
+                self._lose_connection(event, now, out)
             case events.OperationDone(_, number, result):
                 self._pending, asked = self._pending.answered(number)
                 if asked is not None:
                     self._answered(asked, result, now, out)
-            case events.Denied(_, number):
-                self._pending, asked = self._pending.answered(number)
-                is_envelope = asked is not None and asked.task is Task.POST
-                self._outbox, error = self._outbox.denied(event, is_envelope, self.identity.node)
-                if error is not None:
-                    self._fail(error, out)
+            case events.Denied():
+                self._take_refusal(event, out)
             case events.Refused(_, error):
                 self._fail(error, out)
+            case _:
+                self._hear_agent(event, now)
+
+    def _hear_agent(self, event: events.AgentEvent, now: float) -> None:
+        match event:
             case events.Seek(slots, role):
                 self._seek(events.Describe(slots, role), now)
             case events.SendReport(report):
@@ -154,13 +161,31 @@ class Session:
             case _:
                 assert_type(event, TimePassed)
 
+    def _lose_connection(self, event: events.ConnectionLost, now: float, out: list[events.Action]) -> None:
+        if self.left:
+            return
+        self._disconnected()
+        # Even if contact is not judged any more.
+        self.contact = evolve(self.contact, trying=False)
+        self.status = ""
+        self._judge(_session_liveness.Broken(event.why, event.gone), now, out)
+
+    def _take_refusal(self, event: events.Denied, out: list[events.Action]) -> None:
+        self._pending, asked = self._pending.answered(event.number)
+        is_envelope = asked is not None and asked.task is Task.POST
+        self._outbox, error = self._outbox.denied(event, is_envelope, self.identity.node)
+        if error is not None:
+            self._fail(error, out)
+
     def _seek(self, describe: events.Describe, now: float) -> None:
         self._outbox = self._outbox.add(describe)
         name = exchange.mailbox_name(self.identity.node, self._outbox.join_seq)
         self._mailbox = self._mailbox.opened(name, self.seen.epoch)
         # Events that the agent did not take are about ranks that this node does not want any more.
-        self.words = tuple(it for it in self.words if not isinstance(it, (messages.RankAssignment, messages.RoundEnd)))
-        self._waiting, self._unsure, self._heartbeats = Waiting(now), False, self._heartbeats.joins()
+        self._drop_words((messages.RankAssignment, messages.RoundEnd))
+        self._waiting = Waiting(now)
+        self._unsure = False
+        self._heartbeats = self._heartbeats.joins()
         self.contact = _session_liveness.rejoin(self.contact)
 
     def _judge(self, event: _session_liveness.Event, now: float, out: list[events.Action]) -> None:
@@ -206,14 +231,23 @@ class Session:
 
         Other nodes may have this node's ranks by now.
         """
-        loss = messages.ContactLost(why, GRACE * self.contact.limits.heartbeat if grace is None else grace)
-        self.words = (*(word for word in self.words if not isinstance(word, messages.RankAssignment)), loss)
+        if grace is None:
+            grace = GRACE * self.contact.limits.heartbeat
+        self._drop_words((messages.RankAssignment,))
+        self.words += (messages.ContactLost(why, grace),)
         self._unsure = False
 
+    def _drop_words(self, kinds: tuple[type[Word], ...]) -> None:
+        self.words = tuple(word for word in self.words if not isinstance(word, kinds))
+
     def _disconnected(self) -> None:
-        self._connected = self._greeted = False
-        self._suspected, self._pending = None, self._pending.cleared()
-        self._heartbeats, self._mailbox = evolve(self._heartbeats, due_at=0.0), self._mailbox.awaits(None)
+        self._connected = False
+        self._greeted = False
+        self._suspected = None
+        self._pending = self._pending.cleared()
+        self._mailbox = self._mailbox.awaits(None)
+        # The next connection begins with a heartbeat.
+        self._heartbeats = evolve(self._heartbeats, due_at=0.0)
 
     def _fail(self, error: events.Permanent, out: list[events.Action]) -> None:
         self.error = self.error or error
@@ -274,13 +308,16 @@ class Session:
         except errors.RendezvousClosedError as error:
             self._fail(error, out)
         except errors.RendezvousStateError as error:
-            self.status, self._suspected = str(error), suspected_again(self._suspected, now)
+            self.status = str(error)
+            self._suspected = suspected_again(self._suspected, now)
             if self._suspected.is_over():
                 self._fail(error, out)
         else:
             self.identity = evolve(self.identity, nonce=announcement.nonce)
             self.seen = self.seen.after_greeting(announcement.nonce, self.identity.heard(heard)[0])
-            self._host, self._greeted, self.status = announcement.host, True, ""
+            self._host = announcement.host
+            self._greeted = True
+            self.status = ""
             self._judge(_session_liveness.Greeted(announcement.heartbeat), now, out)
 
     def _feel(self, raw: bytes | None, asked: PendingOperation, now: float, out: list[events.Action]) -> None:
@@ -292,9 +329,11 @@ class Session:
         heard, why_invalid = self.identity.heard(raw)
         if heard is None and raw is not None:
             self._refuse("coordinator's heartbeat", why_invalid, now, out)
-        read, count = None, NOTHING_HEARD
+        read = None
+        count = NOTHING_HEARD
         if heard is not None:
-            read, count = self._read_of(heard, asked.task), heard.count
+            read = self._read_of(heard, asked.task)
+            count = heard.count
             self._follow_coordinator(heard, out)
         self._judge(_session_liveness.HeartbeatRead(self._heartbeats.stored, count, why_invalid, read), now, out)
         self._take_up(read, now, out)
@@ -375,7 +414,8 @@ class Session:
         elif isinstance(notice, messages.Caution):
             out.append(Log("warning", notice.text))
         elif isinstance(notice, messages.RankAssignment):
-            self._unsure, self._waiting = True, None
+            self._unsure = True
+            self._waiting = None
             self._heartbeats, read = self._heartbeats.assigned(notice, self._outbox.join_sent)
             self._take_up(read, now, out)
         else:
@@ -469,9 +509,14 @@ class Session:
             self._ask(Task.DESCRIBE, what, now, out, seq=seq)
             return
         self._outbox = self._outbox.sent(seq, now)
-        sent = (self._outbox.join_sent or now) if seq == self._outbox.join_seq else now
+        sent = now
+        # It counts from its first attempt, which may have arrived though no answer came.
+        if seq == self._outbox.join_seq and self._outbox.join_sent is not None:
+            sent = self._outbox.join_sent
+        # The same request ends a wait for a notice of an older mailbox, if there is one.
         stale = self._mailbox.stale(self._next_key())
-        post = Post(self.identity.envelope(seq, what), {} if stale is None else {stale: memory.WAKE})
+        woken = {} if stale is None else {stale: memory.WAKE}
+        post = Post(self.identity.envelope(seq, what), woken)
         self._ask(Task.POST, post, now, out, key=stale or "", seq=seq, sent=sent)
 
     def _may_send_heartbeat(self) -> bool:
@@ -488,8 +533,8 @@ class Session:
             return
         if self._waiting is not None and self._heartbeats.is_late():
             self._outbox = self._outbox.again(self.seen)
-        count, read, said = self._heartbeats.count, self._mailbox.read, self._outbox.said
-        own = self.identity.heartbeat(self._mailbox.name, messages.NodeHeartbeat(count, read, said))
+        heartbeat = messages.NodeHeartbeat(self._heartbeats.count, self._mailbox.read, self._outbox.said)
+        own = self.identity.heartbeat(self._mailbox.name, heartbeat)
         self._ask(Task.HEARTBEAT, Update(own, memory.HEARD), now, out)
 
     def _next_key(self) -> str | None:
@@ -509,8 +554,7 @@ class Session:
 
     def _complain(self, now: float, out: list[events.Action]) -> None:
         """Log that nothing has come for long, and why; not after the end of this node's part."""
-        is_over = self.closed or self.error is not None or self.final is not None
-        if is_over:
+        if self._is_over():
             self._waiting = None
         if self._waiting is None or now < self._waiting.due_at():
             return

@@ -101,18 +101,9 @@ class CloseSession:
     """Send pending messages, and leave."""
 
 
-Event: TypeAlias = (
-    Connected
-    | ConnectionLost
-    | OperationDone
-    | Refused
-    | Denied
-    | Seek
-    | SendReport
-    | SuspendHeartbeats
-    | CloseSession
-    | TimePassed
-)
+AgentEvent: TypeAlias = Seek | SendReport | SuspendHeartbeats | CloseSession | TimePassed
+"""Events that belong to no connection."""
+Event: TypeAlias = Connected | ConnectionLost | OperationDone | Refused | Denied | AgentEvent
 
 
 # Actions.

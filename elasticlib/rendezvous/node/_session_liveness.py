@@ -210,31 +210,14 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
         return contact, ()
     match event:
         case Greeted(heartbeat):
-            contact = evolve(
-                contact,
-                limits=evolve(contact.limits, heartbeat=heartbeat),
-                met=True,
-                live=True,
-                trying=False,
-                refusals=0,
-                pause=_FIRST_PAUSE,
-                began=now,
-                acknowledged=contact.acknowledged if contact.met else now,
-            )
+            contact = _greeted(contact, heartbeat, now)
         case Assigned(sent):
             contact = evolve(contact, read=sent)
         case Acknowledged(sent):
             contact = evolve(contact, acknowledged=max(sent, contact.acknowledged), why_invalid="")
             contact = _contact_is_back(contact, now)
         case HeartbeatRead():
-            slept, contact = _slept(contact, event.count), _heard(contact, event, now)
-            if now >= _silent_at(contact):
-                quiet = now - (contact.quiet_since or now)
-                why = f"the store answers, but no node has coordinated the job for {quiet:.3g} s"
-                return evolve(contact, over=True), (GiveUp(why, True),)
-            if slept and not contact.fenced:
-                return _wake(contact, slept, now)
-            contact = _contact_is_back(contact, now)
+            return _take_heartbeat(contact, event, now)
         case Broken(why, gone):
             contact = _broken(contact, why, gone, now)
         case TimePassed():
@@ -242,6 +225,36 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
         case _:
             assert_never(event)
     return _settle(contact, now)
+
+
+def _greeted(contact: SessionLiveness, heartbeat: float, now: float) -> SessionLiveness:
+    # The first greeting is the first sign of life; later ones do not show that a message arrived.
+    acknowledged = contact.acknowledged if contact.met else now
+    return evolve(
+        contact,
+        limits=evolve(contact.limits, heartbeat=heartbeat),
+        met=True,
+        live=True,
+        trying=False,
+        refusals=0,
+        pause=_FIRST_PAUSE,
+        began=now,
+        acknowledged=acknowledged,
+    )
+
+
+def _take_heartbeat(contact: SessionLiveness, event: HeartbeatRead, now: float) -> Outcome:
+    """Judge the coordinator's heartbeat: it stands still, shows that this node slept, or is fine."""
+    # Compared with the last heartbeat, before this one takes its place.
+    slept = _slept(contact, event.count)
+    contact = _heard(contact, event, now)
+    if now >= _silent_at(contact):
+        quiet = now - (contact.quiet_since or now)
+        why = f"the store answers, but no node has coordinated the job for {quiet:.3g} s"
+        return evolve(contact, over=True), (GiveUp(why, True),)
+    if slept and not contact.fenced:
+        return _wake(contact, slept, now)
+    return _settle(_contact_is_back(contact, now), now)
 
 
 def observe(contact: SessionLiveness, event: Event, now: float) -> SessionLiveness:
