@@ -127,7 +127,7 @@ PURE = [
     "rendezvous/node/_identity.py",
     "rendezvous/node/_session_memory.py",
     "rendezvous/node/_own_heartbeats.py",
-    "rendezvous/node/_outbox.py",
+    "rendezvous/node/_node_outbox.py",
     "rendezvous/node/_session.py",
     "rendezvous/node/_session_events.py",
     "rendezvous/coordinator/_server.py",

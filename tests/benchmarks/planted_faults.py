@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "elasticlib/rendezvous"
 FILES = (
     *(f"node/_session{name}.py" for name in ("", "_liveness", "_memory")),
-    *(f"node/_{name}.py" for name in ("identity", "own_heartbeats", "outbox")),
+    *(f"node/_{name}.py" for name in ("identity", "own_heartbeats", "node_outbox")),
     *("protocol/_progress.py", "coordinator/_outbox.py"),
 )
 """The session with what it is made of, and the coordinator's mail."""

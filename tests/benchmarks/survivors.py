@@ -38,22 +38,22 @@ SURVIVORS: dict[str, str] = {
     "coordinator/_outbox.py Outbox.expect: without self.end_unread.add(node)": (
         "who is expected counts as gone until it sends heartbeats, and is told the end then"
     ),
-    "node/_outbox.py NodeOutbox.add: not (isinstance(what, Describe))": (
+    "node/_node_outbox.py NodeOutbox.add: not (isinstance(what, Describe))": (
         "no simulated node leaves or closes with a reason that is too long"
     ),
-    "node/_outbox.py NodeOutbox.add: not (isinstance(what, Succeeded))": (
+    "node/_node_outbox.py NodeOutbox.add: not (isinstance(what, Succeeded))": (
         "no simulated node has another sidecar for the same round; test_session.py"
     ),
-    "node/_outbox.py NodeOutbox.add: succeeded stays, not what.round": (
+    "node/_node_outbox.py NodeOutbox.add: succeeded stays, not what.round": (
         "no simulated node has another sidecar for the same round; test_session.py"
     ),
-    "node/_outbox.py NodeOutbox.again: not (each.seq not in (*waiting, self.join_seq))": (
+    "node/_node_outbox.py NodeOutbox.again: not (each.seq not in (*waiting, self.join_seq))": (
         "no history has the store replaced with its coordinator; test_outbox.py"
     ),
-    "node/_outbox.py NodeOutbox.add: join stays, not None": (
+    "node/_node_outbox.py NodeOutbox.add: join stays, not None": (
         "a request to join is said again once it was posted, and by then it is described; but where the store denied it"
     ),
-    "node/_outbox.py NodeOutbox.elaborate: asked stays, not round": (
+    "node/_node_outbox.py NodeOutbox.elaborate: asked stays, not round": (
         "no history has failures after the coordinator asked for all of their round"
     ),
     "node/_session.py Session._believe: not (not isinstance(notice, messages.RoundEnd))": (
@@ -67,7 +67,7 @@ SURVIVORS: dict[str, str] = {
     "node/_session_liveness.py _fence: trouble stays, not why": "only a text for people",
     "node/_session_liveness.py _seek: over stays, not True": "the session hears nothing more once its part is over",
     "node/_session_liveness.py _seek: over stays, not True (2)": "the session hears nothing more once its part is over",
-    "node/_outbox.py NodeOutbox.done: late stays, not late": (
+    "node/_node_outbox.py NodeOutbox.done: late stays, not late": (
         "no history has the store replaced with its coordinator; test_outbox.py"
     ),
     "node/_session_liveness.py _wake: compares stays, not False": (
@@ -135,7 +135,7 @@ SURVIVORS: dict[str, str] = {
 
 BY_HAND: dict[str, tuple[str, str, str]] = {
     "messages have no bound": (
-        "node/_outbox.py",
+        "node/_node_outbox.py",
         "from elasticlib.rendezvous.protocol._shortening import early, fitting, whole",
         "fitting = whole = lambda report, most=0: report\nearly = lambda report, before: report",
     ),

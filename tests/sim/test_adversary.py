@@ -18,7 +18,7 @@ from elasticlib.rendezvous.coordinator import _departures, _node_liveness
 from elasticlib.rendezvous.coordinator._incoming import Incoming
 from elasticlib.rendezvous.coordinator._state import Sighting
 from elasticlib.rendezvous.node import _session_liveness
-from elasticlib.rendezvous.node._outbox import NodeOutbox
+from elasticlib.rendezvous.node._node_outbox import NodeOutbox
 from elasticlib.rendezvous.protocol import _codec
 from elasticlib.rendezvous.protocol._messages import decode
 from elasticlib.testing import (

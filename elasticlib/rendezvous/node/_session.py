@@ -25,7 +25,7 @@ from elasticlib._untrusted import Refusals
 from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node import _session_events as events, _session_liveness, _session_memory as memory
 from elasticlib.rendezvous.node._identity import NodeIdentity, SuspectedGreeting, suspected_again
-from elasticlib.rendezvous.node._outbox import NodeOutbox, Written
+from elasticlib.rendezvous.node._node_outbox import NodeOutbox, Written
 from elasticlib.rendezvous.node._own_heartbeats import OwnHeartbeats
 from elasticlib.rendezvous.node._session_liveness import NOTHING_HEARD, Limits, SessionLiveness, TimePassed
 from elasticlib.rendezvous.node._session_memory import Mailbox, PendingOperation, PendingOperations, Task, Waiting

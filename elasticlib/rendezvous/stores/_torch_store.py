@@ -63,6 +63,8 @@ an outage.
 _DIGITS = 20
 """Digits of a counter at most: it has 64 bits."""
 _NUMBER = re.compile("[1-9][0-9]{0,17}")
+_NOTHING = secrets.token_bytes(16)
+"""A value that means an absent key; nobody can write it on purpose."""
 
 
 class Store(Protocol):
@@ -155,8 +157,6 @@ class StoreExchange(Exchange):
     """
     Seconds of the connection's present time limit, which `take` has set; None for the original one.
     """
-    _nothing: bytes = field(init=False, factory=lambda: secrets.token_bytes(16))
-    """A value that means an absent key; nobody can write it on purpose."""
 
     def post(self, data: bytes, values: Mapping[str, bytes] = NOTHING) -> None:
         self._check({"inbox": data, **values})
@@ -224,7 +224,7 @@ class StoreExchange(Exchange):
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         full = [self.full_key(key) for key in keys]
         with self._speaking() as store:
-            parts = (self._read(store, full[start : start + TOGETHER]) for start in range(0, len(full), TOGETHER))
+            parts = (_read(store, full[start : start + TOGETHER]) for start in range(0, len(full), TOGETHER))
             return [value for part in parts for value in part]
 
     def update(self, values: Mapping[str, bytes], keys: Sequence[str]) -> list[bytes | None]:
@@ -337,7 +337,7 @@ class StoreExchange(Exchange):
         with self._speaking() as store:
             if not _wait(store, key, timeout):
                 return None
-            return self._read_one(store, key)
+            return _read_one(store, key)
 
     def _check(self, values: Mapping[str, bytes]) -> None:
         for key, data in values.items():
@@ -369,36 +369,39 @@ class StoreExchange(Exchange):
             what = str(error).partition("\n")[0].partition("Exception raised from")[0]
             raise RendezvousConnectionError(f"lost the store at {self.where}: {what}") from error
 
-    def _read(self, store: Store, keys: list[str]) -> list[bytes | None]:
-        """Return the values. Most requested keys exist: then two round trips are enough for all."""
-        if len(keys) > 2 and store.check(keys):
-            values = self._read_present(store, keys)
-            if values is not None:
-                return values
-        if len(keys) < 4:
-            return [self._read_one(store, key) for key in keys]
-        # Some are absent, most often few: one half of the keys, or a quarter, is complete.
-        middle = len(keys) // 2
-        return [*self._read(store, keys[:middle]), *self._read(store, keys[middle:])]
 
-    def _read_present(self, store: Store, keys: list[str]) -> list[bytes | None] | None:
-        """Return the values of keys that all existed just now; None if that has changed."""
-        from torch.distributed import DistStoreError
+def _read(store: Store, keys: list[str]) -> list[bytes | None]:
+    """Return the values. Most requested keys exist: then two round trips are enough for all."""
+    if len(keys) > 2 and store.check(keys):
+        values = _read_present(store, keys)
+        if values is not None:
+            return values
+    if len(keys) < 4:
+        return [_read_one(store, key) for key in keys]
+    # Some are absent, most often few: one half of the keys, or a quarter, is complete.
+    middle = len(keys) // 2
+    return [*_read(store, keys[:middle]), *_read(store, keys[middle:])]
 
-        # A key that is deleted meanwhile reads as empty, which no message is, or makes multi_get
-        # reach its limit.
-        try:
-            values = store.multi_get(keys)
-            return [value or self._read_one(store, key) for key, value in zip(keys, values, strict=True)]
-        except DistStoreError:
-            return None
 
-    def _read_one(self, store: Store, key: str) -> bytes | None:
-        # Writes nothing: an absent key does not equal a text that is not empty. A plain get would block.
-        value = store.compare_set(key, self._nothing, self._nothing)
-        if value == self._nothing:
-            return None
-        return value
+def _read_present(store: Store, keys: list[str]) -> list[bytes | None] | None:
+    """Return the values of keys that all existed just now; None if that has changed."""
+    from torch.distributed import DistStoreError
+
+    # A key that is deleted meanwhile reads as empty, which no message is, or makes multi_get
+    # reach its limit.
+    try:
+        values = store.multi_get(keys)
+        return [value or _read_one(store, key) for key, value in zip(keys, values, strict=True)]
+    except DistStoreError:
+        return None
+
+
+def _read_one(store: Store, key: str) -> bytes | None:
+    # Writes nothing: an absent key does not equal a text that is not empty. A plain get would block.
+    value = store.compare_set(key, _NOTHING, _NOTHING)
+    if value == _NOTHING:
+        return None
+    return value
 
 
 def _wait(store: Store, key: str, timeout: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticlib.rendezvous.node._outbox import NodeOutbox
+from elasticlib.rendezvous.node._node_outbox import NodeOutbox
 from elasticlib.rendezvous.node._session_events import Describe
 from elasticlib.rendezvous.protocol._messages import Descriptor, Join, Report, Stopped, Succeeded
 from elasticlib.rendezvous.protocol._progress import Seen
