@@ -202,7 +202,7 @@ class NodeRuntime:
     def _offer(self) -> BoundNodeInfo | FixedNodeInfo:
         job = self.job
         if job.backend == "static":
-            host, port = self._backend.host_and_port()
+            host, port = self._backend.host, self._backend.port
             is_first = job.node_rank == 0
             said = job.work, job.command, job.is_scheduled
             return FixedNodeInfo(host, lambda: int(port), job.node_rank, lambda: is_first, *said)

@@ -191,10 +191,6 @@ class C10dBackend:
             return outward_address()
         return self._local
 
-    def host_and_port(self) -> tuple[str, int]:
-        """Return the endpoint's parts, with the true port once it is bound."""
-        return self.host, self.port
-
     def served_run(self, exchange: Exchange) -> str | None:
         """
         Return the run id of the job whose node hosts the store; None for a store that no job
