@@ -106,8 +106,8 @@ def is_unicode(value: str, errors: str = "strict") -> bool:
 
 
 positive = _rule(_is_positive, "must be a finite number of seconds above 0", SpecError)
-text = _rule(_is_text, "must be text without NUL characters")
-identity = and_(text, _rule(is_unicode, "must be text that can be written in UTF-8"))
+text = _rule(_is_text, "must be a string without NUL characters")
+identity = and_(text, _rule(is_unicode, "must be a string that can be encoded in UTF-8"))
 """Validator of text that becomes part of keys and signatures."""
 yes_or_no = _rule(lambda value: isinstance(value, bool), "must be True or False")
 shutdown_timeout = _rule(is_time, _MUST_BE_SHUTDOWN_TIMEOUT)
@@ -118,20 +118,20 @@ logs_specs = _rule(_makes_logs, _MUST_MAKE_LOGS)
 def secret(_: Any, attribute: Attribute[Any], value: Any) -> None:
     # Unlike other messages, this one leaves the value out: it must not end up in a log.
     if not _is_text(value) or not value:
-        raise ConfigError(f"{attribute.name} must be text of at least one character, without NUL; None for no token")
+        raise ConfigError(f"{attribute.name} must be a non-empty string without NUL characters; None for no token")
 
 
 def texts(_: Any, attribute: Attribute[Any], value: Any) -> None:
     if not isinstance(value, list) or not _are_texts(value):
         raise ConfigError.of_setting(
             attribute.name,
-            f"{value!r} must be a list of texts, such as ['loss', 'error'], one of which a line must "
-            "hold; None or [] for none",
+            f"{value!r} must be a list of strings, such as ['loss', 'error']: lines that contain one of "
+            "them are copied; None or [] for no filter",
         )
     for each in value:
         # Lines are compared as bytes. Bytes that are not UTF-8 are lone surrogates in Python's text.
         if not is_unicode(each, "surrogateescape"):
-            raise ConfigError(f"{attribute.name}: {each!r} cannot be written in UTF-8: leave it out")
+            raise ConfigError(f"{attribute.name}: {each!r} cannot be encoded in UTF-8: leave it out")
 
 
 def _are_texts(values: Iterable[Any]) -> bool:
@@ -185,13 +185,16 @@ def arguments(name: str, value: Any) -> tuple[Any, ...]:
     """
     if isinstance(value, (str, bytes)):
         _log.warning(
-            "%s=%r is taken as %d arguments, one a character; a single one is written (value,)", name, value, len(value)
+            "%s=%r is used as %d arguments, one for each character; write (value,) for a single argument",
+            name,
+            value,
+            len(value),
         )
     try:
         return tuple(value)
     except TypeError:
         raise ConfigError.of_setting(
-            name, f"{value!r} must be a tuple of arguments; a single one is written (value,)"
+            name, f"{value!r} must be a tuple of arguments; write (value,) for a single one"
         ) from None
 
 
@@ -211,16 +214,18 @@ def words(value: Sequence[str] | str) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, (list, tuple)) or not _are_texts(parts):
         raise ConfigError.of_setting(
-            "preload", f"{value!r} must be the names of modules, as a list or as text with commas"
+            "preload", f"{value!r} must be module names, as a list or a comma-separated string"
         )
     found = tuple(filter(None, map(str.strip, parts)))
     if "learn" in found:
         raise ConfigError.of_setting(
-            "preload", f"{','.join(found)!r}: nothing is learned any more: use 'auto', or name the modules"
+            "preload", f"{','.join(found)!r} is no longer supported: use 'auto', or name the modules"
         )
     if "auto" in found and len(found) > 1:
         raise ConfigError.of_setting(
-            "preload", f"{','.join(found)!r}: 'auto' stands alone: name torch and the other modules instead"
+            "preload",
+            f"{','.join(found)!r}: 'auto' cannot be combined with module names: name torch and the other "
+            "modules instead",
         )
     return found
 
@@ -230,7 +235,7 @@ def devices(value: Any) -> tuple[int | str, ...]:
     found = _split_devices(value)
     if not all(map(_is_device, found)):
         raise ConfigError(
-            f"devices={value!r} must be indices from 0 on, or names, of GPUs, such as [0, 1]; () is none at all"
+            f"devices={value!r} must be a list of GPU indices (from 0) or names, such as [0, 1]; () for no GPU"
         )
     return tuple(found)
 
@@ -263,7 +268,7 @@ def ranks(value: Any) -> Any:
     found = tuple(map(number, several))
     # The items of bytes are numbers, but bytes are not a list of ranks.
     if isinstance(value, bytes) or not all(map(is_index, found)):
-        raise ConfigError(f"show={value!r} must be 'all', or ranks from 0 on, such as [0, 1]; () for none")
+        raise ConfigError(f"show={value!r} must be 'all' or a list of ranks (from 0), such as [0, 1]; () for none")
     return found
 
 

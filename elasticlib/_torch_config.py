@@ -47,7 +47,7 @@ def _torchs_kind(value: object) -> Any:
     kind = next(filter(dataclasses.is_dataclass, kinds), None)
     if kind is None:
         raise ConfigError(
-            f"config{_shown(value, like_it=bool(kinds))} is no LaunchConfig: give one, such as "
+            f"config{_shown(value, like_it=bool(kinds))} is not a LaunchConfig: give one, such as "
             "elasticlib.LaunchConfig(nproc_per_node=2)"
         )
     return kind
@@ -63,4 +63,4 @@ def _shown(value: object, *, like_it: bool) -> str:
     # An object other than a plain value may hold a token, which must not end up in a log.
     if isinstance(value, (str, int, float, type, type(None))):
         return f"={value!r}"
-    return f", a {type(value).__qualname__}{' that is no dataclass' if like_it else ''},"
+    return f", a {type(value).__qualname__}{' that is not a dataclass' if like_it else ''},"

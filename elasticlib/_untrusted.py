@@ -49,7 +49,7 @@ def parse(data: bytes | str, *, constants: bool = False) -> Any:
 
 
 def _no_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def parse_shallow(text: str) -> Any:
@@ -168,7 +168,7 @@ class Refusals:
             return self._with(kind, replace(last, unsaid=last.unsaid + 1)), None
         if last is None or now >= last.since + self.span:
             unsaid, last = 0 if last is None else last.unsaid, _Span(now, 0)
-            why += f" ({unsaid} more of this kind were refused before)" if unsaid else ""
+            why += f" ({unsaid} more messages of this kind were rejected before)" if unsaid else ""
         return self._with(kind, replace(last, said=last.said + 1)), why
 
     def _with(self, kind: str, span: _Span) -> Self:

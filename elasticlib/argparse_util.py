@@ -75,7 +75,7 @@ def _warn_of_other_choice(name: str, text: str, to_value: Callable[[str], Any], 
     # The parser itself reports a text that the type refuses.
     with contextlib.suppress(TypeError, ValueError, argparse.ArgumentTypeError):
         if choices is not None and to_value(text) not in choices:
-            _log.warning("%s=%r is none of %s: taken all the same", name, text, ", ".join(map(str, choices)))
+            _log.warning("%s=%r is not one of %s: it is used anyway", name, text, ", ".join(map(str, choices)))
 
 
 def _variable(dest: str) -> str:

@@ -105,8 +105,8 @@ class PreloadError(ConfigError):
     def _refusal(self) -> ConfigError:
         return ConfigError.of_setting(
             "preload",
-            f"{self.module!r} is refused: {self.why.strip()}; "
-            f"import it in the workers instead: leave {self.module!r} out of preload",
+            f"{self.module!r} cannot be preloaded: {self.why.strip()}; import it in the workers instead: "
+            f"leave {self.module!r} out of preload",
         )
 
     def __str__(self) -> str:
@@ -400,7 +400,7 @@ class ChildFailedError(ElasticError):
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
         if not failures:
-            raise SpecError("failures={} is empty: a ChildFailedError needs the failure of one rank at least")
+            raise SpecError("failures={} is empty: a ChildFailedError needs the failure of at least one rank")
         super().__init__(name, failures)
         self.name = name
         self.failures = failures

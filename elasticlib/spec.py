@@ -354,7 +354,7 @@ class LaunchConfig(DataclassView):
     def _not_both(self, attribute: Attribute[Any], value: bool) -> None:
         if value and all(getattr(self, name, False) for name in {"module", "no_python"} - {attribute.name}):
             raise ConfigError.of_setting(
-                "no_python", "True excludes module=True: a module needs the interpreter; leave one out"
+                "no_python", "True cannot be combined with module=True: a module needs the interpreter; leave one out"
             )
 
     def __attrs_post_init__(self) -> None:

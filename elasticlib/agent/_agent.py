@@ -332,7 +332,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._telemetry.seen(self._result)
         if self._result.state is WorkerState.HEALTHY:
             return []
-        group.step(self._result.state, "_monitor_workers said so")
+        group.step(self._result.state, "_monitor_workers reported it")
         if self._result.state is WorkerState.SUCCEEDED:
             return [_policy.WorkersSucceeded()]
         if not self._result.failures:

@@ -44,7 +44,7 @@ def check_health_check_server(value: object) -> None:
     """Raise `ConfigError` unless *value* is None or has ``stop``, the only method called."""
     if value is not None and not callable(getattr(value, "stop", None)):
         raise ConfigError(
-            f"health_check_server={value!r} has no method stop: give what create_healthcheck_server returns"
+            f"health_check_server={value!r} has no method stop: give the object that create_healthcheck_server returns"
         )
 
 
@@ -53,7 +53,7 @@ def check_local(log_line_prefix_template: object, uninterruptible_state_timeout:
     template, asleep = log_line_prefix_template, uninterruptible_state_timeout
     if template is not None and not isinstance(template, str):
         raise ConfigError.of_setting(
-            "log_line_prefix_template", f"{template!r} must be text, such as '[${{role_name}}${{rank}}]:'"
+            "log_line_prefix_template", f"{template!r} must be a string, such as '[${{role_name}}${{rank}}]:'"
         )
     if asleep is not None and as_seconds(asleep) is None:
         raise ConfigError(f"uninterruptible_state_timeout={asleep!r} must be a number of seconds, 0 for none")
@@ -65,8 +65,8 @@ def warn_of_uncalled_methods(cls: type, agent: type) -> None:
     added = [name for name in _UNCALLED if hasattr(cls, name) and not any(hasattr(base, name) for base in bases)]
     if added:
         warnings.warn(
-            f"{cls.__qualname__} has {' and '.join(added)}, which torch's agents call and this one does not: never "
-            f"called here; what is called are {', '.join(HOOKS)}",
+            f"{cls.__qualname__} has {' and '.join(added)}: torch's agents call that, this agent does not; "
+            f"it calls {', '.join(HOOKS)}",
             UserWarning,
             stacklevel=4,  # past `__init_subclass__` and `abc.ABCMeta`, to the class statement
         )

@@ -51,7 +51,7 @@ LATE = 1.0
 _PAUSE = 0.05
 """Seconds between two readings."""
 _END_LIMIT = 0.5
-_ENDED = "the program that reads it has ended"
+_ENDED = "the program that reads it has exited"
 _PROGRAM = BEGIN_CODE + "from elasticlib.agent._gpu_memory import main; main()"
 
 

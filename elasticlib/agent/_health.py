@@ -204,12 +204,12 @@ class _Client:
 def _page(said: bytes, answer: _Answer) -> bytes | None:
     """Return the reply to the request *said*; None if the request is still incomplete."""
     if _END.search(said) is None:
-        return None if len(said) < _LONGEST else _reply(400, {"error": f"a question has at most {_LONGEST} bytes"})
+        return None if len(said) < _LONGEST else _reply(400, {"error": f"a request has at most {_LONGEST} bytes"})
     request = _REQUEST.match(said)
     if request is None:
-        return _reply(400, {"error": "this is no question in HTTP/1"})
+        return _reply(400, {"error": "this is not an HTTP/1 request"})
     if request[1] not in (b"GET", b"HEAD"):
-        return _reply(501, {"error": "ask with GET or HEAD"})
+        return _reply(501, {"error": "use GET or HEAD"})
     return _reply(*answer(), body=request[1] == b"GET")
 
 

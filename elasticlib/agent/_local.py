@@ -369,7 +369,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         silence = silent_for(wall_time(), self._began, [*_CONSOLE, *paths])
         if silence < _LONG_SILENCE:
             return
-        self._sink(records.StacksShown(f"nothing was written for {silence:.0f} s: where all ranks are"))
+        self._sink(records.StacksShown(f"nothing was written for {silence:.0f} s: stacks of all ranks"))
         self._processes.ask_for_stacks()
         deadline = monotonic() + _STACKS_LIMIT
         while self._processes.awaits_stacks and self._processes.fileno() >= 0:

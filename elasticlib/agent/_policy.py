@@ -351,7 +351,7 @@ def _orphaned(state: AgentState, *first: Action) -> Step:
     if not state.succeeded or not is_undecided:
         return state, first
 
-    why = f"round {state.round} succeeded on this node, and how it ended on other nodes is not known: {state.gone}"
+    why = f"round {state.round} succeeded on this node, but its outcome on other nodes is unknown: {state.gone}"
     return evolve(state, phase=Phase.DONE), (Finish(True, why, results=True),)
 
 

@@ -91,10 +91,10 @@ class Watch:
         """
         enable, seconds = self._words
         if enable not in ("", "0", "1"):
-            self._sink(records.VariableIgnored(ENABLE, enable, "1 turns it on, 0 off", "there is no watchdog"))
+            self._sink(records.VariableIgnored(ENABLE, enable, "1 turns it on, 0 off", "the watchdog is off"))
         if seconds and as_seconds(seconds) is None:
             rule = "it must be a number of seconds, 0 for none"
-            effect = "no worker is watched for uninterruptible sleep"
+            effect = "uninterruptible sleep of workers is not detected"
             self._sink(records.VariableIgnored(UNINTERRUPTIBLE_STATE_TIMEOUT, seconds, rule, effect))
         self._watchdog.start()
         text = self._port
@@ -104,7 +104,7 @@ class Watch:
             server = create_healthcheck_server(self.alive_time, int(text), HEALTH_CHECK_TIMEOUT)
             server.start()
         except (ValueError, OSError) as error:
-            why = f"{HEALTH_CHECK_PORT}={text!r} is ignored: {error}; there is no health check"
+            why = f"{HEALTH_CHECK_PORT}={text!r} is ignored: {error}; the health check is off"
             self._sink(records.HealthCheckReported(why, listens=False))
             return
         self._health = server
@@ -151,7 +151,7 @@ class Watch:
                     "",
                     message=f"PID {pid} was in uninterruptible sleep (state D) for {self._stuck[pid]:.0f} s",
                     rank=rank,
-                    hint="it waits in the kernel for a device or a file system, and holds it: a restart here would "
+                    hint="it waits in the kernel for a device or a file system, so a restart on this host would "
                     f"fail again; look at /proc/{pid}/stack and dmesg of host {os.uname().nodename}",
                     fatal=True,
                 )
@@ -248,9 +248,7 @@ class Watchdog:
         scope = self._expired.get(failure.pid)
         if scope is not None and failure.exitcode < 0 and not failure.exception_type:
             failure.message = f"timer {scope!r} expired: the watchdog sent {failure.signal_name()} to PID {failure.pid}"
-            failure.hint = (
-                "the worker did not leave the block of that timer in time: it hangs, or the time is too short"
-            )
+            failure.hint = "the worker did not leave the timer's block in time: it hangs, or the time is too short"
 
     def _tell(self, event: str, timer: FileTimerRequest | None) -> None:
         if timer is None:

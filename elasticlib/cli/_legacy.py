@@ -49,7 +49,7 @@ def launch(args: argparse.Namespace) -> None:
     """
     if not args.use_env:
         if args.no_python:
-            raise ConfigError("--no-python without --use-env: a program takes no --local-rank, add --use-env")
+            raise ConfigError("--no-python without --use-env: a program accepts no --local-rank: add --use-env")
         args = argparse.Namespace(**vars(args))
         args.training_script_args = ["--local-rank=${local_rank}", *args.training_script_args]
     run.launch(args, os.environ)

@@ -119,8 +119,9 @@ class Option:
 
 
 NOTES = {
-    "several nodes": "Alike on all nodes, but for is_host and a node's own rank and address. The secret that the "
-    f"nodes share is read from the variable {TOKEN_VARIABLE} alone: a command line shows in ps.",
+    "several nodes": "Give all nodes the same values, except for is_host and a node's own rank and address. The "
+    f"secret that the nodes share is read only from the environment variable {TOKEN_VARIABLE}, "
+    "because ps shows command lines.",
 }
 """By group of options, a note for the help."""
 
@@ -128,14 +129,15 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "workers": (
         Option(
             "--nnodes",
-            "nodes of the job, N or MIN:MAX: it runs with MIN to MAX of them",
+            "number of nodes, N or MIN:MAX; the job runs with MIN to MAX nodes",
             "1:1",
             read_nodes,
             metavar="N",
         ),
         Option(
             "--nproc-per-node",
-            f"workers on this node: a number or one of {', '.join(DEVICE_WORDS)} (auto: devices, else CPUs)",
+            f"workers on this node: a number or one of {', '.join(DEVICE_WORDS)} (auto: one for each "
+            "device, else for each CPU)",
             "1",
             read_workers,
             metavar="N",
@@ -148,23 +150,28 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--preload",
-            "comma-separated modules to import once for all workers; auto: torch, as the script needs it; '': none",
+            "comma-separated modules to import once for all workers; auto: torch, with the parts that the "
+            "script uses; '': none",
             "auto",
             metavar="A,B",
         ),
         Option("--role", "name of the workers' role", "default"),
     ),
-    "what to run": (
+    "program to run": (
         Option("--module", "run the script as a module, as python -m does", "0", _flag, ("-m",)),
         Option("--no-python", "run the script as a program, without an interpreter", "0", _flag),
-        Option("--run-path", "run the file as a Python script, whatever --module and --no-python say", "0", _flag),
+        Option("--run-path", "run the file as a Python script, despite --module and --no-python", "0", _flag),
     ),
     "restarts and end": (
-        Option("--max-restarts", "restarts of all workers that failures may use up", "0", int, metavar="N"),
+        Option("--max-restarts", "how often all workers are restarted after failures", "0", int, metavar="N"),
         Option(
-            "--monitor-interval", "seconds between looks at what can only be polled", "0.1", float, metavar="SECONDS"
+            "--monitor-interval",
+            "polling interval in seconds, for rendezvous handlers of other packages",
+            "0.1",
+            float,
+            metavar="SECONDS",
         ),
-        Option("--signals-to-handle", "signals that stop the job, passed on to the workers", DEFAULT_SIGNALS),
+        Option("--signals-to-handle", "signals that stop the job and are forwarded to the workers", DEFAULT_SIGNALS),
         Option(
             "--shutdown-timeout",
             "seconds from the stop signal to SIGKILL",
@@ -175,35 +182,37 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--exit-timeout",
-            "seconds from the end of a worker's program to that of its process; then it is ended, its stacks logged",
+            "seconds that a worker's process may take to exit on its program has finished; then its stacks "
+            "are logged and it is killed",
             None,
             float,
             metavar="SECONDS",
-            unset="30; threads and exit handlers of what ended well take any time",
+            unset="30 after a failure; no limit after success",
         ),
     ),
     "logs": (
         Option("--log-dir", "folder for logs", metavar="DIR", unset="a temporary one"),
         Option(
             "--redirects",
-            "streams that go to files: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank as in 0:1,1:3",
+            "streams to redirect to files: 0 none, 1 stdout, 2 stderr, 3 both, or for each local rank, such as 0:1,1:3",
             "0",
             Std.from_str,
             ("-r",),
             metavar="STD",
         ),
-        Option("--tee", "streams that go to files and to the console, as above", "0", Std.from_str, ("-t",), "STD"),
+        Option(
+            "--tee", "streams to write to files and to the console, in the same form", "0", Std.from_str, ("-t",), "STD"
+        ),
         Option(
             "--log-line-prefix-template",
-            "what stands before each line of a stream given to --tee; "
-            "${role_name}, ${local_rank}, ${rank} and ${hostname} are filled in",
+            "prefix of each console line of --tee; ${role_name}, ${local_rank}, ${rank} and ${hostname} are replaced",
             "",
             metavar="TEXT",
             unset="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else [${role_name}${local_rank}]:",
         ),
         Option(
             "--local-ranks-filter",
-            "local ranks shown on the console, as in 0,2",
+            "local ranks to show on the console, such as 0,2",
             "",
             _ranks,
             metavar="RANKS",
@@ -211,7 +220,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--duplicate-stdout-filters",
-            "copy lines of tee'd stdout that hold one of these texts to filtered_stdout.log; ,, stands for a comma",
+            "copy lines of tee'd stdout that contain one of these comma-separated strings to "
+            "filtered_stdout.log; ,, is a literal comma",
             "",
             _texts,
             metavar="A,B",
@@ -219,9 +229,9 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("--duplicate-stderr-filters", "the same for stderr", "", _texts, metavar="A,B"),
         Option(
             "--progress",
-            "a line for each rank at the terminal's foot, with step, metrics, last line and restarts, drawn by the "
-            "package rich; output goes to files, that of local rank 0 is shown unless --tee or --local-ranks-filter "
-            "says otherwise",
+            "show a live table of all ranks below the output: step, metrics, last line, restarts (needs "
+            "the package rich); output goes to files, and local rank 0 is shown unless --tee or "
+            "--local-ranks-filter is given",
             "0",
             _flag,
         ),
@@ -242,14 +252,15 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--rdzv-endpoint",
-            "where: HOST:PORT (29400 unless given), for etcd its server (2379); port 0: this launch alone",
+            "address of the rendezvous, HOST:PORT (default port 29400; the server for etcd, 2379); port 0: "
+            "this launch only",
             "",
             metavar="HOST:PORT",
         ),
-        Option("--rdzv-id", "id of the job; jobs with the same id and endpoint are one", "none", metavar="ID"),
+        Option("--rdzv-id", "id of the job; launches with the same id and endpoint join one job", "none", metavar="ID"),
         Option(
             "--rdzv-conf",
-            "more about it, as in join_timeout=60,is_host=1",
+            "further rendezvous options, such as join_timeout=60,is_host=1",
             "",
             parse_conf,
             metavar="K=V,...",
@@ -258,40 +269,49 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--wait-for",
-            "when a round with MIN nodes starts: quiet (after last_call_timeout without newcomers), "
-            "min (at once) or max (with MAX nodes, or when join_timeout is over)",
+            "when a round with at least MIN nodes starts: quiet (after last_call_timeout without a new "
+            "node), min (at once) or max (with MAX nodes, or after join_timeout)",
             "quiet",
             metavar="WORD",
         ),
-        Option("--local-addr", "name or address of this node for the others", metavar="HOST", unset="found out"),
-        Option("--node-rank", "node rank, from 0 on; static only", "0", int, metavar="N"),
-        Option("--master-addr", "where the node with rank 0 is; static only", "127.0.0.1", metavar="HOST"),
+        Option(
+            "--local-addr",
+            "host name or address by which other nodes reach this node",
+            metavar="HOST",
+            unset="found out",
+        ),
+        Option("--node-rank", "rank of this node, from 0 (static only)", "0", int, metavar="N"),
+        Option("--master-addr", "address of the node with rank 0 (static only)", "127.0.0.1", metavar="HOST"),
         Option(
             "--master-port",
-            "port on that node for the store of all workers; static only",
+            "port on that node for the workers' store (static only)",
             None,
             int,
             metavar="PORT",
-            unset="29500, on one node a free one",
+            unset="29500; a free port for a job of one node",
         ),
-        Option("--standalone", "private rendezvous on this machine, whatever the options above say", "0", _flag),
+        Option("--standalone", "private rendezvous on this machine; overrides the options above", "0", _flag),
     ),
     "devices": (
         Option(
-            "--virtual-local-rank", "LOCAL_RANK=0 and one device, in CUDA_VISIBLE_DEVICES, in every worker", "0", _flag
+            "--virtual-local-rank",
+            "set LOCAL_RANK=0 and one device in CUDA_VISIBLE_DEVICES for every worker",
+            "0",
+            _flag,
         ),
         Option(
             "--numa-binding",
-            f"CPUs of each worker, by the GPU of its local rank: {', '.join(NUMA_MODES)}",
+            f"bind each worker to the CPUs near the GPU of its local rank: {', '.join(NUMA_MODES)}",
             metavar="MODE",
             environment=False,
         ),
     ),
     "events and debugging": (
-        Option("--event-log-handler", f"where events go: {', '.join(EVENT_HANDLERS)}", "null", metavar="NAME"),
+        Option("--event-log-handler", f"destination of events: {', '.join(EVENT_HANDLERS)}", "null", metavar="NAME"),
         Option(
             "--worker-server",
-            "torch's debug server in every worker, on the Unix socket that ELASTICLIB_WORKER_SERVER_SOCKET names there",
+            "start torch's debug server in every worker, on the Unix socket in its variable "
+            "ELASTICLIB_WORKER_SERVER_SOCKET",
             "0",
             _flag,
         ),

@@ -94,8 +94,8 @@ class Parser(argparse.ArgumentParser):
             prog=prog,
             usage=f"{prog} [options] script [arguments of the script]",
             description="Starts N workers of a distributed PyTorch job, watches them and restarts them when one fails.",
-            epilog="Each long option may be written with underscores or cut short, and takes its default from "
-            f"PET_<NAME>, as in PET_MAX_RESTARTS=3 ({_WITHOUT_VARIABLE} do not).",
+            epilog="Long options may use underscores and may be shortened. Each takes its default from the "
+            f"variable PET_<NAME>, such as PET_MAX_RESTARTS=3 ({_WITHOUT_VARIABLE} have none).",
         )
         for title, rows in OPTIONS.items():
             group = self.add_argument_group(title, NOTES.get(title))

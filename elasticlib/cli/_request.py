@@ -80,7 +80,7 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
     min_nodes, max_nodes = values["nnodes"]
     if not 0 < min_nodes <= max_nodes:
         raise SpecError.of_setting(
-            "nnodes", f"{min_nodes}:{max_nodes} is no range of nodes: give MIN:MAX with 1 <= MIN <= MAX"
+            "nnodes", f"{min_nodes}:{max_nodes} is not a valid range of nodes: give MIN:MAX with 1 <= MIN <= MAX"
         )
     if values["standalone"] and min_nodes == 1:
         # A private rendezvous has one node.
@@ -118,7 +118,7 @@ def _start_method(name: str, given: Mapping[str, str]) -> Any:
 def _check_preload(config: LaunchConfig, source: str) -> None:
     if config.start_method == "spawn" or config.no_python:
         raise ConfigError(
-            f"{source}: modules are imported ahead only for Python that is not started by spawn: leave it out"
+            f"{source}: modules can be preloaded only for Python workers that are not started by spawn: leave it out"
         )
 
 
@@ -172,7 +172,7 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
     option = given.get("progress", "--progress")
     if values["logs_specs"] is not None:
         raise ConfigError(
-            f"{option} needs files of its own layout, and --logs-specs has another: leave one of them out"
+            f"{option} needs elasticlib's log layout, but --logs-specs sets another one: leave one of them out"
         )
     if values["log_dir"] == os.devnull:
         raise ConfigError(
@@ -242,7 +242,7 @@ def _warn_of_static_options(values: Mapping[str, Any], given: Mapping[str, str])
     names = ("master_addr", "master_port") if values["node_rank"] == 0 else ("node_rank", "master_addr", "master_port")
     for name in names:
         if name in given:
-            log.warning("%s is ignored: it has an effect with --rdzv-backend static only", given[name])
+            log.warning("%s is ignored: it needs --rdzv-backend static", given[name])
 
 
 def _standalone(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
@@ -251,10 +251,10 @@ def _standalone(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
     standalone, nodes = given.get("standalone", "--standalone"), given.get("nnodes", "--nnodes")
     if least != 1:
         raise ConfigError(
-            f"{standalone} and {nodes} exclude each other: a private rendezvous has one node; leave one of them out"
+            f"{standalone} and {nodes} cannot be combined: a private rendezvous has one node; leave one of them out"
         )
     if most != 1:
-        log.warning("%s: this job runs on one node of %s=%d:%d", standalone, nodes, least, most)
+        log.warning("%s: this job runs on one node, despite %s=%d:%d", standalone, nodes, least, most)
     idle = [given[name] for name in _OF_SEVERAL_NODES if name in given]
     if idle:
         log.warning("no effect with %s, which runs on this node only: %s", standalone, ", ".join(idle))

@@ -42,9 +42,9 @@ def why_not(stream: TextIO | None, environ_term: str | None) -> str:
     Raises `ConfigError` if ``rich`` is not installed.
     """
     if stream is None or not stream.isatty():
-        return "stderr is no terminal"
+        return "stderr is not a terminal"
     if environ_term in (None, "", "dumb", "unknown"):
-        return f"TERM={environ_term or ''} names no terminal that can move its cursor"
+        return f"TERM={environ_term or ''} is not a terminal that can move its cursor"
     try:
         import rich.live  # noqa: F401
     except ImportError:

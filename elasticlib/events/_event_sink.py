@@ -33,7 +33,7 @@ class JobFacts:
     run_id: str
     role: str
     backend: str
-    """Name of the rendezvous' back end."""
+    """Name of the rendezvous' backend."""
     entry_point: str
     hostname: str
 

@@ -54,7 +54,7 @@ def end(
     except asyncio.CancelledError as error:
         # `add_note` exists since Python 3.11.
         if hasattr(error, "add_note"):
-            error.add_note(f"that does not stop job {name!r}: its stop() does, or the end of its with block")
+            error.add_note(f"this does not stop job {name!r}: call its stop(), or leave its with block")
         raise
     finally:
         forget(wake)

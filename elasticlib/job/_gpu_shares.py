@@ -110,7 +110,7 @@ def _choose_requested(
     # An index and a name may mean the same GPU.
     distinct = {_name_of(gpu, names) for gpu in found}
     if len(distinct) < len(found):
-        raise ConfigError(f"devices={list(requested)!r} names a GPU twice: name each once")
+        raise ConfigError(f"devices={list(requested)!r} lists a GPU twice: list each once")
     taken = _taken(found, owners, names)
     if taken:
         raise JobRunsError(_refusal(f"devices={list(requested)!r}", taken))

@@ -241,7 +241,7 @@ class Job:
         try:
             callback()
         except what:
-            _log.exception("%r: the callback %r, which when_done was given, failed", self, callback)
+            _log.exception("%r: the callback %r of when_done failed", self, callback)
 
     def _forget(self, callback: Callable[[], None]) -> None:
         # The callback may have been called already.
@@ -264,7 +264,7 @@ class Job:
         if not self._over:
             for signum in came:
                 raise interruption(signum, f"job {self.name!r} was waited for, which is being stopped")
-            raise TimeoutError(f"{self.status().__str__().splitlines()[0]}; it goes on, and is to be waited for again")
+            raise TimeoutError(f"{self.status().__str__().splitlines()[0]}; it is still running: call result() again")
         return self._outcome()
 
     def _wait(self, timeout: float | None) -> list[signal.Signals]:
@@ -272,7 +272,7 @@ class Job:
         self._refuse_in_child()
         is_own_thread = threading.current_thread() is self._thread
         if is_own_thread and not self._over:
-            raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as by a sink of records")
+            raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as in a record sink")
         with HandledSignals(self._signums, self._inbox, takes_notices=True) as handled, self._changed:
             self._changed.wait_for(self.done, timeout)
         if self._over and not is_own_thread:
@@ -365,7 +365,8 @@ class Job:
             self._inbox.put(StacksRequest(), may_wait=True)
             if not self._changed.wait_for(lambda: self._workers.stacks is not None or self._over, timeout):
                 raise TimeoutError(
-                    f"job {self.name!r} has not told its stacks in {timeout:g} s: it is {self._workers.course.state}"
+                    f"job {self.name!r} did not return its stacks within {timeout:g} s "
+                    f"(state: {self._workers.course.state})"
                 )
             return Stacks(self._workers.stacks or {})
 
@@ -381,7 +382,7 @@ class Job:
         this node leaves the job, as after a signal.
         """
         if grace is not None and not grace >= 0:
-            raise ConfigError(f"grace={grace!r} must be 0 or more seconds until SIGKILL")
+            raise ConfigError(f"grace={grace!r} must be a number of seconds until SIGKILL, 0 or more")
         if self._is_let_go():
             return
         self._ask_to_stop(f"job {self.name!r} was stopped by Job.stop()", grace)
@@ -491,12 +492,12 @@ class _Workers:
         """Return the output files of global *rank* that still exist. Raises `ConfigError`."""
         ranks = self.course.ranks
         if ranks and rank not in ranks:
-            raise ConfigError(f"rank {rank} is none of this machine's ranks, {number_ranges(ranks)}")
+            raise ConfigError(f"rank {rank} is not a rank of this node; its ranks: {number_ranges(ranks)}")
         files = list(self.files.get(rank, []))
         has_begun = self.course.state not in ("starting", "waiting for ranks")
         if has_begun and not files:
             raise ConfigError(
-                f"the output of rank {rank} is in no file: leave logs_specs out, or give "
+                f"the output of rank {rank} is not in a file: leave logs_specs out, or give "
                 "logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ALL)"
             )
         return [file for file in files if os.path.exists(file)]

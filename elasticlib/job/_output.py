@@ -63,9 +63,7 @@ def own_logs(config: LaunchConfig, keeps_all: bool) -> LogsSpecs:
     """
     if config.logs_specs is not None:
         if config.show is not None:
-            raise ConfigError(
-                f"show={config.show!r} has no effect beside logs_specs: give that one's tee, or leave it out"
-            )
+            raise ConfigError(f"show={config.show!r} has no effect with logs_specs: set tee there, or leave it out")
         return config.logs_specs
     if not keeps_all and config.show is None:
         return DefaultLogsSpecs()

@@ -90,8 +90,8 @@ class Register:
             other = next((each for each in self._running if refuse and _is_rerun(each, job)), None)
             if other is not None:
                 raise JobRunsError(
-                    f"{other!r} was started by this very cell, and still runs: wait for it (.result()) or stop it "
-                    "(.stop()) first; elasticlib.jobs() has it"
+                    f"{other!r} was started by this cell and is still running: wait for it (.result()) or "
+                    "stop it (.stop()) first; elasticlib.jobs() lists it"
                 )
             self._running.append(job)
             if not self._watches:
@@ -110,7 +110,8 @@ class Register:
         for job in left:
             if not job.is_owned:
                 _log.warning(
-                    "%r still ran when its program ended: it is stopped; result() would have waited for it", job
+                    "%r was still running when its program ended, so it is stopped; call result() to wait for a job",
+                    job,
                 )
             job.stop(wait=False)
         for job in left:
@@ -128,8 +129,8 @@ def refuse_in_child(name: str, owner: int) -> None:
     """Raise `ConfigError` in a process that was forked from *owner*, which runs the job *name*."""
     if os.getpid() != owner:
         raise ConfigError(
-            f"job {name!r} runs in process {owner}, from which this one, {os.getpid()}, was forked: only that one can "
-            "wait for it, ask it for anything and stop it"
+            f"job {name!r} runs in process {owner}, from which this one, {os.getpid()}, was forked: only "
+            "that process can wait for the job, query it and stop it"
         )
 
 

@@ -127,7 +127,9 @@ class LineFilter:
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise LogDirError(f"{path} cannot take the duplicated lines: {error}; give another log_dir") from error
+            raise LogDirError(
+                f"{path} cannot be opened for the duplicated lines: {error}; give another log_dir"
+            ) from error
         closed_in_forks(self)
 
     def close(self) -> None:
@@ -148,4 +150,4 @@ class LineFilter:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
             self.broken = error
-            logger.warning("%s takes no more lines (%s); console and log files go on", self._path, error)
+            logger.warning("%s cannot be written (%s); console and log files continue", self._path, error)

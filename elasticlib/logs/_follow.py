@@ -193,4 +193,4 @@ def skip_hole(descriptor: int) -> int:
 
 def note_of_removed_bytes(count: int) -> str:
     """Return the line that replaces *count* removed bytes."""
-    return f"[... {count / 1e6:.0f} MB before this are gone: of a worker's output the newest is kept]"
+    return f"[... {count / 1e6:.0f} MB of older output were dropped: only the newest output of a worker is kept]"

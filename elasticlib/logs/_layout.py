@@ -56,7 +56,7 @@ def destinations(
     local_ranks_filter: Collection[int] | None,
 ) -> LogsDest:
     """
-    Return the paths of one round below *folder*; with None there are no files, and nothing is redirected.
+    Return the paths of one round below *folder*; with None no file is written, and nothing is redirected.
 
     A rank outside the filter writes to `os.devnull` the streams that have no file. A filter of None, or an
     empty one, accepts all ranks.

@@ -7,7 +7,7 @@ does not change the output. Line ends are found in bytes, without decoding, so a
 * ``\r\n`` ends a line and is kept.
 * Text that ``\r`` rewrites is output once, at its newline, in its final state. Before the newline, its
   present state is output as a separate line, at most once a second.
-* A line longer than the limit is output in pieces of that length, each as a separate line.
+* A line longer than the limit is output in pieces of the limit's length, each as a separate line.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def load_logs_specs(name: str) -> Callable[..., LogsSpecs]:
     """
     Return a function that makes specifications from log_dir, redirects, tee and local_ranks_filter.
 
-    A class that was written for another launcher gets streams of that launcher's ``Std``, since it may
+    A class that was written for another launcher gets streams of its ``Std``, since it may
     check the type. Raises `ConfigError`:
 
     * for a *name* that no installed package has, with the known names
@@ -49,7 +49,7 @@ def load_logs_specs(name: str) -> Callable[..., LogsSpecs]:
     points = _entry_points_of(name)
     if len(points) > 1:
         first, *rest = [_source(name, point) for point in points]
-        logger.warning("logs_specs=%r: %s is taken, and not %s", name, first, " or ".join(rest))
+        logger.warning("logs_specs=%r: %s is used, not %s", name, first, " or ".join(rest))
     if not points or _is_torchs(name, points[0]):
         return DefaultLogsSpecs
     return functools.partial(_make, name, _checked(name, points[0]))
@@ -62,8 +62,8 @@ def _entry_points_of(name: str) -> list[EntryPoint]:
     if not by_value and name != DEFAULT:
         raise ConfigError.of_setting(
             "logs_specs",
-            f"{name!r} is the name of no installed log specification (entry points of the group {GROUP}): "
-            f"give one of {', '.join(known_logs_specs())}, or install the package that has it",
+            f"{name!r} is not an installed log specification (entry points of the group {GROUP}): give one "
+            f"of {', '.join(known_logs_specs())}, or install its package",
         )
     return [*by_value.values()]
 
@@ -104,7 +104,7 @@ def _checked(name: str, point: EntryPoint) -> Callable[..., Any]:
     except Exception as error:
         raise ConfigError(f"{source} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
-        raise ConfigError(f"{source} is {found!r}, and no class")
+        raise ConfigError(f"{source} is {found!r}, not a class")
     if not isinstance(found, type):
         return found  # type: ignore[no-any-return]
     _refuse_another_kind(name, found)
@@ -118,7 +118,7 @@ def _refuse_another_kind(name: str, found: object) -> None:
     missing = [each for each in ("reify", "root_log_dir") if not _has_member(found, each)]
     if missing:
         raise ConfigError.of_setting(
-            "logs_specs", f"{name!r}: {_title(found)} lacks {', '.join(missing)}, which a LogsSpecs has"
+            "logs_specs", f"{name!r}: {_title(found)} lacks {', '.join(missing)}, which every LogsSpecs needs"
         )
 
 

@@ -171,7 +171,7 @@ class DefaultLogsSpecs(LogsSpecs):
             return
         if "\0" in self._root_log_dir:
             raise LogDirError.of_setting(
-                "log_dir", f"{self._root_log_dir!r} holds a NUL character: give the path of a folder"
+                "log_dir", f"{self._root_log_dir!r} contains a NUL character: give the path of a folder"
             )
         if not os.path.isabs(self._root_log_dir):
             # Raises if the working directory no longer exists.

@@ -156,7 +156,9 @@ def prepare_streams(dest: LogsDest) -> None:
                 continue
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
         except OSError as error:
-            raise LogDirError(f"{path} cannot take a worker's output: {error}; give another log_dir") from error
+            raise LogDirError(
+                f"{path} cannot be opened for a worker's output: {error}; give another log_dir"
+            ) from error
 
 
 def _stream_files(dest: LogsDest) -> set[str]:

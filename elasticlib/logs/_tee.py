@@ -138,9 +138,9 @@ class Tee:
         """
         with self._lock:
             if self._finished:
-                raise RuntimeError("this tee was finished: make another")
+                raise RuntimeError("this tee is finished: make a new one")
             if path in self._followed:
-                raise ValueError(f"{path} is followed already")
+                raise ValueError(f"{path} is already followed")
             if self._thread is None:
                 self._thread = self._start()
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -575,7 +575,7 @@ class _Sinks:
             self.broken[std] = error
             name = "stdout" if std == Std.OUT else "stderr"
             logger.warning(
-                "the console's %s takes no more lines (%r); the workers' log files go on",
+                "the console's %s cannot be written (%r); the workers' log files continue",
                 name,
                 error,
             )

@@ -15,7 +15,7 @@ of one group or of all:
     def load(path): ...
 
 ``LaunchConfig(metrics_cfg={"handler": "console"})``, or ``"null"``, replaces the configured
-handlers, but only for the metrics of that launch's agent.
+handlers, but only for the metrics of its own agent.
 
 The metrics of agents are in the group ``torchelastic``. Names begin with ``workers.<role>.`` or
 with the name of a step:

@@ -163,7 +163,7 @@ def handler_of(params: Mapping[str, str]) -> MetricHandler | None:
     is_known = isinstance(name, str) and name in HANDLERS
     troubles = [f"the key {key!r} is unknown" for key in params if key != "handler"]
     if "handler" in params and not is_known:
-        troubles.append(f"handler {name!r} is none of {', '.join(sorted(HANDLERS))}")
+        troubles.append(f"handler {name!r} is unknown: give one of {', '.join(sorted(HANDLERS))}")
     # torch accepts any dictionary, and so does this: a key without effect must not end a launch.
     if troubles:
         _log.warning(

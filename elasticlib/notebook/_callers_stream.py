@@ -108,7 +108,7 @@ class _Target:
                 self._context.run(publish)
         except Exception as error:
             self.bars.can_change = False
-            logger.warning("progress bars come as lines: the notebook takes no displays (%r)", error)
+            logger.warning("progress bars are printed as lines: the notebook accepts no displays (%r)", error)
 
     def do(self, write: Callable[[TextIO], None]) -> None:
         with self._lock:
@@ -118,7 +118,7 @@ class _Target:
                 self._context.run(write, self._stream)
             except Exception as error:
                 self._stream = None
-                logger.warning("sys.stdout takes no more of the workers' output (%r); their log files go on", error)
+                logger.warning("sys.stdout cannot be written (%r); the workers' log files continue", error)
 
 
 class CallersStream:

@@ -215,7 +215,7 @@ class Tail:
         count = self._count + bool(self._open)
         left_out = count - min(len(lines), _MOST_LINES)
         heading = f"[... lines left out here: {left_out:,}; " if left_out else "["
-        heading += f"all of the output is in {place}]"
+        heading += f"the full output is in {place}]"
         return "\n".join([heading, *(_NOT_COLOURS.sub("", line) for line in lines[-_MOST_LINES:])])
 
 

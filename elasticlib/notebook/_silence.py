@@ -74,8 +74,8 @@ def words(name: str, kind: str, ranks: Sequence[int] | None, seconds: float) -> 
     else:
         who = f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} written nothing"
     look = {
-        "started": "elasticlib.jobs() lists it: .stacks() tells where all ranks are, .stop() ends it",
-        "pool": "an interrupt ends this call; pool.job.stacks(), from a thread, tells where all ranks are",
-        "call": "an interrupt ends it; begun with .start(), its job.stacks() tells where all ranks are",
+        "started": "elasticlib.jobs() lists it: .stacks() shows the stacks of all ranks, .stop() ends it",
+        "pool": "an interrupt ends this call; pool.job.stacks(), from a thread, shows the stacks of all ranks",
+        "call": "an interrupt ends it; job.stacks() of a job begun with .start() shows the stacks of all ranks",
     }[kind]
     return f"[job {name!r} runs, but {who} for {duration(seconds)}: {look}]"

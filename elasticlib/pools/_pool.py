@@ -147,14 +147,16 @@ class Pool:
         Users call `run` and `map`. Raises `PoolError` if the pool is closed, busy, or a forked copy.
         """
         if os.getpid() != self._owner:
-            raise PoolError("this process was forked from the pool's program: only that can call its workers")
+            raise PoolError(
+                "this process was forked from the pool's program: only that program can call the pool's workers"
+            )
         # An interrupt must not leave the lock taken.
         with DeferredSignals() as put_off:
             if not self._busy.acquire(blocking=False):
                 self._refuse_if_closed()
                 raise PoolError(
-                    f"the pool serves a call of the thread {getattr(self._caller, 'name', '')!r}: one thread calls at "
-                    "a time; wait for it, or give each thread a pool of its own"
+                    f"the pool serves a call of the thread {getattr(self._caller, 'name', '')!r}: one "
+                    "thread calls at a time; wait for that call, or give each thread its own pool"
                 )
             try:
                 # Set before the check of `_is_closed`: `close` sets that first, then reads the caller.
@@ -372,7 +374,7 @@ def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **setti
             raise TypeError(f"pool() got an unexpected keyword argument {name!r}: settings are fields of LaunchConfig")
         if not is_for_pools(known[name]):
             raise ConfigError(
-                f"{name}={settings[name]!r} has no meaning for a pool, which is of one machine and replaces its "
-                "workers by itself: leave it out"
+                f"{name}={settings[name]!r} is not supported by pool(), which runs on one machine and "
+                "replaces its workers when needed: leave it out"
             )
     return Pool(evolve(LaunchConfig(nproc_per_node=nproc_per_node, **settings), max_restarts=0), group)

@@ -210,7 +210,7 @@ class PoolWorkers:
             change = "this program changed its privileges, namespaces or cgroup since the pool's workers were started"
         if change and self.is_fit():
             self.must_be_replaced(change)
-            logger.warning("%s: new ones take their place, and what calls had left in them is gone", change)
+            logger.warning("%s: new workers replace them, without the state that calls had left", change)
 
     # One call.
 
@@ -332,7 +332,7 @@ class PoolWorkers:
         if self._console is None:
             return
         if not self._console.catch_up(_SHOW_LIMIT):
-            logger.warning("the output of this call comes late: sys.stdout has not taken it in %g s", _SHOW_LIMIT)
+            logger.warning("the output of this call is late: sys.stdout has blocked for %g s", _SHOW_LIMIT)
         elif self._has_own_files:
             self._shorten_files()
         self._console.rest()
@@ -386,7 +386,7 @@ class PoolWorkers:
 
 def _lost() -> Report:
     """Return the report for an answer that was overwritten."""
-    return report_of_exception(RuntimeError("the answer of this worker was written over, and cannot be read"), b"")
+    return report_of_exception(RuntimeError("the answer of this worker was overwritten and cannot be read"), b"")
 
 
 # The errors of calls.
@@ -429,8 +429,7 @@ def _hint(report: Report) -> str:
     # Torch raises a ValueError for all wrong arguments: only its text identifies this one.
     if "initialize the default process group twice" in report.message:
         return (
-            "the pool has made the process group already: leave init_process_group out, or have none made, by "
-            "pool(..., group=None)"
+            "the pool has already created the process group: leave init_process_group out, or use pool(..., group=None)"
         )
     return ""
 
@@ -449,7 +448,7 @@ def _death_error(job: Job, ranks: Collection[int], wait: Callable[[float], objec
     for rank in sorted(ranks):
         end = Exit(rank, pids.get(rank, 0), 0, False, None, "")
         failures[rank] = failure_of(end, rank, "", _latest_output(job, rank), 0, wall_time())
-        failures[rank].message = "ended with exit status 0 in the midst of a call"
+        failures[rank].message = "exited with status 0 during a call"
     return ChildFailedError(job.name, failures)
 
 
@@ -465,7 +464,7 @@ def _has_seen_end(job: Job, ranks: Collection[int]) -> bool:
 
 
 def _latest_output(job: Job, rank: int) -> str | None:
-    """Return the file with the latest output of *rank*; None if there is no file."""
+    """Return the file with the latest output of *rank*; None without a file."""
     # ConfigError: the output is in no file.
     with contextlib.suppress(ConfigError):
         return next(reversed(job.files(rank)), None)

@@ -53,8 +53,8 @@ class Edits:
             edited = [name for name, module in list(sys.modules.items()) if self._is_edited(name, module)]
         if edited:
             _log.warning(
-                "%s changed on disk since this program imported %s: the workers have what is in the file now, this "
-                "program what it imported; importlib.reload(...) makes them the same",
+                "%s changed on disk since this program imported %s: the workers import the present file, "
+                "this program still has the old code; importlib.reload(...) makes them equal",
                 ", ".join(edited),
                 "it" if len(edited) == 1 else "them",
             )

@@ -72,7 +72,7 @@ def make_temporary_folder(purpose: str, longest: int = 0) -> str:
         if not longest or len(os.fsencode(made)) <= longest:
             return made
         os.rmdir(made)
-    raise ConfigError(f"no folder for {purpose}: {failure}; set TMPDIR to one that can be written") from failure
+    raise ConfigError(f"no folder for {purpose}: {failure}; set TMPDIR to a writable folder") from failure
 
 
 def current_folder() -> str:
@@ -84,8 +84,8 @@ def current_folder() -> str:
     if path := path_of_current_folder():
         return path
     raise EntrypointError(
-        f"the current folder was removed: {name_of_current_folder()}; change to one that is there (os.chdir, cd), "
-        "or make it anew and change to it"
+        f"the working directory {name_of_current_folder()} no longer exists: change to another one "
+        "(os.chdir, cd), or create it again"
     )
 
 

@@ -19,7 +19,8 @@ import struct
 from elasticlib.processes._memory_files import anonymous_file
 
 CUT_OFF = (
-    "contact with the job was lost for so long that other nodes may have the ranks of these workers: they were killed"
+    "contact with the job was lost for so long that other nodes may have taken the ranks of these workers: "
+    "they were killed"
 )
 _MOMENT = struct.Struct("d")
 

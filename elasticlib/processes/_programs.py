@@ -66,7 +66,7 @@ _CHECK_OF_HASHES = "--check-hash-based-pycs"
 _OF_COMMANDS = ("-s", "-P", "-I", "-E")
 """Options in the first line of an installed command, which apply to that command alone."""
 _COMMANDS = ("elasticrun", "elasticrun.exe")
-NOT_THIS_USERS = "; the user of this program may not execute it: let all users read it and the folders above it"
+NOT_THIS_USERS = "; the user of this program cannot execute it: let all users read it and the folders above it"
 FROM_OUTSIDE = " (killed from outside, or out of memory)"
 KILL_SECONDS = 5.0
 """Seconds in which a process ends after SIGKILL, unless it is in uninterruptible sleep."""
@@ -229,8 +229,8 @@ def check_system() -> None:
     """
     if not os.path.exists("/proc/self/status"):
         raise StartError(
-            "elasticlib needs /proc mounted, of this very PID namespace, and /proc/self/status is not there: "
-            "mount it (mount -t proc proc /proc), or start the container with it"
+            "elasticlib needs /proc of this PID namespace, but /proc/self/status does not exist: mount it "
+            "(mount -t proc proc /proc), or start the container with it"
         )
     try:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -241,8 +241,8 @@ def check_system() -> None:
         os.close(null)
     if not is_device:
         raise StartError(
-            f"elasticlib needs {os.devnull}, and there is no such device that can be read and written: "
-            f"make it (mknod -m 666 {os.devnull} c 1 3), or start the container with /dev"
+            f"elasticlib needs {os.devnull}, but it is not a device that can be read and written: create it "
+            f"(mknod -m 666 {os.devnull} c 1 3), or start the container with /dev"
         )
 
 

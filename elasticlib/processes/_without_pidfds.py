@@ -192,7 +192,7 @@ class Other(Handle):
             raise
 
     def fileno(self) -> int:
-        raise NotImplementedError("without pidfds nothing tells of the end of a process that is no relative")
+        raise NotImplementedError("without pidfds the end of an unrelated process cannot be seen")
 
     def has_ended(self) -> bool:
         return self._began is None or _start_of(self._pid) != self._began
@@ -316,7 +316,7 @@ class PipeHandle(Handle):
         pipes: dict[int, int] = {signal.SIGKILL: self._descriptor, signal.SIGCONT: self._wake}
         descriptor = pipes.get(signum, -1)
         if descriptor < 0:
-            raise PermissionError(errno.EPERM, "without pidfds there is no such signal for this process")
+            raise PermissionError(errno.EPERM, "without pidfds this signal cannot be sent to the process")
         # The program may have set SIGPIPE to its default action, which would end it.
         former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         try:

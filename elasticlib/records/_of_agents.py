@@ -132,7 +132,7 @@ class StacksShown(Record, level=FINE):
     """Line above the stacks."""
 
     def __str__(self) -> str:
-        return f"the console is to show the stacks of workers: {self.why}"
+        return f"the console shows the stacks of the workers: {self.why}"
 
 
 @frozen
@@ -143,7 +143,7 @@ class StacksTold(Record, level=FINE):
     """Stacks by local rank, in the fault handler's format; or the reason for none, in brackets."""
 
     def __str__(self) -> str:
-        return f"the stacks of {len(self.texts)} workers were written down"
+        return f"the stacks of {len(self.texts)} workers were recorded"
 
 
 @frozen
@@ -193,7 +193,7 @@ class AgentSucceeded(Record, level=FINE):
     """Regular end of the agent's work, whether or not workers failed."""
 
     def __str__(self) -> str:
-        return "the agent has done its work"
+        return "the agent has finished"
 
 
 @frozen
@@ -203,7 +203,7 @@ class AgentFailed(Record, level=FINE):
     trace: str
 
     def __str__(self) -> str:
-        return f"the agent could not do its work: {self.trace.strip().rpartition(chr(10))[2]}"
+        return f"the agent failed: {self.trace.strip().rpartition(chr(10))[2]}"
 
 
 @frozen

@@ -22,7 +22,7 @@ class HelperLost(Record, level=logging.WARNING):
     why: str
 
     def __str__(self) -> str:
-        return f"{self.why}; no worker had begun, so it is started again"
+        return f"{self.why}; no worker had started, so it is restarted"
 
 
 @frozen
@@ -33,7 +33,10 @@ class HelperWoken(Record, level=logging.WARNING):
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.helper} was stopped (SIGSTOP?) for {duration(self.seconds)} while no worker was: it is continued"
+        return (
+            f"{self.helper} was stopped (SIGSTOP?) for {duration(self.seconds)} while no worker was: the "
+            "launcher continues it"
+        )
 
 
 @frozen
@@ -44,7 +47,7 @@ class HelperHeld(Record, level=logging.WARNING):
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.helper} has been held by a debugger for {duration(self.seconds)}: the job waits for it"
+        return f"{self.helper} has been paused by a debugger for {duration(self.seconds)}: the job waits for it"
 
 
 @frozen
@@ -65,6 +68,6 @@ class SpawnerKilled(Record, level=logging.ERROR):
 
     def __str__(self) -> str:
         return (
-            f"the process that stops the workers does not answer, {self.seconds:g} s after they should have been gone: "
-            "it was killed, and they with it (stopped from outside, or held by a debugger?)"
+            f"the process that stops the workers does not answer, {self.seconds:g} s after they should have "
+            "been gone: it and all workers were killed (was the process stopped, or paused by a debugger?)"
         )

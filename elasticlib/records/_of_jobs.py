@@ -106,8 +106,8 @@ class StopAwaited(Record, level=logging.WARNING):
         nouns = "processes" if len(self.pids) > 1 else "process"
         who = f"{ranks_text(self.pids)} ({nouns} {_few(self.pids.values())})"
         return (
-            f"waiting for {who} to end by {name_of_signal(self.signum)}: SIGKILL follows in {self.left:.1f} s, "
-            "or at once with another Ctrl-C"
+            f"waiting for {who} to exit on {name_of_signal(self.signum)}: SIGKILL follows in "
+            f"{self.left:.1f} s, or at once with another Ctrl-C"
         )
 
 
@@ -124,7 +124,7 @@ class StopRepeated(Record, level=logging.INFO):
     """Seconds until SIGKILL."""
 
     def __str__(self) -> str:
-        return f"{self.why} came while the workers are being stopped: they keep the {self.left:.1f} s that they have"
+        return f"{self.why} came while the workers are being stopped: their time limit stays ({self.left:.1f} s)"
 
 
 @frozen
@@ -139,9 +139,9 @@ class WorkerStuck(Record, level=logging.WARNING):
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} (process {self.pid}) is in native code, such as a collective, and has not handled "
-            f"{name_of_signal(self.signum)} in {self.waited:.1f} s, nor has any other worker here: "
-            "killed, to free those that wait for it"
+            f"rank {self.rank} (process {self.pid}) is in native code, such as a collective, and has not "
+            f"handled {name_of_signal(self.signum)} in {self.waited:.1f} s, nor has any other worker here: "
+            "it is killed, so that workers which wait for it can exit"
         )
 
 
@@ -154,7 +154,7 @@ class DetachedEnded(Record, level=logging.WARNING):
 
     def __str__(self) -> str:
         listed = ", ".join(f"process {pid} ({command})" for pid, command in self.commands.items())
-        return f"killed with the workers, which had detached it: {listed}"
+        return f"killed with the workers that had detached it: {listed}"
 
 
 @frozen
@@ -215,8 +215,8 @@ class WorkerCrashedLate(Record, level=logging.WARNING):
     def __str__(self) -> str:
         end = f"with exit status {self.late}" if self.late >= 0 else f"by {name_of_signal(-self.late)}"
         return (
-            f"the process {self.pid} of local rank {self.local_rank} ended {end} while its last objects were "
-            f"finalized; its program had ended before, with exit status {self.exitcode}, and that counts"
+            f"the process {self.pid} of local rank {self.local_rank} ended {end} while its last objects "
+            f"were finalized; its program had ended before, with exit status {self.exitcode}, which counts"
         )
 
 
@@ -239,7 +239,10 @@ class OutcomeMissed(Record, level=logging.WARNING):
     why: str
 
     def __str__(self) -> str:
-        return f"node {self.node} ends with success, as its own workers did, without the outcome of the job: {self.why}"
+        return (
+            f"node {self.node} exits with success, because its own workers succeeded; the outcome of the job is "
+            f"unknown: {self.why}"
+        )
 
 
 @frozen
@@ -282,7 +285,7 @@ class PreloadSkipped(Record, level=logging.WARNING):
     why: str
 
     def __str__(self) -> str:
-        return f"{self.why}; until then each worker imports it by itself, which takes longer (preload=() asks for that)"
+        return f"{self.why}; until then each worker imports it, which takes longer (preload=() has the same effect)"
 
 
 @frozen
@@ -297,8 +300,8 @@ class ImportTakesLong(Record, level=logging.WARNING):
     def __str__(self) -> str:
         where = f", now at {self.place}" if self.place else ""
         return (
-            f"the import of {self.module} ahead of the workers takes more than {self.seconds:g} s{where}: the workers "
-            f"wait for it; if it hangs, leave {self.module} out of preload (--preload '' imports nothing ahead)"
+            f"preloading {self.module} takes more than {self.seconds:g} s{where}: the workers wait for it; "
+            f"if it hangs, leave {self.module} out of preload (--preload '' preloads nothing)"
         )
 
 
@@ -347,8 +350,8 @@ class LogsCutOff(Record, level=logging.WARNING):
 
     def __str__(self) -> str:
         return (
-            f"no room is left on the disk of {self.folder}: lines that workers could not write are lost; make room, "
-            "or give another log_dir"
+            f"the disk of {self.folder} is full: lines that workers could not write are lost; free some "
+            "space, or give another log_dir"
         )
 
 
@@ -413,9 +416,10 @@ class GpuMemoryHeld(Record, level=logging.WARNING):
     def __str__(self) -> str:
         each = ", ".join(f"{gpu} holds {more / 2**20:,.0f} MiB" for gpu, more in self.held.items())
         return (
-            f"memory of the workers that ended, or of others on their GPUs, was not freed in {self.waited:.0f} s: "
-            f"{each} more than before the first workers; the next ones are started all the same: see what uses it "
-            "(nvidia-smi), or change the time with ELASTICLIB_GPU_MEMORY_TIMEOUT (seconds, 0 for no wait)"
+            "memory of the workers that ended, or of others on their GPUs, was not freed in "
+            f"{self.waited:.0f} s: {each} more than before the first workers; the next workers start "
+            "anyway: nvidia-smi lists the processes that use it; change the time with "
+            "ELASTICLIB_GPU_MEMORY_TIMEOUT (seconds, 0 for no wait)"
         )
 
 

@@ -54,8 +54,8 @@ def fan_out(*sinks: Sink) -> Sink:
                 if index not in failed:
                     failed.add(index)
                     _log.exception(
-                        "events, metrics or another sink of records failed at %r; the job goes on, "
-                        "and further failures of it are not shown",
+                        "events, metrics or another sink of records failed at %r; the job continues, and "
+                        "its further failures are not shown",
                         type(record).__name__,
                     )
 

@@ -25,7 +25,7 @@ DEFAULT_RUN_ID = "none"
 """Id of a job without a name on the command line."""
 
 _LOCAL_ENDPOINTS = {"c10d": "localhost:29400", **dict.fromkeys(_rdzv_options.ETCD_BACKENDS, "localhost:2379")}
-"""Default endpoint by back end, for more than one node."""
+"""Default endpoint by backend, for more than one node."""
 
 _SCHEDULERS = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
@@ -149,8 +149,8 @@ def _warn_of_min_nodes(config: LaunchConfig) -> _Warnings:
     if config.rdzv_backend != "static" or config.min_nodes == config.max_nodes:
         return ()
     return (
-        f"min_nodes={config.min_nodes} is ignored: with rdzv_backend='static' the number of nodes is fixed, "
-        f"max_nodes={config.max_nodes} are waited for; rdzv_backend='c10d' starts with fewer",
+        f"min_nodes={config.min_nodes} is ignored: with rdzv_backend='static' the number of nodes is fixed "
+        f"(max_nodes={config.max_nodes}); rdzv_backend='c10d' starts with fewer",
     )
 
 
@@ -164,8 +164,8 @@ def _endpoint(config: LaunchConfig) -> tuple[str, _Warnings]:
 def _plug_in(config: LaunchConfig, fresh_id: str, token: str | None) -> tuple[PlugIn, _Warnings]:
     if token is not None:
         raise ConfigError(
-            f"token is given, but rdzv_backend={config.rdzv_backend!r} does not support a token: "
-            "leave it (or the variable ELASTICLIB_TOKEN) out, or take c10d, static or etcd"
+            f"token is given, but rdzv_backend={config.rdzv_backend!r} does not support a token: leave it "
+            "(or the variable ELASTICLIB_TOKEN) out, or use c10d, static or etcd"
         )
     warnings = _unused(config)
     if config.wait_for != "quiet":
@@ -178,8 +178,7 @@ def _unused(config: LaunchConfig) -> _Warnings:
     if config.node_rank is None or config.rdzv_backend == "static":
         return ()
     return (
-        f"node_rank={config.node_rank} is ignored: with rdzv_backend={config.rdzv_backend!r} "
-        "the nodes agree on ranks by themselves",
+        f"node_rank={config.node_rank} is ignored: with rdzv_backend={config.rdzv_backend!r} the nodes agree on ranks",
     )
 
 
@@ -265,15 +264,15 @@ def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, _Warnings]:
         needs_others = config.min_nodes > 1 or (is_static and config.max_nodes > 1)
         if needs_others:
             raise ConfigError.of_setting(
-                "run_id", "'': nodes find each other's job by its id: give the same one on all of them"
+                "run_id", "'': nodes find their job by its id: give the same id on all of them"
             )
-        return fresh_id, (f"run_id is empty: this job is called {fresh_id}, so no other node can join it",)
+        return fresh_id, (f"run_id is empty: this job gets the id {fresh_id}, so no other node can join it",)
     # The endpoint identifies a static job: torch's commands for it leave the id out.
     may_be_joined = config.max_nodes > 1 and not is_static
     if may_be_joined and config.run_id == DEFAULT_RUN_ID:
         return config.run_id, (
-            f"run_id={DEFAULT_RUN_ID!r}: jobs with the same id and endpoint are one job; "
-            "give each job an id of its own (rdzv_id)",
+            f"run_id={DEFAULT_RUN_ID!r}: launches with the same id and endpoint join one job; give each job "
+            "its own id (rdzv_id)",
         )
     return config.run_id, ()
 

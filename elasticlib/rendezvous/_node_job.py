@@ -1,7 +1,7 @@
 """
 One node's part in a job's rendezvous: plain data, checked, ready to be sent to another process.
 
-Rules of this file: data only. `_rdzv_options` computes the numbers, and a back end reads them.
+Rules of this file: data only. `_rdzv_options` computes the numbers, and a backend reads them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NodeJob(JobOptions):
     after: str = ""
     """The reason for which the last of them ended."""
     options: Mapping[str, Any] = Factory(dict)
-    """More options of the back end: TLS files, prefixes."""
+    """More options of the backend: TLS files, prefixes."""
 
     @property
     def terms(self) -> Terms:

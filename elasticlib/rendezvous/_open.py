@@ -26,7 +26,7 @@ class Rendezvous:
 
     run_id: str
     backend: str
-    """Name of the back end in reports."""
+    """Name of the backend in reports."""
     member: Membership
     _host: CoordinatorHost | None = None
 

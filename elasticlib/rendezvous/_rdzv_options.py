@@ -1,9 +1,9 @@
 """
-The keys of ``rdzv_configs`` (``--rdzv-conf``): their back ends, and the meaning of their values.
+The keys of ``rdzv_configs`` (``--rdzv-conf``): their backends, and the meaning of their values.
 Pure.
 
 Rules of this file: a key is one row of `RDZV_CONF_KEYS`. A value may be text, as from a command
-line, or typed. A key that torch ignores, too (unknown, or of another back end), is not an error,
+line, or typed. A key that torch ignores, too (unknown, or of another backend), is not an error,
 because people's job scripts contain such keys. `Options.idle` names it with the fix, so that no key
 is ignored in silence.
 """
@@ -105,7 +105,7 @@ def _spelled(value: str | float) -> str:
 
 @frozen
 class RdzvConfKey:
-    """One key: its back ends, its reader, and a description of valid values for people."""
+    """One key: its backends, its reader, and a description of valid values for people."""
 
     backends: frozenset[str]
     read: Callable[[Any], Any]
@@ -133,7 +133,7 @@ _READ_BY_TORCH = {
     "etcd-v2": {"protocol", "ssl_cert", "ssl_cert_key", "ca_cert", *_OF_ROUNDS},
     "etcd": {"timeout", "last_call_timeout", "protocol", "cert", "key", "cacert", "etcd_prefix"},
 }
-"""The keys that torch reads, by back end."""
+"""The keys that torch reads, by backend."""
 _NOT_OF_FILES = {"is_host", "read_timeout"}
 """The keys of c10d that torch ignores with ``store_type=file``."""
 _OF_TORCH = set[str]().union(*_READ_BY_TORCH.values())
@@ -142,29 +142,29 @@ RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
     "join_timeout": RdzvConfKey(
         ALL,
         *_SECONDS_OR_ZERO,
-        "for finding the store and getting ranks",
+        "to find the store and get ranks",
         f"{JOIN_TIMEOUT:g}; static, etcd: {DEFAULT_RENDEZVOUS_TIMEOUT}",
     ),
     "timeout": RdzvConfKey(ALL, *_SECONDS_OR_ZERO, "older name of join_timeout"),
     "last_call_timeout": RdzvConfKey(
-        ELASTIC, *_SECONDS, "time without newcomers before a round below its maximum", LAST_CALL
+        ELASTIC, *_SECONDS, "time without a new node before a round below the maximum starts", LAST_CALL
     ),
     "wait_for": RdzvConfKey(
         ELASTIC, _one_of(*WAITS), f"one of {', '.join(WAITS)}", "when a round with enough nodes starts", WAITS[0]
     ),
-    "heartbeat_timeout": RdzvConfKey(ALL, *_SILENCE, "silence after which a node is lost", HEARTBEAT),
+    "heartbeat_timeout": RdzvConfKey(
+        ALL, *_SILENCE, "time without a heartbeat after which a node counts as lost", HEARTBEAT
+    ),
     "keep_alive_interval": RdzvConfKey(
         ALL,
         *_SECONDS,
-        "times keep_alive_max_attempt is that silence in torch's terms, where one of them is given",
+        "times keep_alive_max_attempt, torch's form of heartbeat_timeout, is used if one of them is given",
         KEEP_ALIVE_INTERVAL,
     ),
     "keep_alive_max_attempt": RdzvConfKey(ALL, _whole(1), "a whole number above 0", "see there", KEEP_ALIVE_ATTEMPTS),
-    "reconnect_timeout": RdzvConfKey(
-        ALL, *_SECONDS, "for finding a store again that does not answer", RECONNECT_TIMEOUT
-    ),
+    "reconnect_timeout": RdzvConfKey(ALL, *_SECONDS, "to find a store again that stopped answering", RECONNECT_TIMEOUT),
     "close_timeout": RdzvConfKey(
-        ALL, *_SECONDS, "that the node which coordinates the job waits for others to read how it ended", CLOSE_TIMEOUT
+        ALL, *_SECONDS, "how long the coordinator stays up so that other nodes can read the outcome", CLOSE_TIMEOUT
     ),
     "read_timeout": RdzvConfKey(
         ALL,
@@ -173,13 +173,13 @@ RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
         "5; where contact was lost 0.25 of heartbeat_timeout, from 1 to 5",
     ),
     "cas_backoff_max_seconds": RdzvConfKey(
-        ELASTIC, *_SECONDS_OR_ZERO, "torch's, without effect: no write is retried", "0"
+        ELASTIC, *_SECONDS_OR_ZERO, "accepted as in torch, without effect: no write is retried", "0"
     ),
-    "rank": RdzvConfKey(STATIC, _whole(0), "a whole number, 0 or more", "node_rank by torch's name"),
+    "rank": RdzvConfKey(STATIC, _whole(0), "a whole number, 0 or more", "torch's name of node_rank"),
     "store_linger": RdzvConfKey(
         C10D | STATIC,
         *_SECONDS_OR_ZERO,
-        "that the store's host stays for other jobs on its endpoint when its own has ended",
+        "how long the store's host stays up for other jobs on its endpoint after its own job has ended",
         STORE_LINGER,
     ),
     "store_type": RdzvConfKey(
@@ -190,18 +190,18 @@ RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
         _truth,
         "1 or 0 (true, false, yes, no)",
         "1 or 0, whether this node hosts the store",
-        "whoever has the endpoint's address",
+        "the node with the endpoint's address",
     ),
     "protocol": RdzvConfKey(ETCD_BACKENDS, _one_of("http", "https"), "http or https", "of etcd, http or https", "http"),
     "ssl_cert": RdzvConfKey(ETCD_BACKENDS, *_FILE, "the client's certificate for etcd"),
     "ssl_cert_key": RdzvConfKey(ETCD_BACKENDS, *_FILE, "its key"),
     "ca_cert": RdzvConfKey(
-        ETCD_BACKENDS, *_FILE, "who signed the servers' certificates", "whom this machine's OpenSSL trusts"
+        ETCD_BACKENDS, *_FILE, "certificate authorities of the servers", "those that this machine's OpenSSL trusts"
     ),
-    "cert": RdzvConfKey(ETCD_BACKENDS, *_FILE, "ssl_cert by another name"),
-    "key": RdzvConfKey(ETCD_BACKENDS, *_FILE, "ssl_cert_key by another name"),
-    "cacert": RdzvConfKey(ETCD_BACKENDS, *_FILE, "ca_cert by another name"),
-    "etcd_prefix": RdzvConfKey(ETCD_BACKENDS, _text, "text", "first part of all keys in etcd", ETCD_PREFIX),
+    "cert": RdzvConfKey(ETCD_BACKENDS, *_FILE, "another name of ssl_cert"),
+    "key": RdzvConfKey(ETCD_BACKENDS, *_FILE, "another name of ssl_cert_key"),
+    "cacert": RdzvConfKey(ETCD_BACKENDS, *_FILE, "another name of ca_cert"),
+    "etcd_prefix": RdzvConfKey(ETCD_BACKENDS, _text, "text", "prefix of all keys in etcd", ETCD_PREFIX),
 }
 _SAME = {"cert": "ssl_cert", "key": "ssl_cert_key", "cacert": "ca_cert"}
 _FOR_BACKENDS = {"read_timeout"} | {name for name, key in RDZV_CONF_KEYS.items() if key.backends == ETCD_BACKENDS}
@@ -240,7 +240,7 @@ class Options(JobOptions):
     wait_for: str | None = None
     rank: int | None = None
     others: Mapping[str, Any] = field(default=Factory(dict), converter=dict)
-    """Options that only the back end itself understands, by canonical name."""
+    """Options that only the backend itself understands, by canonical name."""
     idle: tuple[str, ...] = ()
     """Keys that were given and have no effect, each with the reason, for people."""
 
@@ -330,7 +330,7 @@ def _stranger(backend: str, name: Any) -> str:
     # Most unknown keys are misspelt ones.
     near = difflib.get_close_matches(str(name), taken, 1, 0.5)
     fix = f"did you mean {near[0]}? " if near else ""
-    return f"{name} is unknown and has no effect: {fix}rdzv_backend={backend!r} takes {', '.join(taken)}"
+    return f"{name} is unknown and has no effect: {fix}rdzv_backend={backend!r} accepts {', '.join(taken)}"
 
 
 def bounded(silence: float) -> float:
@@ -350,15 +350,15 @@ def _heartbeat(found: Mapping[str, Any], idle: list[str]) -> float:
     silence = interval * attempts
     if silence < SHORTEST_HEARTBEAT:
         idle.append(
-            f"rdzv_configs: keep_alive_interval={interval:g} times keep_alive_max_attempt={attempts} is too short: "
-            f"{SHORTEST_HEARTBEAT:g} s is taken"
+            f"rdzv_configs: keep_alive_interval={interval:g} times keep_alive_max_attempt={attempts} is too "
+            f"short: {SHORTEST_HEARTBEAT:g} s is used"
         )
     return bounded(silence)
 
 
 def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str, Any]:
     """
-    Return the options that only the back end understands, by canonical name; add ineffective ones
+    Return the options that only the backend understands, by canonical name; add ineffective ones
     to *idle*.
     """
     others: dict[str, Any] = {}
@@ -366,7 +366,7 @@ def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str
         canonical = _SAME.get(name, name)
         kept = others.setdefault(canonical, found[name])
         if kept != found[name]:
-            idle.append(f"rdzv_configs={{{name!r}: {found[name]!r}}} is ignored: {kept!r} is given by another name")
+            idle.append(f"rdzv_configs={{{name!r}: {found[name]!r}}} is ignored: {kept!r} is given too")
     files = sorted(others.keys() & set(_SAME.values()))
     if files and others.get("protocol") != "https":
         idle.append(
@@ -380,7 +380,7 @@ def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str
 
 
 def _in_order_of_precedence(backend: str, names: Set[str]) -> list[str]:
-    # Of two names of one file the one that torch reads counts: the back end "etcd" has its own
+    # Of two names of one file the one that torch reads counts: the backend "etcd" has its own
     # names.
     has_names_of_its_own = backend == "etcd"
 
@@ -403,7 +403,7 @@ def parse_conf(text: str) -> dict[str, str]:
         name, _, value = part.partition("=")
         name, value = name.strip(), value.strip()
         if not name:
-            raise ConfigError(f"{text!r} must be pairs with commas between them, as in join_timeout=60,is_host=1")
+            raise ConfigError(f"{text!r} must be comma-separated KEY=VALUE pairs, such as join_timeout=60,is_host=1")
         if not value:
             raise ConfigError(f"{text!r} gives {name} no value: write {name}=VALUE, or leave it out")
         found[name] = value

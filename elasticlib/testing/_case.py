@@ -198,7 +198,7 @@ class ElasticTestCase(unittest.TestCase):
 
 
 def known_backends() -> list[str]:
-    """Return the back ends that torch knows, also those of the program; [] if torch is not loaded."""
+    """Return the backends that torch knows, also those of the program; [] if torch is not loaded."""
     dist: Any = sys.modules.get("torch.distributed")
     return list(getattr(getattr(dist, "Backend", None), "backend_list", ()))
 
@@ -224,7 +224,7 @@ def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
     if wanted.device == "cuda":
         present = gpus()
         if present < size:
-            raise unittest.SkipTest(f"world_size={size} needs as many GPUs, and {present or 'none'} are here")
+            raise unittest.SkipTest(f"world_size={size} needs as many GPUs, but {present or 'none'} are here")
     return wanted
 
 

@@ -241,7 +241,7 @@ def _as_tuple(faults: Iterable[Fault]) -> tuple[Fault, ...]:
     try:
         return tuple(faults)
     except TypeError:
-        raise ConfigError(f"FaultPlan.faults={faults!r:.80}: give a list of faults, also of one") from None
+        raise ConfigError(f"FaultPlan.faults={faults!r:.80}: give a list of faults, even for one") from None
 
 
 @frozen(repr=False)
@@ -254,7 +254,7 @@ class FaultPlan(_Printed):
     def _are_faults(self, _: object, value: tuple[Any, ...]) -> None:
         for each in value:
             if not isinstance(each, KINDS):
-                raise ConfigError(f"{each!r:.80} is no fault: give {', '.join(_BY_NAME)}")
+                raise ConfigError(f"{each!r:.80} is not a fault: give {', '.join(_BY_NAME)}")
 
     def __iter__(self) -> Iterator[Fault]:
         return iter(self.faults)
@@ -279,15 +279,15 @@ class FaultPlan(_Printed):
         try:
             body = json.loads(text)
             if not isinstance(body, dict) or body.get("v") != VERSION or not isinstance(body.get("faults"), list):
-                raise ValueError(f"it is no plan of version {VERSION}")
+                raise ValueError(f"it is not a plan of version {VERSION}")
             return cls(_fault(each) for each in body["faults"])
         except (ValueError, TypeError, RecursionError) as error:
-            raise ConfigError(f"no fault plan can be read from {text[:80]!r}: {error}") from error
+            raise ConfigError(f"a fault plan cannot be read from {text[:80]!r}: {error}") from error
 
 
 def _fault(body: Any) -> Fault:
     if not isinstance(body, dict) or str(body.get("fault")) not in _BY_NAME:
-        raise ValueError(f"{body!r:.80} is no fault")
+        raise ValueError(f"{body!r:.80} is not a fault")
     kind = _BY_NAME[body["fault"]]
     given = {name: value for name, value in body.items() if name != "fault"}
     _check_fields(kind, given)
@@ -300,5 +300,5 @@ def _check_fields(kind: Any, given: Mapping[str, Any]) -> None:
     needed = {name for name, default in known.items() if default is NOTHING}
     if not needed <= given.keys() <= known.keys():
         raise ValueError(
-            f"{kind.__name__} has the fields {', '.join(known)}, of which {', '.join(sorted(needed))} must be given"
+            f"{kind.__name__} has the fields {', '.join(known)}; {', '.join(sorted(needed))} must be given"
         )

@@ -166,7 +166,7 @@ class TimerServer(abc.ABC):
     def start(self) -> None:
         """Start the thread, also again after a `stop`; it has no effect while the thread runs."""
         if self._thread is not None:
-            _log.warning("%s is at work already: start() has no effect", type(self).__name__)
+            _log.warning("%s is already running: start() has no effect", type(self).__name__)
             return
         # Each thread has its own event, so that one that outlives the timeout of `stop` still ends.
         self._stopping = threading.Event()
@@ -206,13 +206,13 @@ class TimerServer(abc.ABC):
         self.clear_timers({worker for worker, timers in expired.items() if self._is_reaped(worker, timers)})
 
     def _refuse(self) -> None:
-        self._refusals, text = self._refusals.refuse("request", "what came is no request of a timer", monotonic())
+        self._refusals, text = self._refusals.refuse("request", "the message is not a timer request", monotonic())
         if text is not None:
             _log.warning("%s: %s", type(self).__name__, text)
 
     def _is_reaped(self, worker: Any, timers: Sequence[TimerRequest]) -> bool:
         scopes = ", ".join(timer.scope_id for timer in timers)
-        _log.warning("worker %s did not leave %s in time and is ended", worker, scopes)
+        _log.warning("worker %s did not leave %s in time and is killed", worker, scopes)
         try:
             return self._reap_worker(worker)
         except Exception:
@@ -301,7 +301,7 @@ class ProcessTimers(Generic[R]):
                 raise ProcessLookupError
             # Another process may have the number by now.
             if (handle := self._handles[pid]) is None:
-                raise OSError(errno.EBADF, "no descriptor could be had of it when its timer began")
+                raise OSError(errno.EBADF, "it could not be opened when its timer began")
             handle.send(signum)
         except ProcessLookupError:
             _log.info("process %d, whose timer expired, had ended", pid)

@@ -129,7 +129,7 @@ class FileTimerClient(TimerClient):
         descriptor = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, "it is no named pipe")
+                raise OSError(errno.EINVAL, "it is not a named pipe")
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
@@ -198,7 +198,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         if self._thread is not None and self._stopping:
             raise TimerError("the thread of this timer server did not end when it was stopped: make a new one")
         if self._thread is not None:
-            _log.warning("the timer server of %s is at work already: start() has no effect", self._file_path)
+            _log.warning("the timer server of %s is already running: start() has no effect", self._file_path)
             return
         # `stop` has removed the pipe.
         if self._wake < 0:
@@ -306,7 +306,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             try:
                 requests.append(_read_request(line))
             except ValueError as error:
-                self._refuse(f"{line[:80]!r}, which is no request: {error}")
+                self._refuse(f"{line[:80]!r}, which is not a request: {error}")
         self.register_timers(requests)
         return True
 
@@ -346,19 +346,19 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
 def _read_request(line: bytes) -> FileTimerRequest:
     body = parse(line, constants=True)
     if not isinstance(body, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     if body.get("version") != VERSION:
         raise ValueError(f"its version is {shown(body.get('version'))}, this server knows {VERSION}")
     scope = body.get("scope_id")
     pid, deadline, signum = body.get("pid"), body.get("expiration_time"), body.get("signal")
     if not _is_pid(pid):
-        raise ValueError("pid is no process id")
+        raise ValueError("pid is not a process id")
     if not isinstance(scope, str):
-        raise ValueError("scope_id is no text")
+        raise ValueError("scope_id is not a string")
     if not is_number(deadline) or not is_deadline(deadline):
-        raise ValueError("expiration_time is no number, or too large")
+        raise ValueError("expiration_time is not a number, or too large")
     if not _is_signal(signum):
-        raise ValueError("signal is no signal of this system")
+        raise ValueError("signal is not a signal of this system")
     return FileTimerRequest(pid, escaped(scope), deadline, signum)
 
 

@@ -19,7 +19,9 @@ def get_env_variable_or_raise(env_name: str) -> str:
     """
     value = os.environ.get(env_name)
     if value is None:
-        raise ConfigError(f"the environment variable {env_name} is not set: export it, or start this by elasticrun")
+        raise ConfigError(
+            f"the environment variable {env_name} is not set: export it, or start the program with elasticrun"
+        )
     return value
 
 

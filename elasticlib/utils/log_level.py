@@ -32,8 +32,8 @@ def level_of(text: str) -> int:
         if isinstance(level, int):
             return level
     raise ConfigError(
-        f"{LOG_LEVEL_VARIABLE}={text!r} is no level of logging: "
-        "give one of DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number"
+        f"{LOG_LEVEL_VARIABLE}={text!r} is not a log level: give one of DEBUG, INFO, WARNING, ERROR, "
+        "CRITICAL, or a number"
     )
 
 

@@ -160,8 +160,8 @@ def _answer(
             left = 0.1 if began is None else _LIMIT - (monotonic() - began)
             if left <= 0:
                 raise StartError(
-                    f"{doing} took more than {_LIMIT:g} s: torch asks the driver, which hangs (does nvidia-smi, "
-                    f"or the like, answer?); {instead}, and torch is not asked"
+                    f"{doing} took more than {_LIMIT:g} s: torch asks the driver, which hangs (does "
+                    f"nvidia-smi, or the like, answer?); {instead} so that torch is not asked"
                 )
             if not wait_readable([channel], left):
                 if began is None and fork_server.ready():

@@ -51,9 +51,9 @@ _MOST_LAST = 10
 _STAMP_IS_BEHIND = 2.0
 """Seconds: the time in an error file is in whole ones, so the file's own time shows the order."""
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
-_ENDED_FROM_OUTSIDE = "the worker was asked to end from outside, not by this launcher"
+_ENDED_FROM_OUTSIDE = "the signal came from outside, not from this launcher"
 _CRASHED = "native code crashed: the stack shows the Python line that called it"
-_NO_PROGRAM = "a shell's status for a program that was not found or may not be executed"
+_NO_PROGRAM = "a shell's status for a program that was not found or cannot be executed"
 _SIGNALS_MEAN: dict[int, str] = {
     **dict.fromkeys(_CRASHES, _CRASHED),
     signal.SIGABRT: "native code aborted: its last lines are on the worker's stderr",
@@ -73,7 +73,7 @@ _RANK_PREFIX = re.compile(r"^(\[rank\d+\]: )+")
 _CRASH = "Fatal Python error"
 """First words of the fault handler's text of a crash."""
 _OVERDUE = "it did not end within {:g} s (exit_timeout) after that and was stopped"
-_STILL_AT_WORK = "the program ended well, but its threads, exit handlers or finalizers were still at work"
+_STILL_AT_WORK = "the program succeeded, but its threads, exit handlers or finalizers were still running"
 
 
 def has_failed(end: Exit, error_file: str) -> bool:
@@ -309,13 +309,13 @@ forked.
 """
 _NATIVE = "in native code, such as the destructor of a local variable"
 _AT_ITS_END = {
-    "await_release": "has called the function, which returned, and waits for those of the other local ranks",
+    "await_release": "has returned from the function, and waits for the other local ranks",
     "_join_threads": "waits for the threads of the program to end",
-    "_flush_files": "writes what files that were left open hold in their buffers",
-    "_close_files": "writes what files that were left open hold in their buffers",
+    "_flush_files": "flushes files that were left open",
+    "_close_files": "flushes files that were left open",
     "_clear_modules": "clears the modules of the program, which runs finalizers",
-    "_flush_streams": "writes what stdout and stderr hold in their buffers",
-    "finish": "runs exit handlers, or writes what is left",
+    "_flush_streams": "flushes stdout and stderr",
+    "finish": "runs exit handlers, or flushes files",
     _CALL: f"called the function, which is {_NATIVE}",
 }
 """Activity of a worker at its end, by the name of elasticlib's function."""
@@ -487,8 +487,8 @@ def return_values(exits: Mapping[int, Exit], count: int, rank_base: int) -> dict
 def _return_value(end: Exit, rank: int) -> Any:
     if end.unread:
         raise PicklingError(
-            f"the return value of rank {rank} could not be received: this program has as many files "
-            f"open as it may: {FEW_DESCRIPTORS.removeprefix('; ')}"
+            f"the return value of rank {rank} could not be received: this program has reached its limit of "
+            f"open files: {FEW_DESCRIPTORS.removeprefix('; ')}"
         )
     if end.report is None or end.report.kind != "result":
         return None

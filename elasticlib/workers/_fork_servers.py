@@ -232,8 +232,9 @@ class ForkServer:
         if modules:
             _log.log(
                 logging.INFO if self.key.is_automatic else logging.WARNING,
-                "nothing is imported ahead of workers (preload=%r): a start hook of this interpreter, sitecustomize or "
-                "a .pth file, starts a thread or opens a socket, which no fork keeps; each worker is a new interpreter",
+                "preload=%r is ignored: a start hook of this interpreter, sitecustomize or a .pth file, "
+                "starts a thread or opens a socket, which a fork would lose; each worker is a new "
+                "interpreter",
                 ",".join(modules),
             )
 

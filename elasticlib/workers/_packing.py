@@ -337,8 +337,8 @@ def _warn_if_large(part: str, value: object) -> None:
         return
     _warned.add(part)
     _log.warning(
-        "%s, a %s, has %.0f MB and is sent to the workers at every call: make it in the function, or once in "
-        "a module, which the workers of a pool keep",
+        "%s, a %s, has %.0f MB and is sent to the workers at every call: create it in the function, or "
+        "once in a module, which the workers of a pool keep",
         part,
         type(value).__qualname__,
         size / 1e6,

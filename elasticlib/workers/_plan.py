@@ -21,6 +21,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from types import MappingProxyType
 from typing import Any
 
@@ -218,7 +219,7 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
     if not callable(entry):
         kind = type(entry).__qualname__
         raise EntrypointError(
-            f"entrypoint={entry!r}, a {kind}, is no callable, script path, module or program: give one of these"
+            f"entrypoint={entry!r}, a {kind}, is not a callable, script path, module or program: give one of these"
         )
     return _function(job, spec, entry, start_method)
 
@@ -276,8 +277,8 @@ def check_function(entry: Callable[..., Any]) -> Callable[..., Any]:
         target = target.func if isinstance(target, functools.partial) else target.__wrapped__
     if any(kind(each) for kind in _LAZY for each in (target, type(target).__call__)):
         raise EntrypointError(
-            f"{entry!r} only makes a coroutine or generator when it is called: give a function that runs it, "
-            "such as one that calls asyncio.run(...)"
+            f"{entry!r} only creates a coroutine or generator when it is called: give a function that runs "
+            "it, such as one that calls asyncio.run(...)"
         )
     return target  # type: ignore[no-any-return]
 
@@ -305,9 +306,11 @@ def _check_command(entry: str, args: tuple[str, ...], kwargs: Mapping[str, Any])
     """Raise `EntrypointError` for arguments that no command line can hold."""
     for word in (entry, *args):
         if "\0" in word:
-            raise EntrypointError(f"{word!r} holds a NUL character, which no command line can: leave it out")
+            raise EntrypointError(
+                f"{word!r} contains a NUL character, which a command line cannot contain: leave it out"
+            )
     if kwargs:
-        raise EntrypointError(f"{entry!r} takes no keyword arguments ({', '.join(kwargs)}): pass them as text")
+        raise EntrypointError(f"{entry!r} accepts no keyword arguments ({', '.join(kwargs)}): pass them as strings")
 
 
 def _interpreter(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
@@ -321,7 +324,7 @@ def _interpreter(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
 
 def _module(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) -> LaunchPlan:
     if not _MODULE.fullmatch(entry):
-        raise EntrypointError(f"module {entry!r} is no dotted name such as pkg.mod (without .py)")
+        raise EntrypointError(f"module {entry!r} is not a dotted name such as pkg.mod (without .py)")
     job = _saying(job, kind="module", entry=entry, argv=["-m"], path0=job.common.cwd)
     return _by_interpreter(job, spec, ["-u", "-m", entry], start_method)
 
@@ -370,8 +373,8 @@ def _by_interpreter(
             "its text: give a file"
         )
     warnings.warn(
-        f"PYTHON_EXEC={python!r} cannot import elasticlib: each worker imports everything anew, "
-        "and reports hold no traceback unless the script uses @record",
+        f"PYTHON_EXEC={python!r} cannot import elasticlib: each worker imports everything itself, and "
+        "reports contain no traceback unless the script uses @record",
         stacklevel=2,
     )
     job = _saying(job, kind="program", argv=[python, *flags, *command], fresh=False)
@@ -434,8 +437,8 @@ def _from_fork_server(
     if debugger_follows() and job.common.kind != "program":
         _log.log(
             logging.WARNING if _is_preload_chosen(spec) else logging.INFO,
-            "a debugger follows this program: each worker is a new interpreter, in which it stops at breakpoints; "
-            "nothing is imported ahead of workers (preload=%r)",
+            "a debugger follows this program: each worker is a new interpreter, in which it stops at "
+            "breakpoints; preload=%r is ignored",
             ",".join(spec.preload),
         )
         job = _saying(job, fresh=True, python=followed_by_debugger(job.common.python))
@@ -461,8 +464,8 @@ def _refuse_preload(spec: WorkerSpec) -> None:
     if _is_preload_chosen(spec):
         raise ConfigError.of_setting(
             "preload",
-            f"{','.join(spec.preload)!r}: only Python workers of start_method='forkserver' come from a "
-            "fork server that imports ahead: leave it out",
+            f"{','.join(spec.preload)!r}: only Python workers of start_method='forkserver' can be "
+            "preloaded: leave it out",
         )
 
 
@@ -494,7 +497,7 @@ def _check_script(path: str) -> None:
     if not os.path.isfile(path) and not os.path.isdir(path):
         raise EntrypointError(f"script {path!r} is not a file")
     if not os.access(path, os.R_OK):
-        raise EntrypointError(f"script {path!r} may not be read by this user: change its permissions")
+        raise EntrypointError(f"script {path!r} cannot be read by this user: change its permissions")
 
 
 def _is_package(path: str, typed: str) -> bool:
@@ -508,13 +511,15 @@ def _is_package(path: str, typed: str) -> bool:
         return False
     # An earlier launch of this program may have looked into it, before it changed.
     importer.invalidate_caches()
-    found = importer.find_spec("__main__")
-    if found is None or found.loader is None or found.submodule_search_locations is not None:
+    if not _is_plain_module(importer.find_spec("__main__")):
         kind = "a folder" if os.path.isdir(path) else "an archive"
-        raise EntrypointError(
-            f"script {typed!r} is {kind} without a __main__.py: give a script, or add one that is to be run"
-        )
+        raise EntrypointError(f"script {typed!r} is {kind} without a __main__.py: give a script, or add a __main__.py")
     return True
+
+
+def _is_plain_module(found: ModuleSpec | None) -> bool:
+    """Return True for a module with a loader, which is no package."""
+    return found is not None and found.loader is not None and found.submodule_search_locations is None
 
 
 def _program(name: str, environment: Mapping[str, str]) -> str:
@@ -529,7 +534,7 @@ def _program(name: str, environment: Mapping[str, str]) -> str:
             raise EntrypointError(f"program {name!r} was not found in {name_of_current_folder()}: check the path")
         if not os.path.isfile(name):
             raise EntrypointError(f"program {name!r} is not a file")
-        raise EntrypointError(f"program {name!r} may not be executed: change its permissions (chmod +x)")
+        raise EntrypointError(f"program {name!r} cannot be executed: change its permissions (chmod +x)")
     if os.path.isdir(name):
         raise EntrypointError(f"{name!r} is a folder: give a script or a program")
     near = f"; did you mean {name}.py?" if os.path.isfile(f"{name}.py") else ""

@@ -50,7 +50,7 @@ def parse_signals(names: str) -> tuple[signal.Signals, ...]:
         try:
             signum = signal.Signals[name]
         except KeyError:
-            _log.warning("signals_to_handle: %r is no signal of this system and is left out", name)
+            _log.warning("signals_to_handle: %r is not a signal of this system and is ignored", name)
             continue
         if signum in (signal.SIGKILL, signal.SIGSTOP):
             raise ConfigError(f"signals_to_handle: {name} cannot be caught by any process: leave it out")
@@ -222,8 +222,8 @@ class Inbox:
             self._quit_at = now
             if now - before >= _REPEATED:
                 # Stacks may wait until the launch has time; a stop may not.
-                again = f"the job goes on; another SIGQUIT within {_REPEATED:g} s stops it"
-                self.put(StacksRequest(f"SIGQUIT came: where all ranks are ({again})"), may_wait=True)
+                again = f"the job continues; another SIGQUIT within {_REPEATED:g} s stops it"
+                self.put(StacksRequest(f"SIGQUIT received: stacks of all ranks ({again})"), may_wait=True)
                 return False
         self.put(signum)
         return True

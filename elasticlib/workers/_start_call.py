@@ -81,10 +81,10 @@ def variables(envs: Mapping[int, Mapping[str, str]], count: int) -> dict[int, di
 def _check_variable(rank: int, name: object, value: object) -> None:
     """Raise an error of the environment of *rank* for a variable that no process can have."""
     if not isinstance(name, str) or not isinstance(value, str):
-        raise VariableError(f"envs[{rank}] has {name!r}: {value!r}; names and values must be text")
+        raise VariableError(f"envs[{rank}] has {name!r}: {value!r}; names and values must be strings")
     is_name = name and "=" not in name and "\0" not in name
     if not is_name or "\0" in value:
-        raise ConfigError(f"envs[{rank}] has {name!r}: {value!r}, which no environment can hold")
+        raise ConfigError(f"envs[{rank}] has {name!r}: {value!r}, which an environment cannot contain")
 
 
 def prefixes(name: object, given: object, count: int) -> dict[int, bytes]:
@@ -99,7 +99,7 @@ def prefixes(name: object, given: object, count: int) -> dict[int, bytes]:
     _warn_of_strange_ranks(texts, count)
     for rank, text in texts.items():
         if not isinstance(text, str):
-            raise ArgumentError(f"log_line_prefixes[{rank!r}]={text!r} must be text")
+            raise ArgumentError(f"log_line_prefixes[{rank!r}]={text!r} must be a string")
     found = {}
     for rank in range(count):
         if rank in texts:
@@ -127,7 +127,7 @@ def _encoded(setting: str, text: str) -> bytes:
     except UnicodeEncodeError:
         raise ConfigError.of_setting(
             setting,
-            f"{text!r} cannot be written in UTF-8: give other text",
+            f"{text!r} cannot be encoded in UTF-8: give another string",
         ) from None
 
 
@@ -136,7 +136,7 @@ def seconds(name: str, value: object) -> float:
     if not isinstance(value, numbers.Real):
         raise ArgumentError.of_setting(name, f"{value!r} must be a number of seconds")
     if math.isnan(value):
-        raise ConfigError.of_setting(name, "nan is no time: give seconds, math.inf for no limit")
+        raise ConfigError.of_setting(name, "nan is not a time: give seconds, math.inf for no limit")
     return float(value)
 
 
@@ -166,7 +166,7 @@ def of_function(
     # A class of paths may be callable too.
     is_name = isinstance(function, (str, os.PathLike))
     if is_name or not callable(function):
-        raise EntrypointError(f"entrypoint={function!r} is no callable: a program is given as text")
+        raise EntrypointError(f"entrypoint={function!r} is not callable: give a program as a string")
     by_rank = tuple(args.values())
     try:
         job = _planned(spec(entrypoint=function, args=by_rank), start_method)

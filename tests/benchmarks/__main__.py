@@ -61,6 +61,7 @@ def main() -> int:
         "--only", type=_numbers, help="numbers of promises, such as 2,3,8; all, and the rest, if not given"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single value to FILE")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="replace the table in this page")
     parser.add_argument("--quick", action="store_true", help="less of what is done many times over")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments (0)")
     parser.add_argument(
@@ -92,7 +93,10 @@ def main() -> int:
             continue
         lines.extend(line for line in found if options.only is None or line.figure.promise in options.only)
     run = report.Run((pair[0].name, pair[1].name), pairs, options.seed, options.quick, tuple(lines), tuple(failures))
-    print(report.text(run))
+    table = report.text(run)
+    print(table)
+    if options.page is not None:
+        options.page.write_text(report.written(options.page.read_text(encoding="utf-8"), table), encoding="utf-8")
     if options.json is not None:
         options.json.write_text(json.dumps(report.document(run), indent=1) + "\n")
     return 0 if report.all_reached(lines) and not failures else 1

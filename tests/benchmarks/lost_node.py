@@ -15,7 +15,7 @@ from tests.hosts._team import Agent, HungError, Team, dynamic, team
 LIMIT = 30.0
 """Seconds after which the survivor counts as left alone: the value is then this one."""
 HEARTBEAT = 10.0
-"""Seconds of silence after which a node is lost, when nobody says otherwise."""
+"""Seconds of time without a heartbeat after which a node counts as lost, when nobody says otherwise."""
 
 
 @frozen

@@ -380,7 +380,7 @@ def campaign(
 def main() -> int:
     """The campaign as a command: 0 when all schedules ended as foretold."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.schedules", description=main.__doc__)
-    parser.add_argument("--count", type=int, default=200, help="schedules of each back end (200)")
+    parser.add_argument("--count", type=int, default=200, help="schedules of each backend (200)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=[*BACKENDS, "both"], default="both")
     parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="schedules at a time (1)")

@@ -59,8 +59,8 @@ SURVIVORS: dict[str, str] = {
     "node/_session.py Session._believe: not (not isinstance(notice, messages.RoundEnd))": (
         "only whether a node that waits for ranks says so in its log"
     ),
-    "node/_session_liveness.py _with_signs_of_life: why_invalid stays, not "
-    '"the heartbeat of the job\'s coordinator is an old one"': "only a text for people",
+    "node/_session_liveness.py _with_signs_of_life: why_invalid stays, not \"the heartbeat of the job's "
+    'coordinator is stale"': "only a text for people",
     "node/_session_liveness.py _lose_contact: try_at stays, not now": (
         "the moment of the last attempt lies before: the next one comes at once all the same"
     ),

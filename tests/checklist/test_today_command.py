@@ -121,7 +121,7 @@ C10D = "--rdzv-backend c10d --rdzv-endpoint localhost:PORT --rdzv-id job7"
 def test_options_and_variables_that_torchrun_takes_stop_no_job(
     peer: Peer, options: str, variables: dict[str, str]
 ) -> None:
-    """Options twice, unknown, of another back end or overridden by another one; variables of odd values."""
+    """Options twice, unknown, of another backend or overridden by another one; variables of odd values."""
     args = options.replace("PORT", str(free_port())).split()
 
     done = peer.run(*args, peer.script("print('ran')"), env=variables)

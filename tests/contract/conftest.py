@@ -1,4 +1,4 @@
-"""Servers that back ends are tested against."""
+"""Servers that backends are tested against."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Node:
 
 
 class ElectionContract:
-    """What an election must keep, wherever the keys lie; a back end passes by a fixture that sets `backend`."""
+    """What an election must keep, wherever the keys lie; a backend passes by a fixture that sets `backend`."""
 
     backend: Any
 

@@ -1,4 +1,4 @@
-"""What every exchange must do; a back end passes by subclassing `ExchangeContract`."""
+"""What every exchange must do; a backend passes by subclassing `ExchangeContract`."""
 
 from __future__ import annotations
 

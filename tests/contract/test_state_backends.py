@@ -41,7 +41,7 @@ def keys(etcd: EtcdServer) -> Iterator[V3Keys]:
 
 @pytest.fixture(params=["tcp", "file", "hash", "etcd"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    """Makes the back end of a job, by the job's id; all are in one store."""
+    """Makes the backend of a job, by the job's id; all are in one store."""
     if request.param == "etcd":
         keys = request.getfixturevalue("keys")
         return lambda run_id: EtcdRendezvousBackend(keys, run_id)
@@ -104,7 +104,7 @@ def test_a_scribble_is_a_state_error(kind: str, tmp_path: Path, scribble: str) -
     store = torch_store(kind, tmp_path)
     store.set("elasticlib/state/job", scribble)
 
-    with pytest.raises(RendezvousStateError, match="which is no state"):
+    with pytest.raises(RendezvousStateError, match="which is not a state"):
         C10dRendezvousBackend(store, "job").get_state()
 
 

@@ -1,4 +1,4 @@
-"""A job carried by nothing but a state that is compared before it is set, as people's own back ends are."""
+"""A job carried by nothing but a state that is compared before it is set, as people's own backends are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEARTBEAT = 10.0
 
 
 class InMemory(RendezvousBackend):
-    """The least that a back end must do, as somebody would write it."""
+    """The least that a backend must do, as somebody would write it."""
 
     name = "memory"
 
@@ -44,7 +44,7 @@ class InMemory(RendezvousBackend):
 
 
 class InStore(C10dRendezvousBackend):
-    """Our own back end, in a store without a server."""
+    """Our own backend, in a store without a server."""
 
     def __init__(self) -> None:
         from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -123,5 +123,5 @@ def test_what_a_back_end_raises_is_trouble_with_the_connection() -> None:
         def get_state(self) -> tuple[bytes, Any] | None:
             raise OSError(uuid.uuid4().hex)
 
-    with pytest.raises(RendezvousConnectionError, match="the back end failed: OSError"):
+    with pytest.raises(RendezvousConnectionError, match="the backend failed: OSError"):
         StateBackend(Broken(), HEARTBEAT).dial(1.0)

@@ -166,7 +166,7 @@ def worker_spec() -> Iterator[str]:
 
 def keys() -> Iterator[str]:
     """The keys of ``--rdzv-conf``."""
-    yield from head("key", "back ends", "value", "default", "what it is", "torch reads it with")
+    yield from head("key", "backends", "value", "default", "what it is", "torch reads it with")
     for name, key in _rdzv_options.RDZV_CONF_KEYS.items():
         taken = "all" if key.backends == _rdzv_options.ALL else ", ".join(sorted(key.backends))
         read = ", ".join(each for each, found in _rdzv_options._READ_BY_TORCH.items() if name in found)

@@ -166,7 +166,7 @@ IN_OPTIONS = {
     [(each, name) for name in IN_OPTIONS for each in sorted(_rdzv_options.RDZV_CONF_KEYS[name].backends)],
 )
 def test_a_keys_default_is_what_counts_where_it_is_not_given(backend: str, name: str) -> None:
-    """In a launch, which gives its own time-out to all back ends; ``600; static, etcd: 900`` says two of them."""
+    """In a launch, which gives its own time-out to all backends; ``600; static, etcd: 900`` says two of them."""
     (shown,) = (cells[3] for cells in section("Keys of `--rdzv-conf`") if named(cells[0]) == [name])
     most, _, exception = shown.partition("; ")
     exceptional, _, other = exception.partition(": ")
@@ -194,9 +194,9 @@ def test_defaults_that_are_said_in_words_are_the_codes() -> None:
     ]
     assert LaunchConfig(**job).wait_for == _rdzv_options.RDZV_CONF_KEYS["wait_for"].default  # type: ignore[arg-type]
     assert ROWS["--shutdown-timeout"].unset == f"{launch.TIMEOUT_VARIABLE}, else {launch.DEFAULT_SHUTDOWN_TIMEOUT}"
-    assert ROWS["--exit-timeout"].unset.startswith(f"{_exiting.DEFAULT_EXIT_TIMEOUT:g};")
+    assert ROWS["--exit-timeout"].unset.startswith(f"{_exiting.DEFAULT_EXIT_TIMEOUT:g} after")
     assert ROWS["--log-line-prefix-template"].unset.endswith(f"else {DEFAULT_PREFIX}")
-    assert f"({DEFAULT_PORT} unless given), for etcd its server ({etcd.DEFAULT_PORT})" in ROWS["--rdzv-endpoint"].help
+    assert f"(default port {DEFAULT_PORT}; the server for etcd, {etcd.DEFAULT_PORT})" in ROWS["--rdzv-endpoint"].help
     words = configuration.docstrings(LaunchConfig)
     assert f"{launch.TIMEOUT_VARIABLE}, else {launch.DEFAULT_SHUTDOWN_TIMEOUT}" in words["shutdown_timeout"]
     assert f"None gives {_exiting.DEFAULT_EXIT_TIMEOUT:g} s" in words["exit_timeout"]
@@ -206,7 +206,7 @@ def test_defaults_that_are_said_in_words_are_the_codes() -> None:
 def test_a_static_jobs_port_is_the_one_that_is_said() -> None:
     config = config_of("--nnodes", "2", "--master-addr", "host")
 
-    assert f"host:{ROWS['--master-port'].unset.partition(',')[0]}" == config.rdzv_endpoint
+    assert f"host:{ROWS['--master-port'].unset.partition(';')[0]}" == config.rdzv_endpoint
 
 
 def config_of(*words: str) -> LaunchConfig:

@@ -144,7 +144,7 @@ None
 
     assert "it answers" == after.text()
     assert len(cell.text("stdout")) <= 200_000
-    (log,) = re.findall(r"all of the output is in (.*)\]", cell.text("text/plain"))
+    (log,) = re.findall(r"the full output is in (.*)\]", cell.text("text/plain"))
     assert 100_000 == Path(log).read_text().count("this is line ")
 
 

@@ -135,7 +135,7 @@ def test_pdb_enters_the_rank_that_failed_and_never_our_frames(pytester: pytest.P
     _say(child, prompt, "c", "entering PDB")
     _say(child, r"\(Pdb\) ", "p mine + 100", "107")
     _say(child, r"\(Pdb\) ", "c", "entering PDB on rank 0")
-    child.expect("rank 0 has ended: there is nothing to enter")
+    child.expect("rank 0 has exited: there is nothing to debug")
     child.expect("4 failed.*2 passed.*1 xfailed")
     child.expect(pexpect.EOF)
 

@@ -163,8 +163,8 @@ def test_hangs(rank):
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [
-            "In the process group * (model) rank 0 waits in collective 1, all_reduce of float32 *2, 3*, to which not "
-            "all have come: rank 2 has called none so far."
+            "In the process group * (model) rank 0 waits in collective 1, all_reduce of float32 *2, 3*, "
+            "which not all ranks have joined: rank 2 has called none so far."
         ]
     )
 

@@ -195,7 +195,7 @@ def test_outcomes_of_ranks_are_those_of_the_test(run: Run, pytester: pytest.Pyte
             "FAILED *test_fails - ranks 0-1, line *: Failed: said so*",
             "FAILED *test_error_by_mark - ranks 0-1, line *: UserWarning*",
             "FAILED *test_error_by_setting - ranks 0-1, line *: Deprecation*",
-            "*'request' of *test_request, a TopRequest, cannot travel to the ranks: *; it is of pytest*",
+            "*'request' of *test_request, a TopRequest, cannot be sent to the ranks: *; it exists only in pytest*",
             "shown although 0",
             "*test_it.py:*: UserWarning: from a rank",
             "    def test_warns(): warnings.warn(*",

@@ -219,7 +219,7 @@ def refused(elastic, why):
 
 def test_refused_value(elastic, monkeypatch):
     monkeypatch.setattr(module, "call", threading.Lock())
-    refused(elastic, "monkeypatch.setattr(module, 'call', ...): its value, a lock, cannot travel to the ranks")
+    refused(elastic, "monkeypatch.setattr(module, 'call', ...): its value, a lock, cannot be sent to the ranks")
 
 def test_refused_instance(elastic, monkeypatch):
     monkeypatch.setattr(module.instance, "who", 1)
@@ -231,7 +231,7 @@ def test_refused_instance_of_pytest(elastic, monkeypatch, tmp_path_factory):
 
 def test_refused_mock(elastic):
     with mock.patch("module.call", threading.Lock()):
-        refused(elastic, "mock.patch.object(module, 'call', ...): its value, a lock, cannot travel to the ranks")
+        refused(elastic, "mock.patch.object(module, 'call', ...): its value, a lock, cannot be sent to the ranks")
     with mock.patch.object(module.instance, "who"):
         refused(elastic, "mock.patch.object(<module.Thing object at ")
     with mock.patch.dict({}, {"key": 1}):

@@ -228,9 +228,9 @@ def test_bad_call(elastic):
     result.assert_outcomes(passed=1, failed=1, errors=2)
     result.stdout.fnmatch_lines(
         [
-            "*asks for 'rank', which only the test's body has*",
-            "*fixture 'rank' of *test_no_mark is of a rank: mark the test*",
-            "*fixture or argument 'lock' of *test_lock, a lock, cannot travel to the ranks: TypeError: cannot pickle*",
+            "*asks for 'rank', which exists only in the test's body*",
+            "*fixture 'rank' of *test_no_mark exists only on a rank:  mark the test*",
+            "*fixture or argument 'lock' of *test_lock, a lock, cannot be sent to the ranks: TypeError: cannot pickle*",
         ],
         consecutive=False,
     )
@@ -240,7 +240,7 @@ def test_bad_call(elastic):
     ("marker", "message"),
     [
         ("nproc=0", "*nproc=0 must be 1 or more ranks*"),
-        ("backend='glo'", "*backend='glo' is unknown: back ends are gloo, nccl*"),
+        ("backend='glo'", "*backend='glo' is unknown: the backends are gloo, nccl*"),
         ("ranks=2", "*ranks=2 is unknown: options are nproc, backend*"),
     ],
 )

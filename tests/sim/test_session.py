@@ -123,7 +123,7 @@ def test_denied_message_of_a_node_ends_the_job_with_the_reason(coordinator: str,
 
     assert ["closed", "lost", "closed"] == kinds(cluster)
     told = {node.number: node.outcome.why for node in cluster.members if node.outcome}
-    assert "cannot go on: permission denied" in told[1]
+    assert "cannot continue: permission denied" in told[1]
     assert all("the store refused a message of node n1/" in told[number] for number in (0, 2))
 
 

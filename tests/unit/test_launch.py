@@ -242,7 +242,7 @@ def nothing_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     ("entrypoint", "asked", "named"),
     [
         ("missing.py", {}, "'missing.py' was not found"),
-        (7, {}, "entrypoint=7, a int, is no callable"),
+        (7, {}, "entrypoint=7, a int, is not a callable"),
         (Path("/"), {}, "without a __main__.py"),
         (functools.partial(print, threading.Lock()), {}, "bound argument 0 of print, a lock, cannot be sent"),
         (print, {"virtual_local_rank": True}, "CUDA_VISIBLE_DEVICES"),
@@ -281,7 +281,7 @@ def test_a_binding_that_cannot_be_is_refused_before_anyone_is_met(
 @pytest.mark.parametrize("asked", [7, None, "train.py", {"nproc_per_node": 2, "token": "s3cret"}, LaunchConfig])
 def test_what_is_no_configuration_is_refused_at_once_and_by_name(nothing_opens: None, asked: Any) -> None:
     for call in (elastic_launch, launch_agent):
-        with pytest.raises(ConfigError, match="no LaunchConfig: give one, such as") as caught:
+        with pytest.raises(ConfigError, match="not a LaunchConfig: give one, such as") as caught:
             call(asked, print)
 
         assert "s3cret" not in str(caught.value)
@@ -604,7 +604,7 @@ def test_what_a_user_should_know_of_the_rendezvous_is_logged(
 ) -> None:
     launch_agent(config(**{**NODES, "run_id": "none"}), print)
 
-    assert "give each job an id of its own" in caplog.text
+    assert "give each job its own id" in caplog.text
 
 
 class Handler:

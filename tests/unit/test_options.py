@@ -126,7 +126,7 @@ def test_silence_shorter_than_a_heartbeat_is_refused_or_extended() -> None:
     options = read("c10d", {"keep_alive_interval": 0.01, "keep_alive_max_attempt": 2})
 
     assert 0.1 == options.heartbeat
-    why = "keep_alive_interval=0.01 times keep_alive_max_attempt=2 is too short: 0.1 s is taken"
+    why = "keep_alive_interval=0.01 times keep_alive_max_attempt=2 is too short: 0.1 s is used"
     assert (f"rdzv_configs: {why}",) == options.idle
 
 
@@ -185,7 +185,7 @@ def test_unknown_key_is_ignored_and_named_with_the_nearest_one(name: str, near: 
 def test_an_unknown_key_that_is_like_no_other_is_named_with_all_known_ones() -> None:
     (said,) = read("static", {"zzz": "1"}).idle
 
-    assert "zzz is unknown and has no effect: rdzv_backend='static' takes join_timeout, " in said
+    assert "zzz is unknown and has no effect: rdzv_backend='static' accepts join_timeout, " in said
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_of_two_names_of_one_tls_file_the_one_that_torch_reads_counts(backend: s
     options = read(backend, {"protocol": "https", "cert": "/c", "ssl_cert": "/d"})
 
     assert file == options.others["ssl_cert"]
-    assert [f"{file!r} is given by another name"] == [said.rpartition(": ")[2] for said in options.idle]
+    assert [f"{file!r} is given too"] == [said.rpartition(": ")[2] for said in options.idle]
 
 
 def test_tls_files_without_tls_have_no_effect_and_are_named() -> None:

@@ -51,7 +51,7 @@ from elasticlib.records import (
 
 WORKER = WorkerPlace(1, 3, 3, 4, 1001)
 FAILURE = ProcessFailure(1, 1001, 7, "", message="a bad value")
-STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all 1 nodes are there")
+STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all 1 nodes have joined")
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
     [
         (
             STARTED,
-            "round 2 started (all 1 nodes are there): node rank 0 of 1, 2 of 4 workers here, store at 127.0.0.1:29500, "
-            "restart 1 of 3, processes [11, 12]",
+            "round 2 started (all 1 nodes have joined): node rank 0 of 1, 2 of 4 workers here, store at "
+            "127.0.0.1:29500, restart 1 of 3, processes [11, 12]",
         ),
         (RoundEnded(2, "rank 1 failed", restart=True), "round 2 ended: rank 1 failed"),
         (
@@ -70,22 +70,22 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         (ThreadsChosen(2, 4.5, 2), "OMP_NUM_THREADS=2 in each worker: 4.5 CPUs for 2 workers"),
         (
             StopAwaited({4: 1004}, 15, 2.04),
-            "waiting for rank 4 (process 1004) to end by SIGTERM: SIGKILL follows in 2.0 s, or at once with another "
-            "Ctrl-C",
+            "waiting for rank 4 (process 1004) to exit on SIGTERM: SIGKILL follows in 2.0 s, or at once "
+            "with another Ctrl-C",
         ),
         (
             StopAwaited({rank: 1000 + rank for rank in range(10)}, 99, 29.5),
             "waiting for ranks 0-9 (processes 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1007 and 2 more) "
-            "to end by signal 99: SIGKILL follows in 29.5 s, or at once with another Ctrl-C",
+            "to exit on signal 99: SIGKILL follows in 29.5 s, or at once with another Ctrl-C",
         ),
         (
             StopRepeated("signal 15", 12.34),
-            "signal 15 came while the workers are being stopped: they keep the 12.3 s that they have",
+            "signal 15 came while the workers are being stopped: their time limit stays (12.3 s)",
         ),
         (
             WorkerStuck(3, 1001, 2, 2.04),
-            "rank 3 (process 1001) is in native code, such as a collective, and has not handled SIGINT in 2.0 s, "
-            "nor has any other worker here: killed, to free those that wait for it",
+            "rank 3 (process 1001) is in native code, such as a collective, and has not handled SIGINT in "
+            "2.0 s, nor has any other worker here: it is killed, so that workers which wait for it can exit",
         ),
         (
             LastRuns(3, 71, 30.2, None, "at train.py:41", are_all=True),
@@ -102,7 +102,7 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         ),
         (
             DetachedEnded({71: "rsync -a out host:", 72: "sleep 60"}),
-            "killed with the workers, which had detached it: process 71 (rsync -a out host:), process 72 (sleep 60)",
+            "killed with the workers that had detached it: process 71 (rsync -a out host:), process 72 (sleep 60)",
         ),
         (
             NotNeeded("n2/1-a", "all 2 nodes succeeded in round 0"),
@@ -110,10 +110,10 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         ),
         (
             OutcomeMissed(
-                "n2/1-a", "round 0 succeeded on this node, and how it ended on other nodes is not known: refused"
+                "n2/1-a", "round 0 succeeded on this node, but its outcome on other nodes is unknown: refused"
             ),
-            "node n2/1-a ends with success, as its own workers did, without the outcome of the job: round 0 succeeded "
-            "on this node, and how it ended on other nodes is not known: refused",
+            "node n2/1-a exits with success, because its own workers succeeded; the outcome of the job is "
+            "unknown: round 0 succeeded on this node, but its outcome on other nodes is unknown: refused",
         ),
         (
             StreamsKept("/tmp/logs"),
@@ -123,8 +123,8 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         (LaunchStarted("train.py", {"role": "a", "max_restarts": 3}), "launching train.py: role='a', max_restarts=3"),
         (RanksAwaited("n1/7-a"), "node n1/7-a waits for its rank assignment"),
         (
-            RanksReceived(2, 1, 2, 4, 0, "n0:29500", "all 2 nodes are there", 0.0123),
-            "node rank 1 of 2 in round 2 after 0.012 s: all 2 nodes are there",
+            RanksReceived(2, 1, 2, 4, 0, "n0:29500", "all 2 nodes have joined", 0.0123),
+            "node rank 1 of 2 in round 2 after 0.012 s: all 2 nodes have joined",
         ),
         (RanksMissed("nobody came", 600.0), "no rank assignment after 600.000 s: nobody came"),
         (RanksAssigned(2, (2, 3), 0.5), "this node has the ranks [2, 3] in round 2 (0.500 s)"),
@@ -136,8 +136,8 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         (StepDone("Agent._start_workers", 0.5, False), "Agent._start_workers failed after 0.500 s"),
         (StateTimed("WARM_UP", 2.0), "WARM_UP took 2.000 s"),
         (RunEnded("FAILED", 1, 3, 2.0), "the agent's run FAILED after 2.000 s, 1 of 3 restarts used"),
-        (AgentSucceeded(), "the agent has done its work"),
-        (AgentFailed("Traceback\n  ...\nValueError: x\n"), "the agent could not do its work: ValueError: x"),
+        (AgentSucceeded(), "the agent has finished"),
+        (AgentFailed("Traceback\n  ...\nValueError: x\n"), "the agent failed: ValueError: x"),
         (WatchdogReported("watchdog started"), "watchdog started"),
         (
             PreloadAdvised(("pandas", "big.trainer"), 6.0, ("torch",)),
@@ -221,7 +221,7 @@ def test_a_sink_that_raises_is_logged_once_and_stops_nobody(caplog: pytest.LogCa
 
     assert got == [STARTED, LogsKept("/tmp/logs")]
     (entry,) = caplog.records
-    assert "'RoundStarted'; the job goes on" in entry.getMessage()
+    assert "'RoundStarted'; the job continues" in entry.getMessage()
     assert entry.exc_info is not None
 
 

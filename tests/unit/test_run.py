@@ -420,14 +420,14 @@ def test_logs_specs_and_numa_binding_read_no_variable(launches: Launches, monkey
         (["--preload", "numpy", "--no-python"], "--preload"),
         (["--numa-binding", "near"], "--numa-binding='near'"),
         (["--numa-binding", "near"], "core-complex"),
-        (["--standalone", "--nnodes", "2"], "--standalone and --nnodes exclude each other"),
-        (["--standalone", "--nnodes=2:4"], "--standalone and --nnodes exclude each other"),
+        (["--standalone", "--nnodes", "2"], "--standalone and --nnodes cannot be combined"),
+        (["--standalone", "--nnodes=2:4"], "--standalone and --nnodes cannot be combined"),
         (["--node-rank", "-1", "--nnodes", "2"], "--node-rank=-1"),
         (["--node-rank", "two", "--nnodes", "2"], "--node-rank: 'two'"),
         (["--master-port", "70000"], "--master-port=70000"),
         (["--master-port", "-1"], "--master-port=-1"),
         (["--rdzv-conf", "join_timeout"], "--rdzv-conf: 'join_timeout' gives join_timeout no value"),
-        (["--rdzv-conf", "=3"], "--rdzv-conf: '=3' must be pairs"),
+        (["--rdzv-conf", "=3"], "--rdzv-conf: '=3' must be comma-separated KEY=VALUE pairs"),
         (["--wait-for", "all"], "--wait-for='all' is unknown: give one of quiet, min, max"),
         (["--local-addr", "a\0b"], "--local-addr"),
     ],
@@ -495,14 +495,14 @@ DEFAULTS = {
     "--progress": "off",
     "--node-rank": "0",
     "--master-addr": "127.0.0.1",
-    "--master-port": "29500, on one node a free one",
+    "--master-port": "29500; a free port for a job of one node",
     "--local-addr": "found out",
     "--logs-specs": "default",
     "--worker-server": "off",
     "--numa-binding": "none",
     "--signals-to-handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     "--shutdown-timeout": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30",
-    "--exit-timeout": "30; threads and exit handlers of what ended well take any time",
+    "--exit-timeout": "30 after a failure; no limit after success",
     "--log-line-prefix-template": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else [${role_name}${local_rank}]:",
     "--virtual-local-rank": "off",
     "--preload": "auto",
@@ -665,7 +665,7 @@ def test_standalone_waits_for_no_other_node(launches: Launches, caplog: pytest.L
     main(["--standalone", "--nnodes", "1:3", "train.py"])
 
     assert (1, 1) == (launches.config.min_nodes, launches.config.max_nodes)
-    assert ["--standalone: this job runs on one node of --nnodes=1:3"] == caplog.messages
+    assert ["--standalone: this job runs on one node, despite --nnodes=1:3"] == caplog.messages
 
 
 def test_standalone_names_what_has_no_effect_beside_it(launches: Launches, caplog: pytest.LogCaptureFixture) -> None:
@@ -841,7 +841,7 @@ def test_an_option_with_its_effect_is_not_talked_about(
 
 
 def test_help_says_where_a_token_comes_from(launches: Launches, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "variable ELASTICLIB_TOKEN alone" in " ".join(help_text(capsys).split())
+    assert "variable ELASTICLIB_TOKEN" in " ".join(help_text(capsys).split())
 
 
 def test_node_replaced_after_its_script_was_done_exits_with_0(

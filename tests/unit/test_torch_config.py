@@ -126,11 +126,11 @@ def test_a_value_that_breaks_a_rule_is_refused_by_its_name() -> None:
         (None, "config=None"),
         ({"token": "s3cret"}, "config, a dict,"),
         (theirs(name="Config"), "config, a Config,"),
-        (type("LaunchConfig", (), {})(), "config, a LaunchConfig that is no dataclass,"),
+        (type("LaunchConfig", (), {})(), "config, a LaunchConfig that is not a dataclass,"),
     ],
 )
 def test_anything_else_is_refused_by_name(value: Any, named: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{named}.* no LaunchConfig: give one, such as") as caught:
+    with pytest.raises(ConfigError, match=f"^{named}.* not a LaunchConfig: give one, such as") as caught:
         as_launch_config(value)
 
     assert "s3cret" not in str(caught.value)

@@ -58,7 +58,7 @@ def refused(times: list[float], kind: str = "report") -> list[str | None]:
 
 
 def test_the_first_refusals_are_said_and_the_rest_are_counted() -> None:
-    more = "why (2 more of this kind were refused before)"
+    more = "why (2 more messages of this kind were rejected before)"
 
     assert ["why", "why", None, None, more, "why", None] == refused([0.0, 0.0, 1.0, 59.9, 60.0, 61.0, 62.0])
 

@@ -78,7 +78,7 @@ def _of_terms(state: JobState, report: Join) -> str | None:
     if theirs is None or theirs == ours:
         return None
     difference = f"node {node} asks for {_terms(theirs)}, but this job runs with {_terms(ours)}"
-    return f"{difference}: give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
+    return f"{difference}: give all nodes the same numbers, or each job its own id (--rdzv-id)"
 
 
 def _terms(terms: Terms) -> str:
@@ -92,8 +92,8 @@ def _of_work(state: JobState, report: Join) -> str | None:
     if peer is None or work in ("", peer.descriptor.work):
         return None
     return (
-        f"node {report.node} runs {work!r}, but node {peer.node} of this job runs {peer.descriptor.work!r} in the same "
-        f"role {role!r}: if these are two jobs, give each an id of its own (--rdzv-id)"
+        f"node {report.node} runs {work!r}, but node {peer.node} of this job runs {peer.descriptor.work!r} "
+        f"in the same role {role!r}: if these are two jobs, give each its own id (--rdzv-id)"
     )
 
 

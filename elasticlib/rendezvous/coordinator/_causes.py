@@ -193,7 +193,7 @@ def describe(root: Cause) -> str:
     if note.process:
         return f"{line(message)} on node {host}"
     if note.fatal:
-        return f"rank {note.rank} on node {host} cannot go on ({line(message)})"
+        return f"rank {note.rank} on node {host} cannot continue ({line(message)})"
     has_signal = note.exitcode < 0
     if has_signal:
         how = f"was ended by signal {-note.exitcode}"

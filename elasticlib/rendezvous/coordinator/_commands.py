@@ -16,7 +16,7 @@ from attrs import evolve
 from elasticlib.rendezvous.coordinator._state import Action, Entry, JobState, Send, present
 from elasticlib.rendezvous.protocol._messages import Caution, Final
 
-_OWN_ID = "give each job an id of its own (--rdzv-id)"
+_OWN_ID = "give each job its own id (--rdzv-id)"
 
 
 def refusal(state: JobState, entry: Entry) -> str | None:

@@ -87,7 +87,7 @@ def _wait_for_return(state: JobState, available: Mapping[str, Entry], now: float
         return state, (WakeAt(deadline),)
     absent = named(returning(state))
     limit = f"{state.rules.join_limit:g} s"
-    why = f"{len(available)} nodes are there; {absent} did not return in {limit}"
+    why = f"{len(available)} nodes have joined; {absent} did not return in {limit}"
     return finalize(state, why, available)
 
 
@@ -99,11 +99,11 @@ def _start_or_wait(state: JobState, available: Mapping[str, Entry], now: float) 
     present = len(available)
     most = state.rules.max_nodes
     if present >= most:
-        return finalize(state, f"all {most} nodes are there", available)
+        return finalize(state, f"all {most} nodes have joined", available)
     # After a restart no new node is waited for; if all of the last round are gone, it is like a
     # first round.
     if current is not None and len(current.left) < len(current.entries):
-        why = f"all nodes that stayed after round {current.number} are back, {present} are there"
+        why = f"all nodes that stayed after round {current.number} are back, {present} have joined"
         return finalize(state, why, available)
     due, why = _due(state, present, now)
     if now < due:
@@ -209,7 +209,7 @@ def _status_of_gathering(state: JobState, now: float) -> str:
     rules = state.rules
     present = len(state.waiting)
     seconds_left = max(0.0, _deadline(state, now) - now)
-    there = f"nodes are there ({named(state.waiting)})"
+    there = f"nodes have joined ({named(state.waiting)})"
     if pausing := pauses(state, now):
         there = f"{there}; {pausing}"
     if present < rules.min_nodes:
@@ -231,9 +231,9 @@ def _status_of_spares(state: JobState, current: Round, now: float) -> str:
 def _why_no_ranks(current: Round, most: int) -> str:
     if len(current.entries) < most:
         why = f"round {current.number} is about to succeed on {named(current.entries)}"
-        return f"{why}; this node takes part in the next one, if there is one"
-    why = f"round {current.number} runs with all {most} nodes that it may have ({named(current.entries)})"
-    return f"{why}; this node is a spare: it takes the place of one that leaves"
+        return f"{why}; this node joins the next round, if one follows"
+    why = f"round {current.number} runs with its maximum of {most} nodes ({named(current.entries)})"
+    return f"{why}; this node is a spare: it replaces a node that leaves"
 
 
 def returning(state: JobState) -> frozenset[str]:
@@ -265,10 +265,10 @@ def _due(state: JobState, present: int, now: float) -> tuple[float, str]:
     deadline = _deadline(state, now)
     match rules.wait_for:
         case "min":
-            return -math.inf, f"{present} nodes are there, {rules.min_nodes} are enough"
+            return -math.inf, f"{present} nodes have joined, {rules.min_nodes} are enough"
         case "max":
             return deadline, f"{present} of {rules.max_nodes} nodes joined in {rules.join_limit:g} s"
-    why = f"{present} nodes are there and no other joined for {now - state.last_join:.3g} s"
+    why = f"{present} nodes have joined, and no other one for {now - state.last_join:.3g} s"
     return min(state.last_join + rules.last_call, deadline), why
 
 
@@ -279,7 +279,7 @@ def _give_up(state: JobState, how: str, note: str) -> Outcome:
     if current is not None and missing:
         why += f"; missing of round {current.number}: {named(missing, _gone(current))}"
     if without_ranks := refused(state):
-        why += f"; no ranks are given any more to {without_ranks}"
+        why += f"; no more ranks for {without_ranks}"
     return finish(state, Final(False, why + note, kind="timeout"))
 
 

@@ -101,7 +101,7 @@ def read_handover(
     *is_private*: it was stored where no stranger writes, so it is the latest.
     """
     if data is None:
-        raise RendezvousStateError("it is not in the store any more: the job ended without this node, or was deleted")
+        raise RendezvousStateError("it is no longer in the store: the job ended without this node, or was deleted")
     text = _checked(data, run_id, key)
     try:
         body = loads(text)
@@ -188,7 +188,7 @@ def decode_state(data: bytes, now: float) -> JobState:
             raise ValueError(f"it has version {body['v']}, this node reads version {VERSION}")
         return _state(body, now)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        why = f"{data[:80]!r} is no coordinator's state: {error!r}"
+        why = f"{data[:80]!r} is not a coordinator's state: {error!r}"
         raise RendezvousStateError(why) from error
 
 
@@ -347,5 +347,5 @@ def _message(message: messages.Message | None) -> Any:
 def _read_message(body: Any, kind: type[_T]) -> _T:
     message = messages.decode(dumps(body).encode("ascii"))
     if not isinstance(message, kind):
-        raise ValueError(f"a {type(message).__name__} is where a {kind.__name__} should be")
+        raise ValueError(f"found a {type(message).__name__} instead of a {kind.__name__}")
     return message

@@ -112,7 +112,7 @@ class Incoming:
         except RendezvousStateError as error:
             return None, self._refuse(name, error, now)
         if not isinstance(message, kind):
-            return None, self._refuse(name, f"a {type(message).__name__} is where a {kind.__name__} should be", now)
+            return None, self._refuse(name, f"found a {type(message).__name__} instead of a {kind.__name__}", now)
         return message, ()
 
     def _refuse(self, name: str, why: object, now: float) -> tuple[Log, ...]:

@@ -278,5 +278,5 @@ def _whole_cause(final: Final) -> dict[str, Message]:
 def _notice(text: Any) -> CoordinatorNotice:
     message = decode(_untrusted.exactly(text, str).encode("ascii"))
     if not isinstance(message, CoordinatorNotice):
-        raise ValueError(f"a {type(message).__name__} is where a notice should be")
+        raise ValueError(f"found a {type(message).__name__} instead of a notice")
     return message

@@ -1,5 +1,5 @@
 """
-torch's rendezvous handler API over elasticlib's own protocol: handlers, back ends of shared state,
+torch's rendezvous handler API over elasticlib's own protocol: handlers, backends of shared state,
 the registry.
 """
 

@@ -53,7 +53,7 @@ class RendezvousStoreInfo:
             return RendezvousStoreInfo(addr.decode(), int(port))
         except ValueError:
             raise RendezvousStateError(
-                f"the store holds {addr[:80]!r} and {port[:80]!r}, which are no address and port"
+                f"the store holds {addr[:80]!r} and {port[:80]!r}, which are not an address and a port"
             ) from None
 
 
@@ -77,7 +77,7 @@ class RendezvousHandler(abc.ABC):
 
     @abc.abstractmethod
     def get_backend(self) -> str:
-        """Return the name under which the back end is registered."""
+        """Return the name under which the backend is registered."""
 
     @property
     def use_agent_store(self) -> bool:
@@ -140,7 +140,7 @@ def check_nodes(min_nodes: Any, max_nodes: Any) -> None:
 
 class RendezvousParameters:
     """
-    Parameters of a handler; the keywords are the back end's own options (``--rdzv-conf``).
+    Parameters of a handler; the keywords are the backend's own options (``--rdzv-conf``).
 
     Raises `ConfigError` for an empty *backend*, invalid numbers of nodes, ``min_nodes < 1`` and
     ``max_nodes < min_nodes``.
@@ -157,7 +157,7 @@ class RendezvousParameters:
         **kwargs: Any,
     ) -> None:
         if not backend:
-            raise ConfigError(f"backend={backend!r} names no rendezvous back end: give one, such as 'c10d'")
+            raise ConfigError(f"backend={backend!r} is not the name of a rendezvous backend: give one, such as 'c10d'")
         check_nodes(min_nodes, max_nodes)
         self.backend = backend
         self.endpoint = endpoint

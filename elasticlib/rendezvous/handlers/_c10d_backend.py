@@ -44,7 +44,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         if not callable(getattr(store, "compare_set", None)):
             raise ConfigError(f"store={store!r} has no method compare_set: give one of torch's stores")
         if not isinstance(run_id, str) or not run_id:
-            raise ConfigError.of_setting("run_id", f"{run_id!r}: a state belongs to a job with a name")
+            raise ConfigError.of_setting("run_id", f"{run_id!r}: a job needs an id of at least one character")
         self._store = store
         self._key = f"elasticlib/state/{run_id}"
 
@@ -74,7 +74,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         if isinstance(expected, bytes):
             found = self._swap(expected, value)
         else:
-            found = self._look()  # a token of another back end: nothing is written
+            found = self._look()  # a token of another backend: nothing is written
         # The store also answers with the expected state if the key is absent.
         if token is not None and found == expected and self._look() == _ABSENT:
             return None
@@ -152,7 +152,7 @@ def _file_store(endpoint: str) -> Any:
     try:
         return FileStore(path, -1)
     except (ValueError, RuntimeError) as error:
-        raise RendezvousConnectionError(f"endpoint={path!r} is no file that a store can be in: {error}") from error
+        raise RendezvousConnectionError(f"endpoint={path!r} cannot be the file of a store: {error}") from error
 
 
 def _read(value: bytes) -> tuple[bytes, Token] | None:
@@ -164,4 +164,4 @@ def _read(value: bytes) -> tuple[bytes, Token] | None:
             raise ValueError("its mark is missing")
         return base64.b64decode(text, validate=True), value
     except ValueError as error:
-        raise RendezvousStateError(f"the store holds {value[:80]!r}, which is no state: {error}") from error
+        raise RendezvousStateError(f"the store holds {value[:80]!r}, which is not a state: {error}") from error

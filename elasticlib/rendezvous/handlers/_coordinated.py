@@ -72,7 +72,7 @@ class CoordinatedHandler(RendezvousHandler):
       others.
     * Spares do not count in `num_nodes_waiting`.
 
-    With back end ``static`` no node can close the job: `set_closed` does nothing and `is_closed` is
+    With backend ``static`` no node can close the job: `set_closed` does nothing and `is_closed` is
     never true.
 
     The first call that needs the others starts a process that keeps the contact; it ends with this
@@ -104,7 +104,7 @@ class CoordinatedHandler(RendezvousHandler):
         self._closed = False
 
     def get_backend(self) -> str:
-        """Return the back end's name, such as ``c10d``."""
+        """Return the backend's name, such as ``c10d``."""
         return self.job.backend
 
     def get_run_id(self) -> str:
@@ -206,7 +206,7 @@ class CoordinatedHandler(RendezvousHandler):
         Close the job for all nodes and free all resources; return False, with a warning in the log,
         if that failed.
 
-        With back end ``static`` this node's part is reported as done instead, and the others
+        With backend ``static`` this node's part is reported as done instead, and the others
         continue.
         """
         heard = True

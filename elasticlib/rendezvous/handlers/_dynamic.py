@@ -1,8 +1,8 @@
 """
-The rendezvous of nodes that meet in one shared state, for any back end that stores it.
+The rendezvous of nodes that meet in one shared state, for any backend that stores it.
 
 Rules of this file: names, order of arguments and meaning are torch's. Times are ``timedelta`` here,
-as in torch, and seconds in all code below. A back end made by other code is an object of this
+as in torch, and seconds in all code below. A backend made by other code is an object of this
 program, so no separate process can keep the contact. This node is silent while the program stands
 still, and dies with it without a message.
 
@@ -250,10 +250,10 @@ def _limit(params: RendezvousParameters, name: str) -> timedelta | None:
 
 
 def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
-    """Raise `ConfigError` for an invalid setting or back end."""
+    """Raise `ConfigError` for an invalid setting or backend."""
     if not isinstance(settings.run_id, str) or not settings.run_id:
         raise ConfigError.of_setting(
-            "run_id", f"{settings.run_id!r}: nodes find each other by the job's id: give the same one to all"
+            "run_id", f"{settings.run_id!r}: nodes find each other by the job's id: give the same id to all"
         )
     check_nodes(settings.min_nodes, settings.max_nodes)
     if not isinstance(settings.timeout, RendezvousTimeout):
@@ -277,9 +277,9 @@ def _check_keep_alive(interval: object, attempts: Any) -> None:
 def _check_backend(backend: RendezvousBackend) -> None:
     missing = [name for name in ("name", "get_state", "set_state") if not hasattr(backend, name)]
     if missing:
-        raise ConfigError(f"backend={backend!r} is no RendezvousBackend: it has no {', '.join(missing)}")
+        raise ConfigError(f"backend={backend!r} is not a RendezvousBackend: it lacks {', '.join(missing)}")
     if backend.name == "static":
-        raise ConfigError("a back end called 'static' would mean nodes with given ranks: let its name be another one")
+        raise ConfigError("the name 'static' is reserved for nodes with given ranks: use another name")
 
 
 def _backoff(value: Any) -> float:
@@ -329,7 +329,7 @@ class StateBackend(KeysBackend):
     def connect(self, timeout: float) -> StateKeys:
         """
         Do the same as `dial`, for callers that need more than an exchange; *timeout* limits the
-        back end's own calls only.
+        backend's own calls only.
         """
         # A call of other people's code cannot be ended: the thread that makes it is abandoned
         # instead.

@@ -104,7 +104,7 @@ class EtcdRendezvous:
 
     @classmethod
     def of(cls, params: RendezvousParameters) -> EtcdRendezvous:
-        """Return the rendezvous of *params*, with all the options of back end ``etcd``."""
+        """Return the rendezvous of *params*, with all the options of backend ``etcd``."""
         made = cls.__new__(cls)
         made.job = create_handler(params).job
         return made
@@ -150,7 +150,7 @@ class EtcdRendezvous:
 
 def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     """
-    Return the handler of *params* on etcd, with the options of back end ``etcd``; raises
+    Return the handler of *params* on etcd, with the options of backend ``etcd``; raises
     `ConfigError` for invalid ones.
 
     (torch: ``torch.distributed.elastic.rendezvous.etcd_rendezvous.create_rdzv_handler``)
@@ -177,14 +177,14 @@ class EtcdRendezvousBackend(RendezvousBackend):
     The state of job *run_id* below *key_prefix*, in the etcd of *client*.
 
     The client is that of `create_backend` or `EtcdServer.get_client`. The state stays in etcd for
-    *ttl* seconds (default: two hours) after the last write, or at least two thirds of that time.
+    *ttl* seconds (default: two hours) after the last write, or at least two thirds of the time.
     torch's takes a client of python-etcd, which is unmaintained; elasticlib's own client speaks
     etcd's v3 API.
     """
 
     def __init__(self, client: V3Keys, run_id: str, key_prefix: str | None = None, ttl: int | None = None) -> None:
         if not isinstance(run_id, str) or not run_id:
-            raise ConfigError.of_setting("run_id", f"{run_id!r}: a state belongs to a job with a name")
+            raise ConfigError.of_setting("run_id", f"{run_id!r}: a job needs an id of at least one character")
         seconds = KEEP if ttl is None else ttl
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise ConfigError(f"ttl={ttl!r} must be a number of seconds above 0; None for {KEEP}")
@@ -211,7 +211,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         there is no state.
         """
         version = 0 if token is None else token
-        # A first state has version 0, and a token of this back end is above 0.
+        # A first state has version 0, and a token of this backend is above 0.
         if type(version) is int and (version > 0) is (token is not None):
             self._client.keep(self._folder)
             written = self._client.swap(self._path, state, version)

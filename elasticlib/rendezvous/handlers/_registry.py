@@ -1,8 +1,8 @@
 """
-Handlers by the name of their back end: elasticlib's own, those that a program registers, those of
+Handlers by the name of their backend: elasticlib's own, those that a program registers, those of
 plug-ins.
 
-Rules of this file: errors in the parameters of elasticlib's own back ends are raised here, by
+Rules of this file: errors in the parameters of elasticlib's own backends are raised here, by
 parameter name. Nothing is contacted. A plug-in is looked up when a handler is first made or asked
 for, never at import. A broken plug-in costs one warning that names it, and nothing else.
 
@@ -63,7 +63,7 @@ def job_of(params: RendezvousParameters, backend: str, *, index: int | None = No
 
 def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
     """
-    Return the handler of *params* for one of elasticlib's own back ends; nothing is contacted yet.
+    Return the handler of *params* for one of elasticlib's own backends; nothing is contacted yet.
 
     Raises `ConfigError` for a value that breaks a rule; logs a warning for each option without
     effect.
@@ -74,10 +74,10 @@ def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
         _check_static(params, job.node_rank)
     elif not params.run_id:
         raise ConfigError.of_setting(
-            "run_id", f"{params.run_id!r}: nodes find each other's job by its id: give the same one to all"
+            "run_id", f"{params.run_id!r}: nodes find their job by its id: give the same id to all"
         )
     if not is_unicode(params.run_id):
-        raise ConfigError.of_setting("run_id", f"{params.run_id!r} must be text that can be written in UTF-8")
+        raise ConfigError.of_setting("run_id", f"{params.run_id!r} must be a string that can be encoded in UTF-8")
     return CoordinatedHandler(job)
 
 
@@ -111,7 +111,7 @@ class StaticTCPRendezvous(CoordinatedHandler):
 
 class RendezvousHandlerRegistry:
     """
-    Creators of handlers by the name of their back end; with a *group*, those of its entry points too.
+    Creators of handlers by the name of their backend; with a *group*, those of its entry points too.
 
     (torch: ``torch.distributed.elastic.rendezvous.RendezvousHandlerRegistry``)
     """
@@ -123,17 +123,17 @@ class RendezvousHandlerRegistry:
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
         """
-        Register *creator* for the handlers of *backend*. Raises `ConfigError` if the back end has
+        Register *creator* for the handlers of *backend*. Raises `ConfigError` if the backend has
         another creator.
         """
         if not backend:
-            raise ConfigError(f"backend={backend!r} is no name for a rendezvous back end")
+            raise ConfigError(f"backend={backend!r} is not a name for a rendezvous backend")
         with self._lock:
             # One step: if two threads register a name, one of them gets the error.
             known = self._creators.setdefault(backend, creator)
         if known != creator:
             raise ConfigError(
-                f"backend={backend!r} is made by {known!r} already: register {creator!r} under another name"
+                f"backend={backend!r} already belongs to {known!r}: register {creator!r} under another name"
             )
 
     def renew(self) -> None:
@@ -141,7 +141,7 @@ class RendezvousHandlerRegistry:
         self._lock = threading.RLock()
 
     def names(self) -> tuple[str, ...]:
-        """Return the back ends that have a creator, including plug-ins."""
+        """Return the backends that have a creator, including plug-ins."""
         self._load_plugins()
         return tuple(sorted(self._creators))
 
@@ -149,8 +149,8 @@ class RendezvousHandlerRegistry:
         """
         Return a new handler of ``params.backend``.
 
-        Raises `ConfigError` if the back end has no creator. Raises a ``RuntimeError`` if the
-        handler is one of another back end, which is a mistake of the plug-in.
+        Raises `ConfigError` if the backend has no creator. Raises a ``RuntimeError`` if the
+        handler is one of another backend, which is a mistake of the plug-in.
         """
         if params.backend not in self._creators:
             self._load_plugins()
@@ -159,12 +159,12 @@ class RendezvousHandlerRegistry:
             known = ", ".join(sorted(self._creators)) or "none"
             raise ConfigError.of_setting(
                 "rdzv_backend",
-                f"{params.backend!r} is not registered: give one of {known}, or install the plug-in "
-                f"that has it (entry-point group {PLUGINS})",
+                f"{params.backend!r} is not registered: give one of {known}, or install its plug-in "
+                f"(entry-point group {PLUGINS})",
             )
         handler = creator(params)
         if (made := handler.get_backend()) != params.backend:
-            raise RuntimeError(f"the creator of back end {params.backend!r} made a handler that calls itself {made!r}")
+            raise RuntimeError(f"the creator of backend {params.backend!r} made a handler that calls itself {made!r}")
         return handler
 
     def _load_plugins(self) -> None:
@@ -179,7 +179,7 @@ class RendezvousHandlerRegistry:
                 except Exception as error:  # any exception of other people's code
                     reason = f"{type(error).__name__}: {error}"
                     _log.warning(
-                        "rendezvous plug-in %r (%s) is left out: %s", plugin.name, plugin.value, reason, exc_info=True
+                        "rendezvous plug-in %r (%s) is ignored: %s", plugin.name, plugin.value, reason, exc_info=True
                     )
 
 

@@ -25,7 +25,7 @@ _CONNECT = 60.0
 """Seconds that a client waits for the server."""
 _TCP_TIMEOUT = 60.0
 _OTHER_TIMEOUT = 300.0
-"""Seconds for a missing key, if torch's store would be one of another back end than c10d."""
+"""Seconds for a missing key, if torch's store would be one of another backend than c10d."""
 _PROBE = 1.0
 """Seconds that an address of the store has to answer, if there are several."""
 
@@ -38,7 +38,7 @@ def prepare() -> None:
 def timeout_of(job: NodeJob) -> float:
     """
     Return the seconds that the store of a round of *job* waits for a key: the same as in torch with
-    that back end.
+    that backend.
     """
     if job.backend in STATIC:
         return job.join_timeout

@@ -84,7 +84,7 @@ def _bind_outer_name(
     """Bind a name that leads to the *outer* addresses; some of them may belong to this machine."""
     here = [address for address in outer if is_here(address)]
     if not here:
-        return Elsewhere(f"{host} ({_spell_all(addresses)}) is no address of this machine, {socket.gethostname()}")
+        return Elsewhere(f"{host} ({_spell_all(addresses)}) is not an address of this machine, {socket.gethostname()}")
     # One name for many machines: each finds itself under it, so all agree on the lowest address.
     lowest = min(outer, key=_order)
     if lowest not in here:
@@ -107,16 +107,16 @@ def listen(addresses: Sequence[Address], port: int) -> socket.socket | Elsewhere
                 continue
             place = spell(address.host, port)
             if error.errno == errno.EADDRINUSE:
-                return Taken(f"another process listens at {place} of this machine already")
+                return Taken(f"another process already listens on {place} of this machine")
             raise _refusal(place, error) from error
-    return Elsewhere(f"{_spell_all(addresses)} is no address of this machine, {socket.gethostname()}")
+    return Elsewhere(f"{_spell_all(addresses)} is not an address of this machine, {socket.gethostname()}")
 
 
 def _refusal(place: str, error: OSError) -> ConfigError | RendezvousConnectionError:
     if error.errno in (errno.EACCES, errno.EPERM):
-        why = f"this user may not listen at {place}: {os.strerror(error.errno)}"
+        why = f"this user cannot listen on {place}: {os.strerror(error.errno)}"
         return ConfigError(f"{why}; choose a port above 1023")
-    return RendezvousConnectionError(f"cannot listen at {place}: {os.strerror(error.errno or 0)}")
+    return RendezvousConnectionError(f"cannot listen on {place}: {os.strerror(error.errno or 0)}")
 
 
 def loopback() -> str:

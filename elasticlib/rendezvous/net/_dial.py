@@ -62,7 +62,7 @@ def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) ->
     # on itself.
     leads_to_loopback = any(is_loopback(address.host) for address in addresses)
     if leads_to_loopback and not is_loopback(host):
-        whys.append(f"{host} resolves to this machine itself here: check its /etc/hosts")
+        whys.append(f"{host} resolves to this machine here: check its /etc/hosts")
     # Only if every address refuses is it certain that nobody listens.
     kind = RefusedError if refused == len(addresses) else RendezvousConnectionError
     raise kind(f"{spell(host, port)} cannot be reached ({'; '.join(whys)})")

@@ -57,7 +57,7 @@ def _refuse_url(endpoint: str) -> None:
 def _parse_brackets(endpoint: str, default_port: int) -> tuple[str, int]:
     found = _IN_BRACKETS.fullmatch(endpoint)
     if found is None or not is_host(found["host"]):
-        raise _wrong(endpoint, "brackets hold one IP address, as in '[::1]:29400'")
+        raise _wrong(endpoint, "brackets must contain one IP address, such as '[::1]:29400'")
     if found["port"] is None:
         return found["host"], default_port
     return found["host"], _port(endpoint, found["port"])
@@ -70,8 +70,8 @@ def _check_host(endpoint: str, host: str) -> None:
     if not host:
         raise _wrong(endpoint, "the host is missing; write 'host:port', or 'localhost:port' for this machine alone")
     if ":" in host:
-        raise _wrong(endpoint, "it holds too many colons; write 'host:port', an IPv6 address as in '[::1]:29400'")
-    why = f"host {host!r} has other characters than letters, digits, '.', '-' and '_'"
+        raise _wrong(endpoint, "it contains too many colons; write 'host:port', or '[::1]:29400' for an IPv6 address")
+    why = f"host {host!r} contains characters other than letters, digits, '.', '-' and '_'"
     if "/" in host:
         why += "; for a file on this machine add store_type=file to rdzv_configs (--rdzv-conf)"
     raise _wrong(endpoint, why)
@@ -130,9 +130,9 @@ def spell(host: str, port: int) -> str:
 
 def _port(endpoint: str, text: str) -> int:
     if not _PORT.fullmatch(text) or int(text) > 65535:
-        raise _wrong(endpoint, f"port {text!r} is no number from 0 to 65535")
+        raise _wrong(endpoint, f"port {text!r} is not a number from 0 to 65535")
     return int(text)
 
 
 def _wrong(endpoint: str, why: str) -> ConfigError:
-    return ConfigError.of_setting("rdzv_endpoint", f"{endpoint!r} is no endpoint: {why}")
+    return ConfigError.of_setting("rdzv_endpoint", f"{endpoint!r} is not an endpoint: {why}")

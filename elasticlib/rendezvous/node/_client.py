@@ -286,7 +286,7 @@ class NodeClient:
         _checked(join)
         if (size := len(messages.encode(join))) > _LONGEST_JOIN:
             why = f"the description of node {self.node} has {size:,} bytes, and may have {_LONGEST_JOIN:,}"
-            raise RendezvousStateError(f"{why}: shorten the role or the name of what it runs")
+            raise RendezvousStateError(f"{why}: shorten the role or the name of the script")
         return descriptor
 
     def idle(self) -> float | None:
@@ -418,7 +418,7 @@ class Connection:
         except (RendezvousError, ConfigError, StartError) as error:
             self.client.tell(events.Refused(self.number, error))
         except Exception as error:
-            # An error of this library or of a back end: without this the node would wait without
+            # An error of this library or of a backend: without this the node would wait without
             # end.
             _log.exception("a thread of the rendezvous failed")
             self.client.tell(events.Refused(self.number, RendezvousStateError(f"the rendezvous failed: {error!r}")))

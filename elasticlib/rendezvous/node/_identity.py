@@ -29,7 +29,7 @@ LOOK_AGAIN = 0.1
 """Seconds until a suspected greeting is read again."""
 _SAME_TOKEN = (
     "give all nodes the same token (ELASTICLIB_TOKEN), or none (empty); without that variable each user has a token "
-    "of their own on loopback endpoints"
+    "of their own on loopbackendpoints"
 )
 
 
@@ -68,7 +68,7 @@ class NodeIdentity:
     after: str = ""
     """The end of this node's previous sidecar; empty for the first one."""
     sent: int = 0
-    """Upper bound of the numbers of that sidecar's messages."""
+    """Upper bound of the sidecar's message numbers."""
 
     def announcement(self, data: bytes) -> messages.Announcement:
         """
@@ -83,7 +83,7 @@ class NodeIdentity:
             raise RendezvousStateError(f"where the announcement of job {self.run_id!r} should be is {data[:80]!r}")
         if self.nonce and announcement.nonce != self.nonce:
             # The job that this node was in is over.
-            anew = f"job {self.run_id!r} was started anew on {announcement.host}"
+            anew = f"job {self.run_id!r} was restarted on {announcement.host}"
             raise RendezvousClosedError(f"{anew}: this node is no longer part of it")
         return announcement
 
@@ -97,7 +97,7 @@ class NodeIdentity:
         """Return the notice at *key*; *last* is the last round in which this node had ranks."""
         message = messages.decode(data, self.key, key_place(self.run_id, self.nonce, key))
         if not isinstance(message, messages.CoordinatorNotice):
-            raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which no coordinator sends")
+            raise RendezvousStateError(f"{key} holds a {type(message).__name__}, which a coordinator never sends")
         # Rounds only grow: an old assignment that is shown again must not start workers beside others.
         if isinstance(message, messages.RankAssignment) and message.round <= last:
             raise RendezvousStateError(f"{key} holds ranks of round {message.round}, and round {last} had come before")

@@ -41,7 +41,7 @@ class NodeOutbox:
     join_sent: float | None = None
     """Time of the first attempt to send it: it may have arrived then, though no answer came."""
     join: Join | None = None
-    """The content of that message."""
+    """The content of the message."""
     succeeded: int = -1
     """The round whose success was reported before ranks were asked for, by an earlier sidecar."""
     late: tuple[Written, ...] = ()
@@ -51,7 +51,7 @@ class NodeOutbox:
     whole: Failed | Stopped | None = None
     """The latest failures, with all details that fit into a message."""
     asked: int = -1
-    """The round of which all failures were requested."""
+    """The round whose failures were all requested."""
 
     @property
     def next(self) -> Written | None:
@@ -81,7 +81,7 @@ class NodeOutbox:
         return evolve(out, join_seq=out.seq, join_sent=None, join=None) if isinstance(what, Describe) else out
 
     def elaborate(self, round: int, node: str) -> Self:
-        """Return an outbox that sends all known failures of that *round*, now and from now on."""
+        """Return an outbox that sends all known failures of the *round*, now and from now on."""
         out, whole = evolve(self, asked=round), self.whole
         if whole is None or whole.round != round:
             return out
@@ -107,7 +107,7 @@ class NodeOutbox:
         replaces it. The store does not have the message, so its number is free.
         """
         envelope = self.next
-        error = RendezvousError(f"node {node} cannot go on: {event.why}")
+        error = RendezvousError(f"node {node} cannot continue: {event.why}")
         if not posted or envelope is None:
             return self, error
         less = _with_half(envelope.what) if event.too_large else None

@@ -43,7 +43,7 @@ _RESIGNING = 2.0
 
 def backend_of(job: NodeJob) -> Any:
     """
-    Return the back end of *job*; nothing is contacted. Raises `ConfigError` for a job that cannot
+    Return the backend of *job*; nothing is contacted. Raises `ConfigError` for a job that cannot
     work.
     """
     if job.backend.startswith("etcd"):
@@ -79,7 +79,7 @@ class NodeRuntime:
         endpoint: socket.socket | None = None,
     ) -> None:
         """
-        *backend* carries the job, such that any node may coordinate it; None: the back end that the
+        *backend* carries the job, such that any node may coordinate it; None: the backend that the
         job names.
 
         If this node hosts the store, its coordinator continues with the *document*. *endpoint* is
@@ -195,7 +195,7 @@ class NodeRuntime:
         final = self.member.final
         how = "has ended" if final is None or final.succeeded else "has failed"
         what = f"job {self.job.run_id!r} {how}; node {self.job.node}, which hosts the store at {self.job.endpoint},"
-        why = f"stays for job{'s' * (len(jobs) > 1)} {names}, which also {'use' if len(jobs) > 1 else 'uses'} it"
+        why = f"stays up for job{'s' * (len(jobs) > 1)} {names}, which also {'use' if len(jobs) > 1 else 'uses'} it"
         # People who wait for this process must know how long that may take.
         _log.warning("%s %s: %g s at most (store_linger), or until Ctrl-C", what, why, limit, extra={STAYS: limit})
 

@@ -448,7 +448,7 @@ class Session:
         """
         if not isinstance(word, messages.RankAssignment) or self.final is not None or not self.contact.fenced:
             return word
-        why = f"the ranks of round {word.round} came while contact was lost"
+        why = f"the ranks of round {word.round} arrived while contact was lost"
         return messages.ContactLost(why, GRACE * self.contact.limits.heartbeat)
 
     # Next requests.
@@ -466,7 +466,7 @@ class Session:
 
     def _cannot_send(self) -> bool:
         """
-        Return whether nothing more can be sent: there is no coordinator, and none is sought for the
+        Return whether nothing more can be sent: the job has no coordinator, and none is sought for the
         messages.
         """
         if self._greeted or self.left:

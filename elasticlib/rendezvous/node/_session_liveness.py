@@ -5,7 +5,7 @@ One node's contact with its job: whether it is lost, and what to do then. Pure.
        '--- no greeting in time, or the host is gone --> OVER
 
 Self-fencing: the coordinator assigns the ranks of a node to others `heartbeat` seconds after it
-last read a new heartbeat of that node. It reports which heartbeats it has read, and it read none
+last read a new heartbeat of the node. It reports which heartbeats it has read, and it read none
 earlier than it was sent. So a node can stop its workers within `heartbeat` seconds after it *sent*
 the last one that was read. Then they never run beside their successors. This holds whatever the
 network does in between. It holds if somebody removes, keeps or repeats values in the store, and for
@@ -258,7 +258,7 @@ def _take_heartbeat(contact: SessionLiveness, event: HeartbeatRead, now: float) 
 
 
 def observe(contact: SessionLiveness, event: Event, now: float) -> SessionLiveness:
-    """Return the state after *event*, of which only the time left for workers still matters."""
+    """Return the state after *event*; only the time left for workers still matters."""
     return _heard(contact, event, now) if isinstance(event, HeartbeatRead) else contact
 
 
@@ -360,7 +360,7 @@ def _with_signs_of_life(contact: SessionLiveness, event: HeartbeatRead) -> Sessi
     if event.count < contact.heard:
         # If somebody writes an older one again, or hides the present one, this node's heartbeats
         # may be hidden, too.
-        return evolve(contact, why_invalid="the heartbeat of the job's coordinator is an old one")
+        return evolve(contact, why_invalid="the heartbeat of the job's coordinator is stale")
     contact = evolve(contact, acknowledged=max(event.sent, contact.acknowledged))
     if contact.read is None or event.read is None:
         return contact
@@ -393,7 +393,9 @@ def _slept(contact: SessionLiveness, heard: int) -> int:
 def _wake(contact: SessionLiveness, slept: int, now: float) -> Outcome:
     heartbeat = contact.limits.heartbeat
     passed = f"{slept * TICK * heartbeat:.3g} s of the job's time"
-    why = f"{passed} passed between two looks of this node, as if it was suspended: other nodes may have its ranks"
+    why = (
+        f"{passed} passed between two checks of this node, which was probably suspended: other nodes may have its ranks"
+    )
     contact = evolve(contact, compares=False, doomed_at=now + (KILL - FENCE) * heartbeat)
     contact, actions = _settle(contact, now)
     return contact, (Fence(why, GRACE * heartbeat), *actions)

@@ -82,7 +82,7 @@ class Codec:
     def of(self, body: Any, key: bytes | None = None, place: Place = "") -> Any:
         """Do the same as `read`, with plain data."""
         if not isinstance(body, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         version = body.get("v")
         is_ours = type(version) is int and version == self._version  # True equals 1, but is not a version
         if not is_ours:

@@ -6,7 +6,7 @@ The operations that a store must support to carry a job, and the keys of its mes
     inbox             `Envelope`s to the coordinator: posted by all, received by one
     cause             `Failed` with the root cause of the job's end, where it is long: notices have it in brief
     box/<mailbox>/<k> notice k = 0, 1, ... to the node whose latest Join named this mailbox
-    beat/<mailbox>    `NodeHeartbeat` of that node
+    beat/<mailbox>    `NodeHeartbeat` of the node
 
 Rules of this file: only the contract and the key names. A key of a mailbox has one writer and one
 reader, who deletes it once read. So any reader can be woken by a value put into its own key.

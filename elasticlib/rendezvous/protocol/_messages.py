@@ -443,7 +443,7 @@ def from_plain(body: Any) -> Message:
         message: Message = _CODEC.of(body)
         return message
     except ValueError as error:
-        raise RendezvousStateError(f"{body!s:.80} is no message of this job: {error}") from error
+        raise RendezvousStateError(f"{body!s:.80} is not a message of this job: {error}") from error
 
 
 def decode(data: bytes, key: bytes | None = None, place: Place = "") -> Message:
@@ -457,5 +457,5 @@ def decode(data: bytes, key: bytes | None = None, place: Place = "") -> Message:
         message: Message = _CODEC.read(data, key, place)
         return message
     except ValueError as error:
-        why = f"the store holds {data[:80]!r}, which is no message of this job: {error}"
+        why = f"the store holds {data[:80]!r}, which is not a message of this job: {error}"
         raise RendezvousStateError(why) from error

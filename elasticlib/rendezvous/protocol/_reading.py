@@ -33,7 +33,7 @@ def heartbeat_of(
 ) -> tuple[CoordinatorHeartbeat | None, str]:
     """Return the heartbeat of the coordinator with that *nonce*; or None, with the reason."""
     if data is None:
-        return None, "the store answers, but no heartbeat of the job's coordinator is there"
+        return None, "the store answers, but it has no heartbeat of the job's coordinator"
     try:
         heartbeat = decode(data, key, key_place(run_id, nonce, COORDINATOR_HEARTBEAT))
     except RendezvousStateError as error:

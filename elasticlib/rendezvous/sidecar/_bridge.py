@@ -322,7 +322,7 @@ def follow(parent: int) -> processes.Handle:
 
 
 def import_for(backend: str) -> None:
-    """Import the modules that a sidecar needs for a job of that *backend*."""
+    """Import the modules that a sidecar needs for a job of the *backend*."""
     import elasticlib.rendezvous.node._runtime
 
     if backend.startswith("etcd"):

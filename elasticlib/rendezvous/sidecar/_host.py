@@ -52,7 +52,7 @@ def main() -> NoReturn:
 
 def _imported(backend: str) -> Message | None:
     """
-    Import the modules of a sidecar of that *backend*; return the frame about a failure, or None.
+    Import the modules of a sidecar of the *backend*; return the frame about a failure, or None.
     """
     try:
         _bridge.import_for(backend)

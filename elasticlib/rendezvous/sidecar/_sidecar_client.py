@@ -78,7 +78,7 @@ _MOST_LOST = 3
 """Processes that one node may lose."""
 _BIRTH = 600.0
 """Seconds for the first message of the process, if the job has no join time."""
-_IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was asked yet"
+_IMPORTING = "`import torch` takes so long here (a cold disk?), or the machine is busy; no other node was contacted yet"
 
 _PROGRAM = BEGIN_CODE + "from elasticlib.rendezvous.sidecar._bridge import main; main()"
 

@@ -57,7 +57,7 @@ from elasticlib.rendezvous.stores._torch_store import (
 LOOK_UP = 10.0
 """Seconds for the lookup of the host's name, before it is decided which node hosts the store."""
 START = 20.0
-"""Seconds for the start of a store; it takes a thousandth of that unless it looks names up."""
+"""Seconds for the start of a store; it takes a thousandth of the limit unless it looks names up."""
 CLONE = 10.0
 """Seconds for one more connection to a store that has just answered."""
 ANNOUNCED = 3.0
@@ -113,7 +113,7 @@ class C10dBackend:
             case "tcp":
                 self.host, self.port = parse_rendezvous_endpoint(job.endpoint, DEFAULT_PORT)
             case other:
-                raise ConfigError(f"store_type={other!r} is none of 'tcp' and 'file'")
+                raise ConfigError(f"store_type={other!r} is unknown: give 'tcp' or 'file'")
 
     @property
     def endpoint(self) -> str:
@@ -337,7 +337,7 @@ class C10dBackend:
             return exchange
 
         why = "another program listens there, or the store's process is stopped"
-        silence = f"{where} ({host}) answers, but is no store: {why}"
+        silence = f"{where} ({host}) answers, but is not a store: {why}"
         exchange = self._attempts.setdefault((host, port), Limited()).run(talk, limit, silence)
         self._local = local
         return exchange
@@ -478,6 +478,6 @@ def _client(host: str, port: int, where: str, limit: float) -> Store:
         store = TCPStore(host, port, world_size=None, is_master=False, timeout=once, wait_for_workers=False)
     except RuntimeError as error:
         what = str(error).partition("\n")[0]
-        raise RendezvousConnectionError(f"{where} ({host}) answers, but is no store: {what}") from error
+        raise RendezvousConnectionError(f"{where} ({host}) answers, but is not a store: {what}") from error
     store.set_timeout(STORE_LIMIT)
     return cast(Store, store)

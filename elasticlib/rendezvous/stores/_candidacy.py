@@ -50,7 +50,7 @@ class ConnectionBroke:
 
 @frozen
 class Found:
-    """The result of a look: whether a node leads, as of that version."""
+    """The result of a look: whether a node leads at this version."""
 
     version: int
     is_taken: bool

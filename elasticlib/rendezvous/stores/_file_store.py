@@ -58,7 +58,7 @@ class PolledFileStore:
         except OSError as error:
             why = os.strerror(error.errno or 0)
             raise ConfigError.of_setting(
-                "rdzv_endpoint", f"{path!r} is no file that this user can write: {why}"
+                "rdzv_endpoint", f"{path!r} is not a file that this user can write: {why}"
             ) from error
         store = FileStore(path, -1)
         store.set_timeout(timedelta(seconds=1))

@@ -1,5 +1,5 @@
 """
-The operations that the etcd back end needs from a server.
+The operations that the etcd backend needs from a server.
 
 Rules of this file: the contract, and the names of the keys. A path looks like a file's. A *version*
 grows with every change anywhere in the store, so that versions order all changes.

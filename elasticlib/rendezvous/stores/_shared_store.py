@@ -92,7 +92,9 @@ class LeaderExchange(StoreExchange):
         may_claim = self._may_claim(claimant)
         if may_claim and self.replace(CLAIMANT, claimant or b"", identity) == identity:
             return
-        raise LeadershipLost(f"job {self._run_id!r} was counted as dead, and started anew by another node")
+        raise LeadershipLost(
+            f"another node restarted job {self._run_id!r}, because this coordinator stopped responding"
+        )
 
     def _may_claim(self, claimant: bytes | None) -> bool:
         """Return whether a stranger took the claim away: a node that starts the job again greets at once."""
@@ -168,7 +170,7 @@ class Claim:
         first = exchange.count("inbox") + 1
         if exchange.replace(CLAIMANT, claimant, self.identity) != self.identity:
             self._silent = None
-            raise RendezvousConnectionError(f"another node has just started job {self.run_id!r} anew")
+            raise RendezvousConnectionError(f"another node has just restarted job {self.run_id!r}")
         self._first = first
         # No node joins the dead one any more, and neither does this node, before its own
         # coordinator has greeted.
@@ -186,9 +188,9 @@ class Claim:
         _, since = self._silent
         left = since + SILENT * self.heartbeat - now
         if left > 0:
-            why = "the node that coordinated it sends no heartbeat, as when it was killed or suspended"
+            why = "its coordinator sends no heartbeat (was it killed or suspended?)"
             raise RendezvousConnectionError(
-                f"job {self.run_id!r} exists, but {why}; it can be started anew in {left:.1f} s"
+                f"job {self.run_id!r} exists, but {why}; it can be restarted in {left:.1f} s"
             )
         return claimant
 

@@ -96,7 +96,7 @@ def decode_document(data: bytes) -> Document:
         }
         leases = {path: Held(_seconds(ttl), _count(renewals)) for path, (ttl, renewals) in body["held"].items()}
         if not leases.keys() <= items.keys():
-            raise ValueError("a key is held that is not there")
+            raise ValueError("it lists a key that does not exist")
         return Document(_count(body["rev"]), items, leases)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RendezvousStateError(f"the state {data[:80]!r} was not written by a job: {error!r}") from error

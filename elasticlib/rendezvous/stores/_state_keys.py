@@ -5,7 +5,7 @@ job.
 (torch: ``torch.distributed.elastic.rendezvous.dynamic_rendezvous``)
 
 Rules of this file: every change is one conditional write of the whole state, so that related values
-change together. The back end is called by one thread at a time. It cannot report changes: a waiting
+change together. The backend is called by one thread at a time. It cannot report changes: a waiting
 thread polls, with pauses that grow with the time waited, and one look serves all waiting threads.
 
 A state with fewer changes than a known one is not believed: somebody put it back, or it was read
@@ -53,7 +53,7 @@ class RendezvousBackend(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """Return the name of the back end."""
+        """Return the name of the backend."""
 
     @abc.abstractmethod
     def get_state(self) -> tuple[bytes, Token] | None:
@@ -61,7 +61,7 @@ class RendezvousBackend(abc.ABC):
         Return the state and its token; None if nothing was written yet.
 
         Raises `RendezvousConnectionError` when the store fails, and `RendezvousStateError` when
-        such a back end did not write its content.
+        such a backend did not write its content.
         """
 
     @abc.abstractmethod
@@ -167,7 +167,7 @@ class SharedState:
         return is_ours
 
     def _take(self, found: tuple[bytes, Token] | None) -> None:
-        """Note the state that the back end has."""
+        """Note the state that the backend has."""
         data, token = (None, None) if found is None else found
         if data is None or data != self._data:
             document = Document() if data is None else decode_document(data)
@@ -188,7 +188,7 @@ class SharedState:
         if document.rev < self._document.rev:
             name = self.backend.name
             why = f"the state in {name} went back from revision {self._document.rev} to {document.rev}"
-            raise RendezvousConnectionError(f"{why}: it is an old one")
+            raise RendezvousConnectionError(f"{why}: it is stale")
 
     def _present(self) -> Document:
         """Return the state without the keys whose holders were not seen for their time to live."""
@@ -289,7 +289,7 @@ class StateKeys(Keys):
         self._change_if_ours(hold, lambda document: document.without({hold.path}))
 
     def keep(self, folder: str) -> None:
-        """Do nothing: the state stays for as long as its back end keeps it."""
+        """Do nothing: the state stays for as long as its backend keeps it."""
 
     def clone(self) -> StateKeys:
         return StateKeys(self._all)
@@ -335,12 +335,12 @@ def _is_ours(document: Document, hold: RenewedKey | None) -> bool:
 
 def _answer_of(call: Callable[[], _T]) -> _T:
     """
-    Return the back end's answer; turn any exception of it into an error that a rendezvous knows.
+    Return the backend's answer; turn any exception of it into an error that a rendezvous knows.
     """
     try:
         return call()
     except RendezvousError:
         raise
-    # The back end may be a user's code and raise anything.
+    # The backend may be a user's code and raise anything.
     except Exception as error:
-        raise RendezvousConnectionError(f"the back end failed: {type(error).__name__}: {error}") from error
+        raise RendezvousConnectionError(f"the backend failed: {type(error).__name__}: {error}") from error

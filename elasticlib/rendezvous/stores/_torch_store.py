@@ -345,7 +345,9 @@ class StoreExchange(Exchange):
             if not fits:
                 request = f"{len(data):,} bytes at {key:.80}"
                 most = f"{_LONGEST_VALUE:,} bytes at a key of {_LONGEST_KEY:,}"
-                raise RequestRefusedError(f"the store at {self.where} takes no {request}: {most} are its limit", True)
+                raise RequestRefusedError(
+                    f"the store at {self.where} cannot store {request}: its limit is {most}", True
+                )
 
     def _list(self, store: Store) -> list[str]:
         try:

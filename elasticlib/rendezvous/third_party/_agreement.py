@@ -61,7 +61,7 @@ class Past:
     restarts: int = 0
     """Restarts of the job, including the node's own last request."""
     nonce: str = ""
-    """Nonce of that last round."""
+    """Nonce of the last round."""
 
 
 @define
@@ -133,7 +133,7 @@ class Agreement:
         # A node may be new, or have missed rounds: the one that knows most is right.
         number = max(past.round for past in pasts) + 1
         restarts = max(past.restarts for past in pasts)
-        why = f"all {self.size} nodes of the handler's round are there"
+        why = f"all {self.size} nodes of the handler's round have joined"
         descriptors = [join.descriptor for join in joins]
         assignments = assign(descriptors, number, restarts, max_restarts, why)
         for join, assignment in zip(joins, assignments, strict=True):
@@ -169,7 +169,7 @@ class Agreement:
         return self._add("heard", one)
 
     def read(self, kind: type[T], key: str) -> T | None:
-        """Return the message at *key* in this round; None if there is none yet."""
+        """Return the message at *key* in this round; None before it is written."""
         if not self._there([key]):
             return None
         message = decode(self._get(key))

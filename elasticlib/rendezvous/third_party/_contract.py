@@ -41,7 +41,7 @@ def checked_handler(handler: Any) -> RendezvousHandler:
     """
     missing = [name for name in METHODS if not callable(getattr(handler, name, None))]
     if missing:
-        raise ConfigError(f"rdzv_handler={handler!r} is no rendezvous handler: it has no {', '.join(missing)}")
+        raise ConfigError(f"rdzv_handler={handler!r} is not a rendezvous handler: it lacks {', '.join(missing)}")
     found: RendezvousHandler = handler
     return found
 

@@ -192,7 +192,7 @@ class HandlerRounds:
 
     @property
     def _assigned(self) -> Agreement:
-        assert self._table is not None, "there is no round yet"
+        assert self._table is not None, "no round has started yet"
         return self._table
 
     def _runs(self, number: int) -> bool:

@@ -22,7 +22,8 @@ import pytest
 
 _MARKER = (
     "elastic(nproc=2, backend='gloo', timeout=60, group='fresh', device='cpu'): run the test's body on "
-    "each of nproc ranks (elasticlib); a list of numbers makes a test of each. The defaults are settings elastic_*"
+    "each of nproc ranks (elasticlib); a list of numbers makes one test for each. The settings elastic_* "
+    "give the defaults"
 )
 
 
@@ -30,11 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the settings and options."""
     group = parser.getgroup("elastic", "tests on several ranks (elasticlib)")
     group.addoption("--elastic-reverse", action="store_true", help="run all tests in the reverse order")
-    parser.addini("elastic_nproc", "ranks of a test that does not say it (2)", default="2")
-    parser.addini("elastic_backend", "back end of tests' process groups (gloo)", default="gloo")
-    parser.addini("elastic_timeout", "seconds that a test on ranks may take (60)", default="60")
+    parser.addini("elastic_nproc", "default number of ranks of a test (2)", default="2")
+    parser.addini("elastic_backend", "backend of tests' process groups (gloo)", default="gloo")
+    parser.addini("elastic_timeout", "time limit of a test on ranks, in seconds (60)", default="60")
     parser.addini("elastic_group", "process group of tests: fresh, shared or none (fresh)", default="fresh")
-    parser.addini("elastic_checks", "whether what tests leave behind is looked for (true)", type="bool", default=True)
+    parser.addini("elastic_checks", "check whether tests leak state into their ranks (true)", type="bool", default=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -74,8 +74,8 @@ def wanted_by(item: Any) -> RankOptions:
     sizes = _asked.sizes(item.nodeid, options.get("nproc", defaults(item.config).nproc))
     if len(sizes) > 1 and not isinstance(size, int) and runs_on_ranks(item):
         raise MarkError(
-            f"elastic marker of {item.nodeid}: nproc={options['nproc']!r} makes a test of each number where the marker "
-            "is there at collection; one that is added later takes one number"
+            f"elastic marker of {item.nodeid}: nproc={options['nproc']!r} makes a test of each number only "
+            "if the marker exists at collection; a marker that is added later takes one number"
         )
     options["nproc"] = size if isinstance(size, int) else sizes[0]
     return _asked.checked_options(f"elastic marker of {item.nodeid}", defaults(item.config), options, known_backends())
@@ -131,12 +131,13 @@ def made_in_ranks(request: pytest.FixtureRequest, name: str) -> Made:
     item = request.node
     if not runs_on_ranks(item):
         raise pytest.UsageError(
-            f"fixture {name!r} of {item.nodeid} is of a rank: mark the test with @pytest.mark.elastic(nproc=2), so "
-            "that its body runs on each rank, or ask torch.distributed in the function that elastic(...) calls"
+            f"fixture {name!r} of {item.nodeid} exists only on a rank: mark the test with "
+            "@pytest.mark.elastic(nproc=2), so that its body runs on each rank, or use torch.distributed "
+            "in the function that elastic(...) calls"
         )
     if name not in getattr(item._fixtureinfo, "argnames", ()):
         raise pytest.UsageError(
-            f"a fixture that {item.nodeid} uses asks for {name!r}, which only the test's body has: fixtures are made "
-            "once, in pytest's process, and their values go to all ranks"
+            f"a fixture that {item.nodeid} uses asks for {name!r}, which exists only in the test's body: "
+            "fixtures run once, in pytest's process, and their values are sent to all ranks"
         )
     return Made(name, item.nodeid)

@@ -95,7 +95,7 @@ class Plugin:
         is_unittest = not hasattr(item, "pyfuncitem") and getattr(item, "_testcase", None) is not None
         if is_unittest:
             raise pytest.UsageError(
-                f"{item.nodeid} is of unittest: derive its class from ElasticTestCase instead of a marker"
+                f"{item.nodeid} is a unittest test: derive its class from ElasticTestCase instead of using a marker"
             )
         _skip_without_gpus(wanted)
 
@@ -303,7 +303,7 @@ class Elastic:
         __tracebackhide__ = True
         plugin = self._plugin
         if plugin._item is None:
-            raise RuntimeError("elastic(...) is for tests: none runs at the moment")
+            raise RuntimeError("elastic(...) can be called only while a test runs")
         options: dict[str, Any] = {"nproc": nproc, "backend": backend, "timeout": timeout, "device": device}
         given = {name: value for name, value in options.items() if value is not None}
         # None is a valid group, so the default is another value.
@@ -313,7 +313,7 @@ class Elastic:
         if wanted.device == "cuda":
             present = gpus()
             if present < wanted.nproc:
-                pytest.skip(f"nproc={wanted.nproc} needs as many GPUs, and {present or 'none'} are here")
+                pytest.skip(f"nproc={wanted.nproc} needs as many GPUs, but {present or 'none'} are here")
         return plugin.call(wanted, function, args, kwargs, is_body=False)
 
     def spawn(
@@ -361,7 +361,7 @@ def _skip_without_gpus(wanted: RankOptions) -> None:
     present = gpus()
     if present < wanted.nproc:
         are = "is" if present < 2 else "are"
-        pytest.skip(f"nproc={wanted.nproc} needs as many GPUs, and {present or 'none'} {are} here")
+        pytest.skip(f"nproc={wanted.nproc} needs as many GPUs, but {present or 'none'} {are} here")
 
 
 def _style(config: Any) -> Style:
@@ -415,7 +415,7 @@ class _Interact:
         terminal.flush()
         quits = error.look(error.root)
         if quits is None:
-            terminal.line(f"{ranks_text([error.root])} has ended: there is nothing to enter")
+            terminal.line(f"{ranks_text([error.root])} has exited: there is nothing to debug")
         elif quits:
             pytest.exit("Quitting debugger")
 

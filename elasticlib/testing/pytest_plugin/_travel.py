@@ -210,8 +210,8 @@ def _of_attribute(how: str, owner: Any, name: str) -> Patch:
     if not isinstance(owner, (ModuleType, type)):
         raise CannotTravelError(
             f"{how}({_short(owner)}, {name!r}, ...): the ranks have no such {type(owner).__qualname__}, "
-            "for an object of pytest's process is another one there: patch its class or a module, or patch in the "
-            "test's function"
+            "because the object exists only in pytest's process: patch its class or a module, or patch in "
+            "the test's function"
         )
     where = f"{how}({getattr(owner, '__name__', owner)}, {name!r}, ...)"
     # The patch has deleted the attribute.
@@ -226,8 +226,8 @@ def _of_item(how: str, mapping: Mapping[Any, Any], key: Any) -> Patch:
     where = f"{how}({name or _short(mapping)}, {key!r}, ...)"
     if owner is None:
         raise CannotTravelError(
-            f"{where}: the ranks have no such {type(mapping).__qualname__}, for none of a module's or a class's "
-            "attributes holds it: patch in the test's function"
+            f"{where}: the ranks have no such {type(mapping).__qualname__}, because it is not an attribute "
+            "of a module or a class: patch in the test's function"
         )
     # The patch has deleted the key.
     if key not in mapping:
@@ -270,7 +270,7 @@ def _attributes() -> Iterator[tuple[Any, str, Any]]:
 def _checked(patch: Patch, where: str) -> Patch:
     if problem := why_not(patch):
         kind = patch.value.name if isinstance(patch.value, MadeUp) else type(patch.value).__qualname__
-        raise CannotTravelError(f"{where}: its value, a {kind}, cannot travel to the ranks: {problem}")
+        raise CannotTravelError(f"{where}: its value, a {kind}, cannot be sent to the ranks: {problem}")
     return patch
 
 
@@ -291,8 +291,8 @@ def config() -> _config_modules.Choices:
     for (module, name), value in choices.items():
         if problem := why_not(value):
             raise CannotTravelError(
-                f"{module}.{name} = {_short(value)}: its value, a {type(value).__qualname__}, cannot travel to the "
-                f"ranks: {problem}"
+                f"{module}.{name} = {_short(value)}: its value, a {type(value).__qualname__}, cannot be "
+                f"sent to the ranks: {problem}"
             )
     return choices
 

@@ -34,7 +34,7 @@ class RankOptions:
     group: str | None = "fresh"
     """Process group: ``fresh``, ``shared`` with the tests before and after, or none (None)."""
     device: str = "cpu"
-    """Type of the argument ``device``: ``cuda`` if the back end is nccl."""
+    """Type of the argument ``device``: ``cuda`` if the backend is nccl."""
 
 
 def sizes(where: str, value: Any) -> tuple[int, ...]:
@@ -42,11 +42,11 @@ def sizes(where: str, value: Any) -> tuple[int, ...]:
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     found = tuple(value) if is_list else (value,)
     if not found:
-        raise MarkError(f"{where}: nproc={value!r} names no number of ranks: give one, as in nproc=[1, 2]")
+        raise MarkError(f"{where}: nproc={value!r} lists no number of ranks: give at least one, such as nproc=[1, 2]")
     if not all(map(_is_size, found)):
         raise MarkError(f"{where}: nproc={value!r} must be 1 or more ranks, or a list of such numbers")
     if len(set(found)) < len(found):
-        raise MarkError(f"{where}: nproc={value!r} names a number twice: name each once")
+        raise MarkError(f"{where}: nproc={value!r} lists a number twice: list each once")
     return found
 
 
@@ -61,10 +61,12 @@ def checked_options(
     """
     Return *defaults* updated with *options*; ``nproc`` is a single number here.
 
-    Raises `MarkError` that begins with *where*. *known*: back ends other than torch's own.
+    Raises `MarkError` that begins with *where*. *known*: backends other than torch's own.
     """
     if args:
-        raise MarkError(f"{where}: {args[0]!r} has no name: write nproc={args[0]!r}, or backend=..., timeout=...")
+        raise MarkError(
+            f"{where}: {args[0]!r} must be a keyword argument: write nproc={args[0]!r}, or backend=..., timeout=..."
+        )
     for name in options:
         if name not in NAMES:
             raise MarkError(f"{where}: {name}={options[name]!r} is unknown: options are {', '.join(NAMES)}")
@@ -77,20 +79,20 @@ def checked_options(
     if "nccl" not in found.backend:
         return found
     if options.get("device") == "cpu":
-        raise MarkError(f"{where}: device='cpu' has no meaning with backend={found.backend!r}: leave it out")
+        raise MarkError(f"{where}: device='cpu' cannot be used with backend={found.backend!r}: leave it out")
     return evolve(found, device="cuda")
 
 
 def _check_backend(where: str, backend: Any, known: Collection[str]) -> None:
-    # torch lists a placeholder, "undefined", among its back ends.
+    # torch lists a placeholder, "undefined", among its backends.
     every = [*_BACKENDS]
     every += [each for each in known if each not in (*_BACKENDS, "undefined")]
     parts: list[str] = []
     if isinstance(backend, str):
-        # torch takes a back end for each type of device, as in cpu:gloo,cuda:nccl.
+        # torch takes a backend for each type of device, as in cpu:gloo,cuda:nccl.
         parts = [part.rpartition(":")[2].lower() for part in backend.split(",")]
     if not parts or not set(parts).issubset(every):
-        raise MarkError(f"{where}: backend={backend!r} is unknown: back ends are {', '.join(every)}")
+        raise MarkError(f"{where}: backend={backend!r} is unknown: the backends are {', '.join(every)}")
 
 
 def _check_group(where: str, group: Any) -> None:

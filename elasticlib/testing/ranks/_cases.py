@@ -72,7 +72,7 @@ class Missing:
 
     def __init__(self, name: str, kind: str, why: str) -> None:
         self._text = (
-            f"{name!r}, a {kind} of the tests' own process, cannot travel to the ranks ({why}): make it in setUp"
+            f"{name!r}, a {kind} of the tests' own process, cannot be sent to the ranks ({why}): make it in setUp"
         )
 
     def __get__(self, case: object, kind: type) -> Any:

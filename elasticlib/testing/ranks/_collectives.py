@@ -88,7 +88,7 @@ def _add(groups: dict[str, dict[str, Any]], entry: Mapping[str, Any], members: M
     group = groups[name]
     group["last"] = max(group["last"], entry["collective_seq_id"])
     if not entry["retired"]:
-        # The name begins with the name of the back end.
+        # The name begins with the name of the backend.
         called = entry["profiling_name"].rpartition(":")[2]
         tensors = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
         of = ", ".join(_tensor(dtype, size) for dtype, size in tensors)
@@ -169,7 +169,7 @@ def _about_group(name: str, at: Mapping[int, At], ranks: Collection[int]) -> str
     missing = _missing(number, at, ranks)
     if not missing:
         return f"In {group} {waits} in {collective}."
-    return f"In {group} {waits} in {collective}, to which not all have come: {_missing_text(missing)}."
+    return f"In {group} {waits} in {collective}, which not all ranks have joined: {_missing_text(missing)}."
 
 
 def _group_text(name: str, description: str) -> str:

@@ -223,7 +223,7 @@ class Ranks:
     def _replace_if_needed(
         self, workers: PoolWorkers, progress: TestProgress, wanted: RankOptions, *, may_look: bool
     ) -> None:
-        reason = "a test left something behind" if progress.leaks() else ""
+        reason = "a test leaked state" if progress.leaks() else ""
         has_failed = bool(progress.reports)
         if has_failed and wanted.group == "shared":
             reason = "a test has failed in the shared group"

@@ -32,10 +32,10 @@ def _advice(value: object) -> str:
     """Return what the user can do instead of sending *value*."""
     kind = type(value)
     if getattr(value, "__module__", kind.__module__).startswith("_pytest.") or kind.__module__.startswith("_pytest."):
-        return "it is of pytest's process: use it in a fixture that returns what the test needs of it"
+        return "it exists only in pytest's process: use it in a fixture, which returns the data that the test needs"
     if kind.__module__.startswith("hypothesis."):
-        return "what Hypothesis draws is drawn in pytest's process: name the strategies in @given"
-    return "make it in the test's function, or have the fixture return what it is made of"
+        return "Hypothesis draws values in pytest's process: pass the strategies to @given"
+    return "create it in the test's function, or let the fixture return the data to create it from"
 
 
 def refusal(
@@ -47,8 +47,8 @@ def refusal(
     for what, value in parts.items():
         if problem := why_not(value):
             return CannotTravelError(
-                f"{what} of {call.test}, a {type(value).__qualname__}, cannot travel to the ranks: {problem}; "
-                f"{_advice(value)}"
+                f"{what} of {call.test}, a {type(value).__qualname__}, cannot be sent to the ranks: "
+                f"{problem}; {_advice(value)}"
             )
     name = getattr(function, "__qualname__", repr(function))
-    return CannotTravelError(f"{name} of {call.test} cannot travel to the ranks: {error}")
+    return CannotTravelError(f"{name} of {call.test} cannot be sent to the ranks: {error}")

@@ -84,8 +84,8 @@ def reduced(obj: Any) -> Any:
         return _shared_handles.of_torch, (name_in_torch(obj),)
     if _takes_numbers_along(obj):
         raise TypeError(
-            "it holds descriptors of this process, whose numbers are others' in a worker: send a connection, a socket, "
-            "or what it was opened from"
+            "it holds file descriptors, whose numbers belong to other files in a worker: send a "
+            "connection, a socket, or the path that it was opened from"
         )
     return NotImplemented
 

@@ -533,8 +533,8 @@ def _deliver(report: _report.Report, handed: Handed) -> bool:
     # A process that the user's code has forked must not write the report of the worker.
     if os.getpid() != handed.pid:
         print(
-            f"elasticlib: process {os.getpid()}, which the worker {handed.pid} forked, came back from the user's code: "
-            f"its {report.kind} is dropped; end such a process by os._exit()",
+            f"elasticlib: process {os.getpid()}, which the worker {handed.pid} forked, returned from the "
+            f"user's code: its {report.kind} is dropped; end such a process by os._exit()",
             file=sys.stderr,
         )
         return report.kind == "result"

@@ -137,5 +137,5 @@ def _variables_of(frame: FrameType, text: _Text, until: float) -> dict[str, str]
         try:
             variables[name] = text.repr(value)
         except Exception as error:
-            variables[name] = f"<its text cannot be had: {type(error).__name__}>"
+            variables[name] = f"<repr() failed: {type(error).__name__}>"
     return variables

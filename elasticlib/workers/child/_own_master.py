@@ -90,9 +90,9 @@ def _warn_of_silence(hostname: str, port: int, came: threading.Event) -> None:
             return
         if monotonic() >= deadline:
             print(
-                f"elasticlib: the ranks wait for a store at {hostname}:{port}, where nobody listens: the program sets "
-                "MASTER_ADDR, MASTER_PORT or an init_method itself, but under a launcher no rank opens a store; leave "
-                "them as the launcher has set them",
+                f"elasticlib: the ranks wait for a store at {hostname}:{port}, where no process listens: "
+                "the program sets MASTER_ADDR, MASTER_PORT or an init_method itself, but under a launcher "
+                "no rank opens a store; leave them as the launcher has set them",
                 file=sys.stderr,
                 flush=True,
             )

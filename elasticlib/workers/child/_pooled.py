@@ -102,7 +102,7 @@ class _CallGroup:
         self._store: Any = None
         """Store of the current group."""
         self._kind: tuple[str | None, str | None] = (None, None)
-        """Kind of the current group, and its back end."""
+        """Kind of the current group, and its backend."""
         self._ending = threading.Lock()
         """Held while a group is taken down."""
         self._number = 0
@@ -319,8 +319,8 @@ class _Server:
         report = self._report(message, memories)
         if os.getpid() != self._me:
             print(
-                f"elasticlib: process {os.getpid()}, which the worker {self._me} forked, came back from the user's "
-                "code: end such a process by os._exit()",
+                f"elasticlib: process {os.getpid()}, which the worker {self._me} forked, returned from the "
+                "user's code: end such a process by os._exit()",
                 file=sys.stderr,
             )
             os._exit(1)

@@ -135,10 +135,10 @@ class ErrorHandler:
     def _replace(self, content: dict[str, Any]) -> None:
         path = self._get_error_file_path()
         if not path:
-            logger.info("no error file is named for this process, so its child's error goes no further")
+            logger.info("no error file is named for this process, so its child's error is not passed on")
         elif os.path.isfile(path):
             with open(path, encoding="utf-8", errors="replace") as file:
-                logger.warning("%s is there already and will be replaced; it holds: %s", path, file.read())
+                logger.warning("%s already exists and will be replaced; it contains: %s", path, file.read())
         self._write(content)
 
     def _write(self, content: dict[str, Any]) -> None:

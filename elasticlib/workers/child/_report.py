@@ -233,7 +233,7 @@ def _parsed(whole: int, part: Callable[[int, int], bytes]) -> Report | None:
 def _checked_facts(facts: object) -> dict[str, Any]:
     """Return *facts* if they are those of a report; raise ValueError otherwise."""
     if not isinstance(facts, dict) or facts.keys() != _FACTS.keys():
-        raise ValueError("these are no facts of a report")
+        raise ValueError("this is not a report")
     return {name: exactly(facts[name], kind) for name, kind in _FACTS.items()}
 
 
@@ -295,7 +295,7 @@ def text_of_exception(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as failure:
-        return f"(its text cannot be had: {type(failure).__name__})"
+        return f"(str() failed: {type(failure).__name__})"
 
 
 def _cut(text: str) -> str:

@@ -228,15 +228,16 @@ def _getpass(prompt: str = "", stream: object = None, *, echo_char: str | None =
 
 def _refuse_to_stop(name: str) -> NoReturn:
     raise RuntimeError(
-        f"{name} cannot stop in a rank of a launch from a notebook, which cannot read what you type: call the function "
-        "in the cell itself, without the launch, or let the rank raise an exception and run %debug in the next cell"
+        f"{name} cannot stop in a rank that a notebook launched, which cannot read your input: call the "
+        "function in the cell itself, without the launch, or let the rank raise an exception and run "
+        "%debug in the next cell"
     )
 
 
 def _refuse(name: str) -> NoReturn:
     raise RuntimeError(
-        f"{name} cannot ask in a rank of a launch from a notebook, which cannot read what you type: ask in the cell, "
-        "and give the answer to the function as an argument"
+        f"{name} cannot ask in a rank that a notebook launched, which cannot read your input: ask in the "
+        "cell, and pass the answer to the function as an argument"
     )
 
 

@@ -145,8 +145,8 @@ class _Slot:
         text = dumps(names).encode()
         if len(names) > _MOST or len(text) > _ROOM:
             raise ConfigError(
-                f"progress(...) with {len(names)} metrics: {_MOST} of them, with names of {_ROOM} bytes in all, can be "
-                "told: leave some out"
+                f"progress(...) with {len(names)} metrics: {_MOST} of them, with names of {_ROOM} bytes in "
+                "total, can be reported: leave some out"
             )
         # No former name may stand beside a value of the new ones.
         _HEAD.pack_into(self._memory, self._start, 0, -1, 0.0, 0, 0)

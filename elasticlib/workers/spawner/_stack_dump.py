@@ -168,7 +168,7 @@ def _reason_for_none(request: StackRequest) -> str:
         return _STATES[state]
     if request.was_sent:
         return "no answer"
-    return "it runs no Python that could tell, or is just being started"
+    return "it runs no Python code that could answer, or has just started"
 
 
 def _clear(descriptor: int) -> None:

@@ -107,7 +107,7 @@ def test_launch_without_free_descriptors_says_so_and_leaves_nothing(tmp_path: Pa
 
     assert "" == done.stderr
     error, threads = done.stdout.splitlines()
-    assert "could not be received: this program has as many files open as it may: raise the limit" in error
+    assert "could not be received: this program has reached its limit of open files: raise the limit" in error
     assert "['MainThread']" == threads
 
 

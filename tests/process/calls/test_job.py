@@ -331,7 +331,7 @@ def test_output_that_is_in_no_file_is_an_error_that_says_how_to_have_it(tmp_path
     with started(waits_for_ever, tmp_path, settings(logs_specs=DefaultLogsSpecs())) as job:
         with pytest.raises(ConfigError, match="leave logs_specs out"):
             job.logs(0)
-        with pytest.raises(ConfigError, match=r"rank 7 is none of this machine's ranks, 0-1"):
+        with pytest.raises(ConfigError, match=r"rank 7 is not a rank of this node; its ranks: 0-1"):
             job.logs(7)
 
 

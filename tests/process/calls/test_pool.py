@@ -143,7 +143,7 @@ def test_a_folder_that_was_removed_is_named(two: Pool, tmp_path: Path, monkeypat
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    with pytest.raises(ConfigError, match=f"current folder was removed: {folder}; change to one that is there"):
+    with pytest.raises(ConfigError, match=f"the working directory {folder}; change to one that is there"):
         two.run(rank)
     monkeypatch.undo()
 
@@ -330,7 +330,7 @@ def test_a_rank_that_ends_with_success_in_the_midst_of_a_call_has_died(two: Pool
             os._exit(0)
         time.sleep(LIMIT)
 
-    with pytest.raises(ChildFailedError, match="ended with exit status 0 in the midst of a call") as caught:
+    with pytest.raises(ChildFailedError, match="exited with status 0 during a call") as caught:
         two.run(leaves)
 
     assert caught.value.name == "leaves"

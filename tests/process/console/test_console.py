@@ -198,7 +198,7 @@ def test_a_program_with_an_address_of_its_own_is_told_why_it_waits(
     assert process.stderr is not None
     line = next(line for line in process.stderr if line.startswith("elasticlib: "))
 
-    assert f"elasticlib: the ranks wait for a store at localhost:{unused_port}, where nobody listens" in line
+    assert f"elasticlib: the ranks wait for a store at localhost:{unused_port}, where no process listens" in line
 
 
 def test_in_a_pool_such_a_program_works(start: Callable[..., subprocess.Popen[str]], unused_port: int) -> None:

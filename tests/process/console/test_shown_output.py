@@ -197,7 +197,7 @@ def test_a_long_run_shows_its_head_its_last_lines_and_the_file(tmp_path: Path) -
     assert head.startswith("line 0 of 0\nline 1 of 0\n")
     assert len(head) <= 200_000
     assert last == [f"line {number} of 0" for number in range(99_980, 100_000)]
-    file = Path(heading.rpartition("all of the output is in ")[2].rstrip("]"))
+    file = Path(heading.rpartition("the full output is in ")[2].rstrip("]"))
     assert file.read_text().count("\n") == 100_000
 
     assert kept == []

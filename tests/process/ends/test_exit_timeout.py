@@ -20,7 +20,7 @@ from elasticlib import ChildFailedError, LaunchConfig, elastic_launch
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 
 ROOT = Path(__file__).parents[3]
-STILL_AT_WORK = "the program ended well, but its threads, exit handlers or finalizers were still at work"
+STILL_AT_WORK = "the program succeeded, but its threads, exit handlers or finalizers were still running"
 HOLDERS = ["thread", "atexit", "native", "thread pool"]
 
 

@@ -346,7 +346,7 @@ def test_ranks_in_native_code_but_the_last_are_killed_early_and_named(method: st
     status, _ = job.end()
 
     assert 1 == status
-    assert f"waiting for ranks 0-1 (processes {workers[0]}, {workers[1]}) to end by SIGINT: SIGKILL follows" in waits
+    assert f"waiting for ranks 0-1 (processes {workers[0]}, {workers[1]}) to exit on SIGINT: SIGKILL follows" in waits
     assert "or at once with another Ctrl-C" in waits
     assert f"rank 1 (process {workers[1]}) is in native code" in frees
 

@@ -308,7 +308,7 @@ def test_a_job_goes_on_without_its_health_check_where_the_port_is_taken(
 
         elastic_launch(LaunchConfig(nproc_per_node=1, preload=()), wait_for_file)(str(tmp_path / "go"))
 
-    assert "; there is no health check" in caplog.text
+    assert "; the health check is off" in caplog.text
 
 
 def test_a_health_check_server_of_the_callers_is_stopped_with_the_job(tmp_path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""Launchers whose current folder was removed, or may not be entered: workers are there all the same."""
+"""Launchers whose the working directory, or may not be entered: workers are there all the same."""
 
 from __future__ import annotations
 

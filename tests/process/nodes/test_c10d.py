@@ -201,8 +201,8 @@ class TestWhoHosts:
     @pytest.mark.parametrize(
         ("facts", "why"),
         [
-            ({"is_host": True}, "^is_host=1, but another process listens at 127.0.0.1:"),
-            ({"backend": "static", "node_rank": 0}, "^node_rank=0, but another process listens at 127.0.0.1:"),
+            ({"is_host": True}, "^is_host=1, but another process already listens on 127.0.0.1:"),
+            ({"backend": "static", "node_rank": 0}, "^node_rank=0, but another process already listens on 127.0.0.1:"),
         ],
     )
     def test_who_must_host_and_cannot_says_who_is_in_the_way(self, facts: dict[str, Any], why: str) -> None:
@@ -236,7 +236,7 @@ class TestWhoHosts:
     def test_who_must_host_elsewhere_is_refused(self, backend: Open) -> None:
         node = backend(f"192.0.2.7:{free_port()}", is_host=True)
 
-        with pytest.raises(ConfigError, match=r"^is_host=1, but 192.0.2.7 is no address of this machine"):
+        with pytest.raises(ConfigError, match=r"^is_host=1, but 192.0.2.7 is not an address of this machine"):
             node.serve(time.monotonic() + 1)
 
     def test_who_must_host_behind_a_forwarded_address_does(
@@ -291,7 +291,9 @@ class TestDial:
             node = backend(spell(*server.getsockname()))
 
             def dial() -> None:
-                with pytest.raises(RendezvousConnectionError, match=r"\(127.0.0.1\) answers, but is no store: another"):
+                with pytest.raises(
+                    RendezvousConnectionError, match=r"\(127.0.0.1\) answers, but is not a store: another"
+                ):
                     node.dial(0.5)
 
             assert seconds(dial) < 3
@@ -374,9 +376,7 @@ class TestStrangers:
         assert dead.take(exchange)
         exchange.write({ANNOUNCEMENT: b"the dead one's", COORDINATOR_HEARTBEAT: b"its last"})
         exchange.post(b"for the dead one")
-        with pytest.raises(
-            RendezvousConnectionError, match=r"job 'b' exists, but .*; it can be started anew in 20\.0 s"
-        ):
+        with pytest.raises(RendezvousConnectionError, match=r"job 'b' exists, but .*; it can be restarted in 20\.0 s"):
             second.take_over(exchange)
         third.clock = second.clock = lambda: 19.9
         for early in (second, third):

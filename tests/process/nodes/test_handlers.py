@@ -238,7 +238,7 @@ def test_without_a_restart_left_both_agents_name_the_same_root_cause(package: st
     assert ["attempt 0 was doomed"] * 2 == [failures["1"].split(": ")[-1] for _, _, failures in outcomes]
 
 
-# Nodes that meet in a state which a program's own back end holds: any of them may coordinate, and any may go.
+# Nodes that meet in a state which a program's own backend holds: any of them may coordinate, and any may go.
 
 QUICK = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 4, "heartbeat_timeout": 4}
 """A silence of four seconds is the end of a node, half of that the end of a coordinator."""

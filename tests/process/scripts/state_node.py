@@ -1,4 +1,4 @@
-"""A node whose job meets in a state of its own back end, by orders from stdin: ``PORT LEAST MOST OPTIONS``."""
+"""A node whose job meets in a state of its own backend, by orders from stdin: ``PORT LEAST MOST OPTIONS``."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 
 
 class Mine(C10dRendezvousBackend):
-    """Somebody's own back end."""
+    """Somebody's own backend."""
 
     name = "mine"
 

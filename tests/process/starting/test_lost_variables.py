@@ -59,7 +59,7 @@ def started(folder: Path, before: dict[str, str], after: dict[str, str]) -> subp
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a back end for torch."""
+    """A folder with a backend for torch."""
     (tmp_path / "test_backend.py").write_text("def load(): pass\n")
     (tmp_path / "test_backend-1.dist-info").mkdir()
     text = "[torch.backends]\ntest_backend = test_backend:load\n"

@@ -121,7 +121,7 @@ def test_who_answers_but_is_no_etcd(answer: bytes) -> None:
         stranger = threading.Thread(target=serve)
         stranger.start()
 
-        with pytest.raises(RendezvousConnectionError, match="answers, but is no etcd"):
+        with pytest.raises(RendezvousConnectionError, match="answers, but is not etcd"):
             backend(f"127.0.0.1:{sock.getsockname()[1]}").dial(LONG)
         stranger.join()
 

@@ -208,7 +208,7 @@ class Host:
 
         def done(held: Any) -> None:
             if held is REFUSED and self.server.refused < REFUSALS:
-                self._do(self._step(events.Unsaved("the store takes no more", tuple(rest))))
+                self._do(self._step(events.Unsaved("the store cannot store more", tuple(rest))))
             elif held is REFUSED:
                 self.stop("the store takes not even the end of the job")
             elif held is CHANGED:

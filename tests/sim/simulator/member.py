@@ -193,7 +193,7 @@ class NodeClient:
 
         def answer(result: Any) -> None:
             if result is REFUSED:
-                self.hear(events.Denied(ask.connection, ask.number, "the store takes no more", True))
+                self.hear(events.Denied(ask.connection, ask.number, "the store cannot store more", True))
                 return
             self.hear(events.OperationDone(ask.connection, ask.number, result))
 

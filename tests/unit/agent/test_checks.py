@@ -30,8 +30,8 @@ def rendezvous() -> Iterator[Rendezvous]:
     [
         ("logs_specs", 5, "must be a LogsSpecs"),
         ("logs_specs", None, "must be a LogsSpecs"),
-        ("log_line_prefix_template", 5, "must be text"),
-        ("log_line_prefix_template", b"x", "must be text"),
+        ("log_line_prefix_template", 5, "must be a string"),
+        ("log_line_prefix_template", b"x", "must be a string"),
         ("shutdown_timeout", "x", "must be a number of seconds, 0"),
         ("shutdown_timeout", -1, "must be a number of seconds, 0"),
         ("shutdown_timeout", float("nan"), "must be a number of seconds, 0"),
@@ -136,7 +136,7 @@ UNCALLED = (
 @pytest.mark.parametrize("base", [SimpleElasticAgent, LocalElasticAgent])
 @pytest.mark.parametrize("name", UNCALLED)
 def test_unused_method_of_torchs_loop_is_a_warning_at_the_class(base: type[SimpleElasticAgent], name: str) -> None:
-    with pytest.warns(UserWarning, match=f"Mine.*{name}.*never called") as caught:
+    with pytest.warns(UserWarning, match=f"Mine.*{name}.*this agent does not") as caught:
 
         class Mine(base):  # type: ignore[misc, valid-type]
             locals()[name] = lambda self, *args: None

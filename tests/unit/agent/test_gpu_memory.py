@@ -218,7 +218,7 @@ def test_a_reading_program_that_is_killed_amid_a_wait_ends_the_wait(make: Make, 
     memory.begin()
 
     assert memory.look() is None
-    assert [records.GpuMemoryUnknown("the program that reads it has ended")] == said
+    assert [records.GpuMemoryUnknown("the program that reads it has exited")] == said
 
 
 def test_nothing_of_it_is_left_after_its_end_even_where_the_driver_hangs(make: Make, machine: Machine) -> None:

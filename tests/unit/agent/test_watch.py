@@ -158,7 +158,7 @@ def test_a_failure_by_an_expired_timer_names_it(make: Make, said: Said) -> None:
 
     assert ["watchdog started", "timer expired"] == [record.event for record in told]  # type: ignore[union-attr]
     assert f"timer 'all_reduce' expired: the watchdog sent SIGKILL to PID {os.getpid()}" == explained.message
-    assert "did not leave the block" in explained.hint
+    assert "did not leave the timer's block" in explained.hint
 
 
 def test_a_worker_that_failed_by_itself_keeps_its_own_words(make: Make, said: Said) -> None:
@@ -263,7 +263,7 @@ def test_a_port_of_no_use_is_a_warning_and_no_more(make: Make, said: Said, text:
 
     record = said.get_nowait()
     assert isinstance(record, records.HealthCheckReported)
-    assert (False, True) == (record.listens, record.what.endswith("; there is no health check"))
+    assert (False, True) == (record.listens, record.what.endswith("; the health check is off"))
 
 
 def test_a_server_of_the_callers_beats_the_port_and_is_stopped_in_the_end(make: Make, said: Said) -> None:

@@ -108,7 +108,7 @@ def test_what_leaves_output_to_the_terminal_is_refused(options: tuple[str, ...])
 
 @pytest.mark.parametrize(
     ("terminal", "term", "why"),
-    [(io.StringIO(), "xterm", "stderr is no terminal"), (Terminal(), "dumb", "TERM=dumb names no terminal")],
+    [(io.StringIO(), "xterm", "stderr is not a terminal"), (Terminal(), "dumb", "TERM=dumb is not a terminal")],
 )
 def test_without_a_terminal_it_is_off_with_a_word(
     terminal: io.StringIO, term: str, why: str, caplog: pytest.LogCaptureFixture

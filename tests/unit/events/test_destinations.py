@@ -84,11 +84,11 @@ def test_fields_that_are_left_out_have_their_defaults() -> None:
         ("{", "not JSON"),
         ("[]", "no 'source'"),
         ('{"name": "a"}', "no 'source'"),
-        ('{"name": "a", "source": "NOBODY"}', "'NOBODY' is no EventSource: it is one of AGENT, WORKER"),
-        ('{"name": "a", "source": ["AGENT"]}', "no EventSource"),
+        ('{"name": "a", "source": "NOBODY"}', "'NOBODY' is not a valid EventSource: give one of AGENT, WORKER"),
+        ('{"name": "a", "source": ["AGENT"]}', "not a valid EventSource"),
         ('{"name": "a", "source": "AGENT", "colour": 1}', "colour"),
         ('{"source": "AGENT"}', "name"),
-        (7, "text that serialize"),
+        (7, "string that serialize"),
     ],
 )
 def test_what_is_no_event_is_refused(text: str, named: str) -> None:
@@ -184,7 +184,7 @@ def test_a_level_that_is_none_is_told_and_shows_events_all_the_same(
 
     assert len(kept.texts) == 2
     (warning,) = caplog.messages
-    assert warning.startswith("LOGLEVEL='chatty' is no level of logging")
+    assert warning.startswith("LOGLEVEL='chatty' is not a log level")
 
 
 def test_an_unknown_destination_is_a_key_error_that_lists_the_known_ones() -> None:

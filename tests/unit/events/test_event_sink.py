@@ -31,7 +31,7 @@ from elasticlib.records import (
 )
 
 JOB = JobFacts("job", "trainer", "c10d", "train.py", "node7")
-SEAT = RanksReceived(3, 1, 2, 4, 1, "node6:29500", "all 2 nodes are there", 1.5)
+SEAT = RanksReceived(3, 1, 2, 4, 1, "node6:29500", "all 2 nodes have joined", 1.5)
 FIRST = WorkerPlace(0, 2, 2, 4, 1000)
 SECOND = WorkerPlace(1, 3, 3, 4, 1001)
 METADATA = {
@@ -232,7 +232,7 @@ def test_the_watchdog_has_names_of_its_own(sink: EventSink, kept: Kept) -> None:
 WAY = [
     RanksAwaited("node7/1-a"),
     SEAT,
-    RoundStarted(3, 1, 2, 4, 1, 3, "node6:29500", {0: 1000, 1: 1001}, "all 2 nodes are there"),
+    RoundStarted(3, 1, 2, 4, 1, 3, "node6:29500", {0: 1000, 1: 1001}, "all 2 nodes have joined"),
     RoundEnded(3, "rank 0 failed", restart=True),
     RanksAwaited("node7/1-a"),
     RanksMissed("nobody came", 600.0, "Traceback ..."),
@@ -342,5 +342,5 @@ def test_a_handler_that_raises_is_reported_once_and_others_go_on(caplog: pytest.
 
     assert len(kept.events) == 2
     (entry,) = (each for each in caplog.records if each.name == "elasticlib")
-    assert "the job goes on" in entry.getMessage()
+    assert "the job continues" in entry.getMessage()
     assert "disk full" in str(entry.exc_info)

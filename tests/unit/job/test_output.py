@@ -139,7 +139,7 @@ def test_a_cell_gets_whole_lines_and_at_the_end_the_last_ones(blocks: list[bytes
     to.rest()
     to.rest()  # which has nothing to add
 
-    assert stream.getvalue() == f"{head}[all of the output is in /logs]\n{tail}\n"
+    assert stream.getvalue() == f"{head}[the full output is in /logs]\n{tail}\n"
     assert to.is_full
 
 
@@ -163,7 +163,7 @@ def test_a_cell_has_the_last_lines_in_a_display_of_their_own(monkeypatch: pytest
         to(block)
     to.rest()
 
-    heading = "[all of the output is in /logs/0.log]"
+    heading = "[the full output is in /logs/0.log]"
     assert stream.getvalue() == "one\ntwo\n"
     assert [(text, update) for _, text, update in shown] == [
         (f"{heading}\nthree", False),
@@ -229,7 +229,7 @@ def test_what_the_caller_says_of_the_output_holds() -> None:
     assert type(own_logs(LaunchConfig(), False)) is DefaultLogsSpecs
     assert isinstance(own_logs(LaunchConfig(), True), JobLogs)
     assert isinstance(own_logs(LaunchConfig(show="all"), False), JobLogs)
-    with pytest.raises(ConfigError, match=r"show=\(0,\) has no effect beside logs_specs"):
+    with pytest.raises(ConfigError, match=r"show=\(0,\) has no effect with logs_specs"):
         own_logs(LaunchConfig(logs_specs=given, show=0), False)
 
 

@@ -19,7 +19,7 @@ def lines_of(*texts: str) -> list[str]:
 def test_the_last_lines_are_shown_and_the_others_counted() -> None:
     heading, *lines = lines_of("".join(f"line {number}\n" for number in range(100)))
 
-    assert heading == "[... lines left out here: 80; all of the output is in /logs]"
+    assert heading == "[... lines left out here: 80; the full output is in /logs]"
     assert lines == [f"line {number}" for number in range(80, 100)]
 
 
@@ -32,7 +32,7 @@ def test_the_pieces_in_which_text_comes_make_no_difference() -> None:
 
 
 def test_where_nothing_is_left_out_nothing_is_counted() -> None:
-    assert lines_of("one\n", "two") == ["[all of the output is in /logs]", "one", "two"]
+    assert lines_of("one\n", "two") == ["[the full output is in /logs]", "one", "two"]
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_a_log_dir_below_a_folder_that_was_removed_is_refused(tmp_path: Path, mo
     monkeypatch.chdir(folder)
     folder.rmdir()
 
-    with pytest.raises(ConfigError, match=f"current folder was removed: {folder}"):
+    with pytest.raises(ConfigError, match=f"the working directory {folder}"):
         DefaultLogsSpecs("logs").check()
 
 

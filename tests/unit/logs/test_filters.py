@@ -89,7 +89,7 @@ def test_the_last_who_knows_the_filter_closes_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(LogDirError, match=r"missing/filtered.* cannot take the duplicated lines"):
+    with pytest.raises(LogDirError, match=r"missing/filtered.* cannot be opened for the duplicated lines"):
         LineFilter(str(tmp_path / "missing" / "filtered"), ["a"])
 
 
@@ -102,4 +102,4 @@ def test_a_full_disk_ends_the_second_file_with_one_word_and_raises_nothing(caplo
 
     assert lines.broken is not None
     assert 1 == len(caplog.records)
-    assert "/dev/full takes no more lines" in caplog.text
+    assert "/dev/full cannot be written" in caplog.text

@@ -62,7 +62,7 @@ def test_a_plug_in_is_found_by_its_name_and_made_with_the_launchers_wishes(insta
 def test_an_unknown_name_is_refused_with_the_known_ones(install: Install) -> None:
     install("ownlogs", own_layout="ownlogs:Own")
 
-    with pytest.raises(ValueError, match=r"logs_specs='mine' is the name of no installed.*give one of .*own-layout"):
+    with pytest.raises(ValueError, match=r"logs_specs='mine' is not an installed.*give one of .*own-layout"):
         load_logs_specs("mine")
     assert {"default", "own-layout"} <= set(known_logs_specs())
 
@@ -84,7 +84,7 @@ def test_first_of_two_packages_with_one_name_wins_and_both_are_named(
         specs = load_logs_specs("same")()
 
     assert "sooner" == type(specs).__module__
-    assert "logs_specs='same': sooner:Own of sooner is taken, and not later:Own of later" in caplog.text
+    assert "logs_specs='same': sooner:Own of sooner is used, not later:Own of later" in caplog.text
 
 
 def test_another_packages_default_wins_over_ours_with_a_word(
@@ -97,7 +97,7 @@ def test_another_packages_default_wins_over_ours_with_a_word(
         specs = load_logs_specs("default")()
 
     assert "theirs" == type(specs).__module__
-    assert "theirs:Own of theirs is taken, and not elasticlib's own" in caplog.text
+    assert "theirs:Own of theirs is used, not elasticlib's own" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_another_packages_default_wins_over_ours_with_a_word(
         ("import nowhere_to_be_found", "broken:Own", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("1 / 0", "broken:Own", "ZeroDivisionError"),
         ("", "broken:Own", "has no attribute 'Own'"),
-        ("Own = 'text'", "broken:Own", "is 'text', and no class"),
+        ("Own = 'text'", "broken:Own", "is 'text', not a class"),
         ("class Own: pass", "broken:Own", "broken.Own lacks reify, root_log_dir"),
         (
             "from elasticlib.spec import LogsSpecs\nclass Own(LogsSpecs): pass",

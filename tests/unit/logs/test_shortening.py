@@ -46,7 +46,7 @@ def test_of_a_long_one_the_newest_stays_at_its_place(file: Path) -> None:
     assert os.path.getsize(file) == 8 * MIB
     assert 2 * MIB <= on_disk(file) <= 4 * MIB
     assert text_of(str(file)) == (
-        "[... 6 MB before this are gone: of a worker's output the newest is kept]\n" + lines(6145, 2047)
+        "[... 6 MB of older output were dropped: only the newest output of a worker is kept]\n" + lines(6145, 2047)
     )
     assert last_line([str(file)]) == f"0008191 {'x' * 1015}"
 

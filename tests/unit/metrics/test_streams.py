@@ -195,8 +195,8 @@ def test_without_a_configuration_nothing_changes(kept: Kept) -> None:
     [
         ({"a": "b"}, "the key 'a' is unknown"),
         ({"handler": "console", "url": "x"}, "the key 'url' is unknown"),
-        ({"handler": "statsd"}, "'statsd' is none of console, null"),
-        ({"handler": ["console"]}, "is none of console, null"),
+        ({"handler": "statsd"}, "'statsd' is unknown: give one of console, null"),
+        ({"handler": ["console"]}, "is unknown: give one of console, null"),
     ],
 )
 def test_a_configuration_that_nothing_reads_is_named(params: Any, named: str, caplog: pytest.LogCaptureFixture) -> None:

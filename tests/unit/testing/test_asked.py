@@ -32,13 +32,13 @@ def test_back_ends_that_the_program_has_registered_are_known() -> None:
         ({"nproc": 0}, "nproc=0 must be 1 or more ranks"),
         ({"nproc": True}, "nproc=True must be 1 or more ranks"),
         ({"nproc": "2"}, "nproc='2' must be 1 or more ranks"),
-        ({"backend": "glo"}, "backend='glo' is unknown: back ends are gloo, nccl"),
+        ({"backend": "glo"}, "backend='glo' is unknown: the backends are gloo, nccl"),
         ({"backend": None}, "backend=None is unknown"),
         ({"group": "own"}, "group='own' must be 'fresh', 'shared' or None"),
         ({"timeout": 0}, "timeout=0 must be a number of seconds above 0"),
         ({"timeout": float("nan")}, "timeout=nan must be a number of seconds above 0"),
         ({"device": "gpu"}, "device='gpu' must be 'cpu' or 'cuda'"),
-        ({"backend": "nccl", "device": "cpu"}, "device='cpu' has no meaning with backend='nccl'"),
+        ({"backend": "nccl", "device": "cpu"}, "device='cpu' cannot be used with backend='nccl'"),
         ({"threads": True}, "threads=True is unknown: options are nproc, backend, timeout"),
         ({"ranks": 2}, "ranks=2 is unknown: options are nproc, backend, timeout"),
     ],
@@ -51,7 +51,7 @@ def test_what_cannot_be_is_refused_by_the_test_and_the_value(options: dict[str, 
 
 
 def test_an_option_without_a_name_is_refused() -> None:
-    with pytest.raises(MarkError, match="2 has no name: write nproc=2"):
+    with pytest.raises(MarkError, match="2 must be a keyword argument: write nproc=2"):
         checked_options(WHERE, RankOptions(), {}, args=[2])
 
 

@@ -82,8 +82,8 @@ def test_different_sizes_are_told_where_they_must_be_the_same() -> None:
 
 def test_who_has_not_come_is_told_with_what_it_has_called() -> None:
     assert describe(at(2, SUM), at(1), None) == [
-        "In the default process group rank 0 waits in collective 2, all_reduce of float32 [4], to which not all have "
-        "come: rank 1 has called 1 so far, and rank 2 has called none so far."
+        "In the default process group rank 0 waits in collective 2, all_reduce of float32 [4], which not "
+        "all ranks have joined: rank 1 has called 1 so far, and rank 2 has called none so far."
     ]
 
 
@@ -95,8 +95,8 @@ def test_a_rank_that_is_ahead_waits_for_nobody_that_is_known() -> None:
 
 def test_of_a_group_of_some_ranks_no_other_one_is_missed() -> None:
     assert describe(at(2, SUM, members=(0, 2), about="model"), None, None) == [
-        "In the process group 0 (model) rank 0 waits in collective 2, all_reduce of float32 [4], to which not all have "
-        "come: rank 2 has called none so far."
+        "In the process group 0 (model) rank 0 waits in collective 2, all_reduce of float32 [4], which not "
+        "all ranks have joined: rank 2 has called none so far."
     ]
 
 

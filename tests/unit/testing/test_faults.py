@@ -65,12 +65,12 @@ def test_a_moment_is_a_number_of_seconds(at: object) -> None:
         (lambda: Tamper(0.0, 1.0, every=0.0), "Tamper.every=0.0: give a number of seconds, 0.001 or more"),
         (lambda: Tamper(0.0, 1.0, where="disk"), "Tamper.where=('disk',): give some of 'hello', 'pulse'"),
         (lambda: Tamper(0.0, 1.0, acts=-1), "Tamper.acts=(-1,): give numbers of acts, 0 for the first"),
-        (lambda: FaultPlan(Kill(0, 2.0)), r"FaultPlan.faults=Kill(0, 2.0): give a list of faults, also of one"),
+        (lambda: FaultPlan(Kill(0, 2.0)), r"FaultPlan.faults=Kill(0, 2.0): give a list of faults, even for one"),
         (lambda: FaultPlan.from_json('{"v": 1, "faults": [{"fault": "Kill", "node": 1}]}'),
-         "Kill has the fields node, at, what, of which at, node must be given"),
+         "Kill has the fields node, at, what; at, node must be given"),
         (lambda: FaultPlan.from_json('{"v": 1, "faults": [{"fault": "Kill", "node": 1, "at": 2, "when": 3}]}'),
          "Kill has the fields node, at, what"),
-        (lambda: FaultPlan.from_json('{"v": 1, "faults": [{"fault": [], "node": 1}]}'), "is no fault"),
+        (lambda: FaultPlan.from_json('{"v": 1, "faults": [{"fault": [], "node": 1}]}'), "is not a fault"),
     ],
 )  # fmt: skip
 def test_a_fault_that_cannot_be_names_the_value_and_what_to_give(make: Callable[[], object], why: str) -> None:
@@ -79,7 +79,7 @@ def test_a_fault_that_cannot_be_names_the_value_and_what_to_give(make: Callable[
 
 
 def test_a_plan_holds_faults_only() -> None:
-    with pytest.raises(ConfigError, match="'crash' is no fault"):
+    with pytest.raises(ConfigError, match="'crash' is not a fault"):
         FaultPlan(["crash"])  # type: ignore[list-item]
 
 
@@ -99,7 +99,7 @@ def test_a_plan_holds_faults_only() -> None:
     ],
 )
 def test_what_is_no_plan_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no fault plan can be read"):
+    with pytest.raises(ConfigError, match="a fault plan cannot be read"):
         FaultPlan.from_json(text)
 
 

@@ -106,7 +106,7 @@ def test_a_second_start_has_no_effect_and_is_said(make: Make, told: Told, caplog
 
     assert "watchdog started" == next_told(told)[0]
     assert told.empty()
-    assert "is at work already: start() has no effect" in caplog.text
+    assert "is already running: start() has no effect" in caplog.text
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["never started", "started"])
@@ -217,7 +217,7 @@ def test_a_line_that_is_no_request_costs_no_other_timer(
 
     told_of = [request.scope_id for request in (next_told(told)[1], next_told(told)[1]) if request is not None]
     assert (["good"], True) == (told_of, told.empty())
-    assert "which is no request" in caplog.text
+    assert "which is not a request" in caplog.text
 
 
 GOOD, KEPT = FileTimerRequest(12345, "a", 1.5, 9), FileTimerRequest(54321, "kept", 1.5, 9)
@@ -250,7 +250,7 @@ def test_many_lines_that_are_no_requests_are_told_by_a_few(
 
     server.run_once()
 
-    assert 5 == caplog.text.count("which is no request")
+    assert 5 == caplog.text.count("which is not a request")
 
 
 def test_a_callback_that_raises_does_not_end_the_watch(path: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -112,7 +112,7 @@ def test_what_is_no_request_costs_no_other_timer(pipe: Any, caplog: pytest.LogCa
     assert "worker" == server.reaped.get(timeout=LIMIT)
     server.cleared.wait(LIMIT)
     server.stop()
-    assert "is no request of a timer" in caplog.text
+    assert "is not a timer request" in caplog.text
     assert "failed" not in caplog.text
 
 
@@ -183,7 +183,7 @@ def test_a_second_start_has_no_effect_and_is_said(pipe: Any, caplog: pytest.LogC
     server.start()
 
     assert first is server._thread
-    assert "LocalTimerServer is at work already" in caplog.text
+    assert "LocalTimerServer is already running" in caplog.text
     server.stop()
 
 

@@ -51,7 +51,7 @@ def test_a_value_from_the_environment_that_is_no_choice_is_taken_aloud(
     assert "" == caplog.text
 
     assert 3 == parsed(action=env, type=int, choices=[1, 2])
-    assert "PET_FOO_BAR='3' is none of 1, 2: taken all the same" in caplog.text
+    assert "PET_FOO_BAR='3' is not one of 1, 2: it is used anyway" in caplog.text
 
 
 @pytest.mark.parametrize(

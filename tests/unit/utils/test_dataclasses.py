@@ -67,7 +67,7 @@ def test_what_is_replaced_is_there_and_the_rest_is_kept() -> None:
 def test_what_is_replaced_is_checked_and_converted_as_in_a_new_object() -> None:
     with pytest.raises(SpecError, match="max_nodes=1 is below min_nodes=2"):
         dataclasses.replace(LaunchConfig(), min_nodes=2)
-    with pytest.raises(ConfigError, match="preload=3 must be the names of modules"):
+    with pytest.raises(ConfigError, match="preload=3 must be module names"):
         dataclasses.replace(SPEC, preload=3)
 
     assert dataclasses.replace(SPEC, args=["-q"]).args == ("-q",)

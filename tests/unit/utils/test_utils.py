@@ -114,7 +114,7 @@ def test_the_variable_loglevel_is_the_level(monkeypatch: pytest.MonkeyPatch, tex
 def test_a_level_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("LOGLEVEL", text)
 
-    with pytest.raises(ConfigError, match=rf"LOGLEVEL='{text}' is no level of logging: give one of"):
+    with pytest.raises(ConfigError, match=rf"LOGLEVEL='{text}' is not a log level: give one of"):
         get_logger("some.name")
 
 

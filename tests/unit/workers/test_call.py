@@ -45,9 +45,9 @@ def start(entrypoint: Any = adds, args: Any = None, envs: Any = None, **options:
         ),
         *(({"args": args}, (), "args") for args in ("no mapping", {0: 3})),
         *(({"envs": {0: env}}, (TypeError,), r"envs\[0\]") for env in ({"RANK": 1}, {3: "x"}, [("A", "b")])),
-        *(({"envs": {0: env}}, (), "no environment can hold") for env in ({"": "x"}, {"A=B": "x"}, {"A": "x\0"})),
+        *(({"envs": {0: env}}, (), "an environment cannot contain") for env in ({"": "x"}, {"A=B": "x"}, {"A": "x\0"})),
         ({"entrypoint": "no_such_program", "args": {0: ()}}, (FileNotFoundError, EntrypointError), "no_such_program"),
-        *(({"entrypoint": each}, (EntrypointError,), "is no callable") for each in (3, None, Path("train.py"))),
+        *(({"entrypoint": each}, (EntrypointError,), "is not callable") for each in (3, None, Path("train.py"))),
         (
             {"args": {0: (1, 2), 1: (threading.Lock(),)}, "envs": {0: {}, 1: {}}},
             (PicklingError,),

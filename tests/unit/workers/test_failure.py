@@ -223,9 +223,9 @@ def test_a_kill_says_whether_memory_ran_out(exitcode: int) -> None:
         (-11, "native code crashed"),
         (139, "native code crashed"),
         (-6, "native code aborted"),
-        (-15, "asked to end from outside"),
-        (143, "asked to end from outside"),
-        (126, "may not be executed"),
+        (-15, "came from outside, not from this launcher"),
+        (143, "came from outside, not from this launcher"),
+        (126, "cannot be executed"),
         (127, "was not found"),
     ],
 )

@@ -292,7 +292,7 @@ def test_what_could_not_be_read_of_a_worker_is_an_error_and_no_none(make: Make) 
     processes, _ = make(Exit(0, 100, 0, False, None, "", unread=True), ended(1), AllStopped())
     processes.poll()
 
-    with pytest.raises(PicklingError, match=r"rank 0 .*as many files open as it may.*ulimit -n"):
+    with pytest.raises(PicklingError, match=r"rank 0 .*reached its limit of open files.*ulimit -n"):
         processes.round.return_values()
 
 

@@ -1,1 +1,1 @@
-"""etcd: HTTP, its v3 API, the back end, and a private server for tests."""
+"""etcd: HTTP, its v3 API, the backend, and a private server for tests."""

@@ -1,8 +1,8 @@
 """
-The etcd back end: any node may leave, including the coordinating one.
+The etcd backend: any node may leave, including the coordinating one.
 
 Rules of this file: connections are made here, and their errors are distinguished here. Values are
-checked when the back end is made, before anything waits. No node hosts the store: the servers exist
+checked when the backend is made, before anything waits. No node hosts the store: the servers exist
 before the job and after it.
 """
 
@@ -39,12 +39,12 @@ class EtcdBackend(KeysBackend):
 
     def __init__(self, job: NodeJob) -> None:
         if job.backend not in NAMES:
-            raise ConfigError.of_setting("rdzv_backend", f"{job.backend!r} is none of {', '.join(NAMES)}")
+            raise ConfigError.of_setting("rdzv_backend", f"{job.backend!r} is unknown: give one of {', '.join(NAMES)}")
         endpoints = (parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in job.endpoint.split(","))
         self._endpoints = list(dict.fromkeys(endpoints))
         if any(port == 0 for _, port in self._endpoints):
             raise ConfigError.of_setting(
-                "rdzv_endpoint", f"{job.endpoint!r}: port 0 is no server's; etcd's own is {DEFAULT_PORT}"
+                "rdzv_endpoint", f"{job.endpoint!r}: port 0 cannot be used; etcd's default port is {DEFAULT_PORT}"
             )
         self._tls = _tls(job.options)
         self.prefix = str(job.options.get("etcd_prefix", ETCD_PREFIX)).strip("/")
@@ -102,7 +102,7 @@ class EtcdBackend(KeysBackend):
         try:
             version = tuple(int(part) for part in reply["etcdserver"].split(".")[:2])
         except (KeyError, AttributeError, ValueError):
-            why = f"{line.site.url} answers, but is no etcd: it says {str(reply)[:80]}"
+            why = f"{line.site.url} answers, but is not etcd: it says {str(reply)[:80]}"
             raise RendezvousConnectionError(why) from None
         if version < (3, 3):
             spoken = ".".join(map(str, version))
@@ -134,7 +134,7 @@ def _tls_files(options: Any) -> dict[str, str]:
             files[name] = path
     for name, path in files.items():
         if not os.path.isfile(path):
-            raise ConfigError(f"{name}={path!r}: there is no such file")
+            raise ConfigError(f"{name}={path!r} does not exist")
     return files
 
 
@@ -144,13 +144,13 @@ def _context(cert: str | None, key: str | None, ca: str | None) -> ssl.SSLContex
     try:
         context = ssl.create_default_context(cafile=ca)
     except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"ca_cert={ca!r} holds no certificate: {error}") from error
+        raise ConfigError(f"ca_cert={ca!r} contains no certificate: {error}") from error
     if not cert:
         return context
     try:
         # Without a password's prompt: no user would answer it.
         context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, OSError) as error:
-        why = f"ssl_cert={cert!r} and ssl_cert_key={key!r} are no certificate and key of it: {error}"
+        why = f"ssl_cert={cert!r} and ssl_cert_key={key!r} are not a certificate and its key: {error}"
         raise ConfigError(why) from error
     return context

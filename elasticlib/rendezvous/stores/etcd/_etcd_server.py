@@ -42,8 +42,8 @@ def find_etcd() -> str:
     named = os.environ.get("TORCHELASTIC_ETCD_BINARY_PATH")
     found = shutil.which(named or "etcd")
     if found is None:
-        where = f"TORCHELASTIC_ETCD_BINARY_PATH={named!r} is no program" if named else "there is no etcd on the PATH"
-        raise ConfigError(f"{where}: install it, as with apt-get install etcd-server")
+        where = f"TORCHELASTIC_ETCD_BINARY_PATH={named!r} is not a program" if named else "etcd is not on the PATH"
+        raise ConfigError(f"{where}: install it, for example by apt-get install etcd-server")
     return found
 
 
@@ -90,10 +90,10 @@ class EtcdServer:
         Return once the server answers. If another process took the port meanwhile, try
         *num_retries* more times.
 
-        Raises `ConfigError` when there is no etcd program, `StartError` when it does not answer.
+        Raises `ConfigError` without an etcd program, `StartError` when it does not answer.
         """
         if self._process is not None:
-            _log.warning("this etcd server was started already: start() has no effect until it is stopped")
+            _log.warning("this etcd server is already started: start() has no effect until it is stopped")
             return
         program = find_etcd()
         self._owner = os.getpid()

@@ -65,8 +65,8 @@ class HttpAnswer:
         if not isinstance(body, dict):
             text = self.data[:120].decode("utf-8", "replace").strip()
             raise RendezvousConnectionError(
-                f"{self.url} answers, but is no etcd (status {self.status}, {text!r}): "
-                f"check host, port and protocol (http or https)"
+                f"{self.url} answers, but is not etcd (status {self.status}, {text!r}): check host, port "
+                "and protocol (http or https)"
             )
         return body
 
@@ -223,7 +223,7 @@ def _explain(site: Site, error: Exception, limit: float) -> str:
         case http.client.RemoteDisconnected():
             pass
         case http.client.BadStatusLine():
-            return f"{where} answers, but is no etcd ({text.strip()[:80]!r}): check host, port and protocol"
+            return f"{where} answers, but is not etcd ({text.strip()[:80]!r}): check host, port and protocol"
     return f"the connection to {where} broke: {text or type(error).__name__}"
 
 

@@ -101,7 +101,7 @@ def test_spare_of_other_arguments_fails_when_the_job_succeeds_without_it() -> No
     first, spare = desk.last("a"), desk.last("c")
     assert isinstance(first, Final) and first.succeeded
     assert isinstance(spare, Final) and not spare.succeeded
-    assert "without node c, which has other arguments and ran nothing: give each job an id of its own" in spare.why
+    assert "without node c, which has other arguments and ran nothing: give each job its own id" in spare.why
 
 
 def test_node_that_had_ranks_succeeds_whatever_its_arguments() -> None:

@@ -240,7 +240,7 @@ def test_one_node_is_seated_at_once() -> None:
 
     assignment = seat_of(desk.sent()["a"])
     assert (0, 0, 1, 2) == (assignment.round, assignment.group_rank, assignment.group_world_size, assignment.world_size)
-    assert assignment.why == "all 1 nodes are there"
+    assert assignment.why == "all 1 nodes have joined"
 
 
 FAILED = (Failed("a", 0, (note(0),)), Stopped("a", 0, ()), Stopped("b", 0, ()))
@@ -395,7 +395,7 @@ def test_node_of_another_job_with_the_same_id_is_refused() -> None:
     assert isinstance(final, Final)
     assert "refused" == final.kind
     assert "node c runs 'other.py', but node " in final.why
-    assert "give each an id of its own (--rdzv-id)" in final.why
+    assert "give each its own id (--rdzv-id)" in final.why
     assert reader not in desk.mailboxes
 
 
@@ -420,7 +420,7 @@ def test_after_a_round_all_who_stayed_are_seated_without_a_quiet_period() -> Non
     desk.join("b", "a")
 
     assert {"a", "b"} == desk.sent().keys()
-    assert seat_of(desk.sent()["a"]).why == "all nodes that stayed after round 0 are back, 2 are there"
+    assert seat_of(desk.sent()["a"]).why == "all nodes that stayed after round 0 are back, 2 have joined"
 
 
 def test_a_node_that_does_not_come_back_in_the_join_time_is_left_behind() -> None:
@@ -430,7 +430,7 @@ def test_a_node_that_does_not_come_back_in_the_join_time_is_left_behind() -> Non
 
     assert (WakeAt(600.0),) == desk.actions
     desk.tick(600.0)
-    assert seat_of(desk.sent()["a"]).why == "1 nodes are there; b did not return in 600 s"
+    assert seat_of(desk.sent()["a"]).why == "1 nodes have joined; b did not return in 600 s"
 
 
 def test_the_join_time_begins_when_the_last_worker_is_gone() -> None:
@@ -861,7 +861,7 @@ def test_waiting_for_min_starts_with_the_least_number() -> None:
     desk = Desk(Rules(2, 4, wait_for="min"))
     desk.join("a", "b")
 
-    assert seat_of(desk.sent()["a"]).why == "2 nodes are there, 2 are enough"
+    assert seat_of(desk.sent()["a"]).why == "2 nodes have joined, 2 are enough"
 
 
 def test_waiting_for_max_waits_for_the_whole_join_time() -> None:
@@ -1166,7 +1166,7 @@ def test_a_node_that_was_told_otherwise_is_refused_and_disturbs_nobody() -> None
 
     why = (
         "node b asks for 1 to 4 nodes and 3 restarts, but this job runs with 1 to 2 nodes and 3 restarts: "
-        "give all nodes the same numbers, or each job an id of its own (--rdzv-id)"
+        "give all nodes the same numbers, or each job its own id (--rdzv-id)"
     )
     assert [Final(False, why, kind="refused")] == desk.mailboxes[mailbox]
     assert {"b"} == desk.sent().keys()
@@ -1220,22 +1220,22 @@ def test_a_shared_store_is_cleared_before_every_round_but_the_first() -> None:
     assert [ClearStore, Send] == [type(action) for action in desk.actions]
 
 
-SPARE = "round 0 runs with all 2 nodes that it may have (a, b); this node is a spare: it takes the place of one that "
+SPARE = "round 0 runs with its maximum of 2 nodes (a, b); this node is a spare: it replaces a node that "
 STATUS: dict[str, tuple[Begin, tuple[Step, ...], str]] = {
     "too few nodes": (
         lambda: Desk(Rules(4, 4, join_timeout=600.0)),
         ("n10", "n3", 8.0),
-        "2 of at least 4 nodes are there (n3, n10); 592 s left",
+        "2 of at least 4 nodes have joined (n3, n10); 592 s left",
     ),
     "enough nodes": (
         lambda: Desk(Rules(1, 3, last_call=30.0)),
         ("a", 10.0),
-        "1 of at most 3 nodes are there (a); they start in 20 s if no other node joins",
+        "1 of at most 3 nodes have joined (a); they start in 20 s if no other node joins",
     ),
     "a node will come back": (
         lambda: running("a", "b", min_nodes=1),
         (Stopped("a", 0, ()), Stopped("b", 0, ()), "a"),
-        "1 nodes are there (a); b will come back; 600 s left",
+        "1 nodes have joined (a); b will come back; 600 s left",
     ),
     "workers still stop": (
         lambda: running("a", "b"),
@@ -1246,19 +1246,19 @@ STATUS: dict[str, tuple[Begin, tuple[Step, ...], str]] = {
     "an arrival beside finished work": (
         lambda: running("a", "b", spare_room=1),
         (Succeeded("a", 0), "c"),
-        "round 0 is about to succeed on a, b; this node takes part in the next one, if there is one",
+        "round 0 is about to succeed on a, b; this node joins the next round, if one follows",
     ),
     "a round runs": (lambda: running("a"), (), ""),
     "the job has ended": (lambda: running("a"), (Succeeded("a", 0),), ""),
     "two nodes of one host": (
         lambda: Desk(Rules(9, 9)),
         ("h1/7-aa", "h2/8-bb", "h2/9-cc"),
-        "3 of at least 9 nodes are there (h1, h2/8-bb, h2/9-cc); 600 s left",
+        "3 of at least 9 nodes have joined (h1, h2/8-bb, h2/9-cc); 600 s left",
     ),
     "many nodes": (
         lambda: Desk(Rules(40, 40)),
         tuple(f"n{number}" for number in range(18)),
-        f"18 of at least 40 nodes are there ({', '.join(f'n{i}' for i in range(16))}, and 2 more); 600 s left",
+        f"18 of at least 40 nodes have joined ({', '.join(f'n{i}' for i in range(16))}, and 2 more); 600 s left",
     ),
 }
 
@@ -1282,7 +1282,7 @@ def test_a_failure_that_a_restart_would_only_meet_again_ends_the_job(kind: type[
     ends = desk.sent()
     desk.hear(Stopped("b", 0, ()), Stopped("a", 0, (stuck,)))
 
-    why = "rank 1 on node a cannot go on (in uninterruptible sleep)"
+    why = "rank 1 on node a cannot continue (in uninterruptible sleep)"
     assert dict.fromkeys("ab", RoundEnd(0, why, False, decided=False)) == ends
     why += "; a restart would fail again"
     assert Final(False, why, "a", stuck) == desk.state.final

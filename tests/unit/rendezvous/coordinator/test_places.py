@@ -386,7 +386,7 @@ def test_an_end_for_want_of_nodes_names_the_places_that_were_refused() -> None:
 
     final = made.state.final
     assert final is not None and final.kind == "timeout"
-    assert final.why.endswith("; no ranks are given any more to n2 (10.0.0.1), which joined and left 5 times")
+    assert final.why.endswith("; no more ranks for n2 (10.0.0.1), which joined and left 5 times")
 
 
 def test_a_pause_does_not_hold_up_other_newcomers() -> None:

@@ -281,7 +281,7 @@ def test_job_whose_memory_is_gone_is_not_begun_anew_by_its_nodes() -> None:
     assert shell.server.nonce == "nonce"
     heartbeats = shell.find(COORDINATOR_HEARTBEAT, "nonce")
     assert isinstance(heartbeats, CoordinatorHeartbeat)
-    assert "it is not in the store any more" in heartbeats.over
+    assert "it is no longer in the store" in heartbeats.over
 
 
 @pytest.mark.parametrize("epoch", [-1, LAST_EPOCH, 1 << 62, "9" * 4300, "1e9", "null"])

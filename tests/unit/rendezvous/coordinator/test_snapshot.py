@@ -165,9 +165,9 @@ def of_round(**changes: Any) -> bytes:
     ("data", "said"),
     [
         (b"", "Expecting value"),
-        (b"\xff", "no coordinator's state"),
-        (b"[" * 100_000, "no coordinator's state"),
-        (b"[]", "no coordinator's state"),
+        (b"\xff", "not a coordinator's state"),
+        (b"[" * 100_000, "not a coordinator's state"),
+        (b"[]", "not a coordinator's state"),
         (b"{}", "'v'"),
         (plain(v=2), "version 2, this node reads version 1"),
         (plain(v=True), "True should be a int"),
@@ -181,13 +181,13 @@ def of_round(**changes: Any) -> bytes:
         (plain(waiting=[["a", 1, 1, "trainer", "a", 1, None, False, ""]]), "should be a list"),
         (plain(last_join=None), "None should be a number"),
         (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": 1e999'), "inf should be a finite"),
-        (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": NaN'), "NaN is no JSON number"),
+        (plain(last_join=0).replace(b'"last_join": 0', b'"last_join": NaN'), "NaN is not a JSON number"),
         (
             plain(
                 final={"type": "pulse", "v": 1, "nonce": "n", "count": 1, "status": "", "waiting": 0, "over": ""}
                 | {"read": None}
             ),
-            "a CoordinatorHeartbeat is where a Final",
+            "a CoordinatorHeartbeat instead of a Final",
         ),
         (of_round(own=[[0, 0, 2, 0]]), "1 rank assignments for the nodes"),
         (of_round(own=[], entries=[]), "0 rank assignments"),
@@ -195,7 +195,7 @@ def of_round(**changes: Any) -> bytes:
         (of_round(seats={}), "round"),
         (of_round(stopped=[7]), "out of range"),
         (of_round(left=[[0, 1]]), "1 should be a str"),
-        (of_round(causes=[[1.0, None]]), "no message"),
+        (of_round(causes=[[1.0, None]]), "not a message"),
     ],
 )
 def test_what_is_no_state_is_refused(data: bytes, said: str) -> None:

@@ -159,7 +159,7 @@ def test_without_a_port_rank_0_takes_one_that_is_free(address: str | None) -> No
 def test_a_store_that_holds_no_port_is_a_state_error() -> None:
     store: Any = DictStore(MASTER_ADDR="a", MASTER_PORT="b")
 
-    with pytest.raises(RendezvousStateError, match="no address and port"):
+    with pytest.raises(RendezvousStateError, match="not an address and a port"):
         RendezvousStoreInfo.build(1, store, None)
 
 
@@ -202,7 +202,7 @@ def test_a_handlers_job_has_the_token_of_the_environment(monkeypatch: pytest.Mon
     ("backend", "endpoint", "run_id", "options", "why"),
     [
         ("c10d", "localhost:99999", "job", {}, "99999"),
-        ("c10d", "localhost:0", "job\udce9", {}, r"run_id='job\\udce9' must be text that can be written in UTF-8"),
+        ("c10d", "localhost:0", "job\udce9", {}, r"run_id='job\\udce9' must be a string that can be encoded in UTF-8"),
         ("c10d", "localhost:0", "", {}, "run_id=''"),
         *(("static", "localhost:29999", "job", rank, "rank") for rank in ({}, {"rank": 2}, {"rank": -1})),
         *(("static", place, "job", {"rank": 0}, "needs host:port") for place in ("", " ", "node0", "node0:0", "[::1]")),

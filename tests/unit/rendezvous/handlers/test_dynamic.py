@@ -114,7 +114,9 @@ def test_what_cannot_work_is_refused(arguments: dict[str, Any], why: str) -> Non
 
 @pytest.mark.parametrize("backend", [None, "c10d", object()])
 def test_what_is_no_back_end_is_refused(backend: Any) -> None:
-    with pytest.raises(ConfigError, match=r"backend=.* is no RendezvousBackend: it has no name, get_state, set_state"):
+    with pytest.raises(
+        ConfigError, match=r"backend=.* is not a RendezvousBackend: it lacks name, get_state, set_state"
+    ):
         DynamicRendezvousHandler.from_backend("job", STORE, backend, 1, 2)
 
 
@@ -149,7 +151,7 @@ def test_a_state_in_etcd_has_a_job_and_a_time_to_live(run_id: Any, ttl: Any, why
 
 
 def test_a_back_end_is_not_called_like_nodes_with_given_ranks() -> None:
-    with pytest.raises(ConfigError, match="called 'static'"):
+    with pytest.raises(ConfigError, match="name 'static'"):
         DynamicRendezvousHandler.from_backend("job", STORE, Untouched("static"), 1, 2)
 
 

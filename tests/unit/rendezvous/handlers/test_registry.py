@@ -80,7 +80,7 @@ def test_the_same_creator_may_be_registered_again(registry: RendezvousHandlerReg
 def test_a_second_creator_of_one_name_is_refused_and_the_first_stays(registry: RendezvousHandlerRegistry) -> None:
     registry.register("mine", Handler)
 
-    with pytest.raises(ConfigError, match=r"'mine' is made by .*Handler.* already"):
+    with pytest.raises(ConfigError, match=r"'mine' already belongs to .*Handler"):
         registry.register("mine", lambda params: Handler(params))
     assert isinstance(registry.create_handler(params()), Handler)
 

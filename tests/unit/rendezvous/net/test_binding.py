@@ -37,7 +37,7 @@ def test_a_literal_address_of_another_machine_is_elsewhere() -> None:
     outcome = bind_endpoint(FAR.host, 0, [FAR])
 
     assert isinstance(outcome, Elsewhere)
-    assert "192.0.2.7 is no address of this machine" in outcome.why
+    assert "192.0.2.7 is not an address of this machine" in outcome.why
 
 
 def test_who_comes_second_sees_that_the_endpoint_is_taken() -> None:
@@ -46,7 +46,7 @@ def test_who_comes_second_sees_that_the_endpoint_is_taken() -> None:
 
         outcome = bind_endpoint("localhost", port, [V4, V6])
 
-    assert Taken(f"another process listens at 127.0.0.1:{port} of this machine already") == outcome
+    assert Taken(f"another process already listens on 127.0.0.1:{port} of this machine") == outcome
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_job_alone_on_its_node_listens_no_wider_than_the_name_leads() -> None:
 
         again = bind_endpoint(socket.gethostname(), port, [DEBIAN], alone=True)
 
-    assert ("127.0.1.1", Taken(f"another process listens at 127.0.1.1:{port} of this machine already")) == (
+    assert ("127.0.1.1", Taken(f"another process already listens on 127.0.1.1:{port} of this machine")) == (
         address,
         again,
     )

@@ -285,7 +285,7 @@ def test_a_node_whose_coordinator_finds_another_one_ends_and_names_it() -> None:
 
 
 class Guests:
-    """A back end whose store serves a job with the id *served*, and has *guests*."""
+    """A backend whose store serves a job with the id *served*, and has *guests*."""
 
     def __init__(self, served: str, guests: Sequence[str] = ()) -> None:
         self.served, self.guests = served, guests

@@ -278,7 +278,7 @@ def test_a_job_that_has_begun_anew_is_not_this_nodes_any_more() -> None:
     shell.greeted(evolve(GREETING, nonce="other", host="c"))
 
     assert isinstance(shell.session.error, RendezvousClosedError)
-    assert "job 'job' was started anew on c" in str(shell.session.error)
+    assert "job 'job' was restarted on c" in str(shell.session.error)
 
 
 @pytest.mark.parametrize(
@@ -515,7 +515,7 @@ def test_a_message_that_is_refused_in_any_size_ends_the_job() -> None:
     assert tries < 12
     close = shell.envelope().report
     assert close == CloseJob("b", "the store refused a message of node b: request is too large")
-    assert "node b cannot go on: request is too large" in str(shell.session.error)
+    assert "node b cannot continue: request is too large" in str(shell.session.error)
     shell.deny()
     assert not isinstance(shell.what(), Post)
 
@@ -759,7 +759,7 @@ def test_ranks_that_come_while_contact_is_lost_are_none() -> None:
 
     shell.reads(evolve(SEAT, heard=2))
 
-    assert "the ranks of round 0 came while contact was lost" == why_lost(shell)
+    assert "the ranks of round 0 arrived while contact was lost" == why_lost(shell)
 
 
 def test_ranks_that_are_taken_after_contact_was_lost_are_none() -> None:
@@ -899,7 +899,7 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
 
     shell.hears(CoordinatorHeartbeat("nonce", shell.heartbeats + 16))
 
-    assert "as if it was suspended" in why_lost(shell)
+    assert "which was probably suspended" in why_lost(shell)
     kill_at = shell.session.kill_at()
     assert kill_at == pytest.approx(shell.now + (KILL - FENCE) * HEARTBEAT)
 
@@ -1293,7 +1293,7 @@ def test_a_heartbeat_that_says_that_the_job_has_ended_ends_this_nodes_part() -> 
 
 
 def test_success_before_a_request_for_ranks_is_sent_with_it() -> None:
-    """By a sidecar that takes the place of one that may not have passed it on: the request says that all are gone."""
+    """By a sidecar that replaces a node that may not have passed it on: the request says that all are gone."""
     shell = Shell().greeted()
     shell.hear(SendReport(Stopped("b", 3, ())))
     shell.hear(SendReport(Succeeded("b", 4)))

@@ -69,9 +69,9 @@ def note(**changes: Any) -> bytes:
     ("data", "said"),
     [
         (b"", "Expecting value"),
-        (b"\xff\xfe\xfd", "no message"),
-        (b"[" * 100_000, "no message"),
-        (b"[1]", "no JSON object"),
+        (b"\xff\xfe\xfd", "not a message"),
+        (b"[" * 100_000, "not a message"),
+        (b"[1]", "not a JSON object"),
         (b"{}", "version None, this node reads version 1"),
         (broken(v=2), "version 2, this node reads version 1"),
         (broken(v=True), "version True"),
@@ -99,9 +99,9 @@ def note(**changes: Any) -> bytes:
         (note(age=None), "None should be a number"),
         (note(age=10**400), "finite"),
         (note(age=0).replace(b'"age": 0', b'"age": 1e999'), "finite"),
-        (note(age=0).replace(b'"age": 0', b'"age": NaN'), "NaN is no JSON number"),
+        (note(age=0).replace(b'"age": 0', b'"age": NaN'), "NaN is not a JSON number"),
         (note(rank="0"), "'0' should be a int"),
-        (broken(node=1).replace(b"1", b"1" * 5000), "no message"),
+        (broken(node=1).replace(b"1", b"1" * 5000), "not a message"),
     ],
 )
 def test_what_is_no_message_is_refused(data: bytes, said: str) -> None:

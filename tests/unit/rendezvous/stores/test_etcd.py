@@ -1,4 +1,4 @@
-"""What the etcd back end says of values before anything is connected."""
+"""What the etcd backend says of values before anything is connected."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def test_a_bad_endpoint_is_refused_before_anything_waits(endpoint: str, why: str
 
 
 def test_another_back_end_s_job_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rdzv_backend='c10d' is none of etcd, etcd-v2, etcd-v3"):
+    with pytest.raises(ConfigError, match="rdzv_backend='c10d' is unknown: give one of etcd, etcd-v2, etcd-v3"):
         EtcdBackend(NodeJob(run_id="run", node="n", backend="c10d", endpoint="h:1"))
 
 
 @pytest.mark.parametrize("name", ["ssl_cert", "ssl_cert_key", "ca_cert"])
 def test_a_missing_tls_file_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}='/no/such/file': there is no such file"):
+    with pytest.raises(ConfigError, match=f"{name}='/no/such/file' does not exist"):
         backend(protocol="https", **{name: "/no/such/file"})
 
 
 @pytest.mark.parametrize("name", ["cert", "key", "cacert"])
 def test_the_other_names_of_tls_files_are_known(name: str) -> None:
-    with pytest.raises(ConfigError, match="there is no such file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         backend(protocol="https", **{name: "/no/such/file"})
 
 
@@ -76,7 +76,7 @@ def test_a_key_without_its_certificate_is_refused(tmp_path: Path) -> None:
         backend(protocol="https", ssl_cert_key=str(tmp_path / "key"))
 
 
-@pytest.mark.parametrize(("name", "why"), [("ca_cert", "holds no certificate"), ("ssl_cert", "no certificate and key")])
+@pytest.mark.parametrize(("name", "why"), [("ca_cert", "contains no certificate"), ("ssl_cert", "not a certificate")])
 def test_a_tls_file_that_holds_something_else_is_named(tmp_path: Path, name: str, why: str) -> None:
     path = tmp_path / "file"
     path.write_text("nothing")

@@ -40,7 +40,7 @@ def test_what_no_tcpstore_takes_is_refused_with_its_size_and_not_sent(values: di
     store = Kept()
     ours = exchange(store)
 
-    with pytest.raises(RequestRefusedError, match=r"takes no [0-9,]+ bytes at a.*8,388,608 bytes") as refused:
+    with pytest.raises(RequestRefusedError, match=r"cannot store [0-9,]+ bytes at a.*8,388,608 bytes") as refused:
         ours.write({"small": b"x", **values})
 
     assert refused.value.too_large

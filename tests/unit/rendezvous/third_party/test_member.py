@@ -557,5 +557,5 @@ def test_a_scribble_in_the_store_is_a_state_error(cluster: Cluster, scribble: by
 
 
 def test_what_is_no_handler_is_refused_by_the_methods_that_it_lacks() -> None:
-    with pytest.raises(ConfigError, match="rdzv_handler=3 is no rendezvous handler: it has no next_rendezvous"):
+    with pytest.raises(ConfigError, match="rdzv_handler=3 is not a rendezvous handler: it lacks next_rendezvous"):
         HandlerMember(3)

@@ -89,7 +89,7 @@ def test_elsewhere_a_warning_names_the_cause_where_nobody_listens(
         port = server.getsockname()[1]
     create(is_hosted=False, then=joined_watcher)("localhost", port, 0)
 
-    assert f"wait for a store at localhost:{port}, where nobody listens" in capfd.readouterr().err
+    assert f"wait for a store at localhost:{port}, where no process listens" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("soon")

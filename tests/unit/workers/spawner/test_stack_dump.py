@@ -117,7 +117,7 @@ def test_a_process_that_would_die_of_the_signal_is_not_sent_it(start: Start) -> 
 
     found = look(silent, tells)
 
-    assert "no Python that could tell" in found[0]
+    assert "no Python code that could answer" in found[0]
     assert "in sits_here" in found[1]
     assert not silent[1].has_ended()
 
