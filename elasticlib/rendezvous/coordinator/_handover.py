@@ -277,6 +277,7 @@ def _round(current: Round, now: float, commands: dict[str, int]) -> dict[str, An
         "causes": [_cause(cause, now) for cause in current.causes],
         "end": _message(current.end),
         "rejoined": current.rejoined,
+        "cause_due": None if current.cause_due is None else max(0.0, current.cause_due - now),
     }
 
 
@@ -306,6 +307,7 @@ def _read_round(value: Any, now: float, after: Mapping[str, int], commands: Sequ
         causes=tuple(_read_cause(cause, now) for cause in value["causes"]),
         end=None if value["end"] is None else _read_message(value["end"], messages.RoundEnd),
         rejoined=_untrusted.line(value.get("rejoined", "")),
+        cause_due=None if value.get("cause_due") is None else now + _untrusted.seconds(value["cause_due"]),
     )
 
 

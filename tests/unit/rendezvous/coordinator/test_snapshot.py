@@ -11,6 +11,7 @@ from attrs import Factory, define, evolve
 from hypothesis import given, strategies as st
 
 from elasticlib.errors import RendezvousStateError
+from elasticlib.rendezvous.coordinator._causes import CAUSE_WAIT
 from elasticlib.rendezvous.coordinator._coordinator import mailboxes, step
 from elasticlib.rendezvous.coordinator._handover import decode_state, encode_state
 from elasticlib.rendezvous.coordinator._state import (
@@ -130,6 +131,19 @@ def test_a_job_goes_on_under_another_clock_as_it_would_have(course: Course, skew
 
 def test_it_comes_back_that_nodes_were_forgotten() -> None:
     assert decode_state(encode_state(JobState(Rules(), has_forgotten=True), 7.0), 1.0).has_forgotten
+
+
+def test_a_new_coordinator_reports_an_open_cause_when_the_former_would_have() -> None:
+    course = Course(JobState(Rules(1, 1)))
+    course.hear(Join(NAMES[0], Descriptor(1, "trainer", (NAMES[0],), 1)))
+    course.hear(Failed(NAMES[0], 0, ()))
+    assert course.state.round is not None
+
+    copy = decode_state(encode_state(course.state, course.now), 5.0)
+
+    assert course.state.round.cause_due == course.now + CAUSE_WAIT
+    assert copy.round is not None
+    assert copy.round.cause_due == 5.0 + CAUSE_WAIT
 
 
 def test_a_new_coordinator_gives_everybody_a_full_heartbeat_time() -> None:
