@@ -229,7 +229,7 @@ def test_bad_call(elastic):
     result.stdout.fnmatch_lines(
         [
             "*asks for 'rank', which exists only in the test's body*",
-            "*fixture 'rank' of *test_no_mark exists only on a rank:  mark the test*",
+            "*fixture 'rank' of *test_no_mark exists only on a rank: mark the test*",
             "*fixture or argument 'lock' of *test_lock, a lock, cannot be sent to the ranks: TypeError: cannot pickle*",
         ],
         consecutive=False,

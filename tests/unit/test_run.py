@@ -858,7 +858,10 @@ def test_node_replaced_after_its_script_was_done_exits_with_0(
 @pytest.mark.parametrize(
     ("error", "shown"),
     [
-        (ConfigError.of_setting("rdzv_endpoint", "'x:y' is no endpoint"), "--rdzv-endpoint='x:y' is no endpoint"),
+        (
+            ConfigError.of_setting("rdzv_endpoint", "'x:y' is not an endpoint"),
+            "--rdzv-endpoint='x:y' is not an endpoint",
+        ),
         (ConfigError.of_setting("rdzv_configs", "{'a': '1'}: unknown"), "--rdzv-conf={'a': '1'}: unknown"),
         (ConfigError.of_setting("run_id", "'': no"), "run_id='': no"),
         (ConfigError("rdzv_endpoint='x:y' says a sentence"), "rdzv_endpoint='x:y' says a sentence"),

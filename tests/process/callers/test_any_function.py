@@ -98,8 +98,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "",
         "global variable 'guard' that helper .*uses, a lock, .* with fn",
     ),
-    "async def": ("async def fn():\n    pass", "", "only makes a coroutine"),
-    "generator function": ("def fn():\n    yield 1", "", "only makes a coroutine or generator"),
+    "async def": ("async def fn():\n    pass", "", "only creates a coroutine"),
+    "generator function": ("def fn():\n    yield 1", "", "only creates a coroutine or generator"),
     "a lock returned": ("def fn():\n    return threading.Lock()", "", "the return value, a _thread.lock"),
 }
 """The ways on which a part is reached and named are those of tests/unit/workers/test_packing.py."""

@@ -350,4 +350,4 @@ def test_a_process_that_the_function_forked_cannot_answer_for_it(
     config = LaunchConfig(nproc_per_node=2, max_restarts=0, start_method=method)  # type: ignore[arg-type]
 
     assert {0: 0, 1: 1} == elastic_launch(config, forks_and_returns)(raises)
-    assert 2 == capfd.readouterr().err.count("came back from the user's code")
+    assert 2 == capfd.readouterr().err.count("returned from the user's code")

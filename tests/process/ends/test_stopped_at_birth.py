@@ -52,7 +52,7 @@ def test_a_spawner_that_is_stopped_before_it_begins_is_continued(
     config = LaunchConfig(nproc_per_node=1, preload=[stops_at(1)])
 
     assert {0: "done"} == elastic_launch(config, returns)()
-    assert "the spawner process" in caplog.text and "it is continued" in caplog.text
+    assert "the spawner process" in caplog.text and "the launcher continues it" in caplog.text
 
 
 @pytest.mark.parametrize(("number", "who"), [(1, "reaper"), (2, "spawner")])
@@ -70,4 +70,4 @@ print(elastic_launch(LaunchConfig(nproc_per_node=1, start_method="fork"), lambda
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60)
 
     assert "{0: 'done'}" in done.stdout, done.stderr
-    assert f"the {who} process" in done.stderr and "it is continued" in done.stderr
+    assert f"the {who} process" in done.stderr and "the launcher continues it" in done.stderr

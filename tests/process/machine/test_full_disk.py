@@ -62,4 +62,4 @@ def test_lines_that_a_logger_could_not_write_are_warned_of(small_disk: Path, cap
     """Nothing failed, and yet lines are missing: the launcher says so."""
     assert {0: "trained on", 1: "trained on"} == launch(logs, small_disk)
 
-    assert 1 == sum("no room is left on the disk" in record.getMessage() for record in caplog.records)
+    assert 1 == sum("lines that workers could not write are lost" in record.getMessage() for record in caplog.records)

@@ -234,7 +234,7 @@ class Works:
     ids=lambda value: type(value).__name__,
 )
 def test_a_function_that_only_makes_a_coroutine_or_generator_is_refused(function: object) -> None:
-    with pytest.raises(EntrypointError, match="only makes a coroutine or generator"):
+    with pytest.raises(EntrypointError, match="only creates a coroutine or generator"):
         elastic_launch(LaunchConfig(nproc_per_node=1), function)()  # type: ignore[arg-type]
 
 

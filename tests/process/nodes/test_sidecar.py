@@ -269,14 +269,14 @@ def test_a_slow_import_of_torch_is_waited_for_and_named(start: Start, tmp_path: 
     with said.open("w") as stderr:
         slow = start(path=str(tmp_path), stderr=stderr)
     deadline = time.monotonic() + LIMIT
-    while "import torch" not in said.read_text() and "is no store" not in said.read_text():
+    while "import torch" not in said.read_text() and "is not a store" not in said.read_text():
         assert time.monotonic() < deadline
         threading.Event().wait(0.05)
     loaded.touch()
 
     assert 2 == slow.hears("seat", "lost", "error")["size"]
     assert "n1/1-a has waited 5 s for job 'job': `import torch` takes so long" in said.read_text()
-    assert "is no store" not in said.read_text()
+    assert "is not a store" not in said.read_text()
 
 
 def test_a_job_that_cannot_work_is_refused_as_over_there() -> None:

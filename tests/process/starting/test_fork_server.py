@@ -472,7 +472,7 @@ def test_interpreter_without_the_library_runs_the_script_with_a_warning(
     """Without its site-packages an interpreter finds nothing that was installed."""
     monkeypatch.setenv("PYTHON_EXEC", wrapper(tmp_path, "exec {python} -S"))
 
-    with pytest.warns(UserWarning, match="cannot import elasticlib: each worker imports everything anew"):
+    with pytest.warns(UserWarning, match="cannot import elasticlib: each worker imports everything itself"):
         seen = seen_by(script, "a", preload=("colorsys",))
 
     assert {"warm": False, "site": False, "wrapped": None, "argv": ["a"], "rank": "0"} == seen

@@ -262,4 +262,4 @@ def test_an_agent_of_the_interpreters_start_lives_in_each_worker(options: tuple[
     assert 0 == done.returncode, done.stderr
     assert ["['MainThread', 'agent']"] * 2 == done.stdout.splitlines()
     assert ["end-0", "end-1"] == sorted(os.listdir(tmp_path / "out"))
-    assert ("nothing is imported ahead of workers (preload='torch')" in done.stderr) == ("--preload=torch" in options)
+    assert ("preload='torch' is ignored" in done.stderr) == ("--preload=torch" in options)

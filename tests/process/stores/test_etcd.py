@@ -261,7 +261,7 @@ def test_a_server_can_be_started_again_with_its_data(tmp_path: Path) -> None:
     ("path", "error", "why"),
     [
         ("/bin/false", StartError, "exit status 1"),
-        ("/no/such/etcd", ConfigError, "TORCHELASTIC_ETCD_BINARY_PATH='/no/such/etcd' is no program"),
+        ("/no/such/etcd", ConfigError, "TORCHELASTIC_ETCD_BINARY_PATH='/no/such/etcd' is not a program"),
     ],
     ids=["no etcd", "missing"],
 )

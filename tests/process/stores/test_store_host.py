@@ -88,5 +88,5 @@ def test_store_stopped_after_its_nodes_workers_is_continued() -> None:
     """Workers of the other node would wait for it in silence."""
     said = two_nodes(str(int(signal.SIGSTOP)))
 
-    assert re.search(r"the worker store process \(pid \d+\) was stopped .*: it is continued", said), said
+    assert re.search(r"the worker store process \(pid \d+\) was stopped .*: the launcher continues it", said), said
     assert "round 0 ended" not in said

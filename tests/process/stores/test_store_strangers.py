@@ -217,7 +217,7 @@ class TestClaims:
         exchange, heir = guest(), self.claim("heir")
         assert self.claim("dead").take(exchange)
 
-        with pytest.raises(RendezvousConnectionError, match=r"it can be started anew in 20\.0 s"):
+        with pytest.raises(RendezvousConnectionError, match=r"it can be restarted in 20\.0 s"):
             heir.take_over(exchange)
         heir.clock = lambda: 21.0
 
@@ -261,7 +261,7 @@ class TestClaims:
         office.write(greeting("mine", 1))
         exchange.delete([ANNOUNCEMENT, COORDINATOR_HEARTBEAT, "claimant"])
 
-        with pytest.raises(LeadershipLost, match="job 'job' was counted as dead"):
+        with pytest.raises(LeadershipLost, match="another node restarted job 'job'"):
             office.write(greeting("mine", 2))
 
     def test_greeting_of_a_live_rival_ends_a_coordinator_and_an_old_one_not(
