@@ -379,9 +379,10 @@ def writes(index):
     return float(large[0])
 
 if __name__ == "__main__":
-    config = LaunchConfig(nproc_per_node=1, max_restarts=0, preload=())
+    # By value: workers that import the script make tensors of their own, as under torch's spawn.
+    config = LaunchConfig(nproc_per_node=1, max_restarts=0, preload=(), main="value")
     print("RESULT", json.dumps(["launch", elastic_launch(config, by_spawn)(0, numpy.ones(1 << 18), more)[0]]))
-    with pool(1, group=None, preload=()) as made:
+    with pool(1, group=None, preload=(), main="value") as made:
         large += 1
         made.run(writes, 1)
         made.run(len, numpy.ones(1 << 18))                # which has no definitions
