@@ -133,7 +133,7 @@ def test_it_comes_back_that_nodes_were_forgotten() -> None:
     assert decode_state(encode_state(JobState(Rules(), has_forgotten=True), 7.0), 1.0).has_forgotten
 
 
-def test_a_new_coordinator_reports_an_open_cause_when_the_former_would_have() -> None:
+def test_an_open_cause_is_due_as_before_under_the_next_coordinator() -> None:
     course = Course(JobState(Rules(1, 1)))
     course.hear(Join(NAMES[0], Descriptor(1, "trainer", (NAMES[0],), 1)))
     course.hear(Failed(NAMES[0], 0, ()))
