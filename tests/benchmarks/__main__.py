@@ -94,7 +94,7 @@ def main() -> int:
         lines.extend(line for line in found if options.only is None or line.figure.promise in options.only)
     run = report.Run((pair[0].name, pair[1].name), pairs, options.seed, options.quick, tuple(lines), tuple(failures))
     table = report.text(run)
-    print(table)
+    print("\n\nno figures: ".join([table, *failures]))
     if options.page is not None:
         options.page.write_text(report.written(options.page.read_text(encoding="utf-8"), table), encoding="utf-8")
     if options.json is not None:

@@ -82,7 +82,7 @@ def text(run: Run) -> str:
         f"Python {facts['python']}, torch {facts['torch']}; {run.pairs} pairs, seed {run.seed}"
         f"{', quick' if run.quick else ''}"
     )
-    return "\n".join([title, "", *texts, *(f"\nno figures: {each}" for each in run.failures)])
+    return "\n".join([title, "", *texts])
 
 
 def written(page: str, table: str) -> str:
