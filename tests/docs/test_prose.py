@@ -13,21 +13,21 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "elasticlib" / "docs").glob("*.md"))]
 SOURCES = sorted((ROOT / "elasticlib").rglob("*.py"))
 HABITS = {
-    "told, tells: write reported, sent, logged": (r"\b(?:told|tells)\b", 2, 8),
-    "anew, whoever: write again, anyone who": (r"\b(?:anew|for ever|whoever|whichever)\b", 2, 7),
-    "by itself: write alone, on its own": (r"\bby (?:itself|themselves)\b", 2, 3),
-    "is no X: write is not a valid X": (r"\b(?:is|are|was|were) (?:no|none)\b (?!longer|more|other|need)", 7, 77),
-    "is to be: write must be": (r"\b(?:is|are|was|were) to (?:be|go|have|run|wait)\b", 0, 2),
-    "as it is: write unchanged, now": (r"\bas (?:it|they) (?:is|are)\b|\bas ever\b", 5, 2),
-    "is there: write exists": (r"\b(?:is|are) there\b", 2, 13),
-    "of which, of what: write a sentence of its own": (r"\bof (?:that|which|what|whom)\b(?! is)", 10, 25),
-    "mend, take along: write repair, send": (r"\b(?:mend\w*|takes? along|took along|comes? to be)\b", 1, 0),
+    "told, tells: write reported, sent, logged": (r"\b(?:told|tells)\b", 1, 1),
+    "anew, whoever: write again, anyone who": (r"\b(?:anew|for ever|whoever|whichever)\b", 0, 0),
+    "by itself: write alone, on its own": (r"\bby (?:itself|themselves)\b", 0, 0),
+    "is no X: write is not a valid X": (r"\b(?:is|are|was|were) (?:no|none)\b (?!longer|more|other|need)", 0, 8),
+    "is to be: write must be": (r"\b(?:is|are|was|were) to (?:be|go|have|run|wait)\b", 0, 0),
+    "as it is: write unchanged, now": (r"\bas (?:it|they) (?:is|are)\b|\bas ever\b", 0, 2),
+    "is there: write exists": (r"\b(?:is|are) there\b", 1, 2),
+    "of which, of what: write a sentence of its own": (r"\bof (?:that|which|what|whom)\b(?! is)", 2, 4),
+    "mend, take along: write repair, send": (r"\b(?:mend\w*|takes? along|took along|comes? to be)\b", 0, 0),
     "need not: write does not have to": (r"\b(?:has|have) not to\b|\bneed not\b", 0, 6),
 }
 """A habit with what to write instead: its pattern, and how often pages and sources still have it at most."""
 QUESTION = re.compile(r"(What|Who|Whose|Whom|Whoever|Whatever|Whether|Where|Have|Until when|Of)\b")
 LONGEST = 32
-MOST_LONG = 12
+MOST_LONG = 2
 
 
 @functools.cache
