@@ -163,7 +163,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("--run-path", "run the file as a Python script, despite --module and --no-python", "0", _flag),
     ),
     "restarts and end": (
-        Option("--max-restarts", "how often all workers are restarted after failures", "0", int, metavar="N"),
+        Option("--max-restarts", "how many times all workers are restarted after failures", "0", int, metavar="N"),
         Option(
             "--monitor-interval",
             "polling interval in seconds, for rendezvous handlers of other packages",
@@ -182,7 +182,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--exit-timeout",
-            "seconds that a worker's process may take to exit on its program has finished; then its stacks "
+            "seconds that a worker's process may take to exit after its program has finished; then its stacks "
             "are logged and it is killed",
             None,
             float,
@@ -252,8 +252,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--rdzv-endpoint",
-            "address of the rendezvous, HOST:PORT (default port 29400; the server for etcd, 2379); port 0: "
-            "this launch only",
+            "address of the rendezvous, HOST:PORT (default port 29400; for etcd: its server, default port 2379); port "
+            "0: this launch only",
             "",
             metavar="HOST:PORT",
         ),
@@ -278,7 +278,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "--local-addr",
             "host name or address by which other nodes reach this node",
             metavar="HOST",
-            unset="found out",
+            unset="detected",
         ),
         Option("--node-rank", "rank of this node, from 0 (static only)", "0", int, metavar="N"),
         Option("--master-addr", "address of the node with rank 0 (static only)", "127.0.0.1", metavar="HOST"),

@@ -161,7 +161,9 @@ RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
         "times keep_alive_max_attempt, torch's form of heartbeat_timeout, is used if one of them is given",
         KEEP_ALIVE_INTERVAL,
     ),
-    "keep_alive_max_attempt": RdzvConfKey(ALL, _whole(1), "a whole number above 0", "see there", KEEP_ALIVE_ATTEMPTS),
+    "keep_alive_max_attempt": RdzvConfKey(
+        ALL, _whole(1), "a whole number above 0", "see keep_alive_interval", KEEP_ALIVE_ATTEMPTS
+    ),
     "reconnect_timeout": RdzvConfKey(ALL, *_SECONDS, "to find a store again that stopped answering", RECONNECT_TIMEOUT),
     "close_timeout": RdzvConfKey(
         ALL, *_SECONDS, "how long the coordinator stays up so that other nodes can read the outcome", CLOSE_TIMEOUT

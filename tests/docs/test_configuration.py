@@ -196,7 +196,10 @@ def test_defaults_that_are_said_in_words_are_the_codes() -> None:
     assert ROWS["--shutdown-timeout"].unset == f"{launch.TIMEOUT_VARIABLE}, else {launch.DEFAULT_SHUTDOWN_TIMEOUT}"
     assert ROWS["--exit-timeout"].unset.startswith(f"{_exiting.DEFAULT_EXIT_TIMEOUT:g} after")
     assert ROWS["--log-line-prefix-template"].unset.endswith(f"else {DEFAULT_PREFIX}")
-    assert f"(default port {DEFAULT_PORT}; the server for etcd, {etcd.DEFAULT_PORT})" in ROWS["--rdzv-endpoint"].help
+    assert (
+        f"(default port {DEFAULT_PORT}; for etcd: its server, default port {etcd.DEFAULT_PORT})"
+        in ROWS["--rdzv-endpoint"].help
+    )
     words = configuration.docstrings(LaunchConfig)
     assert f"{launch.TIMEOUT_VARIABLE}, else {launch.DEFAULT_SHUTDOWN_TIMEOUT}" in words["shutdown_timeout"]
     assert f"None gives {_exiting.DEFAULT_EXIT_TIMEOUT:g} s" in words["exit_timeout"]

@@ -496,7 +496,7 @@ DEFAULTS = {
     "--node-rank": "0",
     "--master-addr": "127.0.0.1",
     "--master-port": "29500; a free port for a job of one node",
-    "--local-addr": "found out",
+    "--local-addr": "detected",
     "--logs-specs": "default",
     "--worker-server": "off",
     "--numa-binding": "none",
