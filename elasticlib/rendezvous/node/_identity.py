@@ -29,7 +29,7 @@ LOOK_AGAIN = 0.1
 """Seconds until a suspected greeting is read again."""
 _SAME_TOKEN = (
     "give all nodes the same token (ELASTICLIB_TOKEN), or none (empty); without that variable each user has a token "
-    "of their own on loopbackendpoints"
+    "of their own on loopback endpoints"
 )
 
 
