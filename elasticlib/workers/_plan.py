@@ -518,7 +518,7 @@ def _is_package(path: str, typed: str) -> bool:
 
 
 def _is_plain_module(found: ModuleSpec | None) -> bool:
-    """Return True for a module with a loader, which is no package."""
+    """Return True for a module that has a loader and is not a package."""
     return found is not None and found.loader is not None and found.submodule_search_locations is None
 
 

@@ -73,6 +73,24 @@ def test_the_projects_own_modules_stay_where_they_were_imported_already(
         _own_modules.make_way(())
 
 
+def test_only_modules_that_the_project_names_are_looked_at(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at each of a fork server's modules would copy much of its memory into each worker."""
+    looked_at = set[str]()
+
+    class Noted(types.ModuleType):
+        def __getattr__(self, name: str) -> None:
+            looked_at.add(self.__name__)
+
+    monkeypatch.setattr(sys, "modules", {name: Noted(name) for name in ("queue", "torch", "torch.nn", "json")})
+    try:
+        _own_modules.make_way([str(project)])
+
+        assert {"queue"} == looked_at
+        assert ["torch", "torch.nn", "json"] == list(sys.modules)
+    finally:
+        _own_modules.make_way(())
+
+
 def test_the_projects_folders_come_before_the_interpreters() -> None:
     assert ["/project", "/more"] == _own_modules.folders_before(
         ["/project", "/more", "/usr/lib", "/late"], {"/usr/lib"}
