@@ -30,6 +30,7 @@ from tests.benchmarks.recoveries import RECOVERIES
 from tests.benchmarks.restart import RESTART
 from tests.benchmarks.sockets import SOCKETS
 from tests.benchmarks.terminals import TERMINALS
+from tests.docs import marked
 
 BENCHMARKS = (
     *(RECOVERIES, RESTART, LIFE, CALLS, KILLS, LOGS, SOCKETS, COMMANDS, *FORMING, LOST_NODE, PEERS_TOLD, RAISED),
@@ -96,7 +97,8 @@ def main() -> int:
     table = report.text(run)
     print("\n\nno figures: ".join([table, *failures]))
     if options.page is not None:
-        options.page.write_text(report.written(options.page.read_text(encoding="utf-8"), table), encoding="utf-8")
+        page = options.page.read_text(encoding="utf-8")
+        options.page.write_text(marked.replaced(page, {"figures": table}), encoding="utf-8")
     if options.json is not None:
         options.json.write_text(json.dumps(report.document(run), indent=1) + "\n")
     return 0 if report.all_reached(lines) and not failures else 1

@@ -13,8 +13,6 @@ from attrs import frozen
 from tests.benchmarks.figures import Line
 
 _HEAD = ("promise", "measure", "unit", "first", "second", "ratio", "goal", "reached")
-_MARKS = ("<!-- figures -->", "<!-- end of figures -->")
-"""Lines around the table in a page."""
 _VERDICTS = {True: "yes", False: "NO", None: ""}
 
 
@@ -83,15 +81,6 @@ def text(run: Run) -> str:
         f"{', quick' if run.quick else ''}"
     )
     return "\n".join([title, "", *texts])
-
-
-def written(page: str, table: str) -> str:
-    """Return *page* with *table* between its two marks."""
-    begin, _, rest = page.partition(_MARKS[0])
-    _, end, after = rest.partition(_MARKS[1])
-    if not end:
-        raise ValueError(f"the page has no marks {_MARKS[0]} and {_MARKS[1]}")
-    return f"{begin}{_MARKS[0]}\n{table}\n{end}{after}"
 
 
 def document(run: Run) -> dict[str, object]:

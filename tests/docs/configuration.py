@@ -15,7 +15,6 @@ import argparse
 import ast
 import inspect
 import pathlib
-import re
 import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -30,9 +29,9 @@ from elasticlib.cli._parser import Parser
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.rendezvous import _rdzv_options
 from elasticlib.spec import LaunchConfig, WorkerSpec
+from tests.docs import marked
 
 PAGE = pathlib.Path(elasticlib.__file__).parent / "docs" / "configuration.md"
-BLOCK = re.compile(r"(<!-- made from the code: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 OTHER_NAMES = {
     "nnodes": ("min_nodes", "max_nodes"),
     "rdzv_id": ("run_id",),
@@ -186,10 +185,7 @@ def tables() -> dict[str, Iterable[str]]:
 
 def written(page: str) -> str:
     """*page* with its tables as the code has them."""
-    made = tables()
-    marked = [name for _, name, _ in BLOCK.findall(page)]
-    assert sorted(made) == sorted(marked), f"tables that are made: {sorted(made)}; marks in the page: {sorted(marked)}"
-    return BLOCK.sub(lambda found: found[1] + "\n".join([*made[found[2]], ""]) + found[3], page)
+    return marked.replaced(page, {name: "\n".join(lines) for name, lines in tables().items()})
 
 
 if __name__ == "__main__":
