@@ -128,6 +128,7 @@ def texts(_: Any, attribute: Attribute[Any], value: Any) -> None:
             f"{value!r} must be a list of strings, such as ['loss', 'error']: lines that contain one of "
             "them are copied; None or [] for no filter",
         )
+
     for each in value:
         # Lines are compared as bytes. Bytes that are not UTF-8 are lone surrogates in Python's text.
         if not is_unicode(each, "surrogateescape"):
@@ -190,6 +191,7 @@ def arguments(name: str, value: Any) -> tuple[Any, ...]:
             value,
             len(value),
         )
+
     try:
         return tuple(value)
     except TypeError:
@@ -216,17 +218,20 @@ def words(value: Sequence[str] | str) -> tuple[str, ...]:
         raise ConfigError.of_setting(
             "preload", f"{value!r} must be module names, as a list or a comma-separated string"
         )
+
     found = tuple(filter(None, map(str.strip, parts)))
     if "learn" in found:
         raise ConfigError.of_setting(
             "preload", f"{','.join(found)!r} is no longer supported: use 'auto', or name the modules"
         )
+
     if "auto" in found and len(found) > 1:
         raise ConfigError.of_setting(
             "preload",
             f"{','.join(found)!r}: 'auto' cannot be combined with module names: name torch and the other "
             "modules instead",
         )
+
     return found
 
 

@@ -30,6 +30,7 @@ def as_launch_config(value: object) -> LaunchConfig:
     """
     if isinstance(value, LaunchConfig):
         return value
+
     settings = {}
     for each in dataclasses.fields(_torchs_kind(value)):
         setting = getattr(value, each.name)
@@ -37,6 +38,7 @@ def as_launch_config(value: object) -> LaunchConfig:
             settings[each.name] = setting
         elif not _is_default(each, setting):
             _log.warning("%s=%r has no effect: elasticlib's LaunchConfig has no such field", each.name, setting)
+
     return LaunchConfig(**settings)
 
 

@@ -273,8 +273,10 @@ class ProcessFailure:
         if data is None:
             self.error_file_data = {"message": "<NONE>"}
             return
+
         self.error_file_data = data
         message, trace, stamp = data["message"], "", data.get("timestamp", 0)
+
         # torch's error handler writes a dictionary.
         if isinstance(message, dict):
             extra = message.get("extraInfo")
@@ -282,6 +284,7 @@ class ProcessFailure:
                 extra = {}
             trace, stamp = str(extra.get("py_callstack") or ""), extra.get("timestamp", 0)
             message = message.get("message", "")
+
         self.message = self.message or str(message)
         self.traceback = self.traceback or trace
         self.timestamp = self.timestamp or _seconds_of(stamp)
@@ -443,6 +446,7 @@ class ChildFailedError(ElasticError):
             others.append(
                 f"  and {unseen} more of {self._elastic_ranks} ranks, which had ended or were stopped",
             )
+
         title = f"{self._elastic_title or self.name} FAILED"
         lines = [title, "Failures:", *others, "Root Cause (first observed failure):", root]
         longest = max(len(line) for block in lines for line in block.split("\n"))

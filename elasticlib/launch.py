@@ -163,6 +163,7 @@ class CheckedLaunch:
                 from elasticlib.agent import stop_health_check
 
                 until_run.callback(stop_health_check, health_check_server, records.log)
+
             self._config = config = as_launch_config(config)
             self._follows_callers = follows_callers
             self._choose_output(is_started)
@@ -172,6 +173,7 @@ class CheckedLaunch:
                 self.console.files = lambda: getattr(self._logs, "root_log_dir", "")
                 self.console.watch(self.title, shown_ranks(config), is_pool=bool(title), is_started=is_started)
                 until_end.callback(self.console.rest)
+
             self._choice = choose_rendezvous(config, work=self.title, command=_command_of(self.title, entrypoint, args))
             gpus = GPU_SHARES.of(f"job {self.title!r}", config.devices, config.nproc_per_node, is_started=is_started)
             shown = until_end.enter_context(gpus)
@@ -182,6 +184,7 @@ class CheckedLaunch:
             self.quit_shows_stacks = isinstance(config.signals_to_handle, _rules.Default)
             warn_of_ranks(self._logs, self.workers, config)
             records.log(records.LaunchStarted(self.title, {**_summary(config), "nproc_per_node": self.workers}))
+
             # The last check before the rendezvous: other nodes must not meet a node that cannot work.
             make_run_folder(self._logs, self._choice.run_id)
             self._until_run, self._until_end = until_run.pop_all(), until_end.pop_all()
@@ -202,12 +205,14 @@ class CheckedLaunch:
         is_in_notebook = ipython_shell() is not None
         if not is_in_notebook and not self._follows_callers:
             return prepared
+
         job = prepared.job
         if is_in_notebook:
             # A worker writes its own traceback only if the caller's logs_specs takes its output.
             cell_shows_errors = config.logs_specs is None
             key = self.console.word if self.console is not None else ""
             job = shown_by_caller(job, errors=cell_shows_errors, display_key=key, ranks=shown_ranks(config))
+
         return evolve(prepared, job=serving_caller(job))
 
     @property
@@ -298,11 +303,13 @@ class CheckedLaunch:
                 # From now on the agent stops the health check, when its run ends.
                 until_run.pop_all()
                 result = _run(agent)
+
             if result.is_failed():
                 error = ChildFailedError(self.title, result.failures)
                 error._elastic_ranks = agent.get_worker_group().workers[0].world_size
                 cause = agent.original_exception(error.get_first_failure()[0])
                 raise combined_error(error, cause, config.raise_as) from cause
+
             succeeded = True
         except SignalException:
             # The output of a pool's workers that were stopped on purpose is not needed.
@@ -310,6 +317,7 @@ class CheckedLaunch:
             raise
         finally:
             remove_logs(logs, given, succeeded=succeeded, is_kept=is_kept)
+
         return result.return_values
 
 
@@ -333,6 +341,7 @@ def _check(config: LaunchConfig, logs: LogsSpecs) -> metrics.MetricHandler | Non
         has_files = logs.has_files()
     else:
         has_files = getattr(logs, "root_log_dir", None) != os.devnull
+
     if not has_files:
         Duplicates(config.duplicate_stdout_filters, config.duplicate_stderr_filters).check(LogsDest())
     return metric_handler
@@ -373,6 +382,7 @@ def _worker_spec(
 ) -> WorkerSpec:
     """Return the spec of this node's workers, still without a rendezvous; they get the variables *shown*."""
     flags = flags_here()
+
     # The job's own fork server should count the devices, so it must import the same modules.
     ahead = preload_for(entrypoint) if isinstance(config.nproc_per_node, str) else ()
     workers = workers_per_node(config.nproc_per_node, config.preload, flags, shown, ahead)

@@ -37,6 +37,7 @@ def parse(args: Sequence[str], environ: Mapping[str, str]) -> Request:
 def launch(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
     """Run the launch that a namespace of `parse_args` describes. Raises what `elastic_launch` raises."""
     request = request_of(args, environ, sys.stderr)
+
     # Imported late, so that help and errors of usage appear sooner.
     from elasticlib.launch import elastic_launch
 
@@ -221,6 +222,7 @@ def carry_out(command: Callable[[], None], *, whole_program: bool) -> None:
         while whole_program and os.open(os.devnull, os.O_RDWR) < 3:
             # A standard stream was closed at our start: no other file may take its number.
             pass
+
     if whole_program:
         survive_notices()
     try:
@@ -252,9 +254,11 @@ def _leave_by(error: ElasticError) -> None:
     if isinstance(error, RendezvousGracefulExitError):
         # The job succeeded, and a script returns no results that could be missing.
         _leave(0, f"{PROG}: {error}")
+
     if isinstance(error, SignalException):
         # A second Ctrl-C must not interrupt the exit with a traceback.
         signal.signal(error.sigval, signal.SIG_IGN)
+
     _leave(1, f"{PROG}: {str(error) or 'interrupted'}")
 
 

@@ -107,6 +107,7 @@ class SimpleElasticAgent(ElasticAgent):
         else:
             checked_handler(handler)
             self._run_id = str(handler.get_run_id())
+
         self._shutdown_timeout = shutdown_timeout
         self._grace = shutdown_timeout
         """Seconds until SIGKILL in the next `_stop_workers`."""
@@ -237,11 +238,13 @@ class SimpleElasticAgent(ElasticAgent):
     def _meeting(self) -> AbstractContextManager[Membership]:
         """Return a context manager that takes part in the job for the length of a run."""
         spec = self._worker_group.spec
+
         # The opener of a `Rendezvous` closes it.
         if isinstance(spec.rdzv_handler, Rendezvous):
             return contextlib.nullcontext(self._member)
         if isinstance(spec.rdzv_handler, CoordinatedHandler):
             return spec.rdzv_handler.open_membership(spec.max_restarts, spec.local_addr)
+
         member = HandlerMember(
             spec.rdzv_handler,
             max_restarts=spec.max_restarts,
@@ -282,11 +285,14 @@ class SimpleElasticAgent(ElasticAgent):
         lost = self._lost_store(serves)
         if lost:
             return lost
+
         self._wait_readable(has_processes=runs or serves)
         events: list[_policy.Event] = [*self._requests()]
+
         # Workers may have been killed because contact was lost. They are checked first, so that the
         # loss, which is read later, is handled before them.
         seen = self._look() if runs else []
+
         # The lost store is the cause of failures that other nodes report, so it comes first.
         events += self._lost_store(serves)
         return [*events, *self._words(), *seen]
@@ -320,6 +326,7 @@ class SimpleElasticAgent(ElasticAgent):
                     self._dump_stacks()
                 case NoticeReceived(signum):
                     self._pass_on(signal.Signals(signum))
+
         return stops
 
     def _look(self) -> list[_policy.Event]:
@@ -329,14 +336,17 @@ class SimpleElasticAgent(ElasticAgent):
         for rank, failure in self._result.failures.items():
             # torch's failures, and so those of users' own agents, have no global rank.
             failure.rank = rank
+
         self._telemetry.seen(self._result)
         if self._result.state is WorkerState.HEALTHY:
             return []
+
         group.step(self._result.state, "_monitor_workers reported it")
         if self._result.state is WorkerState.SUCCEEDED:
             return [_policy.WorkersSucceeded()]
         if not self._result.failures:
             return [_policy.WorkersFailed(f"workers are {group.state.value}")]
+
         rank, failure = root_cause(self._result.failures)
         return [_policy.WorkersFailed(failure.message if failure.process else f"rank {rank}: {failure.message}")]
 
@@ -377,6 +387,7 @@ class SimpleElasticAgent(ElasticAgent):
                 return self._finish(action)
             case _:
                 assert_never(action)
+
         return None
 
     def _close_listener(self) -> None:
@@ -420,6 +431,7 @@ class SimpleElasticAgent(ElasticAgent):
         if self._listen():
             # This process was stopped, and other nodes may have the ranks by now.
             return
+
         self._runs, group = True, self._worker_group
         try:
             with self._telemetry.measured(self._start_workers):
@@ -429,6 +441,7 @@ class SimpleElasticAgent(ElasticAgent):
                 # It was stopped until its spawner was killed: the lost contact is the cause.
                 return
             raise
+
         # The process that hosts the store has a descriptor of its own.
         self._close_listener()
         for worker in group.workers:
@@ -443,6 +456,7 @@ class SimpleElasticAgent(ElasticAgent):
         if grace is not None:
             # A request has its own time, also a longer one. A loss of contact only shortens the time.
             self._grace = grace if signum is not None else min(grace, self._shutdown_timeout)
+
         self._sink(records.WorkersStopping(group.round, why, number, self._grace))
         self._telemetry.stopping()
         if signum is not None:
@@ -450,6 +464,7 @@ class SimpleElasticAgent(ElasticAgent):
         elif self._runs:
             with self._telemetry.measured(self._stop_workers):
                 self._stop_workers(group)
+
         self._runs = False
         group.step(WorkerState.STOPPED, why)
 
@@ -458,17 +473,20 @@ class SimpleElasticAgent(ElasticAgent):
         self._ended = True
         if end.succeeded:
             return self._succeed(end)
+
         if end.stop is None:
             self._worker_group.step(WorkerState.FAILED, end.why)
         error = error_of(end)
         if error is not None:
             raise error
+
         own = self._failures() if self._assigned else {}
         failures = agreed(own, end.final, self._member.node)
         workers_failed = self._assigned and self._result.state in _NOT_WELL
         if not failures and not workers_failed:
             # For example, a node was lost too often.
             raise RendezvousClosedError(end.why)
+
         return RunResult(WorkerState.FAILED, {}, failures)
 
     def _succeed(self, end: _policy.Finish) -> RunResult:

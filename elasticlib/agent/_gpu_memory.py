@@ -83,6 +83,7 @@ class GpuMemory:
         self._limit = self._limit_given()
         if not self._limit or not os.path.exists(DRIVER) or not _has_bindings():
             return
+
         ours, theirs = Channel.pair()
         with contextlib.closing(theirs):
             command = [sys.executable, "-c", _PROGRAM, search_path_argument()]
@@ -92,6 +93,7 @@ class GpuMemory:
                 ours.close()
                 self._sink(records.GpuMemoryUnknown(str(error)))
                 return
+
         self._link = Link(ours)
         self._send()
 
@@ -118,17 +120,21 @@ class GpuMemory:
         """
         if self._began is None:
             return None
+
         waited = self._clock() - self._began
         answer = self._receive()
         if answer is not None:
             self._began = None
             self._end_wait(answer, waited)
             return None
+
         if self._link is None:
             return None
+
         if waited >= self._limit + LATE:
             self._give_up(f"the driver has not answered for {self._limit:.0f} s")
             return None
+
         return self._limit + LATE - waited
 
     def close(self) -> None:
@@ -145,9 +151,11 @@ class GpuMemory:
         text = self._environment.get(TIMEOUT)
         if not text:
             return LIMIT
+
         seconds = as_seconds(text)
         if seconds is not None and seconds >= 0:
             return min(seconds, LONGEST_TIME)
+
         rule = "it must be a number of seconds, 0 for no wait"
         effect = f"the memory of workers that ended is waited for {LIMIT:g} s at most"
         self._sink(records.VariableIgnored(TIMEOUT, text, rule, effect))
@@ -253,6 +261,7 @@ def _read(nvml: Any) -> dict[str, int]:
     for index in visible(listed, names):
         with contextlib.suppress(nvml.NVMLError):
             found[f"GPU {index}"] = int(nvml.nvmlDeviceGetMemoryInfo(handles[index]).used)
+
     return found
 
 

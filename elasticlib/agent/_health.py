@@ -75,6 +75,7 @@ class HealthCheckServer:
         """Start to listen. Raises ``OSError`` if the port is in use or not permitted."""
         if self._wake is not None:
             return
+
         # One socket for both versions of IP, if the machine has both.
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
@@ -114,6 +115,7 @@ class HealthCheckServer:
                 _drop_late(clients)
                 if listener.fileno() in ready and not self._admit(listener, clients):
                     wait_readable([wake], _PAUSE)
+
             for client in clients.values():
                 client.close()
 
@@ -132,11 +134,14 @@ class HealthCheckServer:
                 return False
             clients.pop(next(iter(clients))).close()
             return True
+
         client = _Client(connection)
+
         # Most clients have sent their whole request by now.
         if client.is_served(self._answer):
             client.close()
             return True
+
         # Drop the oldest client.
         while len(clients) >= _ROOM:
             clients.pop(next(iter(clients))).close()
@@ -194,6 +199,7 @@ class _Client:
             return False
         except OSError:
             return True
+
         return said is not None or not piece
 
     def close(self) -> None:

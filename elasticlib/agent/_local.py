@@ -154,6 +154,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             if (folder := self._sockets.open()) is not None:
                 self._sink(records.WorkerServersPlaced(folder))
             self._gpu_memory.open()
+
             # The fork server imports torch while the nodes meet.
             with fork_servers.warming(job.fork_server, job.common.env, job.search_path):
                 result = super().run(role)
@@ -197,6 +198,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
         self._end_detached()
+
         # Rank 0 has no socket: the store of the rendezvous has the port, and no worker can bind it.
         agent_store = self._agent_store or (worker_group.group_rank == 0 and self._listener is None)
         agent_store = agent_store and not self._has_other_master
@@ -219,6 +221,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if not agent_store:
             # Worker 0 will bind this port.
             self._close_listener()
+
         self._await_gpu_memory()
         self._began = wall_time()
         if self._repeats is not None:
@@ -281,12 +284,14 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._processes.poll()
         present = self._processes.round
+
         # No worker is checked until the next round: to the health check this must not look like a hang.
         if present.any_failed() or present.gone():
             self._watch.rest()
         if present.all_succeeded():
             self._processes.drain()
             return RunResult(WorkerState.SUCCEEDED, present.return_values(worker_group.workers[0].global_rank))
+
         if present.any_failed() or present.lost is not None:
             return RunResult(WorkerState.FAILED, {}, self._failures())
 
@@ -294,6 +299,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         is_stuck = self._watch.look(running)
         if is_stuck:
             return RunResult(WorkerState.UNHEALTHY, {}, self._failures())
+
         return RunResult(WorkerState.HEALTHY)
 
     def _serves_others(self) -> bool:
@@ -357,6 +363,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 self._processes.hasten(signum, stop.grace)
             else:
                 self._sink(records.StopRepeated(stop.why, self._processes.grace_left()))
+
         with contextlib.suppress(RendezvousError):
             if self._listen():
                 grace = min(event.grace for event in self._events if isinstance(event, ContactLost))
@@ -365,10 +372,12 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _show_stacks_after_silence(self) -> None:
         """Let workers that were silent for long show their stacks; a signal ends the wait."""
         paths = [path for worker in self.workers_now() for path in (worker.stdout, worker.stderr) if path]
+
         # Workers without files write to this program's own stdout and stderr.
         silence = silent_for(wall_time(), self._began, [*_CONSOLE, *paths])
         if silence < _LONG_SILENCE:
             return
+
         self._sink(records.StacksShown(f"nothing was written for {silence:.0f} s: stacks of all ranks"))
         self._processes.ask_for_stacks()
         deadline = monotonic() + _STACKS_LIMIT
@@ -391,6 +400,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 self._end_detached()
         finally:
             self._processes.dismiss()
+
         # If the console blocks, the operator must not wait for it.
         self._processes.finish(_CONSOLE_TIMEOUT, self._signals.drain)
 

@@ -59,12 +59,15 @@ def agreed(own: dict[int, ProcessFailure], final: Final | None, node: str) -> di
     """Return the *own* failures of *node* by rank, with the coordinator's root cause."""
     if final is None or final.root is None:
         return own
+
     note = final.root
     is_own = final.root_node == node and note.rank in own
+
     # This node knows more about its own failure than the note contains.
     if is_own:
         own[note.rank].root = True
         return own
+
     when = wall_time() - note.age
     host = _host_of(final.root_node or "")
     root = ProcessFailure(**_facts(note), error_file="", timestamp=when, host=host, root=True)

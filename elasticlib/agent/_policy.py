@@ -208,6 +208,7 @@ def step(state: AgentState, event: Event) -> Step:
     # A late event changes nothing.
     if state.phase is Phase.DONE:
         return state, ()
+
     after, actions = _react(state, event)
     if after.phase is state.phase:
         return after, actions
@@ -215,6 +216,7 @@ def step(state: AgentState, event: Event) -> Step:
         raise InvalidTransitionError(
             f"the agent in round {state.round}", state.phase.value, after.phase.value, (*state.story, _described(event))
         )
+
     story = (*state.story, f"{state.phase.value} to {after.phase.value}: {_described(event)}")[-_STORY:]
     return evolve(after, story=story), actions
 
@@ -276,6 +278,7 @@ def _succeeded(state: AgentState) -> Step:
 def _gone(state: AgentState, gone: WorkersGone) -> Step:
     if state.phase is not Phase.STOPPING:
         return state, ()
+
     is_last_round = state.stop is not None or state.final is not None
     if is_last_round:
         return _done(state, TellStopped(state.round))
@@ -287,6 +290,7 @@ def _gone(state: AgentState, gone: WorkersGone) -> Step:
     # The round goes on without this node, or is repeated: in both cases the node needs new ranks.
     if state.lost or _is_repeated(state):
         return _orphaned(evolve(state, phase=Phase.JOINING), report, AskForRanks())
+
     return _orphaned(evolve(state, phase=Phase.WAITING), report)
 
 
@@ -298,14 +302,17 @@ def _ended(state: AgentState, end: RoundEnd) -> Step:
     # It belongs to a round that this node has left.
     if end.round != state.round:
         return state, ()
+
     state = evolve(state, end=end)
     if state.phase is Phase.RUNNING:
         return evolve(state, phase=Phase.STOPPING), (StopWorkers(end.why),)
+
     # `_gone` uses it after the workers' stop; a node that joins has reacted to it already.
     if state.phase is not Phase.WAITING:
         return state, ()
     if end.restart:
         return evolve(state, phase=Phase.JOINING), (TellStopped(state.round), AskForRanks())
+
     return state, (TellStopped(state.round),)
 
 
@@ -334,11 +341,14 @@ def _out_of_contact(state: AgentState, loss: ContactLost) -> Step:
         return evolve(state, phase=Phase.STOPPING, lost=True), (StopWorkers(loss.why, grace=loss.grace),)
     if state.phase is Phase.STOPPING:
         return evolve(state, lost=True), ()
+
     state = evolve(state, phase=Phase.JOINING, has_reported_store=False)
+
     # A coordinator that has counted this node as dead sends it nothing more, but answers a new
     # request to join. The sidecar that got the report of a success may be gone, so it is repeated.
     if state.succeeded and state.end is None:
         return state, (TellSucceeded(state.round), AskForRanks())
+
     return state, (AskForRanks(),)
 
 
@@ -369,13 +379,16 @@ def _signalled(state: AgentState, stop: StopRequested) -> Step:
     # The first request has already started this node's end.
     if state.stop is not None:
         return state, ()
+
     state = evolve(state, stop=stop)
     if state.phase is Phase.RUNNING:
         leave = LeaveJob(stop.why, state.round)
         return evolve(state, phase=Phase.STOPPING), (leave, StopWorkers(stop.why, stop.signum, stop.grace))
+
     # The stop of the workers continues, and `_gone` then ends this node's run.
     if state.phase is Phase.STOPPING:
         return state, (LeaveJob(stop.why, state.round),)
+
     return _done(state, LeaveJob(stop.why))
 
 
@@ -387,10 +400,12 @@ def _done(state: AgentState, *first: Action) -> Step:
 def _finish(state: AgentState) -> Finish:
     """Return how the job ended for this node: by its own signal or the coordinator's decision."""
     stop, final = state.stop, state.final
+
     # A signal ends this node's run, and the coordinator has not ended the job yet.
     if final is None:
         why = "" if stop is None else stop.why
         return Finish(False, why, stop)
+
     is_failed = stop is not None or not final.succeeded
     if is_failed:
         return Finish(False, final.why, stop, final)
@@ -398,8 +413,10 @@ def _finish(state: AgentState) -> Finish:
     # No worker of this node was in the last round, so it has no results that could count.
     if not state.succeeded:
         return Finish(True, final.why, stop, final)
+
     if final.round != state.round:
         # The results belong to a round that was repeated, so the job succeeded without this node.
         why = f"the results of round {state.round} were discarded: {final.why} without this node"
         return Finish(False, why, stop, final)
+
     return Finish(True, final.why, stop, final, results=True)

@@ -76,6 +76,7 @@ class Telemetry:
         """Report that ranks have arrived, and the end of the last round if that was open."""
         self._end_round(assignment.cause)
         last = self._group.round
+
         # This node had no contact at the end of that round, and learns its cause only now.
         if assignment.cause and self._ended < last == assignment.round - 1:
             self._sink(records.RoundEnded(last, assignment.cause, True))
@@ -114,6 +115,7 @@ class Telemetry:
         if getattr(hook, MEASURED_BY_PROF, False):
             yield
             return
+
         begun, succeeded = self._clock(), False
         try:
             yield
@@ -151,6 +153,7 @@ class Telemetry:
         """
         if not self._runs:
             return
+
         self._runs = False
         for worker in self._there():
             place, failure = _place(worker), (failures or {}).get(worker.global_rank)
@@ -210,6 +213,7 @@ class Telemetry:
         if self._seeking is not None:
             self._ranks_missed(self._seeking, error)
             self._seeking = None
+
         if self._beginning is not None:
             self._done(False)
         self._again = None

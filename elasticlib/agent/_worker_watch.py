@@ -96,10 +96,12 @@ class Watch:
             rule = "it must be a number of seconds, 0 for none"
             effect = "uninterruptible sleep of workers is not detected"
             self._sink(records.VariableIgnored(UNINTERRUPTIBLE_STATE_TIMEOUT, seconds, rule, effect))
+
         self._watchdog.start()
         text = self._port
         if text is None or self._health is not None:
             return
+
         try:
             server = create_healthcheck_server(self.alive_time, int(text), HEALTH_CHECK_TIMEOUT)
             server.start()
@@ -107,6 +109,7 @@ class Watch:
             why = f"{HEALTH_CHECK_PORT}={text!r} is ignored: {error}; the health check is off"
             self._sink(records.HealthCheckReported(why, listens=False))
             return
+
         self._health = server
         self._sink(records.HealthCheckReported(f"the health check listens on port {server.port}", listens=True))
 
@@ -124,7 +127,9 @@ class Watch:
         self._turned = wall_time()
         if not self._allowed:
             return False
+
         now, before = self._clock(), self._asleep
+
         # For a worker that was not asleep at one check, the time restarts.
         self._asleep = {pid: before.get(pid, now) for pid in pids if is_uninterruptible_state(self._read_state(pid))}
         for pid in self._asleep.keys() - before.keys():
@@ -155,6 +160,7 @@ class Watch:
                     f"fail again; look at /proc/{pid}/stack and dmesg of host {os.uname().nodename}",
                     fatal=True,
                 )
+
         return found
 
     def rest(self) -> None:
@@ -211,6 +217,7 @@ class Watchdog:
         """
         if not self._wanted:
             return {}
+
         if self._server is None:
             # Imported only here: most launches have no watchdog.
             from elasticlib.timer import FileTimerServer
@@ -219,6 +226,7 @@ class Watchdog:
                 # There is no path, or it belongs to an outer launcher, whose worker this one is.
                 self._folder = self._folder or make_temporary_folder("the timers of the watchdog")
                 self._given_path, self._path = None, os.path.join(self._folder, "timers")
+
             try:
                 self._server = FileTimerServer(self._path, self._run_id, log_event=self._tell)
             except ConfigError as error:
@@ -227,7 +235,9 @@ class Watchdog:
                 raise ConfigError(
                     f"{FILE}={self._path!r} cannot become a named pipe: {error.__cause__}; give another path, or none"
                 ) from error
+
             self._server.start()
+
         return {FILE: self._path}
 
     def stop(self) -> None:

@@ -64,13 +64,16 @@ class _PrintCompletion(argparse.Action):
         except ImportError:
             self._check(values, SHELLS)
             parser.exit(1, "--print-completion needs the package shtab: pip install shtab\n")
+
         self._check(values, shtab.SUPPORTED_SHELLS)
+
         # The name of the completed command, also if this program was started in another way.
         parser.prog = PROG
         for action in parser._actions:
             action.choices = _WORDS.get(action.dest)
             if action.dest == "training_script":
                 action.help, action.complete = "the script", shtab.FILE  # type: ignore[attr-defined]
+
         print(shtab.complete(parser, shell=values))
         parser.exit()
 
@@ -107,6 +110,7 @@ class Parser(argparse.ArgumentParser):
                 group.add_argument(*row.short, row.long, help=text, default=self._default(row), **settings)
                 if (twin := f"--{row.dest}") != row.long:
                     group.add_argument(twin, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **settings)
+
         self.add_argument(
             "--print-completion",
             action=_PrintCompletion,
@@ -140,6 +144,7 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse as `argparse.ArgumentParser.parse_known_args`; end the program if the script is missing."""
         options, rest = self._split(sys.argv[1:] if args is None else list(args))
+
         # argparse needs a script here. A missing one is detected below, after errors of options.
         found, unknown = super().parse_known_args([*options, "--", "-"], namespace)
         if not rest:
@@ -152,6 +157,7 @@ class Parser(argparse.ArgumentParser):
                 setattr(found, row.dest, _namespace_value(row, text, source))
                 if source == row.variable:
                     given = {**given, row.dest: source}
+
         setattr(found, GIVEN, given)
         return found, unknown
 
@@ -201,6 +207,7 @@ class Parser(argparse.ArgumentParser):
                 count = _taken(action, rest)
                 options += rest[:count]
                 del rest[:count]
+
         return options, _without_mark(rest)
 
     def _named(self, name: str) -> tuple[argparse.Action | None, str]:
@@ -212,14 +219,17 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         if name in known or not name.startswith("--"):
             return known.get(name), name
+
         dashed = name.replace("_", "-")
         spelled = {text.replace("_", "-"): text for text in known if text.startswith("--")}
         if dashed in spelled:
             return known[spelled[dashed]], spelled[dashed]
+
         # An abbreviation: both spellings of an option count as one.
         meant = {known[text].dest: text for each, text in spelled.items() if each.startswith(dashed)}
         if len(meant) != 1:
             return None, name
+
         (text,) = meant.values()
         return known[text], text
 

@@ -63,10 +63,12 @@ def request_of(
         if why:
             log.warning("no effect: %s (%s)", given.get("progress", "--progress"), why)
             values["progress"] = False
+
     try:
         config = _config(values, given, environ)
     except ConfigError as e:
         raise by_source(e, given) from e
+
     entrypoint = _entrypoint(args.training_script, values)
     return Request(config, entrypoint, tuple(args.training_script_args), given, values["progress"])
 
@@ -82,9 +84,11 @@ def _config(values: Mapping[str, Any], given: Mapping[str, str], environ: Mappin
         raise SpecError.of_setting(
             "nnodes", f"{min_nodes}:{max_nodes} is not a valid range of nodes: give MIN:MAX with 1 <= MIN <= MAX"
         )
+
     if values["standalone"] and min_nodes == 1:
         # A private rendezvous has one node.
         max_nodes = 1
+
     start_method = _start_method(values["start_method"], given)
     config = LaunchConfig(
         min_nodes,
@@ -149,12 +153,14 @@ def _logs_specs(values: Mapping[str, Any], given: Mapping[str, str]) -> LogsSpec
     """Return the destinations of the output, made by a plug-in if the options name one."""
     if values["progress"]:
         return _logs_beside_progress(values, given)
+
     kind: Callable[..., LogsSpecs] = DefaultLogsSpecs
     if values["logs_specs"] is not None:
         # Imported here: it reads the metadata of all installed packages.
         from elasticlib.logs import load_logs_specs
 
         kind = load_logs_specs(values["logs_specs"])
+
     return kind(
         log_dir=values["log_dir"] or None,
         redirects=values["redirects"],
@@ -178,6 +184,7 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
         raise ConfigError(
             f"{option} reads files, and {given['log_dir']} {os.devnull} keeps none: leave one of them out"
         )
+
     redirects, tee, shown = values["redirects"], values["tee"], values["local_ranks_filter"]
     if "redirects" not in given:
         redirects = Std.ALL
@@ -186,10 +193,12 @@ def _logs_beside_progress(values: Mapping[str, Any], given: Mapping[str, str]) -
             f"{option} needs all output in files, and {given['redirects']} leaves some to the terminal: "
             f"give {given['redirects']} 3, or leave it out"
         )
+
     if "tee" not in given:
         # The output of rank 0 appears above the rows, as in a notebook.
         tee = Std.ALL
         shown = shown or [0]
+
     specs = DefaultLogsSpecs(values["log_dir"] or None, redirects, tee, shown)
     specs.keeps_streams = any(values[name] for name in given.keys() & {"redirects", "tee"})
     shows_one_rank = shown is not None and len(shown) == 1
@@ -227,12 +236,14 @@ def _rendezvous(values: Mapping[str, Any], given: Mapping[str, str], environ: Ma
     """Return the fields of the configuration for the rendezvous. Raises `ConfigError` for a contradiction."""
     if values["standalone"]:
         return _standalone(values, given)
+
     if not given.keys() & {"nnodes", *_OF_SEVERAL_NODES}:
         _warn_of_separate_jobs(environ)
     backend, endpoint = values["rdzv_backend"], values["rdzv_endpoint"].strip()
     fields = {"rdzv_backend": backend, "rdzv_configs": values["rdzv_conf"], "run_id": values["rdzv_id"]}
     if backend == "static":
         return _static(fields, values, given, endpoint)
+
     _warn_of_static_options(values, given)
     return {**fields, "rdzv_endpoint": endpoint}
 
@@ -253,6 +264,7 @@ def _standalone(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str
         raise ConfigError(
             f"{standalone} and {nodes} cannot be combined: a private rendezvous has one node; leave one of them out"
         )
+
     if most != 1:
         log.warning("%s: this job runs on one node, despite %s=%d:%d", standalone, nodes, least, most)
     idle = [given[name] for name in _OF_SEVERAL_NODES if name in given]
@@ -296,12 +308,16 @@ def _master(values: Mapping[str, Any], given: Mapping[str, str], endpoint: str) 
     if endpoint:
         _warn_of_another_master(host, port, values, given, endpoint)
         return endpoint
+
     _check_port(port)
     is_one_node = values["nnodes"][1] == 1
+
     # No other node needs the address.
     if port is None and is_one_node:
         return ""
+
     address = f"{host}:{29500 if port is None else port}"
+
     # The default is the loopback address, which other machines cannot reach.
     is_found = is_one_node or host != _LOOPBACK or "master_addr" in given
     if not is_found:

@@ -130,6 +130,7 @@ def _drawn(picture: JobPicture) -> rich.console.RenderableType:
         state = one_line(row.shown_state, _STYLES.get(row.state, "dim"))
         cells = [one_line(row.rank), state, *bar, one_line(row.steps), one_line(row.metrics), one_line(row.line, "dim")]
         table.add_row(*cells)
+
     rest = [one_line(picture.rest, "dim")] if picture.rest else []
     return Group(one_line(picture.head, "bold"), table, *rest)
 

@@ -106,6 +106,7 @@ def logger_of(destination: str) -> logging.Logger:
                 logger.removeHandler(former)
             logger.addHandler(handler)
             _in_use[destination] = handler
+
     return logger
 
 
@@ -154,6 +155,7 @@ def construct_and_record_rdzv_event(
     # The text of an event is made only for a handler that takes it.
     if drops(RENDEZVOUS):
         return
+
     caller = sys._getframe(1).f_code
     record_rdzv_event(
         RdzvEvent(

@@ -92,17 +92,21 @@ def _read(kind: type[T], data: object, key: str, members: type[Enum]) -> T:
     """Return the event of class *kind* in a JSON text, whose *key* names one of the *members*."""
     if not isinstance(data, str):
         raise ConfigError(f"data={data!r} is not an event: give the string that serialize() returned")
+
     try:
         fields = loads(data)
     except ValueError as error:
         raise ConfigError(f"data={data!r} is not an event: it is not JSON ({error})") from error
+
     if not isinstance(fields, dict) or key not in fields:
         raise UnknownNameError(f"data={data!r} is not an event: it has no {key!r}")
+
     name = fields[key]
     if not isinstance(name, str) or name not in members.__members__:
         raise UnknownNameError(
             f"{name!r} is not a valid {members.__name__}: give one of {', '.join(members.__members__)}"
         )
+
     try:
         return kind(**{**fields, key: members[name]})
     except TypeError as error:

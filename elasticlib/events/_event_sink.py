@@ -74,6 +74,7 @@ def status_event(
     if worker is not None:
         metadata["global_rank"] = worker.global_rank
         metadata["worker_id"] = str(worker.id)
+
     metadata["raw_error"] = raw_error if failure is None else _raw(failure)
     metadata["duration_ms"] = None if duration is None else duration * 1000
     return Event(PREFIX + state, source, int(now * 1000), metadata)
@@ -87,6 +88,7 @@ def _worker_facts(worker: records.WorkerPlace, state: str, failure: ProcessFailu
     }
     if failure is not None:
         return {**facts, "exit_code": failure.exitcode, "worker_pid": failure.pid}
+
     # A custom agent may identify its workers by anything.
     pid = worker.id if isinstance(worker.id, int) else None
     return {**facts, "exit_code": 0 if state == "SUCCEEDED" else None, "worker_pid": pid}
@@ -156,6 +158,7 @@ class EventSink:
             # A new round begins, and only the ends of the last round are reported.
             self._ended = []
             self._standing = Standing(record.group_rank, record.group_world_size, record.restart_count)
+
         now = self._now()
         event = partial(status_event, self._job, self._standing, now=now)
         match record:
@@ -213,10 +216,12 @@ class RendezvousSink:
         """Send the event of one record, if it has one."""
         if type(record) not in _RENDEZVOUS_STEPS:
             return
+
         if isinstance(record, records.RanksAwaited):
             self._rank, self._master = None, ""
         elif isinstance(record, records.RanksReceived):
             self._rank, self._master = record.group_rank, record.master
+
         name, state = _RENDEZVOUS_STEPS[type(record)]
         event = RdzvEvent(
             name=f"agent:{name}",

@@ -31,6 +31,7 @@ def fork_server_lost(reaper: ChildProcess, process: Process | None, said: str) -
     was still at its imports.
     """
     is_importing = process is None
+
     # A reaper that was killed is gone by now. A living one reports how its fork server ended,
     # unless it continues.
     reaper.ends(_REAPER_LIMIT if is_importing else 0.05)
@@ -39,14 +40,17 @@ def fork_server_lost(reaper: ChildProcess, process: Process | None, said: str) -
         return lost
 
     status = reaper.exitcode()
+
     # On a busy machine the reaper may not have ended yet.
     is_unknown = status is None or not is_importing
+
     # An import that fails writes the reason to stderr, and a crash shows in the signal.
     was_killed = status == signal.SIGKILL or (is_unknown and not said)
     if was_killed:
         pid = 0 if process is None else process.pid
         code = status or 0
         return HelperLostError.of("fork server", pid, code)
+
     return _unexpected_end(status, said)
 
 

@@ -100,6 +100,7 @@ class Liveness:
         # Time in which this process itself was not awake counts for no helper.
         if passed is None:
             return Liveness(turns=look.turns), None
+
         is_stopped = look.state == STOPPED and alone
         is_traced = look.state == TRACED
         is_silent = look.owes and self._slept(look)
@@ -112,6 +113,7 @@ class Liveness:
         )
         if not (after.stopped or after.traced or after.silent):
             return evolve(after, acted=None), None
+
         return after._act()
 
     def _act(self) -> Step:

@@ -135,6 +135,7 @@ class HelperWatch:
         """
         self._awake, passed = self._awake.look(self.clock())
         living = _look_at_all(helpers)
+
         # Workers are checked only if a helper has stopped: they may be many.
         has_stopped = any(look.state == STOPPED for _, look in living)
         alone = has_stopped and not any(map(is_paused, workers))
@@ -144,6 +145,7 @@ class HelperWatch:
             if act is not None and helper.may_be(act):
                 now = helper.liveness
                 found.append(Finding(helper, act, max(now.stopped, now.traced, now.silent)))
+
         return found
 
 
@@ -166,11 +168,14 @@ def _look(helper: Helper) -> HelperLook | None:
     facts = process_facts(pid)
     if facts is None:
         return None
+
     owes = helper.questions != helper.answered
     turns = _turns(pid, facts) if owes else 0
+
     # The handle is asked last: until then the number was the helper's own.
     if helper.process.ends(0.0):
         return None
+
     state = facts[0].decode()
     if state != STOPPED and not owes:
         helper.request_answer()

@@ -42,14 +42,17 @@ def seen_by(environment: Mapping[str, str], present: int | None) -> tuple[str, .
     """
     if present == 0:
         return ()
+
     # HIP reads its own variable first.
     for name in (HIP_DEVICES_VARIABLE, CUDA_DEVICES_VARIABLE):
         listed = environment.get(name)
         if listed is not None:
             entries = map(str.strip, listed.split(","))
             return tuple(itertools.takewhile(_is_device, entries))
+
     if present is None:
         return None
+
     return tuple(map(str, range(present)))
 
 
@@ -146,11 +149,14 @@ def _name_of(gpu: str, names: Mapping[str, str]) -> str:
     if gpu.isdecimal():
         index = str(int(gpu))
         return names.get(index, index)
+
     if not gpu:
         return gpu
+
     whole = [name for name in names.values() if name.startswith(gpu)]
     if len(whole) == 1:
         return whole[0]
+
     # Unknown, or the beginning of several names: used unchanged.
     return gpu
 

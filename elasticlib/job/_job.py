@@ -134,6 +134,7 @@ class Job:
         except BaseException:
             self.stop(wait=False)
             raise
+
         return self
 
     def run(self) -> Results:
@@ -147,6 +148,7 @@ class Job:
         """Run the work and note its outcome; *lifted* allows interrupts during the work."""
         work, self._work = self._work, None
         assert work is not None
+
         # An interrupt may end the work, but must not keep its outcome from being noted.
         try:
             with lifted:
@@ -165,6 +167,7 @@ class Job:
                 self._over = True
                 done, self._done = self._done, []
                 self._changed.notify_all()
+
             self._wake_followers()
             for callback in done:
                 # Interrupts of the program are deferred: an exception here is the callback's own.
@@ -189,6 +192,7 @@ class Job:
         with self._changed:
             self._workers.take(record)
             self._changed.notify_all()
+
         if self._listener is not None:
             self._listener(record)
         match record:
@@ -368,6 +372,7 @@ class Job:
                     f"job {self.name!r} did not return its stacks within {timeout:g} s "
                     f"(state: {self._workers.course.state})"
                 )
+
             return Stacks(self._workers.stacks or {})
 
     def stop(self, grace: float | None = None, *, wait: bool = True) -> None:
@@ -493,6 +498,7 @@ class _Workers:
         ranks = self.course.ranks
         if ranks and rank not in ranks:
             raise ConfigError(f"rank {rank} is not a rank of this node; its ranks: {number_ranges(ranks)}")
+
         files = list(self.files.get(rank, []))
         has_begun = self.course.state not in ("starting", "waiting for ranks")
         if has_begun and not files:
@@ -500,6 +506,7 @@ class _Workers:
                 f"the output of rank {rank} is not in a file: leave logs_specs out, or give "
                 "logs_specs=DefaultLogsSpecs(log_dir, redirects=Std.ALL)"
             )
+
         return [file for file in files if os.path.exists(file)]
 
     def _now(self) -> list[WorkerNow]:

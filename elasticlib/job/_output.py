@@ -99,13 +99,16 @@ def shown_ranks(config: LaunchConfig) -> Sequence[int] | None:
 def warn_of_ranks(logs: LogsSpecs, workers: int, config: LaunchConfig) -> None:
     """Warn of ranks that *logs* or ``show`` names, but that a node with *workers* workers does not have."""
     warn_of_strange_ranks(logs, workers)
+
     # Other nodes of the job may have these ranks.
     if config.max_nodes > 1:
         return
+
     shown = set(shown_ranks(config) or ())
     strange = {rank for rank in shown if rank >= workers}
     if not strange:
         return
+
     effect = "no output is shown" if strange == shown else "that has no effect here"
     logger.warning(
         "show=%r names %s, but this job has %s only: %s",

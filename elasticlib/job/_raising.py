@@ -68,9 +68,11 @@ def combined_error(error: ChildFailedError, cause: BaseException | None, raise_a
         # A class may refuse to be derived from or copied.
         with contextlib.suppress(Exception):
             found = _of_both_kinds(error, cause)
+
     if found is None:
         found = _Raised(error.name, error.failures)
         found._elastic_title = error.name
+
     found._elastic_ranks = error._elastic_ranks
     found.__cause__ = cause
     return found
@@ -81,15 +83,18 @@ def _of_both_kinds(error: ChildFailedError, cause: Exception) -> _Raised | None:
     kind: Any = _kind(type(cause))
     if kind is None:
         return None
+
     # No `__init__` is called: it may require any arguments.
     try:
         found = BaseException.__new__(kind)
     # A class with its own memory layout, such as OSError.
     except TypeError:
         found = kind.__new__(kind)
+
     vars(found).update({name: value for name, value in vars(cause).items() if name != "__notes__"})
     set_exception_members(found, exception_members(cause))
     found._elastic_title, found.failures, found.args = error.name, error.failures, cause.args
+
     # A `name` in the worker's own class stays unchanged.
     if not hasattr(type(found), "name"):
         vars(found).setdefault("name", error.name)
@@ -103,10 +108,12 @@ def _kind(kind: type[Exception]) -> type | None:
         return known
     if issubclass(kind, (*_APART, ChildFailedError)):
         return None
+
     made = None
     with contextlib.suppress(Exception):
         made = type(_Raised.__name__, (_Raised, kind), {"__module__": _Raised.__module__})
         _both[kind] = weakref.ref(made)
+
     return made
 
 

@@ -54,7 +54,9 @@ class Shares:
             found = _gpu_shares.choose(requested, workers, seen, self._shares, may_share=may_share, names=names)
             share = _gpu_shares.GpuShare(owner, found or (), may_share)
             self._shares.append(share)
+
         has_all = requested is None and found == seen
+
         # Workers that may see all GPUs of this program inherit its own variables.
         variables = {}
         if found is not None and not has_all:
@@ -93,6 +95,7 @@ class Register:
                     f"{other!r} was started by this cell and is still running: wait for it (.result()) or "
                     "stop it (.stop()) first; elasticlib.jobs() lists it"
                 )
+
             self._running.append(job)
             if not self._watches:
                 self._watches = True
@@ -114,6 +117,7 @@ class Register:
                     job,
                 )
             job.stop(wait=False)
+
         for job in left:
             job.ends_with_program()
 

@@ -66,6 +66,7 @@ class Results(dict[int, Any]):
             if shows_places:
                 cells += self._place_cells(rank)
             rows.append(_row("td", [*cells, *_result_cells(self[rank], names)]))
+
         more = ""
         if len(self) > _MOST_ROWS:
             more = f"<p>... {len(self) - _MOST_ROWS} more ranks</p>"

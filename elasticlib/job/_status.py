@@ -48,6 +48,7 @@ class JobCourse:
                 return evolve(self, state="running", why="")
             case records.WorkersStopping():
                 return evolve(self, state="stopping", why=record.why)
+
         return self
 
 

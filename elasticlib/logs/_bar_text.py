@@ -98,6 +98,7 @@ class BarAssembler:
             out.append(self._plain.feed(data[:begin], now))
             self._new_row()
             data = self._plain.take() + data[begin:]
+
         out += self._taken(self._incomplete + data, now)
         return b"".join([*out, self._rest(now)])
 
@@ -143,6 +144,7 @@ class BarAssembler:
         """Return the open lines, each with a newline, and the ends of all bars."""
         if not self._rows:
             return self._plain.finish()
+
         current = self._rows[self._at]
         current.open += self._incomplete.removesuffix(b"\r")
         is_rewritten = self._incomplete == b"\r"
@@ -153,6 +155,7 @@ class BarAssembler:
                 out.append(self._last(row))
             elif row.shown is not None:
                 out.append(self._bar(self._prefix, row.number, b"", True))
+
         self._rows.clear()
         self._incomplete, self._at = b"", 0
         self._bars_due = self.due = None
@@ -186,11 +189,13 @@ class BarAssembler:
                 self._up(int(found[1] or 1))
             else:
                 yield from self._written(found[0])
+
         yield from self._written(data[at:until])
 
     def _written(self, text: bytes) -> Iterator[bytes]:
         row = self._rows[self._at]
         row.open += text
+
         # Too long for a bar: all rows are output, this one in pieces.
         while len(row.open) > self._longest:
             rest = row.open[self._longest :]
@@ -208,6 +213,7 @@ class BarAssembler:
         if row.under is not None:
             row.is_wiped = row.under.isspace()
             row.fold()
+
         self._at += 1
         if self._at == len(self._rows):
             self._new_row()
@@ -255,13 +261,16 @@ class BarAssembler:
         self.due = None
         if not self._rows:
             return b""
+
         if not self._has_bar() and self._incomplete != b"\r":
             text = bytes(self._rows.pop().open) + self._incomplete
             self._incomplete = b""
             return self._plain.feed(text, now)
+
         if fed and self._bars_due is None:
             self._bars_due = _next_moment(now)
         self.due = self._bars_due
+
         # The topmost row has ended, and waits for "cursor up".
         if self._at > 0:
             self._make_due_by(self._rows[0].left_at + BAR_PERIOD)

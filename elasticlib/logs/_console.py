@@ -85,6 +85,7 @@ def _write_bytes(buffer: Any, block: bytes) -> None:
         rest = rest[taken:]
         if rest:
             _wait_until_writable(buffer)
+
     while True:
         try:
             return buffer.flush()  # type: ignore[no-any-return]
@@ -130,6 +131,7 @@ class LineFilter:
             raise LogDirError(
                 f"{path} cannot be opened for the duplicated lines: {error}; give another log_dir"
             ) from error
+
         closed_in_forks(self)
 
     def close(self) -> None:

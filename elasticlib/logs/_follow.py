@@ -76,6 +76,7 @@ class Follower:
         except OSError:
             # The file was removed.
             return
+
         rest = b""
         try:
             for gone, data in self._blocks(descriptor, index, notice):
@@ -88,6 +89,7 @@ class Follower:
                     yield from without(line.decode("utf-8", "replace")).split("\n")
         finally:
             os.close(descriptor)
+
         if rest:
             yield rest.decode("utf-8", "replace")
 
@@ -96,6 +98,7 @@ class Follower:
         while True:
             # Checked before the read: everything written by then is in this block or a later one.
             is_last = self._done() or index + 1 < len(self._files())
+
             # The watch also comes before the read, so that no write between the two is missed.
             watch = None if notice is None else notice.add(descriptor)
             gone = skip_hole(descriptor)

@@ -70,9 +70,11 @@ def destinations(
         is_hidden = local_ranks_filter and rank not in local_ranks_filter
         if is_hidden:
             _hide(plan, rank)
+
     if folder is not None:
         plan.filtered_stdout = os.path.join(folder, "filtered_stdout.log")
         plan.filtered_stderr = os.path.join(folder, "filtered_stderr.log")
+
     return plan
 
 

@@ -47,16 +47,21 @@ class LineAssembler:
         """Process *data*, and return the lines that it completed. *now* is in seconds."""
         if len(data) > self._longest:
             return self._feed_in_parts(data, now)
+
         is_rewritten = self._under is not None or self._open.endswith(b"\r")
+
         # A "\r" is rare, so counting is skipped for most data.
         if is_rewritten or (b"\r" in data and data.count(b"\r") != data.count(b"\r\n")):
             return self._feed_rewritten(data, now)
+
         end = data.rfind(b"\n")
         if end < 0:
             self._open += data
             return self._overflow()
+
         if len(self._open) + data.find(b"\n") > self._longest:
             return self._feed_rewritten(data, now)
+
         lines = data[:end].replace(b"\n", b"\n" + self._prefix)
         whole = b"".join((self._prefix, self._open, lines, b"\n"))
         self._open[:] = data[end + 1 :]
@@ -124,6 +129,7 @@ class LineAssembler:
             out.append(self._line(self._seen(bytes(self._open)), end))
             self._open.clear()
             self._under = self._shown = self.due = None
+
         # It may be the first half of "\r\n".
         is_incomplete = rest.endswith(b"\r")
         before = self._under
@@ -151,11 +157,13 @@ class LineAssembler:
             # Older states are invisible, so the loop is skipped.
             self._under = newest
             return b""
+
         out = b""
         for state in states:
             self._open[:] = state
             out += self._overflow()
             self._under = overtype(self._under or b"", bytes(self._open))
+
         return out
 
     def _covers_all(self, newest: bytes, states: list[bytes]) -> bool:
@@ -196,11 +204,13 @@ def overtype(old: bytes, new: bytes) -> bytes:
         return _ERASE.sub(b"", new)
     if not new:
         return old
+
     covers_all = _is_plain(new) and len(new) >= len(old)
     if covers_all:
         return new
     if _ERASE.search(new):
         return _ERASE.sub(b"", new)
+
     width = len(_plain(new))
     return new + _plain(old)[width:].encode("utf-8", "surrogateescape")
 

@@ -96,6 +96,7 @@ def _marked_folders(parent: str) -> list[tuple[float, str]]:
             is_own = {folder.st_uid, mark.st_uid} == {os.geteuid()}
             if is_own and stat.S_ISDIR(folder.st_mode) and stat.S_ISREG(mark.st_mode):
                 marked.append((mark.st_mtime, path))
+
     return marked
 
 
@@ -136,9 +137,11 @@ def _is_gone(program: dict[str, Any]) -> bool:
     if program["namespace"] != ours["namespace"]:
         # A container's processes cannot be seen from here.
         return False
+
     pid = program["pid"]
     if type(pid) is not int:
         return False
+
     # Another process may have this number by now.
     now = _program(pid)
     return bool(now["started"] != program["started"])

@@ -93,6 +93,7 @@ def _make(
             f"logs_specs={name!r}: {_title(kind)} cannot be made with log_dir={log_dir!r}, redirects={redirects!r}, "
             f"tee={tee!r}, local_ranks_filter={local_ranks_filter!r}: {type(error).__name__}: {error}"
         ) from error
+
     _refuse_another_kind(name, specs)
     return specs  # type: ignore[no-any-return]
 
@@ -103,14 +104,17 @@ def _checked(name: str, point: EntryPoint) -> Callable[..., Any]:
         found = point.load()
     except Exception as error:
         raise ConfigError(f"{source} cannot be imported: {type(error).__name__}: {error}") from error
+
     if not callable(found):
         raise ConfigError(f"{source} is {found!r}, not a class")
     if not isinstance(found, type):
         return found  # type: ignore[no-any-return]
+
     _refuse_another_kind(name, found)
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     if missing:
         raise ConfigError(f"{source} does not define {', '.join(missing)}")
+
     return found
 
 

@@ -38,6 +38,7 @@ def redirect(std: str, to_file: str) -> Iterator[None]:
     """
     if std not in _NUMBERS:
         raise ConfigError(f"standard stream {std!r} is unknown: give one of {', '.join(_NUMBERS)}")
+
     number = _descriptor(std)
     with contextlib.ExitStack() as afterwards:
         file = os.open(to_file, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)

@@ -68,14 +68,17 @@ class _LaunchFolders:
             base = absolute_path_without_parents(self._log_dir)
             os.makedirs(base, exist_ok=True)
             self.base = base
+
         if self._log_dir is None:
             # Another user may have been quicker to make the folder again, and would own the files in it.
             if not self.base or not is_own_folder(self.base):
                 self.base, self.run = tempfile.mkdtemp(prefix=TEMPORARY_BASE), ""
             _old_folders.mark(self.base)
+
         if not self.run or run_id != self._run_id:
             self.run = tempfile.mkdtemp(prefix=run_folder_prefix(run_id), dir=self.base)
             self._run_id, self.round = run_id, ""
+
         make_private_folder(self.run)
 
     def make_round(self, restart_count: str) -> str:
@@ -165,17 +168,21 @@ class DefaultLogsSpecs(LogsSpecs):
         """Raise `LogDirError` if the log folder cannot be used, as far as a check without writing shows."""
         if self._root_log_dir == os.devnull:
             return
+
         if self._root_log_dir is None:
             if self._needs_files():
                 self._check_temporary()
             return
+
         if "\0" in self._root_log_dir:
             raise LogDirError.of_setting(
                 "log_dir", f"{self._root_log_dir!r} contains a NUL character: give the path of a folder"
             )
+
         if not os.path.isabs(self._root_log_dir):
             # Raises if the working directory no longer exists.
             current_folder()
+
         there = absolute_path_without_parents(self._root_log_dir)
         while not os.path.lexists(there):
             there = os.path.dirname(there)
@@ -226,6 +233,7 @@ class DefaultLogsSpecs(LogsSpecs):
         """
         if self._root_log_dir == os.devnull:
             return self._destinations(None, len(envs))
+
         first = envs[min(envs)] if envs else {}
         try:
             self._folders.make_run(first.get("TORCHELASTIC_RUN_ID", ""))
@@ -236,6 +244,7 @@ class DefaultLogsSpecs(LogsSpecs):
             if self._goes_without(error):
                 return self._destinations(None, len(envs))
             raise self._refusal(error) from error
+
         return dest
 
     def _destinations(self, folder: str | None, workers: int) -> LogsDest:
@@ -249,6 +258,7 @@ class DefaultLogsSpecs(LogsSpecs):
         """
         if self._root_log_dir == os.devnull:
             return
+
         try:
             self._folders.make_run(run_id)
             if _is_requested(self._redirects) or _is_requested(self._tee):

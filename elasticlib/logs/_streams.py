@@ -59,6 +59,7 @@ class Duplicates:
         words = self.words(std)
         if not words:
             return None
+
         files, path = {
             Std.OUT: (dest.tee_stdouts, dest.filtered_stdout),
             Std.ERR: (dest.tee_stderrs, dest.filtered_stderr),
@@ -219,6 +220,7 @@ def follow_streams(
     for std, files in ((Std.OUT, dest.tee_stdouts), (Std.ERR, dest.tee_stderrs)):
         copy = duplicates.open(std, dest)
         verbatim, bar = False, None
+
         # A filter needs whole lines, also of bars.
         if console is not None and copy is None:
             verbatim, bar = is_alone, console.bar
@@ -250,6 +252,7 @@ def _warn_of_strange_ranks_in(name: str, named: Mapping[int, Std] | Set[int], wo
     strange = sorted(rank for rank in named if rank not in range(workers))
     if not strange:
         return
+
     shows_no_worker = name == "local_ranks_filter" and len(strange) == len(named)
     logger.warning(
         "%s names %s, but this node has %s only: %s",

@@ -40,6 +40,7 @@ class _Follower:
             file = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return
+
         try:
             if os.fstat(file).st_size < self._position:
                 # The file was truncated: it is copied from its new start.
@@ -50,6 +51,7 @@ class _Follower:
                 self._write(lines)
         finally:
             os.close(file)
+
         if last and self._open:
             lines, self._open = [self._open], b""
             self._write(lines)

@@ -151,6 +151,7 @@ class Tee:
                 lines = LineAssembler(prefix)
             else:
                 lines = BarAssembler(prefix, bar)
+
             stream = _Stream(fd, std, prefix, lines, copy)
             self._followed[path] = stream
             self._copier.hand_over(stream)
@@ -185,8 +186,10 @@ class Tee:
                 return True
             waiting = _CatchUp(sizes)
             self._copier.await_catch_up(waiting)
+
         if waiting.done.wait(timeout):
             return True
+
         # This caller no longer waits.
         waiting.done.set()
         return False
@@ -212,8 +215,10 @@ class Tee:
             thread = self._thread
             if thread is not None and not already:
                 self._copier.wake()
+
         if thread is None:
             return True
+
         thread.join(timeout)
         return not thread.is_alive()
 
@@ -271,6 +276,7 @@ class _Copier:
         self._sinks = sinks
         self._gather = gather
         self._look = look
+
         # Other threads append to these two, and wake this thread by the descriptor.
         self._queue: deque[_Stream] = deque()
         self._awaited: deque[_CatchUp] = deque()
@@ -313,6 +319,7 @@ class _Copier:
                 os.eventfd_read(self._wake)
             else:
                 self._ready |= self._watches.written()
+
         self._take_from_queue()
         without_notice = [stream for stream in self._streams if stream.polled or stream.flows]
         self._ready.update(without_notice)
@@ -338,6 +345,7 @@ class _Copier:
         """Return the milliseconds to wait for notices; None for no limit."""
         if self._ready or self._queue:
             return 0
+
         waits = []
         is_polled = False
         for stream in self._streams:
@@ -346,6 +354,7 @@ class _Copier:
             if stream.lines.due is not None:
                 waits.append(stream.lines.due - monotonic())
             is_polled = is_polled or stream.polled
+
         if is_polled:
             waits.append(self._pause)
         seconds = self._look()
@@ -353,6 +362,7 @@ class _Copier:
             waits.append(seconds)
         if not waits:
             return None
+
         # Rounded up: after an early wake-up the loop would spin until the due time.
         return max(0.0, min(waits) * 1000 + 1)
 
@@ -360,6 +370,7 @@ class _Copier:
         """Copy one block of each ready stream, then write once per sink."""
         if self._is_idle():
             return
+
         now = monotonic()
         turn = _Turn(now)
         for stream in self._ready:
@@ -367,6 +378,7 @@ class _Copier:
         for stream in self._streams:
             if stream.lines.due is not None:
                 turn.add(stream, stream.lines.tick(now))
+
         self._ready, self._is_behind = turn.behind, bool(turn.behind)
         caught_up = [waiting for waiting in list(self._awaited) if self._has_read(waiting)]
         if caught_up:
@@ -396,10 +408,12 @@ class _Copier:
             # The watch comes before the read, so that no write between the two is missed.
             self._watches.watch(stream)
             data = self._read(stream)
+
         stream.flows = bool(data) and self._gather > 0
         if data:
             turn.has_found = True
             turn.add(stream, stream.lines.feed(data, turn.now))
+
         if stream.end is not None:
             self._end_or_read_on(stream, stream.end, data, turn)
         elif len(data) == stream.block:
@@ -447,11 +461,13 @@ class _Copier:
     def _read(self, stream: _Stream) -> bytes:
         if stream.unreadable:
             return b""
+
         if stream.std in self._sinks.broken:
             # The filtered file gets its lines even after the console has failed.
             is_copied = stream.copy is not None and stream.copy.broken is None
             if not is_copied:
                 return b""
+
         try:
             data = os.pread(stream.fd, stream.block, stream.position)
             if not data and os.fstat(stream.fd).st_size < stream.position:
@@ -462,6 +478,7 @@ class _Copier:
             logger.warning("a worker's log file can no longer be read: %s", error)
             stream.unreadable = True
             return b""
+
         stream.position += len(data)
         return data
 
@@ -481,6 +498,7 @@ class _Copier:
                 # The descriptors may be the cause of the bug.
                 with contextlib.suppress(OSError):
                     self._let_go(stream)
+
         self._queue.clear()
         self._ready.clear()
         while self._awaited:
@@ -535,6 +553,7 @@ class _Watches:
         """Return the streams whose files were written, according to the pending notices."""
         if self._inotify is None:
             return set()
+
         notices = self._inotify.written()
         were_lost = -1 in notices
         found = set()
@@ -543,6 +562,7 @@ class _Watches:
             if stream is not None:
                 stream.watch = None
                 found.add(stream)
+
         return found
 
     def unwatch(self, stream: _Stream) -> None:
@@ -569,6 +589,7 @@ class _Sinks:
         """Write *block*, unless that stream has failed."""
         if not block or std in self.broken:
             return
+
         try:
             self._sinks[std](block)
         except Exception as error:

@@ -172,6 +172,7 @@ def handler_of(params: Mapping[str, str]) -> MetricHandler | None:
             dict(params),
             ", ".join(troubles),
         )
+
     return HANDLERS[str(name)]() if is_known else None
 
 

@@ -47,6 +47,7 @@ class _Target:
     def __init__(self, word: str) -> None:
         self._stream, self._context = sys.stdout, contextvars.copy_context()
         self._keep_cell_of(self._stream)
+
         # Only one thread at a time can enter a context.
         self._lock = threading.Lock()
         self.bytes = None if is_stdout_replaced() else console_sink(sys.stdout)
@@ -90,6 +91,7 @@ class _Target:
             with open(mark.path, "rb") as file:
                 file.seek(mark.offset)
                 message = loads(file.read(mark.length))
+
             with self._lock:
                 if "clear" in message:
                     self._context.run(self._displays.clear_output, message["wait"])
@@ -204,10 +206,12 @@ class CallersStream:
         if (sink := target.bytes) is not None:
             target.do(lambda _: sink(block))
             return
+
         text = target.decoder.decode(block)
         if not self.word:
             self._write(target, text)
             return
+
         for part in target.reader.feed(text):
             if isinstance(part, Mark):
                 target.display(part)
@@ -215,6 +219,7 @@ class CallersStream:
                 self._show(target, target.bars.take(part, monotonic()))
             else:
                 self._write(target, part)
+
         self._show(target, target.bars.changes())
         self._show_tail(target)
 
@@ -230,6 +235,7 @@ class CallersStream:
         if target.tail is not None:
             target.tail.feed(text)
             return
+
         if len(text) > target.left:
             self.is_full = True
             whole, newline, _ = text[: target.left].rpartition("\n")
@@ -237,6 +243,7 @@ class CallersStream:
             target.tail = Tail()
             target.tail.feed(text[len(head) :])
             text = head
+
         target.left -= len(text)
         target.is_within_line = not text.endswith("\n") if text else target.is_within_line
         if target.tail is not None and not target.bars.can_change:

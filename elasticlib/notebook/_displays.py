@@ -108,11 +108,13 @@ class Bars:
         if is_last:
             del self._running[key]
             group.running.discard(key)
+
         # A bar that clears itself at its end leaves no row.
         if is_last and not state:
             del group.rows[key]
         else:
             group.rows[key] = state
+
         self._change(group)
 
     def changes(self) -> Iterator[DisplayText]:
@@ -140,6 +142,7 @@ class Bars:
             group.shown = group.text()
             yield DisplayText(group.name, group.shown, is_new=True)
             return
+
         self._add(key, state, group)
         yield from self._rows_left(group, key[0])
         self._change(group)

@@ -39,6 +39,7 @@ def current_cell() -> Cell | None:
     shell = ipython_shell()
     if shell is None:
         return None
+
     try:
         parent = shell.kernel.get_parent("shell") if hasattr(shell, "kernel") else {}
         identity = parent.get("metadata", {}).get("cellId") or shell.history_manager.input_hist_raw[-1]

@@ -93,6 +93,7 @@ class Reader:
         at = 0
         for found in _WHOLE.finditer(text):
             word, number, is_last, label, state, *mark = found.groups()
+
             # The mark of another launch, or what only looks like one, is text like any other.
             if word != self._word:
                 continue
@@ -106,7 +107,9 @@ class Reader:
             else:
                 offset, length, is_new, path, shown = mark
                 yield Mark(path, int(offset), int(length), shown.replace(_NEWLINE, "\n"), is_new == "1")
+
             at = found.end()
+
         until = self._open(text, at)
         self._rest = text[until:]
         if until > at:

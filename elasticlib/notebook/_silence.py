@@ -73,6 +73,7 @@ def words(name: str, kind: str, ranks: Sequence[int] | None, seconds: float) -> 
         who = "no rank has written anything"
     else:
         who = f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} written nothing"
+
     look = {
         "started": "elasticlib.jobs() lists it: .stacks() shows the stacks of all ranks, .stop() ends it",
         "pool": "an interrupt ends this call; pool.job.stacks(), from a thread, shows the stacks of all ranks",

@@ -38,9 +38,11 @@ def traceback_lines(frames: Iterable[Frame]) -> list[str]:
             parts.append([f"    ... {counted(skipped, 'frame')} of libraries"])
             skipped = 0
         parts.append(_frame_lines(frame))
+
     if len(parts) > _FIRST + _LAST + 1:
         left_out = len(parts) - _FIRST - _LAST
-        parts[_FIRST:-_LAST] = [[f"    ... {left_out} more frames, in print(error)"]]
+        parts[_FIRST:-_LAST] = [[f"    ... {left_out} more frames: print(error) shows them"]]
+
     return [line for part in parts for line in part]
 
 

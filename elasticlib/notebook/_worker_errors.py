@@ -43,6 +43,7 @@ def entered(frames: Iterable[Frame]) -> TracebackType | None:
         code = compile("\n" * (frame.line - 1) + "raise _Worker", frame.file, "exec").replace(co_name=frame.function)
         variables: dict[str, Any] = {name: _VariableText(text) for name, text in frame.variables.items()}
         scope = {**variables, "_Worker": _Elsewhere, "__name__": ELSEWHERE}
+
         # Python makes frames only for code that runs, and a traceback only by raising.
         try:
             exec(code, scope)
@@ -51,6 +52,7 @@ def entered(frames: Iterable[Frame]) -> TracebackType | None:
             assert here is not None and here.tb_next is not None
             del scope["_Worker"], scope["__builtins__"]
             found = TracebackType(found, here.tb_next.tb_frame, here.tb_next.tb_lasti, frame.line)
+
     return found
 
 
@@ -66,12 +68,8 @@ def render_worker_error(error: ChildFailedError) -> list[str]:
     if not failure.process:
         frames = failure.frames or crash_frames(failure.traceback)
         lines += [f"in the worker of {_place(error, rank)}:", *traceback_lines(frames)]
-    lines += _message(failure)
-    if not failure.exception_type:
-        if failure.hint:
-            lines.append(failure.hint)
-        lines += failure.log_tail[-3:]
-    return [*lines, *_others(error, rank)]
+
+    return [*lines, *_message(failure), *_others(error, rank)]
 
 
 def _place(error: ChildFailedError, rank: int) -> str:
@@ -81,23 +79,24 @@ def _place(error: ChildFailedError, rank: int) -> str:
 
 def _message(failure: ProcessFailure) -> list[str]:
     if not failure.exception_type:
-        return [failure.summary(with_place=False)]
+        # The process was killed, or it is a program of another language: its last lines may say why.
+        hint = [failure.hint] if failure.hint else []
+        return [failure.summary(with_place=False), *hint, *failure.log_tail[-3:]]
+
     every = failure.message.splitlines() or [failure.exception_type]
     lines = [_shortened(line) for line in every]
-    if len(lines) > 4:
-        lines[3:] = [f"... {len(lines) - 3} more lines, in print(error)"]
-    return lines + _cause(failure.traceback)
+    return _first_lines(lines, f"... {len(lines) - 3} more lines: print(error) shows them") + _cause(failure.traceback)
 
 
 def _shortened(line: str) -> str:
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... in print(error)"
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... (print(error) shows all)"
 
 
 def _cause(traceback: str) -> list[str]:
     """Return a line with the cause of the worker's exception; [] if it has none."""
-    before, found, _ = traceback.rpartition(_CAUSED)
+    before, _, _ = traceback.rpartition(_CAUSED)
     line = before.rstrip().rpartition("\n")[2].strip()
-    return [f"raised from {line[:_LONGEST_LINE]}"] if found and line else []
+    return [f"raised from {line[:_LONGEST_LINE]}"] if line else []
 
 
 def _others(error: ChildFailedError, root: int) -> list[str]:
@@ -114,7 +113,10 @@ def _others(error: ChildFailedError, root: int) -> list[str]:
         alike.setdefault(text, []).append(rank)
 
     lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in alike.items()]
-    if len(lines) > 4:
-        count = sum(map(len, alike.values()))
-        lines[3:] = [f"... and {count} ranks in all: error.failures"]
-    return lines
+    count = sum(map(len, alike.values()))
+    return _first_lines(lines, f"... and {count} ranks in all: error.failures")
+
+
+def _first_lines(lines: list[str], rest: str) -> list[str]:
+    """Return *lines*, of more than four only the first three and *rest*, which stands for the others."""
+    return lines if len(lines) <= 4 else [*lines[:3], rest]

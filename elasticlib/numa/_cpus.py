@@ -48,6 +48,7 @@ def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed:
         raise BindingError(
             f"worker {device_index} has no GPU of its own, torch finds {count} here: start fewer workers"
         )
+
     node = topology.gpu_nodes[device_index]
     near = topology.nodes.get(node, frozenset())
     place = f"NUMA node {node}"
@@ -56,19 +57,23 @@ def cpus_for(mode: AffinityMode, device_index: int, topology: Topology, allowed:
     found = near & allowed
     if not near:
         raise BindingError(f"{place}, where GPU {device_index} is, has no CPUs")
+
     if not found:
         raise BindingError(
             f"{place}, where GPU {device_index} is, has the CPUs {ranges(near)}, but this launch may use only "
             f"{ranges(allowed)}: start it with a wider affinity (taskset, cpuset)"
         )
+
     peers = [gpu for gpu, its_node in enumerate(topology.gpu_nodes) if its_node == node]
     if mode is AffinityMode.EXCLUSIVE:
         return _share(peers.index(device_index), len(peers), _by(topology.cores, found, "cores"), node)
+
     if mode is AffinityMode.CORE_COMPLEX:
         caches = _by(topology.caches, found, "shared caches")
         # The GPUs of a node take turns with its caches, the largest first.
         largest_first = sorted(caches, key=lambda first: (-len(caches[first]), first))
         return caches[largest_first[peers.index(device_index) % len(caches)]]
+
     return found
 
 

@@ -59,11 +59,13 @@ def as_numa_options(value: object) -> NumaOptions | None:
     """
     if value is None or isinstance(value, NumaOptions):
         return value
+
     if not hasattr(value, "affinity_mode"):
         raise ConfigError.of_setting(
             "numa_options",
             f"{value!r} must be a NumaOptions, such as NumaOptions(AffinityMode.NODE); None for no binding",
         )
+
     # torch's own options hold a member of torch's enumeration.
     mode = getattr(value.affinity_mode, "value", value.affinity_mode)
     return NumaOptions(mode, getattr(value, "should_fall_back_if_binding_fails", False))

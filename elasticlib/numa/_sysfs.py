@@ -55,11 +55,13 @@ def _nodes(folder: str) -> dict[int, frozenset[int]]:
         names = os.listdir(folder)
     except OSError as error:
         raise BindingError(f"this machine reports no NUMA nodes: {error}") from error
+
     found = {}
     for name in names:
         match = re.fullmatch(r"node(\d+)", name)
         if match and (cpus := _list(os.path.join(folder, name, "cpulist"))) is not None:
             found[int(match[1])] = cpus
+
     return found
 
 

@@ -120,6 +120,7 @@ def _bind_threads(cpus: frozenset[int]) -> None:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     seen: set[int] = set()
+
     # A thread that is not bound yet may start another one meanwhile: repeat until there is no new
     # one.
     while new := {int(name) for name in os.listdir("/proc/self/task")} - seen:
@@ -151,7 +152,9 @@ def _listed_by_program(environment: frozenset[tuple[str, str]]) -> tuple[str, ..
         )
     except subprocess.TimeoutExpired:
         raise BindingError(f"torch did not list the GPUs within {_TIMEOUT:g} s: check the driver") from None
+
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()
         raise BindingError(f"torch cannot list the GPUs: {words[-1] if words else done.returncode}")
+
     return tuple(loads(done.stdout.splitlines()[-1]))

@@ -53,6 +53,7 @@ class Channels:
             for channel in (*self._channels, *theirs):
                 channel.close()
             raise
+
         launch.hand({f"{CALLS_MEMORY}{rank}": end.fileno() for rank, end in enumerate(theirs)})
         for end in theirs:
             end.close()
@@ -93,12 +94,14 @@ class Channels:
         ready = wait_readable([*channels, *workers, self._ended], limit)
         if not ready:
             return [], None
+
         # Messages come first: an answer is valid even if its worker has ended since.
         readable = [channels[each] for each in ready & channels.keys()]
         if readable:
             return readable, None
         if self._ended in ready:
             return [], [*self.owing]
+
         return [], [workers[each] for each in ready]
 
     def _of_owing(self) -> tuple[dict[int, int], dict[int, int]]:
@@ -113,6 +116,7 @@ class Channels:
         if received is None:
             self._silent.add(rank)
             return None
+
         message, descriptors = received
         try:
             match message["op"]:
@@ -130,6 +134,7 @@ class Channels:
                     report = read_report(*descriptors)
                     del self.owing[rank]
                     return message, report
+
             return None
         finally:
             for each in descriptors:

@@ -107,6 +107,7 @@ class Pool:
                     if self._group is not None:
                         workers.must_be_replaced("a call has failed, and ranks may be at different collectives")
                     raise workers.error(title_of(function), [*answers, *late], died)
+
             values = {each.rank: each.value() for each in sorted(answers, key=lambda each: each.rank)}
             return Results(values, dict.fromkeys(values, Place(0, host_name(), self._starts - 1, 0)))
 
@@ -150,6 +151,7 @@ class Pool:
             raise PoolError(
                 "this process was forked from the pool's program: only that program can call the pool's workers"
             )
+
         # An interrupt must not leave the lock taken.
         with DeferredSignals() as put_off:
             if not self._busy.acquire(blocking=False):
@@ -158,6 +160,7 @@ class Pool:
                     f"the pool serves a call of the thread {getattr(self._caller, 'name', '')!r}: one "
                     "thread calls at a time; wait for that call, or give each thread its own pool"
                 )
+
             try:
                 # Set before the check of `_is_closed`: `close` sets that first, then reads the caller.
                 self._caller = threading.current_thread()
@@ -211,12 +214,14 @@ class Pool:
         """
         if os.getpid() != self._owner:
             return
+
         self._is_closed = True
         caller = self._caller
         if caller is not None:
             self._workers.stop()
             if caller is threading.current_thread():
                 return
+
         with self._busy:
             self._end(politely=caller is None)
 
@@ -318,6 +323,7 @@ class _ItemCalls:
             self._fail(index, failure, [answer.rank])
             self._results[index] = failure.__cause__ or failure
             return
+
         try:
             self._results[index] = answer.value()
         except PicklingError as error:
@@ -327,11 +333,14 @@ class _ItemCalls:
         """Fail the items of workers that died, and requeue the items of the others, which were stopped with them."""
         if not self._return_exceptions:
             raise error
+
         died = {rank for rank, failure in error.failures.items() if not failure.secondary}
         guilty = died & self._running.keys()
+
         # No running item is the cause.
         if not guilty:
             raise error
+
         for rank in guilty:
             self._results[self._running.pop(rank)] = error
         self._pending.extendleft(sorted(self._running.values(), reverse=True))
@@ -368,6 +377,7 @@ def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **setti
     """
     if group not in ("shared", "fresh", None):
         raise ConfigError(f"group={group!r} must be 'shared' (one for all calls), 'fresh' (one for each) or None")
+
     known = {each.name: each for each in fields(LaunchConfig)}
     for name in settings:
         if name not in known:
@@ -377,4 +387,5 @@ def pool(nproc_per_node: int | str = "auto", *, group: Group = "shared", **setti
                 f"{name}={settings[name]!r} is not supported by pool(), which runs on one machine and "
                 "replaces its workers when needed: leave it out"
             )
+
     return Pool(evolve(LaunchConfig(nproc_per_node=nproc_per_node, **settings), max_restarts=0), group)

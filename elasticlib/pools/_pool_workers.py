@@ -172,6 +172,7 @@ class PoolWorkers:
         except BaseException:
             self._close()
             raise
+
         self.job.when_done(functools.partial(self._job_is_done, launch))
 
     def _job_is_done(self, launch: CheckedLaunch) -> None:
@@ -275,12 +276,14 @@ class PoolWorkers:
         ranks, ended = self._channels.wait(limit)
         if ended is not None:
             raise _death_error(self.job, ended, self._channels.wait_for_end)
+
         found = []
         for rank in ranks:
             with DeferredSignals() as put_off:
                 received = self._channels.receive(rank, put_off)
                 if received is not None:
                     found.append(self._answer(rank, *received))
+
         return found
 
     def _answer(self, rank: int, message: Message, report: Report | None) -> CallAnswer:
@@ -307,9 +310,11 @@ class PoolWorkers:
                 left = until - monotonic()
         except ChildFailedError as error:
             died = error.failures
+
         if self._channels.owing:
             causes = ranks_text(failed) if failed else "the call"
             self.must_be_replaced(f"{ranks_text(self._channels.owing)} did not end after {causes} had failed")
+
         return found, died
 
     def error(
@@ -414,6 +419,7 @@ def _call_error(
         failures[rank] = failure_of(end, rank, "", None, 0, wall_time())
         failures[rank].hint = _hint(report)
         causes[rank] = original_exception(end)
+
     error = ChildFailedError(title, dict(sorted(failures.items())))
     cause = causes.get(error.get_first_failure()[0])
     found = combined_error(error, cause, raise_as)
@@ -443,12 +449,14 @@ def _death_error(job: Job, ranks: Collection[int], wait: Callable[[float], objec
     while not _has_seen_end(job, ranks):
         # The kernel reports an end before the job does.
         wait(_LOOK)
+
     pids = _pids(job)
     failures = {}
     for rank in sorted(ranks):
         end = Exit(rank, pids.get(rank, 0), 0, False, None, "")
         failures[rank] = failure_of(end, rank, "", _latest_output(job, rank), 0, wall_time())
         failures[rank].message = "exited with status 0 during a call"
+
     return ChildFailedError(job.name, failures)
 
 

@@ -126,11 +126,13 @@ def of_function(function: Callable[..., Any]) -> Choice:
     # A pool's own function: no text says which functions its workers will call.
     if _is_ours(function):
         return Choice()
+
     code = getattr(function, "__code__", None)
     text = Text()
     if code is not None:
         name = function.__qualname__.partition(".")[0]
         text = read(code.co_filename, os.path.dirname(code.co_filename), name)
+
     # The program has imported torch, most likely for its functions.
     if TORCH in sys.modules:
         text.imports.add(TORCH)
@@ -150,11 +152,13 @@ def _chosen(text: Text) -> Choice:
     if text.sets:
         # torch reads these variables at its import, so each worker imports it after they are set.
         return Choice((), None)
+
     # The program imports Python's own modules only.
     if text.is_whole and not others:
         return Choice((), None)
     if text.is_whole and others == {NUMPY}:
         return Choice((NUMPY,), text.threads)
+
     modules = (TORCH, *_modules_beside_torch(text, others))
     return Choice(modules, text.threads)
 

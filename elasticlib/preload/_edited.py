@@ -66,15 +66,19 @@ class Edits:
             return False
         if file is None or not self._is_of_project(file):
             return False
+
         try:
             found = os.stat(file)
         except OSError:
             return False
+
         former = self._known.get(name)
         self._known[name] = spec, found.st_mtime_ns
         if former is None:
             return _was_edited(spec, found)
+
         former_spec, former_time = former
+
         # Another specification means that the program has reloaded the module.
         is_same_import = former_spec is spec
         return is_same_import and former_time != found.st_mtime_ns

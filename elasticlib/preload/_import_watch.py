@@ -81,6 +81,7 @@ class ImportWatch:
         due, self._awaited = self._awaited, None
         if due is None:
             return
+
         module = imported(stacks)
         if module:
             self._add(module)
@@ -88,7 +89,9 @@ class ImportWatch:
             self._unknown += 1
         else:
             self._unknown = 0
+
         may_ask_again = 0 < self._unknown < MOST_UNKNOWN
+
         # A worker at any other place is done with its imports.
         if module or may_ask_again:
             self._due = due + EVERY

@@ -145,6 +145,7 @@ def _reached(function: str, parts: Sequence[_Part]) -> list[_Part]:
         left = [part for part in left if part not in new]
         words = words.union(*(part.words for part in new))
         new = _named_in(words, left)
+
     return found
 
 
@@ -214,6 +215,7 @@ def _parsed(source: bytes) -> _File:
     tree = tree_of(source)
     if tree is None:
         return _File(is_read=False)
+
     early = len(_before_torch(tree.body))
     names = list[tuple[str, bool]]()
     parts = list[_Part]()
@@ -222,6 +224,7 @@ def _parsed(source: bytes) -> _File:
         for node in nodes:
             names += _names(node)
         parts.append(_part(statement, nodes, is_early=number < early))
+
     return _File(tuple(names), tuple(parts))
 
 
@@ -289,6 +292,7 @@ def _files(name: str, folder: str, importer: str) -> list[str]:
         base = importer
         for _ in range(level - 1):
             base = os.path.dirname(base)
+
     found = []
     for part in name[level:].split("."):
         base = os.path.join(base, part)
@@ -297,6 +301,7 @@ def _files(name: str, folder: str, importer: str) -> list[str]:
             if os.path.isfile(candidate):
                 found.append(candidate)
                 break
+
     return found
 
 
@@ -314,6 +319,7 @@ def _variables(statement: ast.stmt, nodes: Sequence[ast.AST]) -> Iterator[str]:
     if literal:
         yield f"{_LITERAL}{literal}"
         return
+
     only_read = set[int]()
     for node in nodes:
         only_read.update(map(id, _read_only(node)))
@@ -417,6 +423,7 @@ def _sets_threads(node: ast.AST) -> bool:
             return text == THREADS_VARIABLE
         case ast.Dict(keys=keys):
             return any(map(_is_threads_variable, keys))
+
     return False
 
 

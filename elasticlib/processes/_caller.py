@@ -112,6 +112,7 @@ def kernel_says(path: str) -> str:
         descriptor = os.open(f"/proc/{path}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+
     try:
         return os.read(descriptor, _MOST).decode(errors="surrogateescape")
     except OSError:
@@ -199,6 +200,7 @@ class Surroundings:
     def take_over(self) -> None:
         """Give this process these settings, except for `keep_memory_private`."""
         os.umask(self.umask)
+
         # First the settings that a limit may forbid afterwards.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, self.policy, os.sched_param(self.priority))

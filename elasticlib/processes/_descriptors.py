@@ -31,12 +31,14 @@ def close_all_but(keep: Collection[int]) -> None:
         if before + 1 < after:
             # It ignores numbers that are not open.
             os.closerange(before + 1, after)
+
     try:
         numbers = {int(name) for name in os.listdir("/proc/self/fd")}
     except OSError:
         # /proc is not mounted.
         _close_high_but(keep)
         return
+
     others = numbers.difference(keep)
     for number in others:
         os.closerange(number, number + 1)

@@ -22,6 +22,7 @@ def make_private_folder(path: str) -> None:
     """
     if os.path.isdir(path):
         return
+
     above = os.path.dirname(path)
     if above != path:
         make_private_folder(above)
@@ -72,6 +73,7 @@ def make_temporary_folder(purpose: str, longest: int = 0) -> str:
         if not longest or len(os.fsencode(made)) <= longest:
             return made
         os.rmdir(made)
+
     raise ConfigError(f"no folder for {purpose}: {failure}; set TMPDIR to a writable folder") from failure
 
 
@@ -169,12 +171,14 @@ def out_of_removed_folder() -> Iterator[None]:
     if path_of_current_folder():
         yield
         return
+
     try:
         former = os.open(".", os.O_PATH | os.O_CLOEXEC)
     except OSError:
         # The folder may not be entered either, so there would be no way back.
         yield
         return
+
     try:
         os.chdir("/")
         yield

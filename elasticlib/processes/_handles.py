@@ -76,6 +76,7 @@ def wait_for_ends(handles: Sequence[Handle], limit: float) -> None:
     if pidfds.why():
         _look_for_ends(handles, deadline)
         return
+
     poll = select.poll()
     for handle in handles:
         poll.register(handle, select.POLLIN)

@@ -57,6 +57,7 @@ def room_for_file(size: float) -> Iterator[float]:
     if _bytes(soft) >= size:
         yield _bytes(soft)
         return
+
     with _lock:
         # Read again: another thread may have raised or restored the limit meanwhile.
         soft, hard = resource.getrlimit(_FSIZE)
@@ -113,6 +114,7 @@ def files_with_content(content: bytes, name: str) -> list[int]:
     except BaseException:
         close_each(descriptors)
         raise
+
     return descriptors
 
 
@@ -156,6 +158,7 @@ def descriptors_of_memories(memories: Mapping[str, bytes | MemoryInFile]) -> dic
     except BaseException:
         close_each(found.values())
         raise
+
     return found
 
 

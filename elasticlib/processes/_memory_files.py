@@ -74,6 +74,7 @@ def _unlisted_in(folder: str) -> int:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
+
     # A file system without such files: this file is listed for a moment, under a name that cannot
     # be guessed.
     path = os.path.join(folder, f".elasticlib-{os.urandom(16).hex()}")

@@ -232,6 +232,7 @@ def check_system() -> None:
             "elasticlib needs /proc of this PID namespace, but /proc/self/status does not exist: mount it "
             "(mount -t proc proc /proc), or start the container with it"
         )
+
     try:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -239,6 +240,7 @@ def check_system() -> None:
     else:
         is_device = stat.S_ISCHR(os.fstat(null).st_mode)
         os.close(null)
+
     if not is_device:
         raise StartError(
             f"elasticlib needs {os.devnull}, but it is not a device that can be read and written: create it "
@@ -344,6 +346,7 @@ def flags_in(command: Sequence[str]) -> tuple[str, ...]:
             flags += found
             if is_program:
                 break
+
     return tuple(flags)
 
 
@@ -369,6 +372,7 @@ def _flags_of_letters(argument: str, arguments: Iterator[str]) -> tuple[list[str
             break
         if letter in _FLAGS:
             flags.append(f"-{letter}")
+
     return flags, False
 
 
@@ -383,6 +387,7 @@ def spawn(
     Raises `StartError`.
     """
     check_system()
+
     # Copies with higher numbers: the actions below overwrite the numbers 0 to 3.
     copies = [above_standard_streams(descriptor), *(() if stderr is None else (above_standard_streams(stderr),))]
     actions: list[tuple[Any, ...]] = [

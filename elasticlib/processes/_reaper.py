@@ -161,6 +161,7 @@ def descendants(root: int, spare: Collection[int] = (), kept: Container[int] = (
             if pid not in spare and pid not in kept:
                 found.append((pid, parent, state))
                 parents.append(pid)
+
     return found
 
 
@@ -177,8 +178,10 @@ def kill_descendants(spare: Collection[int] = (), limit: float = 5.0, kept: Cont
     deadline = monotonic() + limit
     while _has_children():
         members = [each for each in descendants(me, spare, kept) if not _goes_on_to_remove_memory(me, each[0])]
+
         # Including apparent zombies: a process whose first thread alone has ended looks like one.
         alive = [pid for pid, parent, _ in members if not (parent == me and reap(pid))]
+
         # A process may fork while it is listed: the sweep repeats until a listing is empty.
         for pid in alive:
             signal_descendant(me, pid, signal.SIGKILL)
@@ -188,6 +191,7 @@ def kill_descendants(spare: Collection[int] = (), limit: float = 5.0, kept: Cont
         if left <= 0:
             return alive
         wait_until_gone(alive, left)
+
     return []
 
 
@@ -241,6 +245,7 @@ def signal_descendant(root: int, pid: int, signum: int) -> None:
     except OSError:
         # It is gone; or no descriptor is free, and the next turn of the sweep tries again.
         return
+
     try:
         # It may have ended since it was listed, and another process may have its number: the held
         # process is checked.
@@ -324,6 +329,7 @@ def wait_until_gone(pids: Iterable[int], limit: float) -> None:
             handles.append(handle_of(pid))
         except OSError:
             continue
+
     try:
         wait_for_ends(handles, limit)
     finally:
@@ -371,6 +377,7 @@ def guard_child(parent: int, child: int, kept: SharedSessions, command: Sequence
     if not _any_ends_before([child], launcher):
         kill_descendants()
         os._exit(0)
+
     signum = max(0, -_code_of(child))
     while True:
         spawners = [pid for pid in _children() if _is_spawner(pid, command)]
@@ -427,6 +434,7 @@ def _main(argv: Sequence[str]) -> NoReturn:
     it.
     """
     launcher = int(argv[1])
+
     # Inheritable descriptors of the launcher's program are closed: its peers wait for the last
     # copy to close.
     close_all_but({0, 1, 2, FORK_SERVER_FD})
@@ -441,6 +449,7 @@ def _main(argv: Sequence[str]) -> NoReturn:
     except OSError as error:
         os.write(2, f"no process can be started: {error}{FEW_PROCESSES}".encode())
         os._exit(1)
+
     if child == 0:
         os.setsid()
         die_with_parent(me)
@@ -452,7 +461,9 @@ def _main(argv: Sequence[str]) -> NoReturn:
         except OSError as error:
             os.write(2, f"cannot run {argv[2]}: {error}\n".encode())
             os._exit(127)
+
     handle.close()
+
     # Only the fork server may hold the control socket: its end of file must mean that a peer is
     # gone.
     os.close(FORK_SERVER_FD)

@@ -124,6 +124,7 @@ def room_for_descriptors(count: int) -> Iterator[None]:
             raised = True
     finally:
         close_each(tried)
+
     try:
         yield
     finally:
@@ -182,6 +183,7 @@ class Channel:
             raise ValueError(
                 f"{len(descriptors)} descriptors do not fit a frame, which holds {_MOST_OF_A_FRAME} at most"
             )
+
         frame = memoryview(_HEAD.pack(len(body), len(descriptors)) + body)
         parts = [descriptors[at : at + _MOST_DESCRIPTORS] for at in range(0, len(descriptors), _MOST_DESCRIPTORS)]
         try:
@@ -191,6 +193,7 @@ class Channel:
                 self._sock.sendmsg([b"\0"], _rights(part))
         except (BrokenPipeError, ConnectionError):
             return False
+
         return True
 
     def receive(self, *, whole: bool = True) -> tuple[Message, list[int]] | None:
@@ -225,6 +228,7 @@ class Channel:
                 head += self._with_rights(_HEAD.size - len(head), descriptors)
             size, count = _HEAD.unpack(head)
             message = self._message(size)
+
             # One byte after the frame stands for each further message with descriptors.
             for _ in range(_MOST_DESCRIPTORS, min(count, _MOST_OF_A_FRAME), _MOST_DESCRIPTORS):
                 self._with_rights(1, descriptors)
@@ -234,6 +238,7 @@ class Channel:
         except OSError:
             close_each(descriptors)
             raise
+
         return message, descriptors
 
     def _with_rights(self, size: int, descriptors: list[int]) -> bytes:
@@ -247,8 +252,10 @@ class Channel:
                 numbers = array.array("i")
                 numbers.frombytes(packed[: len(packed) - len(packed) % numbers.itemsize])
                 descriptors += numbers
+
         if not data:
             raise ConnectionError
+
         return data
 
     def _message(self, size: int) -> Message:

@@ -55,6 +55,7 @@ class _Bell:
     def __init__(self, wait: Callable[[], object]) -> None:
         self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._made_in = os.getpid()
+
         # The thread has a descriptor of its own: this one may be closed, and its number reused,
         # by then.
         try:
@@ -261,6 +262,7 @@ class _OwnEnds:
             self._ends += [(reader, _identity(reader)), (writer, _identity(writer))]
             _own(reader, os.getpid(), signum)
             writers.append(writer)
+
         self.writers = tuple(writers)
 
     def drop(self) -> None:
@@ -317,6 +319,7 @@ class PipeHandle(Handle):
         descriptor = pipes.get(signum, -1)
         if descriptor < 0:
             raise PermissionError(errno.EPERM, "without pidfds this signal cannot be sent to the process")
+
         # The program may have set SIGPIPE to its default action, which would end it.
         former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         try:

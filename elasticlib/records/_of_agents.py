@@ -226,8 +226,10 @@ class KernelLimited(Record, level=WARNING):
                 f"no pidfds ({self.pidfds}): processes are watched by threads and pipes, so that a worker of a pool "
                 "that closes all descriptors counts as dead, and a helper may outlive its parent by half a second"
             )
+
         if self.memfds:
             parts.append(
                 f"no files in memory ({self.memfds}): arguments, results and reports take room in /dev/shm or TMPDIR"
             )
+
         return f"{'; '.join(parts)}; allow these calls in the container's seccomp profile, or use a newer kernel"

@@ -87,14 +87,17 @@ def choose(
     _check_local_addr(config)
     if config.rdzv_backend not in _rdzv_options.ALL:
         return _plug_in(config, fresh_id, token)
+
     options = _rdzv_options.read(config.rdzv_backend, config.rdzv_configs)
     is_static = config.rdzv_backend == "static"
     rank, rank_warnings = _node_rank(config, options) if is_static else (None, ())
     warnings = options.idle + _unused(config) + rank_warnings
+
     # First, since a launch that needs no other node needs neither an id nor an endpoint.
     private = _private(config, options, fresh_id)
     if private is not None:
         return private, warnings + _warn_of_one_node(config)
+
     if is_static:
         _check_rank_is_given(config, rank)
     run_id, id_warnings = _run_id(config, fresh_id)
@@ -167,6 +170,7 @@ def _plug_in(config: LaunchConfig, fresh_id: str, token: str | None) -> tuple[Pl
             f"token is given, but rdzv_backend={config.rdzv_backend!r} does not support a token: leave it "
             "(or the variable ELASTICLIB_TOKEN) out, or use c10d, static or etcd"
         )
+
     warnings = _unused(config)
     if config.wait_for != "quiet":
         warnings += (f"wait_for={config.wait_for!r} has no effect with rdzv_backend={config.rdzv_backend!r}",)
@@ -188,6 +192,7 @@ def _private(config: LaunchConfig, options: _rdzv_options.Options, fresh_id: str
     """
     if config.rdzv_backend in _rdzv_options.ETCD_BACKENDS:
         return None  # other nodes use the server, too
+
     run_id = config.run_id or fresh_id
     is_in_file = options.store_type == "file"
     endpoint = config.rdzv_endpoint.strip()
@@ -195,6 +200,7 @@ def _private(config: LaunchConfig, options: _rdzv_options.Options, fresh_id: str
         return _private_without_endpoint(config, run_id, is_in_file)
     if is_in_file:
         return None  # every process that sees the file can join
+
     return _private_at_endpoint(config, run_id, endpoint)
 
 
@@ -222,14 +228,17 @@ def _private_at_endpoint(config: LaunchConfig, run_id: str, endpoint: str) -> Pr
     if port == 0:
         _check_nobody_looks_for(config, endpoint)
         return Private(run_id, backend)
+
     if backend != "static":
         return None  # the store is at the given port for any number of nodes
+
     # A given port stays the same with another default.
     has_port = port == parse_rendezvous_endpoint(endpoint, 29401)[1]
     if not has_port:
         raise ConfigError.of_setting("rdzv_endpoint", f"{endpoint!r} has no port: give host:port, such as node0:29500")
     if config.max_nodes == 1:
         return Private(run_id, backend, port)
+
     return None
 
 
@@ -247,14 +256,17 @@ def _node_rank(config: LaunchConfig, options: _rdzv_options.Options) -> tuple[in
     rank = options.rank if config.node_rank is None else config.node_rank
     if rank is None:
         return None, ()
+
     if rank >= config.max_nodes:
         raise ConfigError.of_setting(
             "node_rank",
             f"{rank} is out of range for {counted(config.max_nodes, 'node')}: "
             f"give a number from 0 to {config.max_nodes - 1}",
         )
+
     if options.rank is None or options.rank == rank:
         return rank, ()
+
     return rank, (f"rdzv_configs={{'rank': {options.rank}}} is ignored: node_rank={rank} is used",)
 
 
@@ -267,6 +279,7 @@ def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, _Warnings]:
                 "run_id", "'': nodes find their job by its id: give the same id on all of them"
             )
         return fresh_id, (f"run_id is empty: this job gets the id {fresh_id}, so no other node can join it",)
+
     # The endpoint identifies a static job: torch's commands for it leave the id out.
     may_be_joined = config.max_nodes > 1 and not is_static
     if may_be_joined and config.run_id == DEFAULT_RUN_ID:
@@ -274,6 +287,7 @@ def _run_id(config: LaunchConfig, fresh_id: str) -> tuple[str, _Warnings]:
             f"run_id={DEFAULT_RUN_ID!r}: launches with the same id and endpoint join one job; give each job "
             "its own id (rdzv_id)",
         )
+
     return config.run_id, ()
 
 

@@ -32,9 +32,11 @@ def command_line(work: str, args: Sequence[str]) -> str:
         # Both ends: the beginning names the script, the end has its last options.
         half = LONGEST // 2
         line = f"{line[:half]} ... {line[-half:]}"
+
     # Text was left out: two commands that differ there must give different lines all the same.
     if line == whole:
         return line
+
     return f"{line} (arguments {_digest(args)})"
 
 

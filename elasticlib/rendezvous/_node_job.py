@@ -81,6 +81,7 @@ class NodeJob(JobOptions):
         if backend == "static":
             # Ranks are given, so that every node is waited for, and the first one hosts the store.
             said["is_host"], given["min_nodes"] = node_rank == 0, given["max_nodes"]
+
         return cls(
             backend=backend,
             endpoint=endpoint.strip(),

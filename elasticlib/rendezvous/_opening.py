@@ -40,6 +40,7 @@ def choose_rendezvous(config: LaunchConfig, *, work: str, command: str) -> Choic
     if not isinstance(choice, NodeJob):
         _log_all(warnings)
         return choice
+
     # Before the warnings: one of them would say that the local server is used.
     has_endpoint = bool(config.rdzv_endpoint.strip())
     if choice.backend in ETCD_BACKENDS and not has_endpoint:

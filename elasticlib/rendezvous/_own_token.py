@@ -94,6 +94,7 @@ def read_or_make(path: Path, user: int) -> str:
     with suppress(FileNotFoundError):
         return _read(path, user)
     make_private_folder(str(path.parent))
+
     # Whole or not at all: of two launches at once, one writes the token, and the other one reads it.
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -104,6 +105,7 @@ def read_or_make(path: Path, user: int) -> str:
             os.link(fresh, path)
     finally:
         os.unlink(fresh)
+
     return _read(path, user)
 
 
@@ -120,6 +122,8 @@ def _read(path: Path, user: int) -> str:
         token = os.read(descriptor, 100).decode("ascii", "replace")
     finally:
         os.close(descriptor)
+
     if not _TOKEN.fullmatch(token):
         raise ValueError(f"{path} holds no token: remove it")
+
     return token

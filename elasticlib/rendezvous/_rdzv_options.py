@@ -256,6 +256,7 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
     """
     idle: list[str] = []
     found = _read_values(backend, configs, idle)
+
     # Read all the same, so that an invalid value is reported.
     backoff = found.pop("cas_backoff_max_seconds", 0)
     if backoff:
@@ -271,6 +272,7 @@ def read(backend: str, configs: Mapping[str, Any]) -> Options:
         idle.append(
             f"rdzv_configs={{'is_host': {chosen.pop('is_host')}}} has no effect with store_type=file: leave it out"
         )
+
     others = _others(backend, found, idle)
     return Options(heartbeat=_heartbeat(found, idle), others=others, idle=tuple(idle), **chosen)
 
@@ -287,6 +289,7 @@ def _read_values(backend: str, configs: Mapping[str, Any], idle: list[str]) -> d
             found[name] = _value(backend, name, value, is_read_by_torch=name in read_by_torch)
         except _Idle as why:
             idle.append(f"rdzv_configs={{{name!r}: {value!r}}}: {why}")
+
     return found
 
 
@@ -314,12 +317,15 @@ def _value(backend: str, name: Any, value: Any, *, is_read_by_torch: bool) -> An
     key = RDZV_CONF_KEYS.get(name)
     if key is None or backend not in key.backends:
         raise _Idle(_stranger(backend, name))
+
     try:
         return key.read(value)
     except (TypeError, ValueError, OverflowError):
         rule = f"{name} must be {key.rule}"
+
     if not is_read_by_torch:
         raise _Idle(f"{rule}: ignored")
+
     raise ConfigError.of_setting("rdzv_configs", f"{{{name!r}: {value!r}}}: {rule}")
 
 
@@ -347,6 +353,7 @@ def _heartbeat(found: Mapping[str, Any], idle: list[str]) -> float:
     is_in_torchs_terms = "keep_alive_interval" in found or "keep_alive_max_attempt" in found
     if not is_in_torchs_terms:
         return float(found.get("heartbeat_timeout", HEARTBEAT))
+
     interval: float = found.get("keep_alive_interval", KEEP_ALIVE_INTERVAL)
     attempts: int = found.get("keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)
     silence = interval * attempts
@@ -355,6 +362,7 @@ def _heartbeat(found: Mapping[str, Any], idle: list[str]) -> float:
             f"rdzv_configs: keep_alive_interval={interval:g} times keep_alive_max_attempt={attempts} is too "
             f"short: {SHORTEST_HEARTBEAT:g} s is used"
         )
+
     return bounded(silence)
 
 
@@ -369,6 +377,7 @@ def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str
         kept = others.setdefault(canonical, found[name])
         if kept != found[name]:
             idle.append(f"rdzv_configs={{{name!r}: {found[name]!r}}} is ignored: {kept!r} is given too")
+
     files = sorted(others.keys() & set(_SAME.values()))
     if files and others.get("protocol") != "https":
         idle.append(
@@ -378,6 +387,7 @@ def _others(backend: str, found: Mapping[str, Any], idle: list[str]) -> dict[str
             del others[name]
     elif "ssl_cert_key" in others and "ssl_cert" not in others:
         idle.append(f"rdzv_configs={{'ssl_cert_key': {others.pop('ssl_cert_key')!r}}} has no effect without ssl_cert")
+
     return others
 
 
@@ -401,6 +411,7 @@ def parse_conf(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     if not text.strip():
         return found
+
     for part in text.strip().split(","):
         name, _, value = part.partition("=")
         name, value = name.strip(), value.strip()
@@ -409,4 +420,5 @@ def parse_conf(text: str) -> dict[str, str]:
         if not value:
             raise ConfigError(f"{text!r} gives {name} no value: write {name}=VALUE, or leave it out")
         found[name] = value
+
     return found

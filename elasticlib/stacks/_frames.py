@@ -80,6 +80,7 @@ def users_part(error: BaseException) -> TracebackType | None:
         if not _is_caller(each):
             last = each
         each = each.tb_next
+
     if last is not None:
         last.tb_next = None
     return first

@@ -138,6 +138,7 @@ class ElasticTestCase(unittest.TestCase):
             result = host.run_case(
                 self, wanted_by(self, host.limit), (kind, self._testMethodName, file_name, _attributes(kind))
             )
+
         first: BaseException | None = None
         for what, error in result.parts():
             if what is None:
@@ -147,6 +148,7 @@ class ElasticTestCase(unittest.TestCase):
             message, parameters = what
             with self.subTest(*(() if message is None else (message,)), **parameters):
                 raise host.shown(error, result) from None
+
         if first is not None:
             raise first from None
         if (stop := result.stop()) is not None:
@@ -225,6 +227,7 @@ def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
         present = gpus()
         if present < size:
             raise unittest.SkipTest(f"world_size={size} needs as many GPUs, but {present or 'none'} are here")
+
     return wanted
 
 
@@ -279,6 +282,7 @@ class _Plain:
             ranks, self._ranks = self._ranks, None
             ranks.close(hurry=True)
             raise
+
         if result.leaks:
             result.warn_of_leaks(call)
         return result

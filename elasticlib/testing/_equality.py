@@ -56,6 +56,7 @@ def _pairs(first: Any, second: Any) -> Iterator[tuple[Any, Any, Any]]:
 def _check_near(case: Any, first: Any, second: Any, msg: Any, options: Mapping[str, Any], at: str) -> None:
     torch: Any = sys.modules["torch"]
     are_tensors = isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
+
     # A number has no dtype to compare.
     if not are_tensors:
         options = {**options, "check_dtype": False}

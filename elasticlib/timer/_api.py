@@ -116,6 +116,7 @@ def _countdown(after: float, scope: str, client: TimerClient | None) -> Iterator
     client = client if client is not None else _client
     if client is None:
         raise TimerError("no timer client is configured: call timer.configure(...) first, or give expires a client")
+
     client.acquire(scope, wall_time() + after)
     try:
         yield
@@ -126,6 +127,7 @@ def _countdown(after: float, scope: str, client: TimerClient | None) -> Iterator
             # The caller must get the exception of the block, not this one.
             _log.warning("timer %r could not be released: %s: %s", scope, type(error).__name__, error)
         raise
+
     client.release(scope)
 
 
@@ -296,6 +298,7 @@ class ProcessTimers(Generic[R]):
         if pid == os.getpid():
             _log.error("a timer of the timer server's own process %d expired; it does not end itself", pid)
             return True
+
         try:
             if pid not in self._handles:
                 raise ProcessLookupError
@@ -310,6 +313,7 @@ class ProcessTimers(Generic[R]):
                 self._refused.add(pid)
                 _log.error("process %d, whose timer expired, cannot be killed: %s", pid, error)
             return False
+
         return True
 
     def _hold_only(self, pids: Collection[int]) -> None:

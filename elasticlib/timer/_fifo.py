@@ -112,6 +112,7 @@ class FileTimerClient(TimerClient):
                 f"the request for timer {request.scope_id[:80]!r}... has {len(line)} bytes, but a pipe takes only "
                 f"{select.PIPE_BUF} at once: give the scope a shorter name"
             )
+
         for left in range(_TRIES - 1, -1, -1):
             try:
                 return self._write(line)
@@ -121,6 +122,7 @@ class FileTimerClient(TimerClient):
                         f"no timer server reads {self._file_path!r} ({error}): start it before its clients, as "
                         "TORCHELASTIC_ENABLE_FILE_TIMER=1 does"
                     ) from error
+
             # The server may be about to start, or to read.
             sleep(_PAUSE)
 
@@ -184,6 +186,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             raise ConfigError(
                 f"file_path={self._file_path!r} cannot become a named pipe: {error}; give another path"
             ) from error
+
         # This process opens it for writing too: without a client, reads would report its end.
         self._pipe = -1
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -197,9 +200,11 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
         """
         if self._thread is not None and self._stopping:
             raise TimerError("the thread of this timer server did not end when it was stopped: make a new one")
+
         if self._thread is not None:
             _log.warning("the timer server of %s is already running: start() has no effect", self._file_path)
             return
+
         # `stop` has removed the pipe.
         if self._wake < 0:
             self._open()
@@ -254,6 +259,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
                 _log.exception("a check of the watchdog failed")
                 # Most likely the next check will fail too.
                 wait_readable([self._wake], min(1.0, self._max_interval))
+
             if once:
                 return
             self._progress = wall_time()
@@ -280,12 +286,15 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             if timer.signal > 0:
                 deadly = timer
                 break
+
         if deadly is None:
             # Remove these timers, but not the others of the process, which continues.
             self._timer_table.register(FileTimerRequest(pid, timer.scope_id, -1) for timer in timers)
             return False
+
         if not self._kill(pid, deadly.signal):
             return False
+
         _log.info("process %d did not leave %s in time; it got signal %d", pid, deadly.scope_id, deadly.signal)
         self._tell("kill worker process", deadly)
         return True
@@ -296,17 +305,20 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
             piece = os.read(self._pipe, _PIECE)
         except BlockingIOError:
             return False
+
         # A piece may end within a line.
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             self._refuse(f"{len(self._rest)} bytes without a line end: left out")
             self._rest = b""
+
         requests = []
         for line in lines:
             try:
                 requests.append(_read_request(line))
             except ValueError as error:
                 self._refuse(f"{line[:80]!r}, which is not a request: {error}")
+
         self.register_timers(requests)
         return True
 
@@ -326,6 +338,7 @@ class FileTimerServer(ProcessTimers[FileTimerRequest]):
                 # The thread may still use the descriptors.
                 return
             self._thread = None
+
         with contextlib.suppress(OSError):
             os.unlink(self._file_path)
         if self._pipe >= 0:
@@ -349,6 +362,7 @@ def _read_request(line: bytes) -> FileTimerRequest:
         raise ValueError("it is not a JSON object")
     if body.get("version") != VERSION:
         raise ValueError(f"its version is {shown(body.get('version'))}, this server knows {VERSION}")
+
     scope = body.get("scope_id")
     pid, deadline, signum = body.get("pid"), body.get("expiration_time"), body.get("signal")
     if not _is_pid(pid):
@@ -359,6 +373,7 @@ def _read_request(line: bytes) -> FileTimerRequest:
         raise ValueError("expiration_time is not a number, or too large")
     if not _is_signal(signum):
         raise ValueError("signal is not a signal of this system")
+
     return FileTimerRequest(pid, escaped(scope), deadline, signum)
 
 

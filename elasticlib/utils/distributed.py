@@ -54,6 +54,7 @@ def create_c10d_store(
     if server_port == -1 and (world_size > 1 or not is_server):
         who = f"world_size={world_size} callers" if world_size > 1 else "a client (is_server=False)"
         raise ConfigError(f"server_port=-1 means any port, but {who} must know it: give server_port, such as 29500")
+
     from torch.distributed import DistStoreError
 
     options = {
@@ -67,6 +68,7 @@ def create_c10d_store(
     store = _open_store(server_addr, max(server_port, 0), tries, options)
     if not wait_for_workers:
         return store
+
     try:
         barrier(store, world_size, "elasticlib/members", timeout)
     except DistStoreError as error:
@@ -74,6 +76,7 @@ def create_c10d_store(
             f"not all of the {world_size} callers connected to the store at {store.host}:{store.port} "
             f"within {timeout:g} s"
         ) from error
+
     return store
 
 
@@ -88,6 +91,7 @@ def _open_store(address: str, port: int, tries: int, options: Mapping[str, Any])
             # The kernel's free port is free on one address; another program may use it on another.
             if not _is_taken(error):
                 raise
+
     return TCPStore(address, port, **options)
 
 
@@ -108,6 +112,7 @@ def get_socket_with_port() -> socket.socket:
     import socket
 
     troubles = []
+
     # IPv6 first, for IPv4 as well: later listeners, such as torch's TCPStore, use both.
     for family, place in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
@@ -120,6 +125,7 @@ def get_socket_with_port() -> socket.socket:
                 return holder
         except OSError as error:
             troubles.append(f"{place}: {error}")
+
     raise StartError(f"no port is free on all addresses: {'; '.join(troubles)}")
 
 

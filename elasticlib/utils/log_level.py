@@ -27,10 +27,12 @@ def level_of(text: str) -> int:
     name = text.strip()
     if re.fullmatch(r"[0-9]+", name):
         return int(name)
+
     for each in (name, name.upper()):
         level = logging.getLevelName(each)
         if isinstance(level, int):
             return level
+
     raise ConfigError(
         f"{LOG_LEVEL_VARIABLE}={text!r} is not a log level: give one of DEBUG, INFO, WARNING, ERROR, "
         "CRITICAL, or a number"

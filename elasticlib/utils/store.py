@@ -82,12 +82,14 @@ def barrier(
     """
     if rank is None and rank_tracing_decoder is not None:
         raise AssertionError(f"rank_tracing_decoder={rank_tracing_decoder!r} needs a rank: give rank=, too")
+
     from torch.distributed import DistStoreError
 
     with store_timeout(store, barrier_timeout):
         if rank is not None:
             # Set before the count, so that a caller that was counted is never reported as missing.
             store.set(_arrival(key_prefix, rank), b"1")
+
         last = _check_in(store, world_size, key_prefix)
         try:
             store.wait([last])
@@ -96,12 +98,14 @@ def barrier(
             if rank is None:
                 raise
             late = error
+
     with store_timeout(store, trace_timeout):
         try:
             missing = list(itertools.islice(_missing(store, key_prefix, range(world_size)), MOST_NAMED))
         except RuntimeError:
             # The store itself does not answer, and the first error is more useful.
             raise late from None
+
     names = ", ".join(map(rank_tracing_decoder or str, missing))
     raise DistStoreError(
         f"rank {rank} waited {barrier_timeout:g} s at the barrier {key_prefix} "

@@ -111,6 +111,7 @@ class PContext(abc.ABC):
             )
         )
         self._prefixes = _start_call.prefixes(name, log_line_prefixes, self.nprocs)
+
         # The caller's error file counts if the logs name none.
         given = {rank: env.pop(ERROR_FILE, "") for rank, env in self.envs.items()}
         self._logs = LogRounds(logs_specs)
@@ -124,6 +125,7 @@ class PContext(abc.ABC):
         duplicates = Duplicates(duplicate_stdout_filters, duplicate_stderr_filters)
         self._processes = Processes(self._job, self.nprocs, duplicates=duplicates)
         self._lock = threading.Lock()
+
         # Wakes waits in other threads.
         self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._ended)
@@ -155,6 +157,7 @@ class PContext(abc.ABC):
             if self._started or self._over:
                 done = "started" if self._started else "closed"
                 raise ConfigError(f"the processes of {self.name!r} were {done} already: make another set")
+
             handled = _signals.parse_signals(os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS))
             self._handlers = _signals.Raising(handled, self._doing)
             self._started = True
@@ -172,6 +175,7 @@ class PContext(abc.ABC):
                 self._let_go()
                 self._handlers.remove()
                 raise
+
             _running.add(self)
 
     def pids(self) -> dict[int, int]:
@@ -189,6 +193,7 @@ class PContext(abc.ABC):
         """
         if not self._started:
             raise SpecError(f"the processes of {self.name!r} were not started: call start() first")
+
         timeout = _start_call.seconds("timeout", timeout)
         deadline = math.inf if timeout < 0 else monotonic() + timeout
         try:
@@ -201,6 +206,7 @@ class PContext(abc.ABC):
                         watched.append(number)
                     wait_readable(watched, soonest(left, self._processes.poll_timeout()))
                     self._raise(came)
+
             return result
         finally:
             # After the end, signals belong to the program again.
@@ -235,6 +241,7 @@ class PContext(abc.ABC):
     def _poll(self) -> RunProcsResult | None:
         if not self.nprocs:
             return RunProcsResult()
+
         self._processes.poll()
         present = self._processes.round
         if not self._stopping:
@@ -242,9 +249,11 @@ class PContext(abc.ABC):
         have_ended = present.gone() or self._over
         if not have_ended:
             return None
+
         self._let_go()
         if present.all_succeeded():
             return RunProcsResult(present.return_values(), {}, self.stdouts, self.stderrs)
+
         # A set that neither failed nor succeeded was closed before its end.
         failures = present.failures() or present.cut_short()
         return RunProcsResult({}, failures, self.stdouts, self.stderrs)
@@ -280,6 +289,7 @@ class PContext(abc.ABC):
             finally:
                 self._let_go()
                 self._handlers.remove()
+
         # Again: some could not be restored below the handlers of this block.
         self._handlers.remove()
         if self._result is not None and not self._result.is_failed():
@@ -411,10 +421,12 @@ def start_processes(
         context = SubprocessContext(name, entrypoint, args, envs, *rest)
     else:
         context = MultiprocessContext(name, entrypoint, args, envs, start_method, *rest)
+
     try:
         context.start()
     except BaseException:
         # A signal may have arrived after all were started.
         context.close()
         raise
+
     return context

@@ -55,14 +55,18 @@ def workers_per_node(
         return requested
     if requested == "cpu":
         return len(os.sched_getaffinity(0))
+
     count, kind = _accelerators(tuple(preload), flags, variables, ahead)
+
     # Without an accelerator the workers compute on CPUs.
     if requested == "auto":
         return count or len(os.sched_getaffinity(0))
+
     wanted = "cuda" if requested == "gpu" else requested
     has_wanted = count > 0 and kind == wanted
     if has_wanted:
         return count
+
     found = f"{count} of kind {kind!r}" if count else "no accelerator at all"
     words = ", ".join(DEVICE_WORDS)
     raise SpecError.of_setting(
@@ -119,7 +123,9 @@ def _accelerators(
 ) -> tuple[int, str]:
     if not _machine.may_have_accelerators():
         return 0, ""
+
     key = ForkServerKey.of(sys.executable, _with_torch(preload), (), flags)
+
     # With the job's own key, the fork server that answers also starts the workers.
     if key.is_automatic and "torch" in ahead:
         key = evolve(key, preload=tuple(ahead))
@@ -163,11 +169,13 @@ def _answer(
                     f"{doing} took more than {_LIMIT:g} s: torch asks the driver, which hangs (does "
                     f"nvidia-smi, or the like, answer?); {instead} so that torch is not asked"
                 )
+
             if not wait_readable([channel], left):
                 if began is None and fork_server.ready():
                     # Its imports, which may be slow, do not count towards the limit.
                     began = monotonic()
                 continue
+
             received = channel.receive()
             if received is None:
                 raise fork_server.failure("device query")

@@ -74,6 +74,7 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
     the launcher's own list of devices has no entry for a worker.
     """
     names = [CUDA_DEVICES_VARIABLE]
+
     # HIP reads its own variable first, so both must name the same device.
     if environment.get(HIP_DEVICES_VARIABLE):
         names.append(HIP_DEVICES_VARIABLE)
@@ -83,6 +84,7 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
         entries = [str(rank) for rank in range(workers)]
     else:
         entries = [entry.strip() for entry in listed.split(",")]
+
     count = sum(map(bool, entries))
     hides_all = workers > 1 and count == 0
     if len(entries) < workers or hides_all:
@@ -91,6 +93,7 @@ def alone_with_a_device(environment: Mapping[str, str], workers: int) -> tuple[d
             f"True: {name}={listed!r} names {count} devices for {workers} workers: "
             "list one for each worker, start fewer workers, or leave the option out",
         )
+
     return tuple({"LOCAL_RANK": "0", **dict.fromkeys(names, entry)} for entry in entries[:workers])
 
 

@@ -109,6 +109,7 @@ def failures_of(
             failure.log_files = _log_files(dest, local)
             failure.is_on_console = _is_on_console(end, dest)
             found[rank] = failure
+
     return found
 
 
@@ -143,9 +144,11 @@ def failure_of(
         written = _written(error_file)
         failure = _unreported(end, rank, error_file, written, noticed)
         has_left_error = written is not None
+
     raised = failure.traceback
     stacks = _stacks_of(end)
     failure.traceback = raised or stacks
+
     # The last lines stand below the traceback, and must not repeat it.
     known_lines = set(failure.traceback.splitlines())
     failure.log_tail = tuple(line for line in tail if _RANK_PREFIX.sub("", line) not in known_lines)
@@ -154,6 +157,7 @@ def failure_of(
         failure.hint = _OVERDUE.format(end.overdue) + ("" if are_shown else _threads_then(stacks))
     elif not (end.was_stopped and has_left_error):
         failure.hint = explain_exit(end.exitcode, memory_kills)
+
     # Otherwise the launcher stopped it after its exception: the signal explains nothing.
     return failure
 
@@ -282,6 +286,7 @@ def record_of(event: Event, rank_base: int, are_all: bool, signum: int) -> recor
             return records.WorkerStuck(rank_base + rank, pid, signum, waited)
         case AllStopped(survivors, ended):
             return _record_of_stop(survivors, ended)
+
     return None
 
 
@@ -414,16 +419,20 @@ def original_exception(end: Exit) -> BaseException | None:
     report = _error_of(end)
     if report is None:
         return None
+
     error = _result_pickles.unpack_exception(report.payload)
+
     # Its class cannot be imported here: a stand-in has the name and the text.
     if error is None and report.exception_type:
         text = report.message.removeprefix(report.exception_type).removeprefix(": ")
         error = _result_pickles.stand_in(report.exception_type, text)
+
     if error is not None:
         note = f"from the worker of local rank {end.local_rank}:\n{report.traceback}"
         # A class may forbid notes and attributes.
         with contextlib.suppress(Exception):
             _add_note(error, note)
+
     return error
 
 
@@ -472,6 +481,7 @@ def cut_short(exits: Mapping[int, Exit], pids: Mapping[int, int], count: int) ->
         elif end.exitcode != 0:
             hint = "stopped by its launcher before it was done"
             found[rank] = ProcessFailure(rank, end.pid, end.exitcode, "", rank=rank, hint=hint)
+
     return found
 
 
@@ -490,8 +500,10 @@ def _return_value(end: Exit, rank: int) -> Any:
             f"the return value of rank {rank} could not be received: this program has reached its limit of "
             f"open files: {FEW_DESCRIPTORS.removeprefix('; ')}"
         )
+
     if end.report is None or end.report.kind != "result":
         return None
+
     try:
         return pickle.loads(end.report.payload)
     except Exception as error:

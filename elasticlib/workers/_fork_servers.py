@@ -204,6 +204,7 @@ class ForkServer:
                 except BlockingIOError:
                     self._failure = StartError("the fork server process stopped in the middle of a message")
                     break
+
                 if received is None:
                     self._failure = fork_server_lost(self._reaper, self._process, self._words())
                 elif received[0]["op"] == "refused":
@@ -221,6 +222,7 @@ class ForkServer:
                     self._say_left_out(received[0].get("left_out", ()))
                     if warnings := self._words():
                         print(warnings, file=sys.stderr)
+
             return self._failure
 
     def _say_left_out(self, modules: Sequence[str]) -> None:
@@ -305,10 +307,12 @@ class ForkServer:
             with contextlib.suppress(StartError):
                 # In order: if it were killed, processes that workers detached would die too.
                 self._send({"op": "end"})
+
         self._wake()
         with self._lock:
             self._failure = self._failure or StartError("the fork server was closed")
             self._link.close()
+
         # A launch waits this long for one that it displaced; a thread waits for the rest.
         if timeout is None or self._reaper.ends(timeout):
             self._reap()
@@ -326,6 +330,7 @@ class ForkServer:
                 # Its reaper ends the rest.
                 self._process.kill(0.0)
             self._process.close()
+
         self._reaper.wait(KILL_SECONDS + 1)
         self._imports.end()
         os.close(self._said)
@@ -374,9 +379,12 @@ class _ForkServers:
                 found = ForkServer(key, environment, search_path)
             else:
                 self._kept.remove(found)
+
             found.spawners += 1
+
             # The most recently used one stands last.
             self._kept.append(found)
+
         # Outside of the lock: an end may take long, and other launches must not wait for it.
         _end(done)
         return found
@@ -412,6 +420,7 @@ class _ForkServers:
             # The launch meets the same error itself when it starts its workers.
             with contextlib.suppress(StartError):
                 there = self.take(key, environment, search_path)
+
         try:
             yield there
         finally:

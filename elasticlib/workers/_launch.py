@@ -127,6 +127,7 @@ class SpawnerClient:
             if stream is not None:
                 # Otherwise the child would write the buffered text a second time.
                 stream.flush()
+
         try:
             with warnings.catch_warnings(), nullcontext() if debugger_follows() else unseen_by_debugger():
                 # Python 3.12 warns of forks in threaded programs, but the caller asked for one.
@@ -138,10 +139,12 @@ class SpawnerClient:
             link.close()
             theirs.close()
             raise start_error("a fork of this program", error) from error
+
         if pid == 0:
             from elasticlib.workers.spawner import _begin
 
             _begin.guard_spawner(theirs, me, call)
+
         self._anchor = ChildProcess(pid)
         self._itself = Helper("reaper", Reported(pid, self._anchor.send))
         theirs.close()
@@ -237,6 +240,7 @@ class SpawnerClient:
         is_restart = self.started
         if self._await_message("starting", number, interrupt) is None:
             return {}
+
         self.started = True
         try:
             started = self._await_message("started", number, interrupt)
@@ -250,8 +254,10 @@ class SpawnerClient:
                 raise
             self._early.append(SpawnerLost(str(error), error))
             return {}
+
         if started is None:
             return {}
+
         if self._fork_server is not None:
             self._fork_server.listen()
         return {int(rank): pid for rank, pid in started["pids"].items()}
@@ -302,6 +308,7 @@ class SpawnerClient:
                 events.append(SpawnerLost(str(error), error))
             else:
                 events += self._event(*received)
+
         return events
 
     def _why_gone(self) -> Exception:
@@ -332,14 +339,17 @@ class SpawnerClient:
                 self._itself = Helper("spawner", self._spawner, lambda number: self._say("ping", number=number))
                 descriptors = []
                 return []
+
             if message["op"] == "forked":
                 self._note_forked(message["pid"])
                 return []
+
             if message["op"] == "broken":
                 return [SpawnerLost(message["why"], StartError(message["why"]))]
             if message["op"] == "pong" and self._itself is not None:
                 self._itself.answered = message["number"]
                 return []
+
             # The message is about an earlier round.
             if message["round"] != self._round:
                 return []
@@ -353,6 +363,7 @@ class SpawnerClient:
                 case "store":
                     why, self._store = self._blame.pop(message["pid"], message["why"]), None
                     return [RoundStoreEnded(why, message["pid"], message["exitcode"], message["needed"])]
+
             return [event_of_workers(message, descriptors)]
         finally:
             for descriptor in descriptors:
@@ -363,12 +374,14 @@ class SpawnerClient:
         if self._spawner is not None:
             # Its own first message was faster.
             return
+
         fork_server, anchor = self._fork_server, self._anchor
         if fork_server is not None:
             send: Callable[[int], object] = functools.partial(fork_server.signal_child, pid)
         else:
             assert anchor is not None
             send = anchor.send
+
         self._itself = Helper("spawner", Reported(pid, send))
 
     def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
@@ -459,14 +472,17 @@ class SpawnerClient:
                 self._quit(self._channel)
             self._channel.close()
             self._channel = None
+
         if self._spawner is not None:
             if not self._spawner.ends(_EXIT_LIMIT):
                 self._spawner.kill()
             self._spawner.close()
             self._spawner = None
+
         if self._anchor is not None:
             self._anchor.wait(_QUIT_LIMIT)
             self._anchor = None
+
         if self._fork_server is not None:
             fork_servers.give_back(self._fork_server, unused=not self.started)
             self._fork_server = None

@@ -127,13 +127,16 @@ class LocalRound:
         with room_for_descriptors(1):
             kills = _machine.memory_kills() - self.memory_kills
             found = _failure.failures_of(self.ends(), self.dest, kills, self.noticed, rank_base)
+
         if not found and self.lost is not None and by_loss:
             # If all had ended well, the spawner alone was lost.
             lost = 1 if self.all_succeeded() else self.count
             found = _failure.lost_all(lost, rank_base, self.pids, self.lost.why)
+
         store = self._missed_store()
         if store is None:
             return found
+
         blamed = _failure.blamed(self.ends(), self.count)
         if blamed is not None:
             found[rank_base + blamed] = _failure.lost_store(store, blamed, rank_base, kills, self.store_gone_at)

@@ -103,6 +103,7 @@ def _cgroup_folders(controller: str) -> Iterator[str]:
     """
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
+
         # The line of version 2, which hybrid systems mount beside the folders of version 1.
         if controllers == "":
             roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
@@ -110,6 +111,7 @@ def _cgroup_folders(controller: str) -> Iterator[str]:
             roots = (f"/sys/fs/cgroup/{controllers}", f"/sys/fs/cgroup/{controller}")
         else:
             continue
+
         for root in roots:
             inner = os.path.join(root, path.lstrip("/"))
             # In a container the path may be that of the host: only folders that exist here count.

@@ -103,6 +103,7 @@ def pack_call(
         if parcel.size() >= _WORTH_A_WARNING:
             variables = {} if script is None else _overlay.contents(parcel.definitions)
             _warn_of_captures(CapturedCall(*sent), parcel.pickler, variables)
+
     return parcel.packed()
 
 
@@ -240,11 +241,13 @@ def _sent_by_value(module: types.ModuleType | None) -> Iterator[None]:
     if module is None:
         yield
         return
+
     # cloudpickle has one registry for all threads of the program.
     with _registry_lock:
         if module.__name__ in cloudpickle.list_registry_pickle_by_value():
             yield
             return
+
         try:
             cloudpickle.register_pickle_by_value(module)
             _registered.append(module)
@@ -332,9 +335,11 @@ def _warn_if_large(part: str, value: object) -> None:
     """Warn once in this program of a large *part*."""
     if part in _warned:
         return
+
     size = _weight(value)
     if size < _WORTH_A_WARNING:
         return
+
     _warned.add(part)
     _log.warning(
         "%s, a %s, has %.0f MB and is sent to the workers at every call: create it in the function, or "

@@ -140,12 +140,14 @@ def prepare_workers(
     signals, devices or CPUs.
     """
     _rules.check_choice("start_method", start_method, START_METHODS)
+
     # A script without a guard would start workers that import it, which would start workers ...
     if _main.is_importing():
         raise ConfigError(
             "this script starts workers while a worker imports it: put the call behind `if __name__ == '__main__':`, "
             "or set LaunchConfig(main='value')"
         )
+
     handled = ",".join(signum.name for signum in _signals.parse_signals(signals_to_handle))
     caller = {**os.environ, **variables}
     cpus = _machine.cpu_count()
@@ -167,6 +169,7 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
     if spec.virtual_local_rank:
         variables = _environment.alone_with_a_device(environment, spec.local_world_size)
         _warn_without_device(variables)
+
     job = _work(spec, start_method, environment, threads)
     job = evolve(job, variables=variables, affinities=_affinities(spec, job))
     preload = job.fork_server.preload if job.fork_server is not None else ()
@@ -180,6 +183,7 @@ def plan(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], th
             ", ".join(preload),
         )
         job = without_preload(job)
+
     return job
 
 
@@ -216,11 +220,13 @@ def _work(spec: WorkerSpec, start_method: str, environment: Mapping[str, str], t
     job = LaunchPlan(common, (), {}, None, ())
     if isinstance(entry, (str, os.PathLike)):
         return _command(job, spec, os.fspath(entry), start_method)
+
     if not callable(entry):
         kind = type(entry).__qualname__
         raise EntrypointError(
             f"entrypoint={entry!r}, a {kind}, is not a callable, script path, module or program: give one of these"
         )
+
     return _function(job, spec, entry, start_method)
 
 
@@ -241,6 +247,7 @@ def _function(job: LaunchPlan, spec: WorkerSpec, entry: Callable[..., Any], star
     args, kwargs = spec.args, spec.kwargs
     if spec.module or spec.no_python:
         raise EntrypointError(f"module and no_python are for names, not for the callable {entry!r}: leave them out")
+
     target = check_function(entry)
     job = _saying(job, kind="function", sys_path=import_path(), argv=list(sys.argv))
     if start_method != "forkserver":
@@ -248,8 +255,10 @@ def _function(job: LaunchPlan, spec: WorkerSpec, entry: Callable[..., Any], star
     # Nothing is pickled: a forked worker has a copy of this program.
     if start_method == "fork":
         return evolve(job, call=functools.partial(entry, *args, **kwargs))
+
     packed = _packing.pack_call(entry, args, kwargs, spec.main)
     EDITS.tell()
+
     # Workers get the options of this interpreter, like those of multiprocessing.
     flags = flags_here()
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -288,6 +297,7 @@ def _command(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) -
     if start_method == "fork":
         _log.info("start_method='fork' is for functions: %s starts as with 'forkserver', from a fork server", entry)
         start_method = "forkserver"
+
     args = tuple(str(arg) for arg in spec.args)
     _check_command(entry, args, spec.kwargs)
     job = evolve(job, args=args)
@@ -295,9 +305,11 @@ def _command(job: LaunchPlan, spec: WorkerSpec, entry: str, start_method: str) -
         return _module(job, spec, entry, start_method)
     if not _is_script(spec, entry):
         return _any_program(job, spec, entry)
+
     # A file whose name holds exactly that text is a script like others.
     if _LOCAL_RANK.search(entry) and not os.path.lexists(entry):
         return _script_by_rank(job, spec, entry)
+
     job, text = _script(job, entry)
     return _by_interpreter(job, spec, ["-u", entry], start_method, text)
 
@@ -367,11 +379,13 @@ def _by_interpreter(
         job = _saying(job, python=fresh_command(python, flags))
         path = (job.common.path0,) if depends_on_path(spec.preload) else ()
         return _from_fork_server(evolve(job, search_path=path), spec, start_method, python, flags, text=text)
+
     if text is not None:
         raise EntrypointError(
             f"script {command[-1]!r} is read from a pipe, and PYTHON_EXEC={python!r} cannot import elasticlib to get "
             "its text: give a file"
         )
+
     warnings.warn(
         f"PYTHON_EXEC={python!r} cannot import elasticlib: each worker imports everything itself, and "
         "reports contain no traceback unless the script uses @record",
@@ -443,15 +457,18 @@ def _from_fork_server(
         )
         job = _saying(job, fresh=True, python=followed_by_debugger(job.common.python))
         start_method = "spawn"
+
     # Each worker becomes a new interpreter, so the fork server imports nothing.
     if start_method == "spawn":
         return evolve(job, fork_server=ForkServerKey(sys.executable, flags=flags), search_path=())
+
     path = job.search_path if depends_on_path(spec.preload) else ()
     key = ForkServerKey.of(python, spec.preload, path, flags)
     if key.is_automatic:
         chosen = choose_preload(job.common, function, text)
         key = evolve(key, preload=chosen.modules)
         job = _saying(job, threads=chosen.threads or job.common.threads)
+
     return evolve(job, fork_server=key)
 
 
@@ -525,9 +542,11 @@ def _is_plain_module(found: ModuleSpec | None) -> bool:
 def _program(name: str, environment: Mapping[str, str]) -> str:
     if not name:
         raise EntrypointError("the entry point is empty: give a script, a program or a callable")
+
     found = shutil.which(name, path=environment.get("PATH", os.defpath))
     if found is not None:
         return found
+
     # It is a path, so PATH is not searched.
     if os.path.dirname(name):
         if not os.path.lexists(name):
@@ -535,8 +554,10 @@ def _program(name: str, environment: Mapping[str, str]) -> str:
         if not os.path.isfile(name):
             raise EntrypointError(f"program {name!r} is not a file")
         raise EntrypointError(f"program {name!r} cannot be executed: change its permissions (chmod +x)")
+
     if os.path.isdir(name):
         raise EntrypointError(f"{name!r} is a folder: give a script or a program")
+
     near = f"; did you mean {name}.py?" if os.path.isfile(f"{name}.py") else ""
     raise EntrypointError(
         f"program {name!r} was not found on PATH (a path needs a slash; a Python script ends in .py or is a Path){near}"

@@ -70,6 +70,7 @@ class Processes:
         self._count = count
         self._sink = sink
         self._duplicates = duplicates or Duplicates()
+
         # None means this program's own streams.
         self._console = console
         self._spawner: SpawnerClient | None = None
@@ -77,9 +78,11 @@ class Processes:
         self.round = LocalRound(count)
         """The workers of the present round, or of the last one."""
         self._board: Board | None = None
+
         # The time when the workers will be killed, once they are being stopped.
         self._deadline = 0.0
         self._helpers = HelperWatch(sink)
+
         # Only imports of restarts are watched.
         self.imports = ImportWatch()
         self._forget_stop()
@@ -137,6 +140,7 @@ class Processes:
             whole = [
                 replace(spec, stdout=outs.get(spec.local_rank), stderr=errs.get(spec.local_rank)) for spec in specs
             ]
+
             # New workers must get the present files.
             if self._spawner is not None and self._spawner.is_outdated():
                 self.dismiss()
@@ -213,6 +217,7 @@ class Processes:
         """Handle all events since the last call; never wait."""
         if self._spawner is None:
             return
+
         for event in self._spawner.drain():
             self.round.note(event)
             match event:
@@ -220,10 +225,12 @@ class Processes:
                     self.awaits_stacks = False
                 case heard.CurrentLine(stacks):
                     self.imports.heard(stacks)
+
             are_all = self.round.world_size == self._count
             record = _failure.record_of(event, self.round.rank_base, are_all, self._signum)
             if record is not None:
                 self._sink(record)
+
         self._tend(self._spawner)
 
     def _tend(self, spawner: SpawnerClient) -> None:

@@ -55,6 +55,7 @@ def parse_signals(names: str) -> tuple[signal.Signals, ...]:
         if signum in (signal.SIGKILL, signal.SIGSTOP):
             raise ConfigError(f"signals_to_handle: {name} cannot be caught by any process: leave it out")
         found[signum] = None
+
     return tuple(found)
 
 
@@ -69,6 +70,7 @@ def _install(signums: tuple[signal.Signals, ...], handler: Callable[[int, FrameT
             continue
         before = signal.signal(signum, handler)
         former[signum] = before if before is not None else signal.SIG_DFL
+
     return former
 
 
@@ -190,8 +192,10 @@ class Inbox:
     def __init__(self, *, quit_shows_stacks: bool = False) -> None:
         self._quit_shows_stacks = quit_shows_stacks
         self._quit_at = -_REPEATED
+
         # A deque, not a Queue: a handler may interrupt the very thread that holds a Queue's lock.
         self._items: deque[object] = deque()
+
         # Once closed, the descriptors' numbers may be reused. A handler may interrupt the thread
         # that holds the lock.
         self._lock = threading.RLock()
@@ -225,6 +229,7 @@ class Inbox:
                 again = f"the job continues; another SIGQUIT within {_REPEATED:g} s stops it"
                 self.put(StacksRequest(f"SIGQUIT received: stacks of all ranks ({again})"), may_wait=True)
                 return False
+
         self.put(signum)
         return True
 

@@ -95,17 +95,20 @@ def prefixes(name: object, given: object, count: int) -> dict[int, bytes]:
         given = {}
     if not isinstance(given, Mapping):
         raise ArgumentError(f"log_line_prefixes={given!r} must be a dictionary by local rank, such as {{0: '[0]:'}}")
+
     texts = dict(given)
     _warn_of_strange_ranks(texts, count)
     for rank, text in texts.items():
         if not isinstance(text, str):
             raise ArgumentError(f"log_line_prefixes[{rank!r}]={text!r} must be a string")
+
     found = {}
     for rank in range(count):
         if rank in texts:
             found[rank] = _encoded(f"log_line_prefixes[{rank}]", texts[rank])
         else:
             found[rank] = _encoded("name", f"[{name}{rank}]:")
+
     return found
 
 
@@ -163,16 +166,19 @@ def of_function(
 ) -> _plan.LaunchPlan:
     """Return the job whose workers call *function*, each with its own *args*."""
     _rules.check_choice("start_method", start_method, START_METHODS)
+
     # A class of paths may be callable too.
     is_name = isinstance(function, (str, os.PathLike))
     if is_name or not callable(function):
         raise EntrypointError(f"entrypoint={function!r} is not callable: give a program as a string")
+
     by_rank = tuple(args.values())
     try:
         job = _planned(spec(entrypoint=function, args=by_rank), start_method)
     except PicklingError:
         _raise_for_rank(function, args)
         raise
+
     job = evolve(job, common=replace(job.common, args_by_rank=True))
     if job.call is not None:
         job = evolve(job, call=lambda rank: function(*by_rank[rank]))

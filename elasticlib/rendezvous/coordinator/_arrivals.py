@@ -41,6 +41,7 @@ def join(state: JobState, report: Join, seq: int, now: float) -> Outcome:
     state = _node_liveness.asks_anew(state, node)
     if state.final is not None:
         return state, _round_end.send_end(state, node, mailbox)
+
     entry = Entry(node, mailbox, seq, report.descriptor, requested_at=now, arrived=now)
     known = entry_of(state, node)
     if known is not None:
@@ -52,10 +53,12 @@ def join(state: JobState, report: Join, seq: int, now: float) -> Outcome:
         why = _places.refusal(state, entry, now) or _commands.refusal(state, entry)
     if why:
         return _departures.refuse(state, entry, why)
+
     cautions: tuple[Action, ...] = ()
     if is_newcomer:
         state, entry = _places.arrived(state, entry, now)
         entry, cautions = _compare(state, entry, had_ranks=report.round >= 0)
+
     # Its report of the success may be lost with its sidecar: the request to join repeats it.
     state = _round_end.count_success(state, node, report.succeeded)
     state, actions = _let_wait(state, entry, now, report.after)
@@ -112,16 +115,20 @@ def _of_place(state: JobState, entry: Entry) -> str | None:
     rules, node, index = state.rules, entry.node, entry.descriptor.index
     if not rules.fixed_places:
         return None
+
     places = f"0 to {rules.max_nodes - 1}"
     if index is None:
         return f"node {node} has no node rank, and each node of this job needs one: give --node-rank, from {places}"
     if index >= rules.max_nodes:
         return f"node rank {index} of node {node} is out of range: {rules.max_nodes} nodes have the ranks {places}"
+
     other = _replacements.holder(state, entry)
+
     # A dead node is often started again before its loss is known: the new one waits for that
     # instead.
     if other is None or _replacements.may_replace(state, entry, other):
         return None
+
     return _replacements.refusal(entry, other)
 
 
@@ -149,11 +156,13 @@ def _let_wait(state: JobState, entry: Entry, now: float, why: str) -> Outcome:
     """Add a node to the waiting nodes, and end the running round if that lets the node in."""
     node = entry.node
     waiting = dict(state.waiting)
+
     # A node that asks again waits at the end.
     waiting.pop(node, None)
     waiting[node] = entry
     state = evolve(state, waiting=waiting, last_join=now)
     current = state.round
+
     # A node that has succeeded in this round waits for the next one, without any effect on others.
     if current is None or node in current.succeeded:
         return state, ()
@@ -161,10 +170,12 @@ def _let_wait(state: JobState, entry: Entry, now: float, why: str) -> Outcome:
         return _rejoin(state, current, node, why)
     if current.end is not None:
         return state, ()
+
     # `let_in_rested` lets a node in once its pause is over.
     is_pausing = entry.free_at > now
     if is_pausing:
         return state, ()
+
     return _let_in(state, current, node)
 
 
@@ -176,10 +187,12 @@ def _rejoin(state: JobState, current: Round, node: str, why: str) -> Outcome:
         text = f"{text}: {why}"
         # The first one counts, as with failures.
         rejoined = rejoined or line(text)
+
     current = evolve(current, stopped=current.stopped | {node}, rejoined=rejoined)
     state = evolve(state, round=current)
     if current.end is not None:
         return state, ()
+
     return _round_end.end_round(state, current, text, restart=True)
 
 

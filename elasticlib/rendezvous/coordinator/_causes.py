@@ -39,9 +39,11 @@ def add_failures(state: JobState, current: Round, report: Failed | Stopped, now:
     state = evolve(state, round=current)
     if current.end is not None:
         return state, ()
+
     if isinstance(report, Stopped) and not report.failures:
         why = f"node {report.node} stopped its workers"
         return _round_end.end_round(state, current, why, restart=True)
+
     return _end_for_failure(state, current, report.node, now)
 
 
@@ -83,11 +85,13 @@ def decide(state: JobState, current: Round, end: RoundEnd, now: float, *, gone: 
         has_turned = end.restart and not expected
         current = evolve(current, end=end)
         state = evolve(state, round=current)
+
     if not end.decided:
         return state, ()
     if not is_late and not has_turned:
         # Ranks, or the end of the job, will soon report the cause.
         return state, ()
+
     state = evolve(state, round=evolve(current, cause_due=None))
     return state, _report_cause(state, current, end)
 
@@ -127,17 +131,21 @@ def _decided(state: JobState, current: Round, reported: str) -> tuple[JobState, 
 def _cut_by_a_node(state: JobState, current: Round) -> tuple[JobState, RoundEnd] | None:
     """Return the end of the round if connections were lost because a node is gone; else None."""
     unfinished = current.left.keys() - current.succeeded
+
     # A lost node comes first: a host that is lost again and again costs restarts, a node that leaves does not.
     lost = _reasons(current, current.lost & unfinished)
     if lost:
         return _round_end.lose(state, current, lost)
+
     left = _reasons(current, unfinished)
     if left:
         why = "; ".join(f"node {node} left: {reason}" for node, reason in left.items())
         return state, RoundEnd(current.number, line(why), restart=True)
+
     if current.rejoined:
         # The sidecar of a node ended, and all connections through it.
         return state, RoundEnd(current.number, current.rejoined, restart=True)
+
     return None
 
 
@@ -194,16 +202,20 @@ def describe(root: Cause) -> str:
         return f"{line(message)} on node {host}"
     if note.fatal:
         return f"rank {note.rank} on node {host} cannot continue ({line(message)})"
+
     has_signal = note.exitcode < 0
     if has_signal:
         how = f"was ended by signal {-note.exitcode}"
     else:
         how = f"ended with exit status {note.exitcode}"
+
     text = f"rank {note.rank} on node {host} {how}"
+
     # Without an exception the message of a signal only repeats the signal.
     is_repetition = has_signal and not note.exception_type
     if is_repetition or not message:
         return text
+
     return f"{text} ({line(message.splitlines()[0])})"
 
 
@@ -223,10 +235,12 @@ def request_whole_cause(state: JobState, current: Round, *, gone: bool) -> tuple
     if root.node in current.requested:
         # Its answer is under way.
         return (state, ()), True
+
     is_too_early = len(current.requested) >= ASKED_EARLY and not gone
     if is_too_early:
         # It may yet turn out not to be the first failure.
         return (state, ()), True
+
     return _request_rest(state, current, root.node), True
 
 

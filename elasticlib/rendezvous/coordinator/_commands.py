@@ -35,8 +35,10 @@ def compared(state: JobState, entry: Entry, *, had_ranks: bool) -> tuple[Entry, 
     first = _first(state, entry)
     if first is None or not _differ(first, entry):
         return entry, ()
+
     caution = Caution(f"{_difference(first, entry)}: if these are two jobs, {_OWN_ID}")
     warned = [entry]
+
     # Where each node has other arguments, the first node gets one caution, not one for each.
     is_only = not any(_differ(first, each) for each in present(state) if _is_of_role(each, entry))
     if is_only:

@@ -78,18 +78,22 @@ def _receive(state: JobState, event: MessageReceived, now: float) -> Outcome:
     if is_unknown and not isinstance(report, (messages.Join, messages.Close)):
         # The node is unknown by now: of thousands that are gone, the oldest are forgotten.
         return state, ()
+
     actions: tuple[Action, ...] = ()
     if _is_one_missing(state, event, heard):
         missing = f"message {heard + 1} of node {report.node} is missing: {event.seq} came next"
         state, actions = abandon(state, missing)
+
     # A message that repeats an earlier one changes nothing.
     if event.seq > heard:
         state = evolve(state, heard={**state.heard, report.node: event.seq})
         state, more = _hear(state, event, now)
         actions += more
+
     if is_unknown:
         # At each first message, as nodes are also refused, or leave again, while one round runs for days.
         state = _places.forget_names(state)
+
     return state, actions
 
 
@@ -100,10 +104,12 @@ def _is_one_missing(state: JobState, event: MessageReceived, heard: int) -> bool
     if heard == 0 and state.has_forgotten:
         # Its earlier messages may have come, and be forgotten.
         return False
+
     # A node whose sidecar ended leaves, or asks for ranks, with a number of its own.
     report = event.report
     if isinstance(report, messages.Leave):
         return False
+
     has_new_sidecar = isinstance(report, messages.Join) and report.after != ""
     return not has_new_sidecar
 
@@ -115,6 +121,7 @@ def _hear(state: JobState, event: MessageReceived, now: float) -> Outcome:
     if state.final is not None:
         # Once the job has ended, only a node that waits for an answer gets one.
         return state, ()
+
     match report:
         case messages.Acknowledgement():
             # The server takes note: it waits no more for this node.
@@ -125,6 +132,7 @@ def _hear(state: JobState, event: MessageReceived, now: float) -> Outcome:
             return _departures.leave(state, report, now)
         case messages.Succeeded() | messages.Failed() | messages.Stopped():
             return _hear_of_workers(state, report, now)
+
     assert_never(report)
 
 
@@ -136,11 +144,13 @@ def _hear_of_workers(
         return state, ()
     if isinstance(report, messages.Succeeded):
         return _round_end.count_success(state, report.node, report.round), ()
+
     # Workers that have succeeded cannot fail any more, but a helper of their node can, which others
     # use.
     has_succeeded = report.node in current.succeeded
     if has_succeeded and not _names_helpers_alone(report):
         return state, ()
+
     return _causes.add_failures(state, current, report, now)
 
 
@@ -169,12 +179,15 @@ def _settle(state: JobState, now: float) -> Outcome:
         return state, ()
     if current is None:
         return gather(state, now)
+
     # A node that left after its success counts, too.
     if len(current.succeeded) == len(current.entries):
         why = f"all {len(current.entries)} nodes succeeded in round {current.number}"
         return _round_end.finish(state, messages.Final(True, why, round=current.number))
+
     if current.end is None:
         return _arrivals.let_in_rested(state, current, now)
+
     return _settle_ended(state, current, current.end, now)
 
 
@@ -182,6 +195,7 @@ def _settle_ended(state: JobState, current: Round, end: messages.RoundEnd, now: 
     """Decide why the round ended, and begin the next one, or close the job."""
     gone = _are_workers_gone(current)
     state, reports = _causes.decide(state, current, end, now, gone=gone)
+
     # The cause may have turned a restart into the end of the job, or the reverse.
     decided = state.round
     assert decided is not None and decided.end is not None
@@ -189,6 +203,7 @@ def _settle_ended(state: JobState, current: Round, end: messages.RoundEnd, now: 
         state, actions = gather(state, now)
     else:
         state, actions = _close(state, decided, decided.end, gone=gone)
+
     due = _cause_due(state, now)
     if due is not None:
         actions = _wake_by(due, actions)

@@ -35,11 +35,13 @@ def leave(state: JobState, report: Leave, now: float) -> Outcome:
     if entry is None:
         # It was out already, and waits for no answer.
         return state, actions
+
     final = Final(False, f"node {node} left: {report.why}", kind="left")
     goodbye = Send(entry.mailbox, node, final)
     if by_itself and _is_deserted(state, node):
         # The round's end has no receiver left.
         state, actions = _round_end.finish(state, final)
+
     return state, (goodbye, *actions)
 
 
@@ -49,11 +51,14 @@ def _entry_that_leaves(state: JobState, node: str) -> Entry | None:
         return state.waiting[node]
     if state.round is None:
         return None
+
     current = state.round
+
     # A lost node may still report that it leaves.
     had_left = node in current.left and node not in current.lost
     if had_left:
         return None
+
     return current.entries.get(node)
 
 
@@ -82,12 +87,14 @@ def _is_deserted(state: JobState, leaver: str) -> bool:
         return False
     if current is None:
         return True
+
     is_anyone_left = len(current.left) != len(current.entries)
     if is_anyone_left:
         return False
     if current.end is not None:
         # A round that ends without a restart ends the job with its own reason.
         return current.end.restart
+
     # A running round needs neither spares nor members that have succeeded.
     return leaver in current.entries and leaver not in current.succeeded
 
@@ -115,6 +122,7 @@ def _remove_member(
     if is_unreported:
         # No node will report that its workers have stopped.
         current = evolve(current, stopped=current.stopped | {node})
+
     was_known = node in current.left
     if not was_known:
         current = _note_gone(current, {node: why}, are_lost=not by_itself)
@@ -126,6 +134,7 @@ def _remove_member(
         return state, ()
     if by_itself:
         return _round_end.end_round(state, current, f"node {node} left: {why}", restart=True)
+
     return _end_for_losses(state, current, {node: why})
 
 
@@ -184,6 +193,7 @@ def _lose(state: JobState, silent: Iterable[str]) -> Outcome:
     silent = [node for node in silent if _must_live(state, node)]
     if not silent:
         return state, ()
+
     why = _silence(state)
     entries = [entry_of(state, node) for node in silent]
     notices = _send_given_up(filter(None, entries), why)
@@ -191,6 +201,7 @@ def _lose(state: JobState, silent: Iterable[str]) -> Outcome:
     current = state.round
     if current is None:
         return state, notices
+
     state, actions = _lose_members(state, current, [node for node in silent if node in current.entries])
     return state, notices + actions
 
@@ -212,14 +223,17 @@ def _must_live(state: JobState, node: str) -> bool:
 def _lose_members(state: JobState, current: Round, silent: Iterable[str]) -> Outcome:
     why = _silence(state)
     gone = {node: why for node in silent if node not in current.left}
+
     # A node without contact stops its workers before it is lost.
     current = evolve(current, stopped=current.stopped.union(silent) - current.succeeded)
     current = _note_gone(current, gone, are_lost=True)
     state = evolve(state, round=current)
+
     # A node that has succeeded ends no round.
     missed = {node: why for node in gone if node not in current.succeeded}
     if not missed or current.end is not None:
         return state, ()
+
     return _end_for_losses(state, current, missed)
 
 

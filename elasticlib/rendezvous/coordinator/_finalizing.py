@@ -42,18 +42,22 @@ def gather(state: JobState, now: float) -> Outcome:
     current = state.round
     if current is not None and current.has_workers:
         return state, ()
+
     if state.gathering_since is None:
         state = evolve(state, gathering_since=now)
     # A successor that may have read an old document waits until nodes at work have had the time to
     # object.
     if now < state.opens_at:
         return state, (WakeAt(state.opens_at),)
+
     available = _available(state, now)
     if len(available) < state.rules.min_nodes:
         return _wait_for_more(state, now)
+
     # Without the returning nodes the others would be stopped again at once.
     if _is_any_returning(state):
         return _wait_for_return(state, available, now)
+
     return _start_or_wait(state, available, now)
 
 
@@ -69,14 +73,17 @@ def _available(state: JobState, now: float) -> Mapping[str, Entry]:
 def _wait_for_more(state: JobState, now: float) -> Outcome:
     """Wait for more nodes until the deadline, or end the job; called with too few nodes."""
     rules = state.rules
+
     # With join_timeout=0 returning nodes are waited for, but no replacements.
     if state.round is not None and rules.join_timeout == 0:
         possible = len(state.waiting) + len(returning(state))
         if possible < rules.min_nodes:
             return _give_up(state, "are left", "; with join_timeout=0 no node is replaced")
+
     deadline = _deadline(state, now)
     if now < deadline:
         return state, (_wake(state, deadline, now),)
+
     return _give_up(state, f"joined in {rules.join_limit:g} s", "")
 
 
@@ -100,14 +107,17 @@ def _start_or_wait(state: JobState, available: Mapping[str, Entry], now: float) 
     most = state.rules.max_nodes
     if present >= most:
         return finalize(state, f"all {most} nodes have joined", available)
+
     # After a restart no new node is waited for; if all of the last round are gone, it is like a
     # first round.
     if current is not None and len(current.left) < len(current.entries):
         why = f"all nodes that stayed after round {current.number} are back, {present} have joined"
         return finalize(state, why, available)
+
     due, why = _due(state, present, now)
     if now < due:
         return state, (_wake(state, due, now),)
+
     return finalize(state, why, available)
 
 
@@ -128,6 +138,7 @@ def finalize(state: JobState, why: str, available: Mapping[str, Entry]) -> Outco
     if len(heard) < min(len(available), rules.max_nodes):
         # Each missing node will soon be heard or lost: a machine may stand still for a moment.
         return state, ()
+
     number = 0 if current is None else current.number + 1
     entries = _choose(state, heard)
     assignments = _assign(state, entries, number, why)
@@ -142,6 +153,7 @@ def finalize(state: JobState, why: str, available: Mapping[str, Entry]) -> Outco
         round=Round(number, entries, assignments),
     )
     actions: list[Action] = []
+
     # Keys of the last round's workers would mislead those of this one; none of them runs any more.
     if rules.shared_store and number > 0:
         actions.append(ClearStore())
@@ -197,11 +209,14 @@ def status(state: JobState, now: float) -> str:
         return _status_of_gathering(state, now)
     if current.end is None:
         return _status_of_spares(state, current, now)
+
     if current.has_workers:
         running = current.entries.keys() - current.stopped - current.succeeded
         return f"round {current.number} has ended; its workers still stop on {named(running)}"
+
     if not current.end.restart:
         return ""
+
     return _status_of_gathering(state, now)
 
 
@@ -214,9 +229,11 @@ def _status_of_gathering(state: JobState, now: float) -> str:
         there = f"{there}; {pausing}"
     if present < rules.min_nodes:
         return f"{present} of at least {rules.min_nodes} {there}; {seconds_left:.0f} s left"
+
     if _is_any_returning(state):
         absent = named(returning(state))
         return f"{present} {there}; {absent} will come back; {seconds_left:.0f} s left"
+
     due, _ = _due(state, present, now)
     start = f"they start in {max(0.0, due - now):.0f} s if no other node joins"
     return f"{present} of at most {rules.max_nodes} {there}; {start}"

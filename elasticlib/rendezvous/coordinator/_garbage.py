@@ -92,6 +92,7 @@ class Garbage:
                 self._gone.pop(node, None)
             else:
                 self._gone.setdefault(node, now)
+
         nodes = tuple(node for node, since in self._gone.items() if now >= since + timeout)
         keys: list[str] = []
         for node in nodes:
@@ -100,6 +101,7 @@ class Garbage:
                 # One more than were sent: the node was woken up from its wait there.
                 first = max(0, sent - _MOST)
                 keys += (heartbeat_key(mailbox), *(mailbox_key(mailbox, index) for index in range(first, sent + 1)))
+
         return tuple(keys), nodes
 
     def give_up_silent(self, outbox: Outbox, counts: Mapping[str, int], now: float, timeout: float) -> None:
@@ -114,6 +116,7 @@ class Garbage:
             elif now >= since + timeout:
                 outbox.forget(node)
                 self._silent[node] = last
+
         # Nodes that have read the end are not waited for any more, either.
         for node in self._ends.keys() - outbox.end_unread:
             del self._ends[node]

@@ -102,6 +102,7 @@ def read_handover(
     """
     if data is None:
         raise RendezvousStateError("it is no longer in the store: the job ended without this node, or was deleted")
+
     text = _checked(data, run_id, key)
     try:
         body = loads(text)
@@ -133,13 +134,17 @@ def _checked(data: bytes, run_id: str, key: bytes | None) -> bytes:
         if data.startswith(_MARK):
             raise RendezvousStateError("the coordinator's document is signed, and this node has no token")
         return data
+
     if not data.startswith(_MARK):
         raise RendezvousStateError("the coordinator's document is not signed, and this job has a token")
+
     start = len(_MARK) + _DIGITS
     found, mark, text = data[len(_MARK) : start], data[start : start + 1], data[start + 1 :]
+
     # In constant time, or a stranger could find the signature byte by byte.
     if mark != b":" or not hmac.compare_digest(found, _signature(text, run_id, key)):
         raise RendezvousStateError("the signature of the coordinator's document is not of this job and its token")
+
     return text
 
 
@@ -195,6 +200,7 @@ def decode_state(data: bytes, now: float) -> JobState:
 def _state(body: Any, now: float) -> JobState:
     rules = Rules(**{name: read(body["rules"][name]) for name, read in _RULES.items()})
     after = _counts(body["after"])
+
     # A node of an earlier version, without the parts that are read by `get`, may have written this.
     commands = [_untrusted.line(text) for text in body.get("commands", [])]
     waiting = [_read_entry(entry, now, after, commands) for entry in _untrusted.exactly(body["waiting"], list)]
@@ -258,6 +264,7 @@ def _read_entry(value: Any, now: float, after: Mapping[str, int], commands: Sequ
         "" if command is None else commands[_untrusted.whole(command, 0)],
         _untrusted.exactly(is_scheduled, bool),
     )
+
     # It is unknown how long the node has been there: it is judged as a newcomer from now on.
     mailbox = mailbox_name(_untrusted.name(node), _untrusted.whole(seq, 1))
     return Entry(node, mailbox, seq, descriptor, arrived=now, exits=after.get(mailbox, 0))
@@ -293,9 +300,11 @@ def _read_round(value: Any, now: float, after: Mapping[str, int], commands: Sequ
     entries = [_read_entry(entry, now, after, commands) for entry in _untrusted.exactly(value["entries"], list)]
     nodes = [entry.node for entry in entries]
     assignments = _read_assignments(value["seats"], _untrusted.exactly(value["own"], list))
+
     # Ranks are looked up by place: each node appears once, with one assignment.
     if not len(set(nodes)) == len(nodes) == len(assignments) > 0:
         raise ValueError(f"{len(assignments)} rank assignments for the nodes {nodes!r:.80}")
+
     return Round(
         number=_untrusted.whole(value["number"], 0),
         entries={entry.node: entry for entry in entries},

@@ -61,6 +61,7 @@ class Incoming:
         if len(data) > ENVELOPE:
             error = f"the inbox holds {len(data):,} bytes, and a message has at most {ENVELOPE:,}"
             return None, self._refuse("report", error, now)
+
         return self._decode(Envelope, "report", data, place, now)
 
     def heartbeat(
@@ -71,11 +72,14 @@ class Incoming:
         self._hidden.add(mailbox)
         if data is None:
             return None, ()
+
         place = key_place(self.run_id, nonce, heartbeat_key(mailbox))
         heartbeat, said = self._decode(NodeHeartbeat, "heartbeat", data, place, now)
         if heartbeat is None:
             return None, said
+
         self._hidden.discard(mailbox)
+
         # An older one may be the past, written again by a stranger.
         known = self._latest.get(mailbox)
         if known is None or heartbeat.count >= known.count:

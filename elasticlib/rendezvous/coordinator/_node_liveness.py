@@ -41,12 +41,14 @@ def _watched(state: JobState) -> Mapping[str, Entry]:
     current = state.round
     if current is None:
         return found
+
     for node, entry in current.entries.items():
         # A node that leaves counts until it reports that its workers are gone: they delay the next
         # round.
         if node not in current.left or current.may_run_on(node):
             # A node that waits sends heartbeats in its newer mailbox.
             found.setdefault(node, entry)
+
     return found
 
 
@@ -66,6 +68,7 @@ def look(state: JobState, counts: Mapping[str, int], now: float) -> tuple[JobSta
         if sighting is None:
             # Its request to join is its first sign of life.
             sighting = Sighting(entry.mailbox, None, entry.requested_at)
+
         count = counts.get(entry.mailbox)
         if sighting.is_before(count):
             sighting = Sighting(entry.mailbox, count, now)
@@ -74,7 +77,9 @@ def look(state: JobState, counts: Mapping[str, int], now: float) -> tuple[JobSta
             sighting = evolve(sighting, at=now)
         elif now - sighting.at >= timeout:
             silent.append(node)
+
         sightings[node] = sighting
+
     return evolve(state, watch=evolve(state.watch, sightings=sightings, at=now)), tuple(silent)
 
 
@@ -120,8 +125,10 @@ def heard_again(state: JobState, counts: Mapping[str, int]) -> tuple[JobState, t
             back.append((node, sighting.mailbox))
         else:
             silent[node] = sighting
+
     if not back:
         return state, ()
+
     return evolve(state, watch=evolve(state.watch, given_up=silent)), tuple(back)
 
 

@@ -211,6 +211,7 @@ class Outbox:
             for index, reference in unread:
                 notice = _referred(reference, texts, state)
                 outbox._restore(mailbox, _untrusted.whole(index, 0), notice, now)
+
         return outbox
 
     def _restore(self, mailbox: str, index: int, notice: CoordinatorNotice, now: float) -> None:
@@ -244,8 +245,10 @@ def _referred(reference: int | None, texts: Sequence[CoordinatorNotice], state: 
         found = texts[reference]
     else:
         found = None if state.round is None else state.round.assignments[-1 - reference]
+
     if found is None:
         raise ValueError(f"the outbox names the node {_untrusted.shown(reference)}, which is not known")
+
     return found
 
 

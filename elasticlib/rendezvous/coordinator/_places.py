@@ -72,13 +72,16 @@ def arrived(state: JobState, entry: Entry, now: float) -> tuple[JobState, Entry]
     exits = state.exits.get(place)
     if exits is None:
         return state, entry
+
     # No node came for a steady time: the row is over.
     if not _counts(exits, state.rules, now):
         return evolve(state, exits=_without(state.exits, place)), entry
+
     entry = evolve(entry, exits=exits.times)
     due = exits.at + PAUSES[exits.times - 1] * _heartbeat(state.rules)
     if due <= now:
         return state, entry
+
     return evolve(state, pausing=state.pausing | {entry.node}), evolve(entry, free_at=due)
 
 
@@ -93,15 +96,19 @@ def left(state: JobState, entry: Entry, why: str, now: float) -> JobState:
     # An exit after a steady time does no harm.
     if now >= entry.arrived + _steady(state.rules):
         return state
+
     place = place_of(entry)
+
     # Each exit clears up: rows that are over would fill the memory.
     known = {each: exits for each, exits in state.exits.items() if _counts(exits, state.rules, now)}
     times = entry.exits + 1
+
     # Another node may have left the same place meanwhile: the higher count stands.
     is_highest = place not in known or known[place].times <= times
     if is_highest:
         known.pop(place, None)
         known[place] = Exits(times, now, why[:_LONGEST_WHY])
+
     if len(known) > _PLACES:
         del known[_first_to_forget(known)]
     return evolve(state, exits=known)
@@ -122,10 +129,12 @@ def forget_names(state: JobState) -> JobState:
     An old message of a forgotten node is not recognized if somebody writes it again.
     """
     assigned = {} if state.round is None else state.round.entries
+
     # Each join leads here: mostly the numbers are enough, without a walk through all names.
     excess = len(state.heard) - NAMES - len(state.waiting) - len(assigned)
     if excess <= 0:
         return state
+
     here = state.waiting.keys() | assigned.keys()
     gone = [node for node in state.heard if node not in here]
     heard = dict(state.heard)

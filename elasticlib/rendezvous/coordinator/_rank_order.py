@@ -69,4 +69,5 @@ def assign(
         assignments.append(assignment)
         rank_base += descriptor.slots
         role_bases[descriptor.role] += descriptor.slots
+
     return tuple(assignments)

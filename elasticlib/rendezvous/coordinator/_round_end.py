@@ -93,14 +93,17 @@ def finish(state: JobState, final: Final) -> Outcome:
 def lose(state: JobState, current: Round, lost: Mapping[str, str]) -> tuple[JobState, RoundEnd]:
     """Return the end of the round for lost nodes, given with the reasons."""
     what = _name_losses(lost)
+
     # After a success of a worker the job makes progress: such a loss begins no row.
     if current.succeeded:
         return state, RoundEnd(current.number, line(what), restart=True)
+
     hosts = [host_of(node) for node in lost]
     host = max(hosts, key=lambda each: state.losses.get(each, 0))
     times = state.losses.get(host, 0) + 1
     if times < LOSSES_IN_A_ROW:
         return state, RoundEnd(current.number, line(what), restart=True)
+
     crashing = f"host {host} was lost in {times} rounds in a row before any worker succeeded"
     return spend(state, current, f"{what}; {crashing}")
 
@@ -117,14 +120,18 @@ def losses_after(losses: Mapping[str, int], current: Round) -> Mapping[str, int]
     """Return, for each host, its rounds in a row that lost it, including *current*."""
     if current.succeeded:
         return {}
+
     # The usual case, without a walk through all nodes.
     if not losses and not current.lost:
         return losses
+
     after = dict(losses)
+
     # A host that was in the round and was not lost begins a new row.
     for node in current.entries:
         after.pop(host_of(node), None)
     lost_hosts = {host_of(node) for node in current.lost}
+
     # Sorted, as the order of a set differs between processes, and only the latest hosts are kept.
     for host in sorted(lost_hosts):
         after[host] = losses.get(host, 0) + 1

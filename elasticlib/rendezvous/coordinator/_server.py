@@ -187,6 +187,7 @@ class Server:
         if self._leaver is not None:
             # Its later messages do not change that: it does not wait for the answer.
             self._outbox.forget(self._leaver)
+
         if self._wake_at is not None and now >= self._wake_at:
             self._step(Tick(), now, out)
         is_time_to_look = self._interval > 0 and now >= self._look_at
@@ -214,9 +215,11 @@ class Server:
         if self._posted:
             out.append(Discard(self._posted))
             self._posted = ()
+
         if self._leftover_keys:
             out.append(Delete(self._leftover_keys))
             self._leftover_keys = ()
+
         self._rest(now, out)
 
     def _rest(self, now: float, out: list[events.Action]) -> None:
@@ -257,10 +260,12 @@ class Server:
     def _read(self, entry: exchange.Posted, now: float, out: list[events.Action]) -> None:
         if not entry.data:
             return
+
         envelope, said = self._incoming.envelope(entry.data, self.nonce, now)
         out += said
         if envelope is None:
             return
+
         if isinstance(join := envelope.report, messages.Join):
             mailbox = exchange.mailbox_name(join.node, envelope.seq)
             if envelope.seq > self.state.heard.get(join.node, 0):
@@ -276,7 +281,9 @@ class Server:
                 self._garbage.expect(self._outbox, join.node, mailbox)
                 if not self._interval:
                     self._follow((self.state, self.logic.send_end(self.state, join.node, mailbox)), now, out)
+
         self._step(MessageReceived(envelope.seq, envelope.report), now, out)
+
         # A node that leaves does not wait for the answer.
         if isinstance(envelope.report, (messages.Acknowledgement, messages.Leave)):
             self._outbox.forget(envelope.report.node)
@@ -290,17 +297,21 @@ class Server:
                 self._heed(node, mailbox, heartbeat, now, out)
             elif heartbeat is not None:
                 self._outbox.catch_up(node, mailbox, heartbeat.read)
+
         counts = self._incoming.counts([mailbox for _, mailbox in self._reads])
         self._step(Heartbeats(counts), now, out)
         passed, timeout = now - self._looked_at, self.state.rules.heartbeat
         self._served += passed if passed <= timeout / 2 else TICK * timeout
+
         # It shows a node which of its heartbeats were read, and that time passed while it slept.
         self._looked_at, self._greets = now, True
         self._garbage.give_up_silent(self._outbox, counts, now, self.state.rules.heartbeat)
+
         # If a notice was not read for longer than a heartbeat takes, the store has lost it.
         self._outbox.remind(now, 3 * self._interval)
         self._leftover_keys = self._garbage.clear_up(self._outbox, set(here), self.state, now)
         self._incoming.retain(set(here))
+
         # Soon after the next loss can be seen. A node that joins later is also lost later.
         self._look_at = now + self.state.rules.heartbeat * LOOK
         if (loss := self.logic.next_loss(self.state)) is not None:
@@ -314,6 +325,7 @@ class Server:
             # It was thought gone, and has not read how its job ended.
             self._outbox.catch_up(node, mailbox, heartbeat.read)
             self._follow((self.state, self.logic.send_end(self.state, node, mailbox)), now, out)
+
         self._outbox.note(mailbox, heartbeat.read)
         if heartbeat.read:
             self._garbage.has_read(node, mailbox)
@@ -338,6 +350,7 @@ class Server:
         if self.journaled and not self._is_unsaved:
             # Signs of life alone make no difference.
             self._is_unsaved = state != self.state
+
         self.state = state
         for action in actions:
             match action:
@@ -371,6 +384,7 @@ class Server:
         if self.refused:
             self.state = in_brief(self.state)
             self._outbox.shorten()
+
         due = self._outbox.due()
         must_save = self._is_unsaved or bool(due)
         if self.journaled and must_save:
@@ -434,6 +448,7 @@ class Server:
             except RendezvousStateError as error:
                 self._forget_all(str(error), now, out)
                 return
+
             self.nonce, self._epoch, self.state = last.nonce, last.epoch + 1, last.state
             self._outbox, self._garbage = last.outbox, last.garbage
             self._garbage.know(self.logic.mailboxes(self.state), self._outbox)
@@ -441,6 +456,7 @@ class Server:
                 # Above the epoch that nodes have seen, so that they accept the end.
                 self._epoch = max(self._epoch, min(self.seen.epoch + 1, messages.LAST_EPOCH))
                 self._set_back(f"node {self.name} has seen {forgotten}", now, out)
+
         self._save_and_open(now, out)
 
     def _set_back(self, why: str, now: float, out: list[events.Action]) -> None:

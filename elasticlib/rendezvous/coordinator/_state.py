@@ -337,6 +337,7 @@ def named(nodes: Iterable[str], reasons: Mapping[str, str] | None = None) -> str
         if reasons is not None and reasons.get(node):
             text = f"{text} ({reasons[node]})"
         texts.append(text)
+
     if len(known) > MOST_NAMES:
         texts.append(f"and {len(known) - MOST_NAMES} more")
     return ", ".join(texts) or "none"

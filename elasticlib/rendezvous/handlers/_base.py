@@ -46,6 +46,7 @@ class RendezvousStoreInfo:
         if rank == 0:
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, local_addr or socket.getfqdn())
             store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or get_free_port()))
+
         addr, port = (
             bytes(store.get(key)) for key in (RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY)
         )
@@ -158,6 +159,7 @@ class RendezvousParameters:
     ) -> None:
         if not backend:
             raise ConfigError(f"backend={backend!r} is not the name of a rendezvous backend: give one, such as 'c10d'")
+
         check_nodes(min_nodes, max_nodes)
         self.backend = backend
         self.endpoint = endpoint

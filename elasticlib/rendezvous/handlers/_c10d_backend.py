@@ -70,17 +70,21 @@ class C10dRendezvousBackend(RendezvousBackend):
         if len(value) > _LONGEST:
             why = f"a state of {len(state):,} bytes is more than a store of torch takes: {_LONGEST:,} bytes as base64"
             raise RequestRefusedError(why, True)
+
         expected = b"" if token is None else token
         if isinstance(expected, bytes):
             found = self._swap(expected, value)
         else:
             found = self._look()  # a token of another backend: nothing is written
+
         # The store also answers with the expected state if the key is absent.
         if token is not None and found == expected and self._look() == _ABSENT:
             return None
+
         current = _read(found)
         if current is None:
             return None
+
         return (*current, found == value)
 
     def _look(self) -> bytes:
@@ -149,6 +153,7 @@ def _file_store(endpoint: str) -> Any:
     if not path:
         with tempfile.NamedTemporaryFile(prefix="elasticlib_", delete=False) as made:
             path = made.name
+
     try:
         return FileStore(path, -1)
     except (ValueError, RuntimeError) as error:

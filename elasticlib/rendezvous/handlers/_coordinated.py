@@ -99,6 +99,7 @@ class CoordinatedHandler(RendezvousHandler):
         self._listener: threading.Thread | None = None
         self._stores: list[Store] = []
         self._closing = False
+
         # Messages to the coordinator so far.
         self._seeks = False
         self._closed = False
@@ -156,21 +157,25 @@ class CoordinatedHandler(RendezvousHandler):
         """
         if self._fixed:
             return
+
         with self._turned:
             if self._notes.is_over:
                 self._closed = True
                 self._notes.check()
                 return
+
             if self._agents_member is not None:
                 self._closed = True
                 with contextlib.suppress(RendezvousClosedError):  # the agent has finished
                     self._post_close(self._agents_member)
                 return
+
             member = self._open()
             is_known = self._seeks or self._notes.assignment is not None
             self._post_close(member)
             if not is_known:
                 member.join(1, ROLE)  # a node that never asked for ranks gets no answer
+
         self._wait_until_closed()
         self._closed = True
 
@@ -219,6 +224,7 @@ class CoordinatedHandler(RendezvousHandler):
             _log.warning("job %r: closing the rendezvous failed: %s", self.job.run_id, error)
             # The other nodes of a static job continue without this one: nothing failed for them.
             heard = self._fixed
+
         self._release()
         return heard
 
@@ -238,6 +244,7 @@ class CoordinatedHandler(RendezvousHandler):
             address = local_addr or self.job.local_addr
             job = evolve(self.job, node=node_name(address), local_addr=address, max_restarts=max_restarts)
             member = self._agents_member = self._connect(job)
+
         try:
             yield member
         finally:
@@ -272,6 +279,7 @@ class CoordinatedHandler(RendezvousHandler):
                     target=self._listen, args=(member,), name="elasticlib-handler", daemon=True
                 )
                 start_thread(self._listener)
+
             return self._member
 
     def _next_assignment(self) -> RankAssignment:
@@ -285,6 +293,7 @@ class CoordinatedHandler(RendezvousHandler):
                 member.post(Stopped(member.node, old.round, ()))
             member.join(1, ROLE)
             self._seeks = True
+
         try:
             _round_store.prepare()  # while the others are asked
             return self._wait_for_ranks(member)
@@ -352,6 +361,7 @@ class CoordinatedHandler(RendezvousHandler):
                 return
             self._closing = self._closed = True
             self._turned.notify_all()
+
         os.eventfd_write(self._wake, 1)
         if self._listener is not None:
             self._listener.join()

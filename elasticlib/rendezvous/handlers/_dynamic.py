@@ -255,9 +255,11 @@ def _check(settings: RendezvousSettings, backend: RendezvousBackend) -> None:
         raise ConfigError.of_setting(
             "run_id", f"{settings.run_id!r}: nodes find each other by the job's id: give the same id to all"
         )
+
     check_nodes(settings.min_nodes, settings.max_nodes)
     if not isinstance(settings.timeout, RendezvousTimeout):
         raise ConfigError(f"timeout={settings.timeout!r} must be a RendezvousTimeout, or None for its defaults")
+
     _check_keep_alive(settings.keep_alive_interval, settings.keep_alive_max_attempt)
     if _backoff(settings.cas_backoff_max_seconds):
         _log.warning("cas_backoff_max_seconds=%s has no effect: no write is retried", settings.cas_backoff_max_seconds)

@@ -165,10 +165,12 @@ def _endpoint(client: str | V3Keys) -> str:
         raise ConfigError(
             f"client={client!r:.80} is not a client of elasticlib: give host:port, or that of EtcdServer.get_client()"
         )
+
     # A client does not know the files that it was made with, and the handler's own process needs
     # them.
     if client.site.tls is not None:
         raise ConfigError(f"client={client.site.url}: with TLS use create_rdzv_handler, whose options name the files")
+
     return spell(client.site.host, client.site.port)
 
 

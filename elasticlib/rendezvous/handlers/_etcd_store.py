@@ -86,6 +86,7 @@ class EtcdStore(Store):
                 missing = [repr(key) for key, item in zip(keys, items, strict=True) if item is None]
                 names = ", ".join(missing[:5])
                 raise LookupError(f"{names} did not appear within {limit.total_seconds():.3g} s")
+
             # One after the other: none of them is enough.
             first_missing = paths[items.index(None)]
             self.client.changed(first_missing, version, min(left, _SLICE))

@@ -76,8 +76,10 @@ def create_handler(params: RendezvousParameters) -> CoordinatedHandler:
         raise ConfigError.of_setting(
             "run_id", f"{params.run_id!r}: nodes find their job by its id: give the same id to all"
         )
+
     if not is_unicode(params.run_id):
         raise ConfigError.of_setting("run_id", f"{params.run_id!r} must be a string that can be encoded in UTF-8")
+
     return CoordinatedHandler(job)
 
 
@@ -162,9 +164,11 @@ class RendezvousHandlerRegistry:
                 f"{params.backend!r} is not registered: give one of {known}, or install its plug-in "
                 f"(entry-point group {PLUGINS})",
             )
+
         handler = creator(params)
         if (made := handler.get_backend()) != params.backend:
             raise RuntimeError(f"the creator of backend {params.backend!r} made a handler that calls itself {made!r}")
+
         return handler
 
     def _load_plugins(self) -> None:

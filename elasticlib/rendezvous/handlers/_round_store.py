@@ -87,6 +87,7 @@ def _store(address: str, port: int, timeout: float, listener: int | None = None)
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     limit = datetime.timedelta(seconds=_CONNECT)
+
     # The server takes the descriptor over: the port was never free in between.
     hosts = listener is not None
     try:
@@ -98,5 +99,6 @@ def _store(address: str, port: int, timeout: float, listener: int | None = None)
         raise RendezvousConnectionError(
             f"the store of the round at {address}:{port} cannot be reached: {why}"
         ) from error
+
     store.set_timeout(datetime.timedelta(seconds=timeout))
     return store

@@ -85,14 +85,17 @@ def _bind_outer_name(
     here = [address for address in outer if is_here(address)]
     if not here:
         return Elsewhere(f"{host} ({_spell_all(addresses)}) is not an address of this machine, {socket.gethostname()}")
+
     # One name for many machines: each finds itself under it, so all agree on the lowest address.
     lowest = min(outer, key=_order)
     if lowest not in here:
         why = "names several machines, and the lowest address is another one's"
         return Elsewhere(f"{host} ({_spell_all(addresses)}) {why}")
+
     # Where the name leads here by several addresses, peers may come by any of them.
     if alone or len(here) == 1:
         return listen(here, port)
+
     return listen(ANYWHERE, port)
 
 
@@ -109,6 +112,7 @@ def listen(addresses: Sequence[Address], port: int) -> socket.socket | Elsewhere
             if error.errno == errno.EADDRINUSE:
                 return Taken(f"another process already listens on {place} of this machine")
             raise _refusal(place, error) from error
+
     return Elsewhere(f"{_spell_all(addresses)} is not an address of this machine, {socket.gethostname()}")
 
 
@@ -151,6 +155,7 @@ def _listen(address: Address, port: int) -> socket.socket:
     except OSError:
         listener.close()
         raise
+
     return listener
 
 

@@ -58,6 +58,7 @@ def probe(host: str, port: int, addresses: Sequence[Address], timeout: float) ->
         except OSError as error:
             refused += isinstance(error, ConnectionRefusedError)
             whys.append(f"{address.host}: {_explain(error, limit)}")
+
     # A hosts file often leads a machine's own name to loopback: then each node looks for the store
     # on itself.
     leads_to_loopback = any(is_loopback(address.host) for address in addresses)

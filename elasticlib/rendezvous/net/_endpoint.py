@@ -33,13 +33,16 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     text = (endpoint or "").strip()
     if not text:
         return "localhost", default_port
+
     _refuse_url(text)
     if text.startswith("["):
         return _parse_brackets(text, default_port)
+
     # Before the search for a colon: an IPv6 address has some of its own.
     if ":" not in text or address_of(text) is not None:
         _check_host(text, text)
         return text, default_port
+
     host, _, port = text.rpartition(":")
     _check_host(text, host)
     return host, _port(text, port)
@@ -71,6 +74,7 @@ def _check_host(endpoint: str, host: str) -> None:
         raise _wrong(endpoint, "the host is missing; write 'host:port', or 'localhost:port' for this machine alone")
     if ":" in host:
         raise _wrong(endpoint, "it contains too many colons; write 'host:port', or '[::1]:29400' for an IPv6 address")
+
     why = f"host {host!r} contains characters other than letters, digits, '.', '-' and '_'"
     if "/" in host:
         why += "; for a file on this machine add store_type=file to rdzv_configs (--rdzv-conf)"

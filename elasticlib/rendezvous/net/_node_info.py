@@ -115,9 +115,11 @@ def own_addresses(*, ipv6: bool) -> list[str]:
                 # package.
                 answer = fcntl.ioctl(sock, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(answer[20:24]))
+
     if ipv6:
         with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as table:
             rows = [line.split() for line in table]
             found += [str(ipaddress.ip_address(bytes.fromhex(row[0]))) for row in rows if row[3] == _GLOBAL_SCOPE]
+
     # A peer would reach itself at a loopback address.
     return [each for each in found if not ipaddress.ip_address(each).is_loopback]

@@ -67,11 +67,14 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
         is_ipv6 = address.version == 6
         # An IPv6 address as it was written, with its zone.
         return [Address(socket.AF_INET6, host) if is_ipv6 else Address(socket.AF_INET, str(address))]
+
     if host.lower() == "localhost":  # the same on every machine, hence the same for all who meet there
         return [Address(socket.AF_INET, "127.0.0.1"), Address(socket.AF_INET6, "::1")]
+
     answer = _look_up(host, port, timeout)
     if isinstance(answer, str):
         raise RendezvousConnectionError(f"name not found: {host!r}: {answer}")
+
     found = [_address(*place) for place in answer]
     return list(dict.fromkeys(found))  # each once
 
@@ -85,6 +88,7 @@ def _look_up(host: str, port: int, timeout: float) -> Any:
     # it.
     command = [sys.executable, "-I", "-S", "-c", _LOOKUP, host, str(port)]
     environment = dict(os.environ)
+
     # This program may host a store, which queries no name server; this lookup must.
     if environment.get("RES_OPTIONS") == QUIET_LOOKUPS:
         del environment["RES_OPTIONS"]
@@ -98,6 +102,7 @@ def _look_up(host: str, port: int, timeout: float) -> Any:
                 # A process needs a moment to start, however little time is left.
                 timeout=max(timeout, 0.1),
             )
+
         return loads(done.stdout)
     except subprocess.TimeoutExpired:
         return f"the name server did not answer within {timeout:.1f} s"

@@ -208,13 +208,16 @@ class NodeClient:
                 os.eventfd_read(self._ready)
             self.tell(TimePassed())
             self._session, notices = self._session.drain()
+
             # After the job's end a connection may break: the agent does not need to know.
             error = None if self._session.final is not None else self._session.error
             if error is not None and notices:
                 # The next call raises it.
                 os.eventfd_write(self._ready, 1)
+
         if error is not None and not notices:
             raise error
+
         self._note(notices)
         return list(notices)
 
@@ -232,6 +235,7 @@ class NodeClient:
                 return
             self.tell(events.CloseSession())
             connection = self._connection
+
         if connection is not None:
             connection.join(_PARTING)
         # Bound for a round that never came, or whose ranks went to other nodes.
@@ -258,6 +262,7 @@ class NodeClient:
             self._session, actions = before.step(event, self._clock())
             self._perform(actions)
             has_news = self._has_news(before)
+
             # The agent sleeps until the time that it knows: an earlier one must wake it.
             is_sooner = self._due_at() < due
             if self._ready >= 0 and (has_news or is_sooner):
@@ -477,6 +482,7 @@ class Connection:
                 is_early = idle is None or idle > 0
                 if is_early:
                     self.client.turned.wait(idle)
+
             # Outside the wait, as the tick may give this thread its next operation.
             if not is_early:
                 self.client.tell(TimePassed())

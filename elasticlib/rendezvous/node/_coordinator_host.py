@@ -51,6 +51,7 @@ class CoordinatorHost:
         seen: Seen | None = None,
     ) -> None:
         self._exchange = exchange
+
         # The thread that works may wait in the store: another connection must wake it.
         self._wakes = exchange.clone()
         self._waking = threading.Lock()
@@ -144,6 +145,7 @@ class CoordinatorHost:
                 if not may_save_less:
                     raise
                 return events.Unsaved(str(error), actions[index + 1 :])
+
         return event
 
     def _do(self, action: events.Action) -> events.Event | None:
@@ -168,6 +170,7 @@ class CoordinatorHost:
                 pass
             case _:
                 perform(self._exchange, action)
+
         return None
 
     def _log_of_state(self) -> StateLog | KeptDocument:

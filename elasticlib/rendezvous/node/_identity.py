@@ -79,12 +79,15 @@ class NodeIdentity:
             announcement = messages.decode(data, self.key, key_place(self.run_id, "", ANNOUNCEMENT))
         except RendezvousStateError as error:
             raise RendezvousStateError(_why_foreign(data, self.key, error)) from error
+
         if not isinstance(announcement, messages.Announcement) or announcement.run_id != self.run_id:
             raise RendezvousStateError(f"where the announcement of job {self.run_id!r} should be is {data[:80]!r}")
+
         if self.nonce and announcement.nonce != self.nonce:
             # The job that this node was in is over.
             anew = f"job {self.run_id!r} was restarted on {announcement.host}"
             raise RendezvousClosedError(f"{anew}: this node is no longer part of it")
+
         return announcement
 
     def heard(self, data: bytes | None) -> tuple[messages.CoordinatorHeartbeat | None, str]:
@@ -146,14 +149,17 @@ def _why_foreign(data: bytes, key: bytes | None, error: RendezvousStateError) ->
         version, signed = body.get("v"), body.get("mac") is not None
     except (ValueError, AttributeError):
         return str(error)
+
     # The version first: how another version signs is unknown here.
     if version != messages.VERSION:
         theirs = f"the job's coordinator speaks version {shown(version)} of the protocol"
         return f"{theirs}, this node version {messages.VERSION}: install the same elasticlib on all nodes"
+
     if signed and key is None:
         return f"the job runs with a token, and this node has none: {_SAME_TOKEN}"
     if not signed and key is not None:
         return f"this node has a token, and the job runs without one: {_SAME_TOKEN}"
     if signed:
         return f"this node's token is not the job's: {_SAME_TOKEN}"
+
     return str(error)

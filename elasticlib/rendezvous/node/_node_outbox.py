@@ -110,12 +110,14 @@ class NodeOutbox:
         error = RendezvousError(f"node {node} cannot continue: {event.why}")
         if not posted or envelope is None:
             return self, error
+
         less = _with_half(envelope.what) if event.too_large else None
         if less is not None:
             return self.described(envelope.seq, less), None
         if isinstance(envelope.what, Close):
             # Even this message is refused: there is nothing less to send.
             return evolve(self, envelopes=()), error
+
         # Better to end the job than to have a round wait without end for a message that no store
         # accepts.
         close = fitting(Close(node, f"the store refused a message of node {node}: {event.why}"))

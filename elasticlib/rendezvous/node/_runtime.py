@@ -133,6 +133,7 @@ class NodeRuntime:
             after=job.after,
             sent=job.sidecars * _MOST_MESSAGES,
         )
+
         # Only now: its threads call this runtime, which communicates through it.
         self.member.start()
 
@@ -169,11 +170,13 @@ class NodeRuntime:
             if self._closing:
                 return
             self._closing = True
+
         # Sent once: by a second message without workers, others could take the ranks of running
         # workers.
         if not self.member.is_over() and not self._witnessed:
             with contextlib.suppress(RendezvousError):
                 self.member.post(Leave(self.job.node, "its agent ended without leaving the job", lost=True))
+
         self.member.close()
         if self._host is not None:
             # After this node's own goodbye, which its coordinator must still read.
@@ -183,6 +186,7 @@ class NodeRuntime:
                 if not self._witnessed:
                     # A launcher that has died, or left, waits for no other job.
                     self._backend.stay(self.job.store_linger, self._log_stay, self._pause)
+
         if self._candidate is not None:
             self._candidate.close(_RESIGNING)
         self._pause.set()
@@ -254,6 +258,7 @@ class NodeRuntime:
         if self._is_new():
             self._host_store(timeout)
         exchange = self._reach_store(timeout)
+
         # Several jobs may use the endpoint: their keys are separate, and each has its own
         # coordinator.
         served = self._backend.served_run(exchange)
@@ -285,24 +290,29 @@ class NodeRuntime:
                 raise
             # A store that another job opened ends with that job's host; it is not opened again for this one.
             raise self._shared_store_lost(str(error)) from error
+
         is_shared = self._served is not None
         if is_shared and self._backend.word_of(exchange) != self._store_mark:
             exchange.close()
             again = f"the store at {self.job.endpoint} was opened again, and has nothing of this job"
             raise self._shared_store_lost(again)
+
         return exchange
 
     def _share_store(self, exchange: Exchange, served: str) -> None:
         """Use the store of the job *served*: the first node of this job that claims it coordinates."""
         backend, job = self._backend, self.job
+
         # This mark differs from that of a store that is opened again later.
         self._served, self._store_mark = served, backend.word_of(exchange)
         if not backend.claim(exchange):
             return
+
         hint = ""
         if served:
             owner = f"the store at {job.endpoint} was opened for job {_named(served)}"
             hint = f"{owner}, this is job {job.run_id!r}: is its id right?"
+
         self._coordinate(backend.coordinating(exchange), hint)
 
     def _shared_store_lost(self, why: str) -> RefusedError:
@@ -348,8 +358,10 @@ class NodeRuntime:
         except Exception as error:
             self._broke(error)
             raise
+
         if over:
             raise RendezvousClosedError(f"job {self.job.run_id!r} has ended, and no node is left in it")
+
         self._leads = True
         start_thread(threading.Thread(target=self._lead, args=(state_log,), name="elasticlib-coordinator", daemon=True))
 

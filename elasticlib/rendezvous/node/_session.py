@@ -132,6 +132,7 @@ class Session:
     def _hear(self, event: events.Event, now: float, out: list[events.Action]) -> None:
         if getattr(event, "connection", None) not in (None, self._connection):
             return  # of a connection that was given up
+
         match event:
             case events.Connected():
                 self._connected = True
@@ -335,6 +336,7 @@ class Session:
             read = self._read_of(heard, asked.task)
             count = heard.count
             self._follow_coordinator(heard, out)
+
         self._judge(_session_liveness.HeartbeatRead(self._heartbeats.stored, count, why_invalid, read), now, out)
         self._take_up(read, now, out)
 
@@ -423,6 +425,7 @@ class Session:
             self.words += (notice,)
             if not isinstance(notice, messages.RoundEnd):
                 self._waiting = None
+
         if isinstance(notice, messages.Final):
             self.final = notice
             self._outbox = self._outbox.add(messages.Acknowledgement(self.identity.node))
@@ -508,8 +511,10 @@ class Session:
         if isinstance(what, events.Describe):
             self._ask(Task.DESCRIBE, what, now, out, seq=seq)
             return
+
         self._outbox = self._outbox.sent(seq, now)
         sent = now
+
         # It counts from its first attempt, which may have arrived though no answer came.
         if seq == self._outbox.join_seq and self._outbox.join_sent is not None:
             sent = self._outbox.join_sent

@@ -208,6 +208,7 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
     """Return the state after *event*, and the actions to do; *now* never goes back."""
     if contact.over:
         return contact, ()
+
     match event:
         case Greeted(heartbeat):
             contact = _greeted(contact, heartbeat, now)
@@ -224,6 +225,7 @@ def step(contact: SessionLiveness, event: Event, now: float) -> Outcome:
             pass
         case _:
             assert_never(event)
+
     return _settle(contact, now)
 
 
@@ -382,11 +384,13 @@ def _slept(contact: SessionLiveness, heard: int) -> int:
     if heard <= contact.heard:
         # None was found, or an old one.
         return 0
+
     grown = heard - contact.heard
     is_new_coordinator = heard >> EPOCH_BITS != contact.heard >> EPOCH_BITS
     if is_new_coordinator:
         # It counts from 0, and gives every node a full heartbeat time.
         grown = heard & ((1 << EPOCH_BITS) - 1)
+
     return grown if grown >= SLEPT else 0
 
 

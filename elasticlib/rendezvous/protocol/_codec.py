@@ -83,12 +83,15 @@ class Codec:
         """Do the same as `read`, with plain data."""
         if not isinstance(body, dict):
             raise ValueError("it is not a JSON object")
+
         version = body.get("v")
         is_ours = type(version) is int and version == self._version  # True equals 1, but is not a version
         if not is_ours:
             raise ValueError(f"it has version {_untrusted.shown(version)}, this node reads version {self._version}")
+
         body = dict(body)
         signature = body.pop("mac", None)
+
         # Before the signature, since the place may depend on the message: it is not used until
         # then.
         message = self._named(body, tuple(self._classes))
@@ -142,9 +145,12 @@ def _check(body: dict[str, Any], found: Any, key: bytes | None, place: str) -> N
         if found is not None:
             raise ValueError("it is signed, and this node has no token")
         return
+
     if not isinstance(found, str):
         raise ValueError("it is not signed, and this node has a token")
+
     expected = mac(write(body), key, place).encode()
+
     # In constant time: the duration must not show how much of a signature was right.
     if not hmac.compare_digest(found.encode("utf-8", "replace"), expected):
         raise ValueError("its signature is of another token or another key")

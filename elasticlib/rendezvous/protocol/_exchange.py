@@ -150,6 +150,7 @@ def parts(values: Mapping[str, bytes], most: int, size: int) -> Iterator[list[tu
     total = 0
     for key, data in values.items():
         cost = len(key) + len(data)
+
         # A value that is larger than a part is sent alone: only the store can decide that it is too
         # large.
         is_full = len(part) == most or total + cost > size
@@ -157,7 +158,9 @@ def parts(values: Mapping[str, bytes], most: int, size: int) -> Iterator[list[tu
             yield part
             part = []
             total = 0
+
         part.append((key, data))
         total += cost
+
     if part:
         yield part

@@ -426,6 +426,7 @@ def sealed(messages: Mapping[str, Message], key: bytes | None, place_of: Callabl
             known[id(message)] = body, write(body)
         body, data = known[id(message)]
         found[name] = data if key is None else write(body | {"mac": mac(data, key, place_of(name))})
+
     return found
 
 

@@ -136,4 +136,5 @@ def perform(exchange: Exchange, operation: Operation) -> Result:
             exchange.clear_foreign()
         case _:
             assert_never(operation)
+
     return None

@@ -34,14 +34,17 @@ def heartbeat_of(
     """Return the heartbeat of the coordinator with that *nonce*; or None, with the reason."""
     if data is None:
         return None, "the store answers, but it has no heartbeat of the job's coordinator"
+
     try:
         heartbeat = decode(data, key, key_place(run_id, nonce, COORDINATOR_HEARTBEAT))
     except RendezvousStateError as error:
         return None, f"the heartbeat of the job's coordinator was overwritten: {error}"
+
     # Another beginning of the job has a heartbeat, too: only a token's signature would distinguish
     # the two.
     if not isinstance(heartbeat, CoordinatorHeartbeat) or heartbeat.nonce != nonce:
         return None, "the heartbeat in the store is not that of this job's coordinator"
+
     return heartbeat, ""
 
 

@@ -55,10 +55,13 @@ def cut(text: str, most: int, beginning: float = _BEGINNING) -> str:
     is_short = len(text) <= most and cost(text) <= most
     if is_short:
         return text
+
     room = most - _MARK_COST
     if room <= 0:
         return ""
+
     first = _first(text, int(room * beginning))
+
     # Backwards, so that the same cut keeps the end.
     last = _first(text[-room:][::-1], room - cost(first))[::-1]
     return f"{first}{_MARK.format(len(text) - len(first) - len(last))}{last}"
@@ -128,8 +131,10 @@ def whole(report: Failed | Stopped, most: int = ENVELOPE) -> Failed | Stopped:
     are_few = len(report.failures) <= MOST_NOTES
     if are_few and _fits(report.failures, room):
         return report
+
     # A failure that a restart would only repeat ends the job: it must not lose its text.
     root, *others = sorted(report.failures, key=lambda note: (not note.fatal, *place(note, note.age)))
+
     # First a few words on each; then as much as possible of the likely root cause; then more of the
     # others.
     shortened = _shorten(others[: MOST_NOTES - 1], room // 2)

@@ -134,6 +134,7 @@ class Bridge:
         if not self._broken:
             watched.append(self.share.member)
         ready = wait_readable(watched, timeout)
+
         # All messages of the launcher come before the judgement by its silence. Where both stood
         # still (a laptop that slept, a stopped container), its signs of life are in the channel and
         # only this process is late.
@@ -144,12 +145,15 @@ class Bridge:
             if received[0]["op"] == "close":
                 return True
             self._obey(*received)
+
         # After its messages: a goodbye may be the last one.
         if self.launcher in ready:
             return False
+
         self._renew_lease()
         self._judge()
         self._pass_on()
+
         # Once more: the messages may report that contact is lost, and that workers have no time
         # left.
         self._judge()
@@ -211,6 +215,7 @@ class Bridge:
         self.say_lines()
         if self._broken:
             return
+
         try:
             notices = self.share.member.drain()
         except Exception as error:
@@ -219,6 +224,7 @@ class Bridge:
             self._broken = True
             self.channel.send(error_message(error))
             return
+
         for notice in notices:
             self._send_notice(notice)
         self._report_hosting()
@@ -314,6 +320,7 @@ def follow(parent: int) -> processes.Handle:
     os.set_inheritable(CHANNEL_FD, False)
     wake_with_parent()
     handle = processes.handle_of_parent(parent)
+
     # It may have died before the handle was made: then the handle is of a process that got its
     # number.
     if os.getppid() != parent:
@@ -346,6 +353,7 @@ def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
             os._exit(1)
         job = NodeJob(**first[0]["job"])
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+
         # A store has a connection of each node's, which may be more than a user's soft limit allows.
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         import_for(job.backend)
@@ -358,6 +366,7 @@ def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
         lease, *others = first[1]
         kept = Kept.received(others)
         share = NodeRuntime(job, document=kept.document, endpoint=kept.endpoint)
+
         # Before the first message: loading a library keeps all threads here from running. The
         # launcher allows a process that has not begun more time than one that falls silent.
         share.prepare()
@@ -372,6 +381,7 @@ def serve(channel: Channel, launcher: processes.Handle) -> NoReturn:
     except Exception as error:
         channel.send(error_message(error))
         os._exit(1)
+
     # Without the interpreter's end: a thread that hangs in the store's library would hold it up, or abort it.
     os._exit(0)
 
@@ -393,6 +403,7 @@ def _leave(bridge: Bridge, linger: float) -> None:
     while not ready & {closed, bridge.launcher}:
         ready = wait_readable([closed, bridge.launcher, bridge.lines], None)
         bridge.say_lines()
+
     if closed not in ready:
         signal.alarm(_DEATH_LIMIT)
         wait_readable([closed], _GOODBYE)

@@ -33,6 +33,7 @@ def main() -> NoReturn:
     """
     parent = os.getppid()
     launcher = _bridge.follow(parent)
+
     # No code here waits for forked processes: the kernel reaps them, and the launcher has handles
     # of its own.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -44,6 +45,7 @@ def main() -> NoReturn:
         if received is None:
             os._exit(0)
         message, descriptors = received
+
         # Before the fork, so that the next one inherits it; an error goes to the client that asked, and only to it.
         failure = _imported(message["backend"])
         for descriptor in descriptors:
@@ -68,6 +70,7 @@ def _fork(descriptor: int, control: Channel, launcher: processes.Handle, failure
         pid = os.fork() if failure is None else -1
     except OSError as error:
         pid, failure = -1, _bridge.error_message(start_error("the sidecar of this node", error))
+
     if pid == 0:
         _be_sidecar(descriptor, control, launcher)
     channel = Channel.adopt(descriptor)
@@ -84,6 +87,7 @@ def _be_sidecar(descriptor: int, control: Channel, launcher: processes.Handle) -
     control.close()
     close_all_but({0, 1, 2, descriptor, *launcher.inherited()})
     channel = Channel.adopt(descriptor)
+
     # This process is not a child of the client, which gets a handle of it through this message.
     with processes.own_descriptors() as descriptors:
         channel.send({"op": "born", "pid": os.getpid()}, descriptors)

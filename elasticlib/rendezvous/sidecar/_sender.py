@@ -79,6 +79,7 @@ class Sender:
                 # The process was stopped for so long that the channel is full: its silence will be
                 # noticed.
                 return
+
             if not is_open:
                 return
 
@@ -96,6 +97,7 @@ class Sender:
                 frame = self._outgoing.popleft()
             elif self._closed:
                 return None
+
             self._sending = True
             return frame
 

@@ -103,6 +103,7 @@ class _Hosts:
 
 def _start(variables: dict[str, str], path: str, identity: CallerIdentity) -> _Host:
     ours, theirs = Channel.pair()
+
     # A host that was stopped must not block the caller without end.
     ours.limit(_SEND_LIMIT)
     link = Link(ours)
@@ -113,6 +114,7 @@ def _start(variables: dict[str, str], path: str, identity: CallerIdentity) -> _H
         raise
     finally:
         theirs.close()
+
     return _Host((variables, path, identity), child, link)
 
 

@@ -142,10 +142,12 @@ class SidecarClient:
             first = encoded_message({"op": "job", "job": self._job.plain(), "stillness": self._stall})
             has_heartbeats = self._job.heartbeat > 0
             interval = min(1.0, ALIVE * self._job.heartbeat) if has_heartbeats else None
+
             # Copies: the sender closes what it sent, and the next process gets the same objects again.
             given = (lease.fileno(), *self._kept.descriptors())
             self._sender = Sender(link, interval, (first, tuple(map(os.dup, given))))
             undo.pop_all()
+
         self._link, self._child, self._contact = link, child, contact
         self._leases.append(lease)
 
@@ -222,15 +224,18 @@ class SidecarClient:
         """
         if self._closed:
             return []
+
         # The events first: where this program stood still, the answers are in the channel, and the
         # process was not silent.
         notices = self._receive_all()
         if self._is_overdue():
             notices += self._note_silence()
         self._report_birth()
+
         # Events before the error are returned first; the next call raises it.
         if self._error is not None and not notices:
             raise self._error
+
         return notices
 
     def _receive_all(self) -> list[Word]:
@@ -242,13 +247,17 @@ class SidecarClient:
                 # The frame is lost with its socket: this node can take no ranks.
                 self._error = RendezvousError(f"node {self.node}: no ranks can be received: {error}")
                 break
+
             if received is None:
                 self._lose_process(notices)
                 continue
+
             message, descriptors = received
+
             # A forked process sends its number before it knows its job.
             self._contact.hear(self._clock(), begins=message["op"] != "born")
             notices += self._hear(message, descriptors)
+
         return notices
 
     def _is_overdue(self) -> bool:
@@ -263,12 +272,15 @@ class SidecarClient:
             why = f"its sidecar has not answered for {self._job.reconnect_timeout:g} s more"
             self._error = RendezvousConnectionError(f"node {self.node}: contact with the job was lost, and {why}")
             return []
+
         # The agent stops the workers now, and the job's reconnect time runs: as with a silent store.
         self._contact.find_silent(self._clock())
         self._child.send(signal.SIGCONT)  # it may have been stopped, alone
+
         # Before its first answer no worker runs, so that there is nothing to stop.
         if self._contact.begun:
             return [self._cut_off("the sidecar of this node does not answer")]
+
         why = f"its sidecar did not start within {self._limits.birth:g} s: {_IMPORTING}"
         self._error = RendezvousTimeoutError(f"node {self.node}: {why}")
         return []
@@ -291,6 +303,7 @@ class SidecarClient:
         self._child.wait(1.0)
         if self._error is not None:
             return  # the process has sent the reason
+
         pid = f" (pid {self._child.pid})" if self._child.pid > 0 else ""
         why = f"the sidecar{pid} of this node ended unexpectedly{FROM_OUTSIDE}"
         notices.append(self._cut_off(why))
@@ -298,8 +311,10 @@ class SidecarClient:
             _log.warning("node %s: %s: another one takes its place, and this node asks for ranks again", self.node, why)
             self._replace_process(why)
             return
+
         self._error = RendezvousConnectionError(f"node {self.node}: {why}")
         self._kept.forget_endpoint()
+
         # Other nodes' coordinator may continue without this one, unless the store went with the
         # process.
         is_job_over = self._hosts or self._job.max_nodes == 1
@@ -324,6 +339,7 @@ class SidecarClient:
         self._link.close()
         self._waiting = 0
         self._notices.drop_listener()
+
         # The number keeps its messages above those of its predecessor: the coordinator ignores lower ones.
         self._job = evolve(self._job, sidecars=self._job.sidecars + 1, after=why)
         try:
@@ -353,6 +369,7 @@ class SidecarClient:
                 self._error = _rebuilt(message["kind"], message.get("setting", ""), message["text"])
             case "log":
                 _log.log(message["level"], "%s", message["text"])
+
         return []
 
     def _hear_notice(self, message: Message, descriptors: list[int]) -> list[Word]:
@@ -374,15 +391,20 @@ class SidecarClient:
         """
         if self._closed or os.getpid() != self._owner:
             return
+
         self._notices.drop_listener()
+
         # A process that does not hear us, or has sent its error, sends no goodbye.
         says_goodbye = self._sender.is_alive() and not self._contact.is_silent and self._error is None
+
         # Only a process that reports to its job waits for others to read the end.
         limit = _ENDING + (self._job.close_timeout if says_goodbye else 0.0)
+
         # From here on no other thread may say anything: the goodbye is the last message.
         self._closed = True
         self._kept.forget_endpoint()
         self._sender.close(encoded_message({"op": "close"}))
+
         # The function returns the process anew each time: that of a forked sidecar may not be known
         # yet.
         end = _End(self._link, lambda: self._child, self._hear, self.requests, limit, _ENDING)
@@ -424,10 +446,12 @@ class _Notices:
         if descriptors:
             self.drop_listener()
             self._listener = closed_in_forks(socket.socket(fileno=descriptors[0]))
+
         # The answer to an earlier request has ranks that are void, but the job's end always counts.
         is_current = message["generation"] == self.generation
         if is_current or isinstance(notice, Final):
             return notice
+
         self.drop_listener()
         return None
 
@@ -475,6 +499,7 @@ class _End:
         self.child().send(signal.SIGCONT)
         self._deadline = monotonic() + self.limit
         is_speaking = True
+
         # It may close its channel a moment before it exits, and exit while its last lines lie in the channel.
         while is_speaking or not self.child().ends(0.0):
             left = max(0.0, self._deadline - monotonic())
@@ -514,12 +539,15 @@ class _End:
         received = self.link.receive()
         if received is None:
             return False
+
         message, descriptors = received
         stays = message.get(STAYS)
+
         # Before the line is shown: people who read it may press Ctrl-C at once.
         if stays:
             self.stays = True
             self._deadline = monotonic() + stays + self.grace
+
         self.hear(message, descriptors)
         return True
 

@@ -32,6 +32,7 @@ def import_stores() -> bool:
     spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
     if spec is None or not _TRIED.fullmatch(_version(spec)):
         return False
+
     # With bare packages in place, `import torch._C` loads the library, and runs nothing else of torch.
     package, distributed = (types.ModuleType(name) for name in _PACKAGES)
     package.__path__ = list(spec.submodule_search_locations or ())
@@ -43,8 +44,10 @@ def import_stores() -> bool:
         for name in _PACKAGES:
             del sys.modules[name]
         return False
+
     library = torch._C
     package.distributed = distributed  # type: ignore[attr-defined]
+
     # This asks for the package that it belongs to.
     library._c10d_init()
     stores = sys.modules["torch._C._distributed_c10d"]

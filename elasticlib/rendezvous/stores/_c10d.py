@@ -138,23 +138,29 @@ class C10dBackend:
             return True
         if self.job.store_type == "file" or self._role.must_host is False:
             return False
+
         self.prepare()
         addresses = resolve(self.host, self.port, min(LOOK_UP, deadline - monotonic()))
+
         # The launcher kept the socket open when the process of this node that hosted the store ended.
         if self.listening is not None:
             self._start(self.listening.dup(), addresses)
             return True
+
         bound = bind_endpoint(self.host, self.port, addresses, alone=self.job.max_nodes == 1)
         if isinstance(bound, socket.socket):
             self._start(bound, addresses)
             return True
+
         # Another machine, or another node of this one, hosts the store: dial it.
         if not self._role.must_host:
             return False
+
         if isinstance(bound, Elsewhere):
             # The endpoint may still lead here: a forwarded port, a service's address.
             self._serve_behind(bound, addresses, deadline)
             return True
+
         raise self._taken(bound, addresses)
 
     def dial(self, timeout: float) -> Exchange:
@@ -165,10 +171,12 @@ class C10dBackend:
         self.prepare()
         if self.job.store_type != "file":
             return self._dial_store(timeout)
+
         if self._path is None:
             handle, self._path = tempfile.mkstemp(prefix="elasticlib_")
             os.close(handle)
             self._temporary = True
+
         path = self._path
         self._local = loopback()
         return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
@@ -295,6 +303,7 @@ class C10dBackend:
             raise self._taken(bound, addresses)
         if isinstance(bound, Elsewhere) or self.port == 0:
             raise self._role.refusal(f", but {elsewhere.why}")
+
         self._start(bound, [])
         with suppress(RendezvousConnectionError):
             with closing(self._talk(addresses, min(3.0, deadline - monotonic()))) as exchange:
@@ -302,6 +311,7 @@ class C10dBackend:
             # Our own identity came back through the endpoint: its connections arrive here.
             if word == self._identity.encode():
                 return
+
         self.close()
         raise self._role.refusal(
             f", but {elsewhere.why}, nor does a connection to it arrive here: "
@@ -391,11 +401,14 @@ class _HostRole:
         if other is None:
             why = f"another node of the job was given {self.reason} too, or another program uses the port"
             return RendezvousConnectionError(f"{self.reason}, but {bound.why}: {why}")
+
         why = f" was given twice: node {other} hosts job {self.job.run_id!r} there already, and "
         why += f"node {self.job.node} is to host it as well"
+
         # The other may be this very node's last process, which was killed and is still ending.
         if now >= self._taken_since + PREDECESSOR:
             return self.refusal(why)
+
         return RendezvousConnectionError(f"{self.reason}{why}")
 
 
@@ -479,5 +492,6 @@ def _client(host: str, port: int, where: str, limit: float) -> Store:
     except RuntimeError as error:
         what = str(error).partition("\n")[0]
         raise RendezvousConnectionError(f"{where} ({host}) answers, but is not a store: {what}") from error
+
     store.set_timeout(STORE_LIMIT)
     return cast(Store, store)

@@ -235,6 +235,7 @@ class Candidacy:
             case Over(why, last):
                 self._closing = self._closing or last
                 self._leave(why, out)
+
         return None
 
     def _wait_for_store(self, why: str, out: list[Action]) -> Action:
@@ -266,15 +267,18 @@ class Candidacy:
         if self._closing:
             self.stopped = True
             return
+
         if isinstance(wanted, Rest):
             # A pause is the only action that needs no connection.
             out.append(wanted)
             return
+
         if not self._connected:
             self._connected = True
             limit = self.ttl if self.hold is None else max(self.until - now, PAUSE)
             out.append(ConnectToStore(limit))
             return
+
         out.append(self._due(now) if wanted is None else wanted)
 
     def _end_if_over(self, now: float, out: list[Action]) -> bool:

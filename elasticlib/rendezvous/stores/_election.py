@@ -117,12 +117,15 @@ class StateLog:
                 break
             # If the lease is still ours, an earlier holder saved in between: look again.
             self._check_hold()
+
         self._version = version
         if data:
             return _unpack(data)
+
         # A coordinator saves before it greets.
         if announcement is not None:
             raise RendezvousStateError("the coordinator's state was deleted from the store by another writer")
+
         return None
 
     def save(self, data: bytes) -> None:
@@ -140,6 +143,7 @@ class StateLog:
             version = self._keys.swap(self._state, packed, self._version, self._term.hold)
         except RendezvousConnectionError as error:
             version = self._settle(packed, error)
+
         if version is None:
             self._blame()
         else:
@@ -259,6 +263,7 @@ class Candidate:
                 self._term.end("it resigned")
             elif self._keys is not None:
                 self._keys.interrupt()
+
         # Callbacks run in that thread, and may close: a thread cannot wait for itself.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
@@ -315,6 +320,7 @@ class Candidate:
             case _:
                 # All others come after `ConnectToStore`.
                 return self._do_connected(action, cast(Keys, self._keys))
+
         return None
 
     def _do_connected(self, action: events.Connected, keys: Keys) -> events.Event | None:
@@ -338,6 +344,7 @@ class Candidate:
                     keys.release(hold)
             case _:
                 assert_never(action)
+
         return None
 
     def _step_down(self, why: str, is_news: bool) -> None:
@@ -361,12 +368,14 @@ class Candidate:
             # `close` may have come between the step and this term, which it did not know.
             if self._closing.is_set():
                 term.end("it resigned")
+
         try:
             if term.left() > 0:
                 self._on_elected(StateLog(self._connect, keys.clone(), self._root, term))
         except RendezvousError as error:
             self._end_term(str(error))
             return events.Declined(str(error))
+
         return events.Elected()
 
     def _rest(self, seconds: float) -> events.Event | None:
@@ -447,12 +456,15 @@ def _pack(data: bytes) -> bytes:
 def _unpack(data: bytes) -> bytes:
     if not data.startswith(_PACKED):
         return data
+
     # With a bound: a few bytes of a stranger's may unpack to gigabytes.
     unpacker = zlib.decompressobj()
     try:
         plain = unpacker.decompress(data.removeprefix(_PACKED), _UNPACK_TO)
     except zlib.error as error:
         raise RendezvousStateError(f"the coordinator's state in the store was destroyed: {error}") from error
+
     if not unpacker.eof:
         raise RendezvousStateError("the coordinator's state in the store was destroyed: it has no end")
+
     return plain

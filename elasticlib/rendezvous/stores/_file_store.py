@@ -60,6 +60,7 @@ class PolledFileStore:
             raise ConfigError.of_setting(
                 "rdzv_endpoint", f"{path!r} is not a file that this user can write: {why}"
             ) from error
+
         store = FileStore(path, -1)
         store.set_timeout(timedelta(seconds=1))
         return cls(path, store, file)

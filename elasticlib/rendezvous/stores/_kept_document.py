@@ -42,6 +42,7 @@ class KeptDocument:
     def save(self, data: bytes) -> None:
         """Replace the document. If a limit of a file's size leaves no room, no document is kept."""
         offset, size = self._place()
+
         # The last document stays whole until the head names the new one: a killed writer leaves the last one valid.
         before = _HEAD.size + len(data) <= offset
         start = _HEAD.size if before else max(_HEAD.size, offset + size)

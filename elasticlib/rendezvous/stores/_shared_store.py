@@ -89,9 +89,11 @@ class LeaderExchange(StoreExchange):
         identity = self.claim.identity
         if claimant == identity:
             return
+
         may_claim = self._may_claim(claimant)
         if may_claim and self.replace(CLAIMANT, claimant or b"", identity) == identity:
             return
+
         raise LeadershipLost(
             f"another node restarted job {self._run_id!r}, because this coordinator stopped responding"
         )
@@ -118,9 +120,11 @@ class LeaderExchange(StoreExchange):
         [data] = self.read([ANNOUNCEMENT])
         if data == self._greeted:
             return
+
         announcement = greeting_of(data, self._run_id, self.claim.key)
         if announcement is None:
             return
+
         [heartbeat] = self.read([COORDINATOR_HEARTBEAT])
         self._rival, lives = self._rival.then(announcement, heartbeat, self.claim.key)
         if lives:
@@ -165,13 +169,17 @@ class Claim:
         if self._lives(exchange):
             self._silent = None
             return False
+
         claimant = self._silent_claimant(exchange)
+
         # Earlier entries were for the dead coordinator.
         first = exchange.count("inbox") + 1
         if exchange.replace(CLAIMANT, claimant, self.identity) != self.identity:
             self._silent = None
             raise RendezvousConnectionError(f"another node has just restarted job {self.run_id!r}")
+
         self._first = first
+
         # No node joins the dead one any more, and neither does this node, before its own
         # coordinator has greeted.
         exchange.delete([ANNOUNCEMENT, COORDINATOR_HEARTBEAT, CAUSE])
@@ -192,6 +200,7 @@ class Claim:
             raise RendezvousConnectionError(
                 f"job {self.run_id!r} exists, but {why}; it can be restarted in {left:.1f} s"
             )
+
         return claimant
 
     def coordinating(self, exchange: StoreExchange, *, hosts: bool = False) -> LeaderExchange:
@@ -289,6 +298,7 @@ class OtherJobs:
             # A job that only stood still announces itself again.
             if number in announced:
                 self._remove(number)
+
         return living
 
     def _look(self) -> tuple[set[int], bool]:
@@ -301,6 +311,7 @@ class OtherJobs:
         numbers = self._ask(_NOBODY, _numbers)
         if numbers is None:
             return set(self._known), False
+
         announced = set(self._entries([number for number in numbers if number in self._known]))
         new = [number for number in numbers if number not in self._known]
         for start in range(0, len(new), MOST):
@@ -313,6 +324,7 @@ class OtherJobs:
                     return announced, True
                 self._known[number] = job
                 announced.add(number)
+
         return announced, False
 
     def _read_announcement(self, data: bytes) -> _OtherJob | None:
@@ -348,6 +360,7 @@ class OtherJobs:
             if heartbeat != job.last:
                 job.last = heartbeat
                 job.since = self._clock()
+
         return self._clock() < job.since + SILENT * job.heartbeat
 
     def _ask(self, run_id: str, question: Callable[[StoreExchange], _Answer]) -> _Answer | None:
@@ -386,6 +399,7 @@ def _numbers(store: StoreExchange) -> list[int]:
     except RendezvousStateError:
         # A stranger's key that is not valid text keeps the store from listing its keys.
         pass
+
     last = 0
     with suppress(RendezvousStateError):
         last = store.count(_FOLDER)
@@ -404,6 +418,8 @@ def _read(data: bytes, now: float) -> _OtherJob | None:
         heartbeat = _untrusted.seconds(body["heartbeat"], 0.0, _LONGEST)
     except (ValueError, KeyError, TypeError):
         return None
+
     if not run_id or not heartbeat:
         return None
+
     return _OtherJob(run_id, heartbeat, now)

@@ -126,6 +126,7 @@ class SharedState:
             if len(self._still) > _REMEMBERED:
                 # Forget the oldest wait.
                 del self._still[next(iter(self._still))]
+
         return min(max(now - since, SHORTEST), self.longest)
 
     def change(self, step: Callable[[Document], Document | None]) -> Document | None:
@@ -175,12 +176,14 @@ class SharedState:
             self._document, self._data = document, data
             with self.turned:
                 self.turned.notify_all()
+
         self._token = token
         now = self.clock()
         sightings = {}
         for path, lease in self._document.leases.items():
             sighting = self._document.items[path], lease
             sightings[sighting] = self._sightings.get(sighting, now)
+
         self._sightings = sightings
 
     def _check_revision(self, document: Document) -> None:
@@ -255,6 +258,7 @@ class StateKeys(Keys):
         if view != since:
             # Changes in between are unknown: the caller looks again.
             return
+
         before = _part(document, path, folder)
         while not self._interrupted and (left := deadline - state.clock()) > 0:
             pause = state.pause(path, folder, before)
@@ -276,6 +280,7 @@ class StateKeys(Keys):
         after = self._state.change(step)
         if after is None:
             return None
+
         return RenewedKey(path, token, after.rev, 0, ttl)
 
     def renew(self, hold: RenewedKey) -> bool:

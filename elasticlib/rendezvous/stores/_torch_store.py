@@ -199,6 +199,7 @@ class StoreExchange(Exchange):
                 continue
             self._arrivals.received(number)
             entries.append(Posted(number, data))
+
         return entries
 
     def discard(self, entries: Sequence[Posted]) -> None:
@@ -248,6 +249,7 @@ class StoreExchange(Exchange):
             with suppress(DistStoreError):
                 # The value is empty if the key is deleted meanwhile.
                 return store.get(self.full_key(key))
+
         return None
 
     def wait(self, key: str, timeout: float | None) -> bool:
@@ -260,6 +262,7 @@ class StoreExchange(Exchange):
                 if _wait(store, self.full_key(key), min(left, LONGEST_WAIT)):
                     return True
                 left -= LONGEST_WAIT
+
         return False
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -294,6 +297,7 @@ class StoreExchange(Exchange):
                 store.multi_set([entry, *map(self.full_key, values)], [data, *values.values()])
             else:
                 store.set(entry, data)
+
             # The answer acknowledges the entry, whether it is still there or was received meanwhile.
             store.check([entry])
             return number

@@ -87,18 +87,22 @@ class Agreement:
             self._assigned = self._assigned or self._assign(max_restarts)
         else:
             self._follow(join, past)
+
         if not self.nonce:
             # Rank 0 has not called the round yet.
             return None
+
         assignment = self.read(RankAssignment, f"seat/{join.node}")
         if assignment is None:
             return None
+
         # Two rounds of the handler may share one store: ranks of the other one would mix the groups.
         if (assignment.group_rank, assignment.group_world_size) != (self.rank, self.size):
             raise RendezvousStateError(
                 f"node {join.node} has rank {self.rank} of {self.size} by its handler, but what rank 0 wrote "
                 f"says {assignment.group_rank} of {assignment.group_world_size}"
             )
+
         return assignment
 
     def _call_round(self, join: Join, past: Past) -> None:
@@ -125,11 +129,13 @@ class Agreement:
         keys = [f"offer/{rank}" for rank in range(self.size)]
         if not self._there(keys):
             return False
+
         pasts, joins = [], []
         for key in keys:
             past, join = _offer(self._get(key))
             pasts.append(past)
             joins.append(join)
+
         # A node may be new, or have missed rounds: the one that knows most is right.
         number = max(past.round for past in pasts) + 1
         restarts = max(past.restarts for past in pasts)
@@ -236,13 +242,16 @@ class FailureCollection:
         """Return the end of the job, once that is settled."""
         if self.judges:
             return self._judge(now)
+
         final = self.table.read(Final, "final")
         if final is not None:
             return final
+
         is_late = now >= self.began + TIMEOUT + _GRACE
         if is_late:
             # The judge is gone: each node reports its own knowledge.
             return self._final()
+
         return None
 
     def _judge(self, now: float) -> Final | None:

@@ -57,10 +57,13 @@ def meaning(error: Exception, handler: object) -> Final | RendezvousError:
     for name, final in _FINALS.items():
         if name in names:
             return evolve(final, why=text)
+
     if isinstance(error, RendezvousError):
         return error
+
     known = (each for each in _ERRORS if each.__name__ in names)
     kind = next(known, RendezvousError)
+
     # The agent raises it elsewhere, where its origin would be unknown without this text.
     raised = kind(f"{type(handler).__name__} raised {type(error).__name__}: {text}")
     raised.__cause__ = error
@@ -88,11 +91,13 @@ class ThirdPartyNodeInfo:
         self.drop()
         if info.rank != 0:
             return Descriptor(slots, role, (host_name(self.local_addr),), 0)
+
         shared = info.bootstrap_store_info
         if shares and shared is not None:
             place = (str(shared.master_addr), int(shared.master_port))
             if self._is_fresh(place):
                 return Descriptor(slots, role, place[:1], place[1])
+
         address = self._address(info.world_size, shared)
         self._bound = BoundNodeInfo(lambda: address)
         return self._bound.describe(slots, role)

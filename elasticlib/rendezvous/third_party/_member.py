@@ -130,12 +130,14 @@ class HandlerMember:
             if not isinstance(notice, RendezvousError):
                 notices.append(notice)
                 continue
+
             if not notices:
                 raise notice
             # Events before it first; the next call raises it.
             self._notices.appendleft(notice)
             os.eventfd_write(self._ready, 1)
             break
+
         return notices
 
     def _check_answers(self) -> None:
@@ -155,7 +157,9 @@ class HandlerMember:
             if self._closing.is_set():
                 return
             self._closing.set()
+
         self._orders.put(CloseSession())
+
         # next_rendezvous of a handler cannot be interrupted.
         self._thread.join(0.0 if self._calls.seeking else _PARTING)
         self._offer.drop()

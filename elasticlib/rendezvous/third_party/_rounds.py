@@ -217,8 +217,10 @@ class HandlerRounds:
                 return
             self._table = Agreement(info.store, int(info.rank), int(info.world_size), self.calls.timed)
             assignment = self._agree(info, self._table, slots, role)
+
         if assignment is None:
             return
+
         self._past = Past(assignment.round, assignment.restart_count, self._assigned.nonce)
         self._phase = _Phase.RUNNING
         self.tell(assignment)
@@ -236,6 +238,7 @@ class HandlerRounds:
             pause = min(2 * pause, self.interval)
             if self.calls.nodes_waiting() > 0 or self.calls.is_closed():
                 return None
+
         raise RendezvousTimeoutError(
             f"{table.size} nodes came together by {type(self.calls.handler).__name__}, "
             f"but not all of them asked for ranks within {_PEERS:g} s"
@@ -247,14 +250,17 @@ class HandlerRounds:
         if self._phase is _Phase.JUDGED:
             self._settle()
             return
+
         end = self._assigned.ended()
         if end is not None:
             self._hear(end)
             return
+
         is_at_barrier = self._phase is _Phase.BARRIER
         goes_on = self._look_at_others() if is_at_barrier else self._look_for_arrivals()
         if not goes_on:
             return
+
         # The node that ends the round may close the rendezvous next: then that end counts.
         if self.calls.is_closed() and self._assigned.ended() is None:
             self._finish(Final(False, "the rendezvous was closed", kind="closed"))
@@ -269,8 +275,10 @@ class HandlerRounds:
         if done >= table.size:
             self._conclude(Final(True, f"all {done} nodes succeeded", round=self._past.round))
             return False
+
         if self.clock() < self._deadline:
             return True
+
         why = f"{done} of {table.size} nodes succeeded, and no other reported a failure for {self.barrier:g} s"
         self._conclude(Final(True, why, round=self._past.round), linger=0.0)
         return False
@@ -327,6 +335,7 @@ class HandlerRounds:
         if self._phase in (_Phase.RUNNING, _Phase.BARRIER):
             self._assigned.end(RoundEnd(self._past.round, f"node {self.node} left: {why}", True))
             return
+
         is_between_rounds = self._phase in (_Phase.ENDED, _Phase.JUDGED)
         if is_between_rounds and self._last_end is not None:
             # The others wait for the outcome of the node that ended the round.

@@ -31,6 +31,7 @@ def defaults(config: pytest.Config) -> RankOptions:
                     found[name] = kind(text)
                 except ValueError:
                     raise MarkError(f"elastic_{name} = {text}: it must be a number") from None
+
             group = config.getini("elastic_group")
             found["group"] = None if str(group).lower() == "none" else group
             config.stash[_DEFAULTS] = _asked.checked_options(
@@ -38,6 +39,7 @@ def defaults(config: pytest.Config) -> RankOptions:
             )
         except MarkError as error:
             raise pytest.UsageError(str(error)) from None
+
     return config.stash[_DEFAULTS]
 
 
@@ -61,6 +63,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         _asked.checked_options(where, defaults(metafunc.config), one, known_backends(), marker.args if marker else ())
     except MarkError as error:
         raise pytest.Collector.CollectError(str(error)) from None
+
     # A list of one number counts as well, so that the id of the test names it.
     if len(sizes) > 1 or isinstance(options.get("nproc"), Sequence):
         if _SIZE not in metafunc.fixturenames:
@@ -77,6 +80,7 @@ def wanted_by(item: Any) -> RankOptions:
             f"elastic marker of {item.nodeid}: nproc={options['nproc']!r} makes a test of each number only "
             "if the marker exists at collection; a marker that is added later takes one number"
         )
+
     options["nproc"] = size if isinstance(size, int) else sizes[0]
     return _asked.checked_options(f"elastic marker of {item.nodeid}", defaults(item.config), options, known_backends())
 
@@ -135,9 +139,11 @@ def made_in_ranks(request: pytest.FixtureRequest, name: str) -> Made:
             "@pytest.mark.elastic(nproc=2), so that its body runs on each rank, or use torch.distributed "
             "in the function that elastic(...) calls"
         )
+
     if name not in getattr(item._fixtureinfo, "argnames", ()):
         raise pytest.UsageError(
             f"a fixture that {item.nodeid} uses asks for {name!r}, which exists only in the test's body: "
             "fixtures run once, in pytest's process, and their values are sent to all ranks"
         )
+
     return Made(name, item.nodeid)

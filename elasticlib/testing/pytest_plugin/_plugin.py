@@ -77,6 +77,7 @@ class Plugin:
             except BaseException as error:
                 # The setup of the test raises it, so that pytest reports it with the test.
                 self._problem = error
+
         try:
             with _case.hosted(self):
                 return (yield)
@@ -89,14 +90,17 @@ class Plugin:
             problem, self._problem = self._problem, None
             # Its frames are those of this plugin, which explain nothing.
             raise problem.with_traceback(None)
+
         if not is_marked:
             return
+
         wanted = _markers.wanted_by(item)
         is_unittest = not hasattr(item, "pyfuncitem") and getattr(item, "_testcase", None) is not None
         if is_unittest:
             raise pytest.UsageError(
                 f"{item.nodeid} is a unittest test: derive its class from ElasticTestCase instead of using a marker"
             )
+
         _skip_without_gpus(wanted)
 
     @pytest.hookimpl(tryfirst=True)
@@ -104,12 +108,14 @@ class Plugin:
         __tracebackhide__ = True
         if not _markers.runs_on_ranks(pyfuncitem):
             return None
+
         wanted, function = _markers.wanted_by(pyfuncitem), _markers.written(pyfuncitem.obj)
         kwargs = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
         _examples.stop_allowing(pyfuncitem)
         if (engine := getattr(function, "hypothesis", None)) is None:
             self.call(wanted, function, (), kwargs)
             return True
+
         # Hypothesis calls the inner test once for each example.
         inner = _markers.written(engine.inner_test)
         with _examples.on_ranks(engine, lambda args, given: self.call(wanted, inner, args, given)):
@@ -145,6 +151,7 @@ class Plugin:
         self._calls += 1
         modules = self._modules(item)
         began = monotonic()
+
         # The previous call or Hypothesis example may have stopped the ranks.
         self.ranks.warm(wanted, modules)
         _examples.leave_out(monotonic() - began)
@@ -157,15 +164,18 @@ class Plugin:
             if is_body:
                 raise pytest.fail.Exception(str(refusal), pytrace=False) from None
             raise refusal.with_traceback(None) from None
+
         _reports.forward(item, call, result, self._measuring)
         if result.error is not None:
             raise self.shown(result.error, result)
+
         if (stop := result.stop()) is not None:
             reason, outcome = stop
             if outcome.kind == "xfailed":
                 pytest.xfail(reason)
             item.stash[_reports.SKIPPED] = (*outcome.place, f"Skipped: {reason}")
             raise pytest.skip.Exception(reason, _use_item_location=True)
+
         values = {rank: _rank_session.value_of(each) for rank, each in sorted(result.outcomes.items())}
         return Results(values, dict.fromkeys(values, Place(0, host_name(), self._calls - 1, 0)))
 
@@ -195,6 +205,7 @@ class Plugin:
     ) -> RankCall:
         config, option = self._config, self._config.option
         code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+
         # The same seed in each run and in any order of tests; pytest-randomly may change it.
         seed = zlib.crc32(item.nodeid.encode()) ^ int(getattr(option, "randomly_seed", None) or 0) & 0xFFFFFFFF
         return RankCall(
@@ -304,8 +315,10 @@ class Elastic:
         plugin = self._plugin
         if plugin._item is None:
             raise RuntimeError("elastic(...) can be called only while a test runs")
+
         options: dict[str, Any] = {"nproc": nproc, "backend": backend, "timeout": timeout, "device": device}
         given = {name: value for name, value in options.items() if value is not None}
+
         # None is a valid group, so the default is another value.
         if group != "":
             given["group"] = group
@@ -314,6 +327,7 @@ class Elastic:
             present = gpus()
             if present < wanted.nproc:
                 pytest.skip(f"nproc={wanted.nproc} needs as many GPUs, but {present or 'none'} are here")
+
         return plugin.call(wanted, function, args, kwargs, is_body=False)
 
     def spawn(
@@ -345,6 +359,7 @@ def _capturing(config: Any, item: pytest.Item) -> Iterator[None]:
     if capture is None:
         yield
         return
+
     capture.resume_global_capture()
     try:
         yield
@@ -404,6 +419,7 @@ class _Interact:
         if not isinstance(error, RanksFailed):
             self._former.pytest_exception_interact(node, call, report)
             return
+
         capture: Any = node.config.pluginmanager.get_plugin("capturemanager")
         if capture is not None:
             capture.suspend_global_capture(in_=True)

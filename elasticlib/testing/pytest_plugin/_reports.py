@@ -42,6 +42,7 @@ def forward(item: Any, call: RankCall, result: _told.TestReport, measuring: Meas
         for message, category, file, line in first.warnings:
             with _noted(result):
                 warnings.warn_explicit(message, category, file, line)
+
     if result.leaks:
         with _noted(result):
             result.warn_of_leaks(call)
@@ -127,6 +128,7 @@ def representation(error: RanksFailed, callers: Any = None) -> Any:
     for ranks in shown:
         chain.append((_text([f"{'_ ' * 4}{ranks_text(ranks)} of {error.size}{' _' * 4}", ""]), None, None))
         chain += _chain_of(error.reports[ranks[0]])
+
     # For example, Hypothesis adds the failing example as a note.
     if notes := getattr(error, "__notes__", ()):
         chain.append((_text([f"E   {line}" for note in notes for line in str(note).splitlines()]), None, None))

@@ -50,6 +50,7 @@ def setting_of(config: Any) -> Setting:
             parts = value if isinstance(value, list) else [value]
             text = "\n    ".join(map(str, parts))
             lines.append(f"{name} = {text}")
+
     return Setting(str(config.rootpath), "\n".join(lines) + "\n", config.get_verbosity())
 
 
@@ -128,9 +129,11 @@ class PytestWork:
 def watch_patches() -> None:
     """Record all patches from now on, and those that exist already."""
     former = pytest.MonkeyPatch.__init__
+
     # An earlier session of this process watches already.
     if getattr(former, "_elasticlib", False):
         return
+
     # A conftest may have made some before the first test on ranks was found.
     _patches.update(each for each in gc.get_objects() if type(each) is pytest.MonkeyPatch)
     _mocks.extend(getattr(mock._patch, "_active_patches", ()))
@@ -213,10 +216,13 @@ def _of_attribute(how: str, owner: Any, name: str) -> Patch:
             "because the object exists only in pytest's process: patch its class or a module, or patch in "
             "the test's function"
         )
+
     where = f"{how}({getattr(owner, '__name__', owner)}, {name!r}, ...)"
+
     # The patch has deleted the attribute.
     if name not in vars(owner):
         return _checked(Patch(owner, name, is_gone=True), where)
+
     return _checked(Patch(owner, name, value=vars(owner)[name]), where)
 
 
@@ -229,9 +235,11 @@ def _of_item(how: str, mapping: Mapping[Any, Any], key: Any) -> Patch:
             f"{where}: the ranks have no such {type(mapping).__qualname__}, because it is not an attribute "
             "of a module or a class: patch in the test's function"
         )
+
     # The patch has deleted the key.
     if key not in mapping:
         return _checked(Patch(owner, name, key, is_item=True, is_gone=True), where)
+
     value = mapping[key]
     if mapping is sys.modules and _is_made_up(value):
         value = _made_up(value)

@@ -67,9 +67,11 @@ def checked_options(
         raise MarkError(
             f"{where}: {args[0]!r} must be a keyword argument: write nproc={args[0]!r}, or backend=..., timeout=..."
         )
+
     for name in options:
         if name not in NAMES:
             raise MarkError(f"{where}: {name}={options[name]!r} is unknown: options are {', '.join(NAMES)}")
+
     found = evolve(defaults, **options)
     sizes(where, found.nproc)
     _check_backend(where, found.backend, known)
@@ -80,6 +82,7 @@ def checked_options(
         return found
     if options.get("device") == "cpu":
         raise MarkError(f"{where}: device='cpu' cannot be used with backend={found.backend!r}: leave it out")
+
     return evolve(found, device="cuda")
 
 

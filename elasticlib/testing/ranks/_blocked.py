@@ -83,6 +83,7 @@ def describe(stacks: Mapping[int, str]) -> list[str]:
         lines += [f"    {each.file}:{each.line} in {each.function}" for each in where.frames[:_MOST_FRAMES]]
         lines += [f"    ... {len(where.frames) - _MOST_FRAMES} more frames"] * (len(where.frames) > _MOST_FRAMES)
         lines += [f"    another thread: {line}" for line in where.others]
+
     return lines
 
 

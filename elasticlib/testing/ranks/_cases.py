@@ -40,6 +40,7 @@ class _Result(unittest.TestResult):
             if reason is not None:
                 self.reason = reason
                 return
+
         trace = _own_part(info[2], isinstance(error, AssertionError))
         self.parts.append((what, error.with_traceback(trace)))
 
@@ -93,6 +94,7 @@ def run_case(kind: Any, name: str, file_name: str, attributes: Mapping[str, Any]
             case.run(result)
         finally:
             _end_group(kind, case, has_failed=bool(result.parts))
+
     if result.parts:
         raise PartsError(result.parts)
     if result.reason is not None:
@@ -114,10 +116,12 @@ def _put_back(kind: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
                 setattr(kind, name, former[name])
             elif name in vars(kind):
                 delattr(kind, name)
+
         if os.environ != variables:
             for name in os.environ.keys() - variables.keys():
                 del os.environ[name]
             os.environ.update(variables)
+
         os.chdir(folder)
 
 
@@ -147,7 +151,9 @@ def _own_part(trace: TracebackType | None, is_assertion: bool) -> TracebackType 
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
+
     frames = frames[_first_of_user(frames) :]
+
     # The frames of assertEqual and similar methods do not help the reader.
     while is_assertion and len(frames) > 1 and "__unittest" in frames[-1].tb_frame.f_globals:
         frames.pop()

@@ -85,6 +85,7 @@ def _add(groups: dict[str, dict[str, Any]], entry: Mapping[str, Any], members: M
             "last": 0,
             "pending": [],
         }
+
     group = groups[name]
     group["last"] = max(group["last"], entry["collective_seq_id"])
     if not entry["retired"]:
@@ -169,6 +170,7 @@ def _about_group(name: str, at: Mapping[int, At], ranks: Collection[int]) -> str
     missing = _missing(number, at, ranks)
     if not missing:
         return f"In {group} {waits} in {collective}."
+
     return f"In {group} {waits} in {collective}, which not all ranks have joined: {_missing_text(missing)}."
 
 

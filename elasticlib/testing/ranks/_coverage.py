@@ -78,6 +78,7 @@ def measured(call: RankCall) -> Iterator[Callable[[], bytes]]:
     if not call.coverage:
         yield bytes
         return
+
     measurement = _measurement(call.coverage)
     data = b""
     measurement.start()

@@ -76,6 +76,7 @@ class RankFailure:
 
 def unpacked(failure: Failure) -> RankFailure:
     error = unpack_exception(failure.error)
+
     # An exception group cannot contain SystemExit, and some exceptions cannot be rebuilt here.
     if not isinstance(error, Exception):
         error = RuntimeError(failure.message)
@@ -166,6 +167,7 @@ def _kind(cause: type[Exception]) -> type[RanksFailed]:
     if cause not in _kinds and len(_kinds) > 256:
         # Functions may define a class at each call: do not keep them all.
         _kinds.clear()
+
     if cause not in _kinds:
         # The layout of a class may not allow other bases, or the class may have rules of its own.
         tried: list[tuple[Any, ...]] = [(RanksFailed, ExceptionGroup)]
@@ -179,6 +181,7 @@ def _kind(cause: type[Exception]) -> type[RanksFailed]:
                 continue
             _kinds[cause] = made
             break
+
     return _kinds[cause]
 
 
@@ -221,6 +224,7 @@ def folded(error: RanksFailed) -> tuple[list[str], list[list[int]]]:
             shown.append(ranks)
         else:
             lines.append(_line(ranks, error))
+
     # Readers look at the end first: the root cause stands last.
     shown.sort(key=lambda ranks: error.root in ranks)
     lines += [_line(ranks, error) for ranks in shown[:-_MOST_SHOWN]]

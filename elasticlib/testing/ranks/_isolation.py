@@ -144,6 +144,7 @@ def _changes(before: _process_state.State) -> tuple[str, ...]:
     """Describe the differences from *before*; wait up to `_ENDING` s for them to disappear."""
     if not _process_state.differences(before, _process_state.look()):
         return ()
+
     gc.collect()
     until = monotonic() + _ENDING
     _join_new_threads(before["threads"], until)
@@ -151,6 +152,7 @@ def _changes(before: _process_state.State) -> tuple[str, ...]:
     while found and monotonic() < until:
         sleep(_ENDING / 10)
         found = _process_state.differences(before, _process_state.look())
+
     return found
 
 
@@ -209,6 +211,7 @@ def _restore(states: tuple[Any, Any, Any], seed: int) -> None:
         _seed_numpy(seed)
     else:
         _numpy().set_state(of_numpy)
+
     if of_torch is None:
         _seed_torch(seed)
     else:

@@ -134,6 +134,7 @@ def _descriptors() -> dict[int, str]:
             # Installed files belong to a library, such as its fonts.
             if not is_kept and is_users(target):
                 found[int(name)] = target
+
     return found
 
 
@@ -174,6 +175,7 @@ def _of_torch(torch: Any) -> State:
         # Another version lacks the name.
         with contextlib.suppress(AttributeError, TypeError, RuntimeError):
             found[name] = ask()
+
     return found
 
 
@@ -208,6 +210,7 @@ def taken_over(before: State, earlier: State, later: State) -> State:
         elif found[name] == there:
             # Otherwise the test had changed it by then.
             found[name] = after
+
     return found
 
 

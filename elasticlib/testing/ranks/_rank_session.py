@@ -105,7 +105,9 @@ class Ranks:
         if wanted.device == "cpu":
             yield
             return
+
         name = f"elasticlib-gpus-{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')}"
+
         # The kernel also releases the lock when the process exits.
         with open(os.path.join(tempfile.gettempdir(), name), "w") as file:
             # Processes that use only their own share may run together, but not with one that
@@ -126,6 +128,7 @@ class Ranks:
         state, prepare, args = self._work.preparation(always)
         if self._prepared.get(workers) == state:
             return
+
         # Workers that were replaced are forgotten.
         self._prepared = {each: former for each, former in self._prepared.items() if not each.job.done()}
         workers.ask(range(len(workers)), prepare, args, {}, by_all=False)
@@ -133,12 +136,14 @@ class Ranks:
             answers = _answers_within(_PREPARE_LIMIT, workers)
         if any(answer.failed() for answer in answers):
             raise workers.error(_TITLE, answers)
+
         if len(answers) < len(workers):
             where = "\n".join(_blocked.describe(self._stacks(workers)))
             workers.must_be_replaced("ranks did not import the tests' modules")
             raise TimeoutError(
                 f"The ranks have not imported the tests' modules in {_PREPARE_LIMIT:g} s. They are at:\n{where}"
             )
+
         self._prepared[workers] = state
 
     @contextlib.contextmanager
@@ -193,6 +198,7 @@ class Ranks:
             finally:
                 self._debugging = None
                 self._meeting.close()
+
             self._replace_if_needed(workers, progress, wanted, may_look=call.debug)
             output = {rank: _since(file, sizes.get(rank, 0)) for rank, file in _files(workers).items()}
             return workers, progress, output
@@ -238,6 +244,7 @@ class Ranks:
         while not progress.is_complete():
             began = monotonic()
             was_debugged = self._debugging is not None
+
             # No timeout applies while the user works in a debugger.
             left = None if was_debugged else max(0.0, progress.until - began)
             try:
@@ -245,6 +252,7 @@ class Ranks:
             except ChildFailedError as error:
                 progress.add_deaths(error)
                 return
+
             # Time in the debugger does not count for the test's timeout.
             if was_debugged or self._debugging is not None:
                 progress.pause(monotonic() - began)
@@ -296,14 +304,17 @@ class Ranks:
         wants = str(message.get("wants"))
         if wants in MEETING:
             return self._meeting.arrive(rank, message)
+
         if wants == "no terminal":
             self._debugging = None
             self._terminal(False)
             return {}, ()
+
         # One rank at a time has the terminal.
         descriptors = () if self._debugging is not None else self._terminal(True)
         if not descriptors:
             return {"has": False}, ()
+
         self._debugging = rank
         return {"has": True}, tuple(descriptors)
 

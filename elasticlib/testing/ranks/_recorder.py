@@ -44,7 +44,9 @@ def pool(group: str | None) -> None:
         finally:
             if not chosen:
                 del os.environ[_SIZES[0]]
+
         _Teller(c10d).begin()
+
     serve_calls(group)
 
 
@@ -105,7 +107,9 @@ class _Teller:
                 with contextlib.suppress(Exception):
                     tell_caller({"says": SAYS, "collectives": self.summary()})
                 continue
+
             self._wakes = limit
+
             # `arm` has set a limit before it could see when this thread wakes: look again.
             if self._limit is not limit:
                 continue

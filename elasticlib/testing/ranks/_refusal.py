@@ -50,5 +50,6 @@ def refusal(
                 f"{what} of {call.test}, a {type(value).__qualname__}, cannot be sent to the ranks: "
                 f"{problem}; {_advice(value)}"
             )
+
     name = getattr(function, "__qualname__", repr(function))
     return CannotTravelError(f"{name} of {call.test} cannot be sent to the ranks: {error}")

@@ -81,6 +81,7 @@ class TestProgress:
         if self.has_stopped():
             self.notes += ["did not end after that, and were ended:", *where]
             return
+
         ended = f"; {ranks_text(self.outcomes)} ended" if self.outcomes else ""
         message = f"timeout of {timeout:g} s: {_blocked.in_short(late)}{ended}"
         lines = [f"The ranks have not ended within {timeout:g} s{ended}. They were at:", "", *where]

@@ -60,6 +60,7 @@ def warm_torch_cases(*preload: str) -> None:
     _starts.preload = tuple(dict.fromkeys([*_starts.preload, *preload]))
     if _starts.is_installed:
         return
+
     _starts.is_installed = True
     bases.MultiProcessTestCase._spawn_processes = _spawn_for_test
     if (continuous := getattr(bases, "MultiProcContinuousTest", None)) is not None:
@@ -71,6 +72,7 @@ def warm_torch_cases(*preload: str) -> None:
                 plain(cls, world_size)
 
         continuous._spawn_processes = classmethod(spawn_for_class)
+
     spawn: Any = importlib.import_module(_SPAWN)
     spawn.multiprocessing = _Multiprocessing(multiprocessing.__name__)
 
@@ -99,8 +101,10 @@ class _Starts:
         if sets_start_method:
             with contextlib.suppress(RuntimeError):
                 set_start_method("spawn")
+
         if self._has_begun:
             return
+
         self._has_begun = True
         wanted = [*(name for name in list(sys.modules) if name.partition(".")[0] in _OF_TORCH), *self.preload]
         variables = {_torch_imports.VARIABLE: dumps(wanted), _CHECKS_WITHOUT_CUDA: "1"}
@@ -168,10 +172,12 @@ def _take_over(
         descriptor = stream.detach()
         os.dup2(descriptor, number)
         os.close(descriptor)
+
     threads_before = os.environ.get(THREADS_VARIABLE)
     os.environ.clear()
     os.environ.update(variables)
     Surroundings.of(surroundings).take_over()
+
     # torch and the BLAS libraries read the variable only when they are imported.
     if os.environ.get(THREADS_VARIABLE) != threads_before:
         set_blas_threads(threads_per_worker(os.environ, len(os.sched_getaffinity(0)), workers=1))

@@ -38,10 +38,12 @@ class ElasticDistributedSampler(DistributedSampler[_T]):
         sized: object = dataset
         if not isinstance(sized, Sized):
             raise TypeError(f"dataset={dataset!r:.80} has no length: give one with __len__")
+
         super().__init__(dataset, num_replicas=num_replicas, rank=rank)
         size = len(sized)
         if start_index >= size:
             raise ConfigError(f"start_index={start_index} must be below {size}, the size of the data set")
+
         self.start_index = start_index
         self.num_samples = -(-(size - start_index) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas

@@ -53,6 +53,7 @@ class CallPickler(_by_value.Pickler):
 
     def __init__(self, file: io.BytesIO | Counter, apart: bool = False, main: ImportableMain | None = None) -> None:
         self.large: list[pickle.PickleBuffer] = []
+
         # Not a bound method: that would keep all pickled objects until the garbage collector
         # runs.
         callback = functools.partial(_is_small, self.large) if apart else None
@@ -94,10 +95,12 @@ class CallPickler(_by_value.Pickler):
                 make, shared = _shared(memory)
                 self.shared.append(shared)
                 return make, (len(self.shared) - 1, size)
+
         view: Any = bytearray()
         if size:
             view = (ctypes.c_char * size).from_address(memory.data_ptr())
             view.owner = memory
+
         return _buffers.storage_of, (pickle.PickleBuffer(view),)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -117,9 +120,11 @@ class CallPickler(_by_value.Pickler):
             return self._of_imported_main(obj, self._main)
         if isinstance(obj, CACHED):
             return self._reduced_cached(obj)
+
         if _is_of_main(obj):
             self._note_definition(obj)
         reduced = self._reduced(obj)
+
         # All others are sent by their name.
         if isinstance(reduced, tuple):
             self.by_value.append(obj)
@@ -156,10 +161,12 @@ class CallPickler(_by_value.Pickler):
             return _main.of_main, (obj.__qualname__,)
         if isinstance(obj, CACHED):
             return _sent_cached(obj)
+
         reduced = super().reducer_override(obj)
         uses_script = isinstance(obj, types.FunctionType) and obj.__globals__ is main.module.__dict__
         if not uses_script:
             return reduced
+
         self.files.add(obj.__code__.co_filename)
         self.by_value.append(obj)
         make, (code, _, *parts), state, *rest = reduced

@@ -116,6 +116,7 @@ def importable(choice: str | None) -> ImportableMain | None:
     module = sys.modules.get("__main__")
     if choice == "value" or module is None:
         return None
+
     script = _script_of(module)
     if choice == "import":
         if script is None:
@@ -124,13 +125,16 @@ def importable(choice: str | None) -> ImportableMain | None:
                 "notebook, a package's __main__, or comes from stdin): leave it out"
             )
         return script
+
     if script is None:
         return None
     if _main.is_imported(module):
         return script
+
     # An import of an unguarded script would start its launch again.
     if _stands_behind_guard(module, script.text):
         return script
+
     return None
 
 
@@ -160,17 +164,21 @@ def _origin_of(module: types.ModuleType) -> _main.Origin | None:
     """
     if _main.is_imported(module):
         return _main.imported_origin()
+
     file = getattr(module, "__file__", None)
     if not isinstance(file, str):
         return None
     if os.path.basename(file) in _RUN_BY_OTHERS:
         return None
+
     name = getattr(getattr(module, "__spec__", None), "name", None)
     if name is None:
         return _main.Origin(None, absolute_path(file))
+
     # A package's, which multiprocessing excludes too.
     if name.rpartition(".")[2] == "__main__":
         return None
+
     return _main.Origin(name, absolute_path(file))
 
 
@@ -186,9 +194,11 @@ def _stands_behind_guard(module: types.ModuleType, text: ScriptText) -> bool:
         # It holds this frame itself, and so the variables of all callers until the next
         # collection.
         frames.clear()
+
     # The script is at its end, and one of its threads continues.
     if line is None:
         return bool(text.guards)
+
     return text.is_guarded(line)
 
 
@@ -249,6 +259,7 @@ def facts_of(tree: ast.Module) -> ScriptText:
             imported += statement.orelse
         else:
             imported.append(statement)
+
     defined = set(_bound_by(imported))
     set_in_functions = set[str]()
     run_later: list[ast.AST] = [*guarded]
@@ -257,6 +268,7 @@ def facts_of(tree: ast.Module) -> ScriptText:
             set_in_functions.update(node.names)
         elif isinstance(node, _FUNCTIONS):
             run_later.append(node)
+
     return ScriptText(
         guards=[_lines_of(guard.body) for guard in guards],
         defined=defined - {_ANY},
@@ -392,6 +404,7 @@ def reached_globals(functions: Sequence[Any], namespace: Mapping[str, Any]) -> d
             if name not in found:
                 found[name] = namespace[name]
                 left.append(namespace[name])
+
     return {name: value for name, value in found.items() if not isinstance(value, types.ModuleType)}
 
 

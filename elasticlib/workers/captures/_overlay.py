@@ -40,9 +40,11 @@ def of(script: ImportableMain, functions: Sequence[Any], try_to_send: TryToSend)
     text = script.text
     for name, value in reached_globals(functions, script.module.__dict__).items():
         may_have_changed = _may_have_changed(name, value, text)
+
         # A worker's own import makes it, with that worker's content.
         if name in text.defined and not may_have_changed:
             continue
+
         # A function or class of the script is sent by its name.
         if script.defines(value) and script.is_own(value):
             continue
@@ -55,6 +57,7 @@ def of(script: ImportableMain, functions: Sequence[Any], try_to_send: TryToSend)
             found[name] = _incomplete(name, value, script, try_to_send, error)
         else:
             found[name] = value if may_have_changed else IfAbsent(value)
+
     return found
 
 
@@ -119,6 +122,7 @@ def _without_unsent(value: Any, script: ImportableMain, try_to_send: TryToSend, 
         pass
     else:
         return value
+
     kind = type(value)
     if not depth:
         return Withheld(kind.__qualname__)
@@ -130,10 +134,12 @@ def _without_unsent(value: Any, script: ImportableMain, try_to_send: TryToSend, 
         copy: Any = object.__new__(kind)
         vars(copy).update({name: inner(part) for name, part in vars(value).items()})
         return copy
+
     if kind is dict:
         return {key: inner(part) for key, part in value.items()}
     if kind in (list, tuple):
         return kind(map(inner, value))
+
     return Withheld(kind.__qualname__)
 
 

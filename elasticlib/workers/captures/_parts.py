@@ -110,9 +110,11 @@ def _sent(owner: Any, reduces: Reduces) -> Any:
 
 def _parts_of_function(function: types.FunctionType, reduces: Reduces) -> Iterator[Part]:
     state = _sent(function, reduces)
+
     # It is sent by its name, without the objects that it uses.
     if state is None:
         return
+
     name = _named_function(function)
     for variable, value in state[1]["__globals__"].items():
         yield Part(f"global variable {variable!r} that {name} uses", value, is_global=True)

@@ -59,14 +59,17 @@ def refusal(
     """
     name = named(call.function)
     links, cause = _way_to_failure(call, pickler)
+
     # Python's own pickler recurses less deep than the other one.
     if cause is None or isinstance(cause, RecursionError):
         cause = error
         found = _deep(call, links, pickler.reducer_override, dumps)
     else:
         found = _blamed(call, links, pickler.reducer_override)
+
     if found is None:
         return f"{name} cannot be sent to the workers: {_text(error, with_kind=True)}"
+
     part = found.part
     kind = type(part.value).__qualname__
     beside = _beside(name, found.owners)
@@ -141,6 +144,7 @@ def _blamed(call: CapturedCall, links: Sequence[Any], reduces: Reduces) -> _Foun
             passed = [way[each] for each in owners[1:]]
             return _Found(part, _place(behind[index:]), passed)
         owners.pop()
+
     return None
 
 
@@ -179,6 +183,7 @@ def _place(links: Sequence[Any]) -> str:
     Empty if it adds nothing.
     """
     text = ""
+
     # An object whose attributes follow: the objects between them are its state, not a place of
     # their own.
     owner = None
@@ -192,6 +197,7 @@ def _place(links: Sequence[Any]) -> str:
             text += f"[{_index_of(link, before)}]"
         else:
             owner = before
+
     return text if len(text) <= _LONGEST_PLACE else f"{text[:_LONGEST_PLACE]}..."
 
 

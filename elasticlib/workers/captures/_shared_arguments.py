@@ -71,22 +71,27 @@ def reduced(obj: Any) -> Any:
             "it was made in the fork context of multiprocessing, for forked processes alone: make it with "
             "multiprocessing.get_context('spawn')"
         )
+
     reduction: Any = sys.modules.get("multiprocessing.reduction")
     kind = type(obj)
     reducer = None if reduction is None else reduction.ForkingPickler._extra_reducers.get(kind)
+
     # torch has reducers of its own there, for tensors, which are sent in another way.
     if reducer is not None and kind not in _PLAIN and reducer.__module__.startswith("multiprocessing."):
         make, *parts = reducer(obj)
         # multiprocessing's own way leaves the descriptor open for the worker's whole life.
         return (_shared_handles.arena if make.__name__ == "rebuild_arena" else make, *parts)
+
     name_in_torch = _NAMES_IN_TORCH.get((kind.__module__, kind.__name__))
     if name_in_torch is not None:
         return _shared_handles.of_torch, (name_in_torch(obj),)
+
     if _takes_numbers_along(obj):
         raise TypeError(
             "it holds file descriptors, whose numbers belong to other files in a worker: send a "
             "connection, a socket, or the path that it was opened from"
         )
+
     return NotImplemented
 
 

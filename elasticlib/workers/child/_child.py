@@ -98,6 +98,7 @@ def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], d
         close_all_but({0, 1, 2, *keep})
     else:
         close_each(drop)
+
     _set_signals(spec)
     _set_environment(handed.environment)
     Surroundings.of(spec.surroundings).take_over()
@@ -108,6 +109,7 @@ def enter(spec: StartSpec, handed: Handed, parent: int, keep: Collection[int], d
         if spec.bound:
             # These CPUs were requested, and no others.
             raise
+
     enter_folder(spec.cwd, spec.place)
 
 
@@ -116,12 +118,14 @@ def _set_signals(spec: StartSpec) -> None:
         wanted = signal.SIG_IGN if signum in spec.ignored else signal.SIG_DFL
         if signal.getsignal(signum) not in (wanted, None):
             signal.signal(signum, wanted)
+
     # As in every Python program.
     raises_interrupts = signal.SIGINT not in spec.ignored and spec.kind != "program"
     if raises_interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
     # Signals were blocked up to here, so that none was lost: pending ones are handled now.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -155,6 +159,7 @@ def _renew_output() -> None:
             continue
         raw, former = io.FileIO(descriptor, "w", closefd=False), stream.buffer
         raw.name = name
+
         # The same objects, because loggers may hold them.
         stream.__init__(  # type: ignore[misc]
             raw if isinstance(former, io.FileIO) else io.BufferedWriter(raw),
@@ -193,6 +198,7 @@ def forget_the_fork_server() -> None:
     process._parent_process = None  # type: ignore[attr-defined]
     process._dangling.clear()  # type: ignore[attr-defined]
     context._default_context._actual_context = None  # type: ignore[attr-defined]
+
     # multiprocessing has closed it: its children have no stdin.
     former = sys.__stdin__
     raw = io.FileIO(0, "r", closefd=False)
@@ -238,6 +244,7 @@ def run_forked(
         if spec.kind == "program":
             _execute(spec, handed)
         forget_the_fork_server()
+
         # The libraries were loaded in the fork server, with its number of threads.
         _threads.set_blas_threads(spec.threads)
         _renew_output()
@@ -248,6 +255,7 @@ def run_forked(
             _randomness.reseed_caller()
             _forget_the_caller()
             _interpreter_end.begin_from_caller()
+
         _interpreter_end.finish(_run(spec, handed, call), functools.partial(_announcing.announce, handed))
     except BaseException:
         # No code of the user has run, or its end was already reported.
@@ -301,6 +309,7 @@ def _run(spec: StartSpec, handed: Handed, call: Callable[..., Any] | None) -> in
         return _run_program(spec, handed)
     if call is None:
         return _run_function(spec, handed)
+
     if spec.args_by_rank:
         call = functools.partial(call, spec.local_rank)
     return _outcome(lambda: _showing.call_function(call), handed, shared=None, keeps_result=True)
@@ -411,16 +420,19 @@ def _code_of(script: str, handed: Handed, main: types.ModuleType) -> types.CodeT
     else:
         with io.open_code(path) as file:
             content = file.read()
+
     if script == STDIN:
         main.__dict__.update(__file__="<stdin>", __cached__=None, __loader__=importlib.machinery.BuiltinImporter)
         # Without the ``__future__`` statements of this file.
         return compile(content, "<stdin>", "exec", dont_inherit=True)
+
     is_compiled = path.endswith(".pyc") or content.startswith(importlib.util.MAGIC_NUMBER)
     kind = importlib.machinery.SourcelessFileLoader if is_compiled else importlib.machinery.SourceFileLoader
     loader = kind("__main__", path)
     main.__dict__.update(__file__=path, __cached__=None, __loader__=loader)
     if not is_compiled:
         return compile(content, path, "exec", dont_inherit=True)
+
     code = loader.get_code("__main__")
     assert code is not None
     return code
@@ -459,9 +471,11 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
         error = error.with_traceback(users_part(error))
         _raised(error, handed, shared, status)
         return _shown(error, status)
+
     if not keeps_result:
         _announcing.announce(handed, _announcing.ProgramOutcome.ENDED, 0)
         return 0
+
     try:
         payload = _result_pickles.pack_result(result, shared)
     except Exception as error:
@@ -469,6 +483,7 @@ def _outcome(run: Callable[[], Any], handed: Handed, shared: Collection[str] | N
         _raised(unsendable, handed, shared, 1)
         print(f"elasticlib: {unsendable}", file=sys.stderr)
         return 1
+
     status = 0 if _deliver(_report.Report("result", payload), handed) else 1
     _announcing.announce(handed, _announcing.ProgramOutcome.RETURNED, status)
     if status == 0:
@@ -502,6 +517,7 @@ def _shown(error: BaseException, status: int) -> int:
         traceback.print_exception(failure)
         print("\nOriginal exception was:", file=sys.stderr)
         traceback.print_exception(error)
+
     return status
 
 
@@ -538,6 +554,7 @@ def _deliver(report: _report.Report, handed: Handed) -> bool:
             file=sys.stderr,
         )
         return report.kind == "result"
+
     try:
         try:
             _report.write_report(_report.reopened(handed.report, handed.identity, handed.spawner), report)
@@ -549,6 +566,7 @@ def _deliver(report: _report.Report, handed: Handed) -> bool:
     except OSError as failure:
         print(f"elasticlib: this worker's {report.kind} is lost: {failure}", file=sys.stderr)
         return False
+
     return True
 
 

@@ -191,16 +191,20 @@ class ExitCourse:
             # A failure in its last moments is reported with its end, which is near.
             self.is_final, self.status = True, status
             return False
+
         if not self._counts(outcome):
             return False
+
         self.outcome, self.status = outcome, status
         if self.stage in _STOPPED:
             # Its end is near, and reports the failure.
             return False
+
         if outcome is ProgramOutcome.RETURNED and status == 0:
             self.stage, self.deadline = Stage.WAITS, None
         else:
             self._exit(now)
+
         return status != 0
 
     def _counts(self, outcome: ProgramOutcome) -> bool:
@@ -253,14 +257,17 @@ class ExitCourse:
         if self.stage is Stage.KILLED:
             # No signal is stronger than SIGKILL, and its own deadline is running.
             return False
+
         if self.stage is Stage.GROUP:
             self._kill_at = min(self._kill_at, now + grace)
             self.deadline = now
             return False
+
         self.grace, self._others_wait = grace, spare_failed
         self.was_waiting |= self.waits()
         if spare_failed and self._exits_after_failure():
             return False
+
         self._signal(now)
         return True
 
@@ -303,6 +310,7 @@ class ExitCourse:
         """
         if self.deadline is None or now < self.deadline:
             return []
+
         match self.stage:
             case Stage.EXITS | Stage.LAST_RUNS:
                 return self._begin_dump(now)
@@ -315,6 +323,7 @@ class ExitCourse:
             case Stage.KILLED:
                 self.deadline = None
                 return [ExitAction.GIVE_UP]
+
         return []
 
     def _begin_dump(self, now: float) -> list[ExitAction]:
@@ -328,13 +337,16 @@ class ExitCourse:
         if waits_for_stacks:
             self.deadline = now + _DUMP_LOOK
             return []
+
         if self.outcome is None:
             return self._after_look_at_last(now, returned)
+
         if self._main_part_ended_well() and not self.was_chosen:
             # Its threads and exit handlers are part of the program, like those of any Python
             # program.
             self.stage, self.deadline = Stage.LINGERS, None
             return [ExitAction.TELL]
+
         return self._end_overdue(now)
 
     def _after_look_at_last(self, now: float, returned: bool) -> list[ExitAction]:

@@ -138,4 +138,5 @@ def _variables_of(frame: FrameType, text: _Text, until: float) -> dict[str, str]
             variables[name] = text.repr(value)
         except Exception as error:
             variables[name] = f"<repr() failed: {type(error).__name__}>"
+
     return variables

@@ -75,6 +75,7 @@ def unpacked(
             function, args, kwargs = pickles.load()
     finally:
         close_each(own.values())
+
     return function, args, kwargs
 
 
@@ -99,6 +100,7 @@ def _define(pickles: pickle.Unpickler) -> bool:
         definitions = pickles.load()
         sys.modules["__main__"].__dict__.update(definitions)
         return True
+
     _main.become(origin)
     changed = pickles.load()
     _say(_main.lay_over(_main.namespace(), changed))
@@ -126,6 +128,7 @@ def _reading(content: bytes, memories: Mapping[str, int]) -> Iterator[pickle.Unp
         if of + BUFFERS in memories:
             parts += _buffers.mapped(memories[of + BUFFERS])
         shared += [memories[name] for name in sorted(memories) if name.startswith(of + SHARED)]
+
     _buffers.shared = shared
     try:
         yield pickle.Unpickler(io.BytesIO(content), buffers=parts)
@@ -200,6 +203,7 @@ def define_offered(variables: dict[str, Any]) -> None:
         for number, each in enumerate(shared):
             file = stack.enter_context(_opened(f"{folder}/{each}"))
             memories[f"{OF_DEFINITIONS}{SHARED}{number:08}"] = file.fileno()
+
         with _reading(content, memories) as pickles:
             # The first pickle is the family: multiprocessing itself joins the processes that it
             # spawns.

@@ -111,6 +111,7 @@ def finish(status: int, announce: Callable[[ProgramOutcome, int], object]) -> No
     if _named:
         # Named modules end with the worker: their files and finalizers must be found.
         gc.unfreeze()
+
     # Before finalizers run: one may hang, or crash the process.
     _guarded(_close_files if _from_caller else _flush_files)
     announce(ProgramOutcome.FINAL, status)
@@ -122,6 +123,7 @@ def finish(status: int, announce: Callable[[ProgramOutcome, int], object]) -> No
         # The interpreter ends by the signal itself, so that its parent sees it.
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
+
     _exit(status & 0xFF)
 
 
@@ -171,6 +173,7 @@ def _flush_streams(status: int) -> int:
             status = status or 120
             if name == "stdout":
                 _show_ignored(error, stream)
+
     return status
 
 
@@ -222,6 +225,7 @@ def _clear_modules() -> None:
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             setattr(sys, name, None)
+
     # As in the interpreter: streams that replaced these are released here.
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
     own = _own_modules()
@@ -229,12 +233,14 @@ def _clear_modules() -> None:
     for name in own:
         sys.modules[name] = None  # type: ignore[assignment]
     gc.collect()
+
     # Only modules with remaining references are left: the latest ones are cleared first.
     for reference in reversed(found):
         module = reference()
         if module is not None:
             _clear(_loaded.names_of_module(module))
         del module
+
     gc.collect()
 
 
@@ -242,6 +248,7 @@ def _own_modules() -> list[str]:
     """Return the names of the modules that the program loaded, in their order."""
     found = list[str]()
     met = 0
+
     # The latest ones are met first.
     for name in reversed(sys.modules):
         if type(name) is not str:
@@ -253,6 +260,7 @@ def _own_modules() -> list[str]:
                 break
         elif _is_cleared(name):
             found.append(name)
+
     main = [name for name in _MAIN if name in sys.modules]
     return [*main, *reversed(found)]
 
@@ -402,9 +410,11 @@ def _let_readers_finish() -> None:
     """
     if len(sys._current_frames()) < 2:
         return
+
     pipes = [number for number in (1, 2) if _read_here(number)]
     if not pipes:
         return
+
     deadline = monotonic() + _READERS_LIMIT
     before: object = None
     while monotonic() < deadline:
@@ -430,6 +440,7 @@ def _read_here(number: int) -> bool:
                     return True
     except OSError:
         pass
+
     return False
 
 
@@ -461,6 +472,7 @@ def _idle_threads() -> object:
             if facts["State"].startswith("R"):
                 return None
             found[thread] = facts["voluntary_ctxt_switches"]
+
     return found
 
 

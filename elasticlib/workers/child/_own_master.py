@@ -63,6 +63,7 @@ def _wrap(module: Any, launchers_port: int, *, is_hosted: bool, speaks: bool) ->
             return create(hostname, port, *args, **kwargs)
         if is_hosted:
             return _without_agent_store(lambda: create(hostname, port, *args, **kwargs))
+
         came = threading.Event()
         if speaks:
             start_thread(threading.Thread(target=_warn_of_silence, args=(hostname, port, came), name=NAME, daemon=True))

@@ -119,6 +119,7 @@ class _CallGroup:
 
     def _make(self, backend: str | None) -> None:
         dist: Any = importlib.import_module("torch.distributed")
+
         # Keys of a former group are still in the store: each has its own prefix, with a number
         # that all ranks know.
         if self._whole is None:
@@ -141,6 +142,7 @@ class _CallGroup:
         own, and the present one stays.
         """
         needs_another = by_all and (kind, backend) != self._kind
+
         # Here and not at the end of the call before: by now all ranks have made that group, and
         # none waits for another there. So a rank that ended early did not seem lost to those in a
         # collective.
@@ -148,6 +150,7 @@ class _CallGroup:
             self.leave()
         if not by_all:
             return
+
         self._number = call
         if kind is None:
             self._part_stores()
@@ -204,6 +207,7 @@ class _CallGroup:
             made = [self._made]
             self._made = self._store = None
             dist: Any = sys.modules["torch.distributed"]
+
             # The call may have destroyed the group itself.
             if dist.is_initialized() and dist.group.WORLD is made[0]:
                 dist.destroy_process_group()
@@ -264,6 +268,7 @@ class _ProjectFiles:
         # A reload does not change the number of modules, but reads a file.
         if len(sys.modules) == self._modules and not self._has_read:
             return {}
+
         self._modules, self._has_read = len(sys.modules), False
         files = set(map(_loaded.file_of_module, list(sys.modules.values())))
         read_again = files & self._read.keys()
@@ -276,6 +281,7 @@ class _ProjectFiles:
                 # A file that another importer has read may be out of reach here.
                 with contextlib.suppress(OSError):
                     found[file] = os.stat(file).st_mtime_ns if read_at is None else read_at
+
         self._seen |= files
         return found
 
@@ -324,6 +330,7 @@ class _Server:
                 file=sys.stderr,
             )
             os._exit(1)
+
         answer = _report.report_files(report)
         try:
             leak = self.group.end() if report.kind == "result" else ""
@@ -344,6 +351,7 @@ class _Server:
             result = None
         except BaseException as error:
             return _result_pickles.report_of_failure(error.with_traceback(users_part(error)), shared)
+
         try:
             return _report.Report("result", _result_pickles.pack_result(result, shared))
         except Exception as error:
@@ -355,11 +363,13 @@ class _Server:
         except BaseException:
             close_each(memories.values())
             raise
+
         try:
             content = content_of_memory("function", memories)
         finally:
             for name in names_of_parts("function", memories):
                 os.close(memories.pop(name))
+
         called, args, kwargs = _function.unpacked(content, message["sources"], memories)
         return lambda: called(*args, **kwargs)
 
@@ -373,6 +383,7 @@ class _Server:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
         if message["path"] != self._path:
             sys.path[:] = self._path = message["path"]
         enter_folder(message["cwd"], message["place"])

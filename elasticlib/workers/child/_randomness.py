@@ -51,11 +51,13 @@ def noted() -> Iterator[None]:
     if "torch" in sys.modules:
         # A sitecustomize module may have imported it.
         note_torch()
+
     before = random.getstate()
     yield
     if _was_seeded(before):
         state = random.getstate()
         _chosen.append(lambda: random.setstate(state))
+
     if _torch_was_seeded_by_chance():
         _chance.append(_seed_torch)
     _chance.extend(_numpy_generators())
@@ -109,8 +111,10 @@ def _numpy_generators() -> list[Callable[[], object]]:
     library: Any = sys.modules.get("numpy.random")
     if library is None:
         return []
+
     found = list[Callable[[], object]]()
     bits_of_global = getattr(library.mtrand._rand, "_bit_generator", None)
+
     # np.random.seed removes the sequence.
     was_seeded = bits_of_global is not None and getattr(bits_of_global, "seed_seq", None) is None
     if not was_seeded:
@@ -121,6 +125,7 @@ def _numpy_generators() -> list[Callable[[], object]]:
             continue
         if each is not bits_of_global and _by_chance(each):
             found.append(functools.partial(_start_anew, each))
+
     return found
 
 

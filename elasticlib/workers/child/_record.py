@@ -75,6 +75,7 @@ class ErrorHandler:
         if _report.has_the_stacks_of_crashes:
             # In elasticlib's own workers the stacks are part of the report, not of stderr.
             return
+
         try:
             faulthandler.enable(all_threads=True)
         except Exception as error:
@@ -191,6 +192,7 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
         except Exception as error:
             handler.record_exception(error)
             raise
+
         handler.record_success()
         return value
 

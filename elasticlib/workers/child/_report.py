@@ -152,6 +152,7 @@ def moved_up(descriptor: int) -> int:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     except (OSError, ValueError):
         return descriptor
+
     os.close(descriptor)
     return moved
 
@@ -218,15 +219,18 @@ def _parsed(whole: int, part: Callable[[int, int], bytes]) -> Report | None:
     """
     if whole < _HEAD.size:
         return None
+
     magic, facts_size, payload_size = _HEAD.unpack(part(_HEAD.size, 0))
     is_complete = _HEAD.size + facts_size + payload_size <= whole
     if magic != _MAGIC or not is_complete:
         return None
+
     try:
         facts = _checked_facts(parse(part(facts_size, _HEAD.size)))
         payload = part(payload_size, _HEAD.size + facts_size)
     except (ValueError, EOFError, MemoryError):
         return None
+
     return Report(payload=payload, **facts)
 
 
@@ -347,6 +351,7 @@ def write_json(path: str, content: Any) -> None:
     folder = os.path.dirname(path) or "."
     make_private_folder(folder)
     temporary = os.path.join(folder, f".error{os.urandom(8).hex()}")
+
     # Not a private file, as tempfile makes: the user's umask decides who else may read it.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -403,6 +408,7 @@ def note_stderr(note: int) -> None:
     former = sys.stderr
     if former is None:
         return
+
     file = NotedFile(note)
     stream: Any = io.TextIOWrapper(
         # Without a buffer, as with python -u.

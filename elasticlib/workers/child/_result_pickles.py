@@ -46,6 +46,7 @@ def pack_result(value: Any, shared: Collection[str] | None) -> bytes:
         from elasticlib.workers.child import _by_value
 
         _by_value.ResultPickler(buffer, shared).dump(value)
+
     return buffer.getvalue()
 
 
@@ -87,6 +88,7 @@ def pack_exception(error: BaseException, shared: Collection[str] | None) -> byte
     text = text_of_exception(error)
     whole, members_of_whole = _packed_whole(error, text, shared)
     parts: dict[str, Any] = {"name": qualified_name(type(error)), "text": text, "whole": whole}
+
     # The class may be missing in the launcher, which then rebuilds the exception from its parts.
     if len(whole) <= _MOST_TWICE:
         members = {name: value for name, value in exception_members(error).items() if name not in members_of_whole}
@@ -95,6 +97,7 @@ def pack_exception(error: BaseException, shared: Collection[str] | None) -> byte
         parts["members"] = _all_packed(members, shared)
         parts["args"] = [_packed_argument(value, shared) for value in error.args]
         parts["kinds"] = _packed_kinds(type(error), shared)
+
     return pickle.dumps(parts)
 
 
@@ -103,15 +106,18 @@ def _packed_whole(error: BaseException, text: str, shared: Collection[str] | Non
     whole = _packed(error, shared)
     if whole is None:
         return b"", ()
+
     try:
         again = pickle.loads(whole)
         members = exception_members(again)
         has_same_text = text_of_exception(again) == text
     except Exception:
         return b"", ()
+
     if not has_same_text:
         # Its class changes its arguments, as an ``__init__`` of its own may.
         return b"", ()
+
     return whole, members.keys()
 
 
@@ -165,11 +171,13 @@ def unpack_exception(payload: bytes) -> BaseException | None:
     parts = _loaded(payload)
     if not isinstance(parts, dict) or "whole" not in parts:
         return None
+
     whole = _loaded(parts["whole"])
     members = _all_loaded(parts.get("members", {}))
     if isinstance(whole, BaseException):
         set_exception_members(whole, members)
         return whole
+
     args = tuple(map(_loaded, parts.get("args", ())))
     fields = _all_loaded(parts.get("fields", {}))
     for kind in map(_loaded, parts.get("kinds", ())):
@@ -177,6 +185,7 @@ def unpack_exception(payload: bytes) -> BaseException | None:
             # This class cannot be made with these arguments: the next one above it may.
             with contextlib.suppress(Exception):
                 return _rebuilt(kind, args, fields, parts["name"], parts["text"], members)
+
     return stand_in(parts["name"], parts["text"])
 
 

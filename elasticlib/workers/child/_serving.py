@@ -92,16 +92,20 @@ class ImportWaiter:
         """
         if name != self._name or self._asks:
             return None
+
         self._asks = True
         try:
             found = find_spec(name)
         finally:
             self._asks = False
+
         loader: Any = None if found is None else found.loader
+
         # A loader without attributes cannot be wrapped; a forked process leaves the socket to the
         # worker.
         if not hasattr(loader, "__dict__") or os.getpid() != self._pid:
             return found
+
         load = loader.exec_module
 
         def load_and_tell(module: ModuleType) -> None:

@@ -138,15 +138,18 @@ class _Publisher:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
+
         if not self.mark:
             if text:
                 _write_all(f"{text}\n".encode(errors="replace"))
             return
+
         content = dumps(message, default=repr).encode()
         path = self.output + DISPLAYED_SUFFIX
         with open(path, "ab", buffering=0) as file:
             file.write(content)
             offset = file.tell() - len(content)
+
         place = Mark(path, offset, len(content), text, is_new)
         _write_all(written(self.mark, place).encode(errors="replace"))
 
@@ -254,6 +257,7 @@ def use_text_bars() -> None:
     if kind is None:
         # Another version of tqdm.
         return
+
     for name in _OF_WIDGETS:
         if name in vars(kind):
             delattr(kind, name)

@@ -39,6 +39,7 @@ def blas_libraries() -> list[Any]:
             setter = getattr(library, f"{prefix}_set_num_threads{suffix}", None)
             if getter is not None and setter is not None:
                 found.append((getter, setter))
+
     return found
 
 

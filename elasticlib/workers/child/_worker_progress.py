@@ -79,6 +79,7 @@ class Board:
         step, total, when, count, length = _HEAD.unpack_from(self._memory, start)
         if not 0 < when < math.inf:
             return None
+
         # The program may have written over these numbers.
         count, length = min(count, _MOST), min(length, _ROOM)
         values = _PACK[count].unpack_from(self._memory, start + _VALUES)
@@ -86,6 +87,7 @@ class Board:
             names = parse_shallow(bytes(self._memory[start + _NAMES : start + _NAMES + length]).decode())
         except ValueError:
             names = []
+
         named = isinstance(names, list) and all(isinstance(name, str) for name in names)
         metrics = dict(zip(names, values, strict=False)) if named else {}
         return Progress(step, None if total < 0 else total, metrics, max(0.0, monotonic() - when))
@@ -148,6 +150,7 @@ class _Slot:
                 f"progress(...) with {len(names)} metrics: {_MOST} of them, with names of {_ROOM} bytes in "
                 "total, can be reported: leave some out"
             )
+
         # No former name may stand beside a value of the new ones.
         _HEAD.pack_into(self._memory, self._start, 0, -1, 0.0, 0, 0)
         self._memory[self._start + _NAMES : self._start + _NAMES + len(text)] = text

@@ -44,11 +44,13 @@ def be_spawner(
     try:
         os.setsid()
         settle_signals()
+
         # Blocked as well: a signal that reaches a worker before it has its own handlers waits,
         # and is not lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         adopt_orphans()
         outlive_parent()
+
         # Three descriptors a worker; the workers themselves get the caller's limit back.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -90,6 +92,7 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
         while (filler := os.open(os.devnull, os.O_RDWR)) < 3:
             # The caller may have closed its streams: no other descriptor may get their numbers.
             pass
+
         os.close(filler)
         outliving = processes.SharedSessions.new()
         try:
@@ -98,9 +101,11 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
             why = str(start_error("the spawner process", error))
             Channel.adopt(descriptor).send({"op": "broken", "why": why})
             os._exit(1)
+
         if child == 0:
             be_spawner(descriptor, me, outliving, call=call)
         tell_forked(descriptor, child)
+
         # A program that waits for the last copy of the caller's file to close must not wait for
         # this process.
         close_all_but({0, 1, 2, outliving.fileno()})

@@ -80,16 +80,20 @@ def main(at_start: Collection[str]) -> NoReturn:
         fork_worker.start_all_fresh()
     elif _leftovers.hooks_run():
         _start_without_hooks(settings, parent)
+
     settle_signals()
     mine = {0, 1, 2, FORK_SERVER_FD, KEPT_FD}
     control = Channel.adopt(FORK_SERVER_FD)
+
     # Programs that workers execute must not inherit these two.
     os.set_inheritable(FORK_SERVER_FD, False)
     os.set_inheritable(KEPT_FD, False)
     _child.base_path[:] = sys.path
+
     # The reaper has the launcher's variables; a wrapper of the interpreter may have changed them
     # since.
     given, before = _first_environment(parent), dict(os.environ)
+
     # Before the imports: a package that is installed meanwhile counts as a change.
     folders = _times_of_change(_installed_folders())
     with shared_imports():
@@ -102,8 +106,10 @@ def main(at_start: Collection[str]) -> NoReturn:
         keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
         _interpreter_end.inherit(named)
         _threads.note_blas_libraries()
+
     adopt_orphans()
     wrapped = _differences(given, _first_environment("self"))
+
     # Python itself sets it if the locale is C.
     wrapped.pop("LC_CTYPE", None)
     read_at_start = _site_reads()
@@ -169,12 +175,14 @@ def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel
                 with contextlib.suppress(ImportError):
                     # A module of this name in the project replaces it (`_own_modules`).
                     importlib.import_module(BY_VALUE)
+
         _take_back(environment)
         _child.disown_finalizers()
         before = set(sys.modules)
         for module in modules:
             if module not in first:
                 _import(module, control)
+
     return [name for name in sys.modules if name not in before and not is_for_everybody(name)]
 
 
@@ -202,6 +210,7 @@ def _import(module: str, control: Channel) -> None:
         why = f"its import fails with {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
     finally:
         os.close(stack)
+
     if why is not None:
         control.send({"op": "refused", "module": module, "why": why})
         os._exit(1)
@@ -223,6 +232,7 @@ def _writing_its_place(stack: int) -> Iterator[None]:
         os.write(stack, stack_text(frame).encode(errors="backslashreplace"))
 
     handler = signal.signal(signal.SIGALRM, write)
+
     # A system call of the import goes on after the signal.
     signal.siginterrupt(signal.SIGALRM, False)
     signal.setitimer(signal.ITIMER_REAL, STACK_AFTER)
@@ -288,9 +298,11 @@ def _site_reads() -> set[str] | None:
                 names = names_in(file.read())
         except (OSError, UnicodeError):
             return None
+
         if names is None:
             return None
         found |= names
+
     return found
 
 
@@ -340,6 +352,7 @@ class _RequestLoop:
         self._selector.register(self._control, selectors.EVENT_READ, self._obey)
         self._selector.register(living_parent(self._parent), selectors.EVENT_READ, self._end)
         outlive_parent()
+
         # A descriptor of each launch's spawner; workers get the caller's limit.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -387,6 +400,7 @@ class _RequestLoop:
             # Running launches are not affected.
             _turn_down(descriptors, str(start_error("the spawner process", error)))
             return
+
         (descriptor,) = descriptors
         if pid == 0:
             self._let_go_of_all()
@@ -395,6 +409,7 @@ class _RequestLoop:
             _begin.be_spawner(
                 descriptor, os.getppid(), self._outliving, self._keep, self._changed, guardian=self._parent
             )
+
         self._watch(pid, self._end_leftovers)
         if message["op"] in _QUESTIONS:
             os.close(descriptor)
@@ -468,6 +483,7 @@ def _answer(question: str, asker: Channel, changed: Mapping[str, str | None]) ->
         if received is None:
             # The asker is gone.
             os._exit(0)
+
         # The launch decides which devices are visible, not the one that this fork server was made
         # for.
         _take_environment(received[0]["env"], changed)

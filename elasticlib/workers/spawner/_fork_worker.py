@@ -59,14 +59,17 @@ def fork_worker(
     elif spec.kind == "program":
         # A program that is executed does not need the files of modules.
         keep -= set(modules_files)
+
     # torch's multiprocessing is the standard one with reducers for tensors.
     torchs: Any = sys.modules.get("torch.multiprocessing")
     context = (torchs or multiprocessing).get_context("fork")
     facts = (spec, handed, os.getpid(), keep, drop, call)
     worker = context.Process(target=_child.run_forked, args=facts)
+
     # Otherwise the worker would write the buffered text a second time.
     sys.stdout.flush()
     worker.start()
+
     # The spawner itself reaps, after the group was killed: multiprocessing must not be first.
     multiprocessing_process._children.discard(worker)  # type: ignore[attr-defined]
     close_each(memories)

@@ -74,6 +74,7 @@ def _running_threads(pid: int) -> list[int] | None:
                 running.append(int(thread))
     except OSError:
         return None
+
     return running
 
 
@@ -114,6 +115,7 @@ def children(parent: int) -> list[int]:
     except OSError:
         # The process is gone, or the kernel has no such lists.
         return [pid for pid, its_parent, _ in descendants(parent) if its_parent == parent]
+
     return found
 
 

@@ -34,13 +34,16 @@ def why_refused(module: str) -> str | None:
     if threading.active_count() > threads:
         names = ", ".join(thread.name for thread in threading.enumerate()[threads:])
         return f"its import starts a Python thread ({names}), which would be missing in the workers"
+
     if _has_new_native_threads(tasks):
         return "its import starts native threads, which would be missing in the workers"
+
     devices = {path for path, _ in open_files() if path.startswith(_DEVICE_FILES)}
     if devices:
         return f"its import opens an accelerator ({', '.join(sorted(devices))}), which cannot be used after a fork"
     if reads:
         return f"its import reads {', '.join(sorted(reads))}, which each worker has for itself"
+
     return None
 
 

@@ -176,8 +176,10 @@ class Spawner:
         if end < math.inf:
             # It may be renewed before, or shortened: it is checked again after half of the time.
             due.append(min(end, now + max(_SHORTEST_WAIT, (end - now) / 2)))
+
         if not due:
             return None
+
         # The kernel limits the length of a wait.
         return min(max(0.0, min(due) - now), _LONGEST_WAIT)
 
@@ -269,6 +271,7 @@ class Spawner:
         if self._lease is not None:
             self._lease.close()
         self._lease = Lease(given["lease"]) if "lease" in given else None
+
         # Before any program runs: the launcher must not think that the round has not begun.
         self._launcher.send({"op": "starting", "round": self._round})
         _threads.set_torch_threads(self._common.threads)
@@ -284,6 +287,7 @@ class Spawner:
             return
         finally:
             close_each(streams)
+
         self._launcher.send({"op": "started", "round": self._round, "pids": {n: w.pid for n, w in self._live.items()}})
 
     def _start_worker(self, spec: StartSpec, streams: list[int]) -> None:
@@ -312,6 +316,7 @@ class Spawner:
             pid = self._fork(spec, handed)
         finally:
             close_each(opened.values())
+
         course = _exiting.ExitCourse(*spec.exit_timeout, for_group=spec.signals_group)
         live = WorkerProcess(self._round, spec.local_rank, pid, processes.handle_of(pid), left, course)
         self._live[live.local_rank] = live
@@ -414,6 +419,7 @@ class Spawner:
         if not self._live:
             self._all_ended()
             return
+
         # A worker that failed, or waits for others, may just have announced it.
         self._hear()
         self._release.give()
@@ -433,10 +439,12 @@ class Spawner:
         if not signalled:
             self._stopping = None
             return
+
         looks = {rank: _stuck.look(worker.pid, stop.signum) for rank, worker in signalled.items()}
         rank = stop.stuck(looks, monotonic())
         if rank is None:
             return
+
         worker = signalled[rank]
         self._tell("stuck", worker, waited=monotonic() - stop.began)
         worker.send_group(signal.SIGKILL)

@@ -130,9 +130,11 @@ class StackDump:
             if text is not None:
                 self._found[rank] = text
                 del self._waiting[rank]
+
         if self._waiting:
             self.next_look = now + _LOOK
             return None
+
         found, self._found, self.next_look = self._found, {}, None
         return dict(sorted(found.items()))
 
@@ -143,12 +145,15 @@ def _look_at(request: StackRequest, now: float) -> str | None:
     if text is not None:
         _clear(request.faults)
         return text
+
     cannot_answer = is_paused(request.pid)
+
     # A paused process would answer only after it continues, which would take too long.
     if not cannot_answer and not request.was_sent:
         _ask(request, now)
     if cannot_answer or now >= request.until:
         return f"({_reason_for_none(request)})"
+
     return None
 
 

@@ -63,6 +63,7 @@ class StoreHost:
         if listener is None:
             # The round has ended in the meantime.
             return
+
         self._selector.unregister(listener)
         self._listener = None
         me, pid, words = os.getpid(), 0, -1

@@ -106,15 +106,19 @@ class RoundStop:
                 return None
             deaf[rank] = seen
             self._note_deaf(rank, seen, now)
+
         if not deaf or self._has_just_ended_one(now):
             return None
         if not self._all_had_their_time(deaf, now):
             return None
+
         waiting = [rank for rank, seen in deaf.items() if not self._writes(rank, seen, now)]
+
         # The end of a single one would free no other: the others write, and wait for no peer.
         least = 1 if self.restart_waits else 2
         if len(waiting) < least:
             return None
+
         self._ended = now
         return max(waiting)
 
@@ -169,10 +173,13 @@ def look(pid: int, signum: int) -> UnhandledSignal | None:
     layout = _layout()
     if facts is None or layout is None:
         return None
+
     handler = _handler_that_waits(pid, signum, layout)
     if handler is None:
         return None
+
     cpu = (int(facts[11]) + int(facts[12])) * _TICK
+
     # A checkpoint may be written by a child while the worker waits for its peers.
     family = [pid, *_kernel_facts.children(pid)]
     return UnhandledSignal(
@@ -201,6 +208,7 @@ def _handler_that_waits(pid: int, signum: int, layout: _Layout) -> _Handler | No
     except (OSError, ValueError, StopIteration):
         # Not this interpreter, another user's process, or a kernel that hides its memory.
         return None
+
     try:
         entry = os.pread(memory, _ENTRY.size, begin + layout.table + signum * _ENTRY.size)
         waits, handler = _ENTRY.unpack(entry)
@@ -212,6 +220,7 @@ def _handler_that_waits(pid: int, signum: int, layout: _Layout) -> _Handler | No
         return None
     finally:
         os.close(memory)
+
     is_pythons = signum == signal.SIGINT and code == interrupt
     return _Handler.RAISES if is_pythons else _Handler.OWN
 
@@ -230,9 +239,11 @@ class _Layout:
 def _layout() -> _Layout | None:
     """Return the layout of this process's interpreter; None if it is not built as expected."""
     handlers = _handlers()
+
     # Only CPython has this table.
     if sys.implementation.name != "cpython" or signal.SIGINT not in handlers:
         return None
+
     interrupt = id(_signal.default_int_handler) + object.__basicsize__
     code = _POINTER.unpack(ctypes.string_at(interrupt, _POINTER.size))[0]
     found = []
@@ -240,6 +251,7 @@ def _layout() -> _Layout | None:
         data = ctypes.string_at(part.start, part.end - part.start)
         for table in _tables_in(data, handlers):
             found.append(_Layout(part.file, part.start + table - part.begin, code - part.begin))
+
     # If two places look like the table, it is not known which one it is.
     return found[0] if len(found) == 1 else None
 
@@ -295,6 +307,7 @@ def _memory(pid: int) -> Iterator[_Region]:
                 # Variables without a first value (.bss) follow those with one, in a mapping
                 # without a name.
                 file = former_file
+
             if not _is_of_interpreter(file, program):
                 continue
             begin = begins.setdefault(file, start)

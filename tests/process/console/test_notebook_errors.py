@@ -285,7 +285,7 @@ def caused():
         line.startswith("RecursionError: maximum recursion depth exceeded") for line in deep
     )
     assert any("SIGKILL" in line for line in killed)
-    assert any("more lines, in print(error)" in line for line in long)
+    assert any("more lines: print(error) shows them" in line for line in long)
     assert caused[caused.index("ValueError: outer") + 1] == "raised from KeyError: 'inner'"
     assert any(re.fullmatch(r"in the worker of rank [01], at item [012]:", line) for line in item)
 

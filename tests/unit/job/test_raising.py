@@ -309,7 +309,7 @@ def test_a_deep_stack_shows_its_two_ends() -> None:
     assert len(found) <= 14
     assert "Cell In[3], line 1, in f0" in found
     assert f"Cell In[3], line {59 % 19 + 1}, in f59" in found
-    assert "    ... 56 more frames, in print(error)" in found
+    assert "    ... 56 more frames: print(error) shows them" in found
 
 
 @pytest.mark.usefixtures("notebook")

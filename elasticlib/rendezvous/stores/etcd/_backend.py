@@ -40,12 +40,14 @@ class EtcdBackend(KeysBackend):
     def __init__(self, job: NodeJob) -> None:
         if job.backend not in NAMES:
             raise ConfigError.of_setting("rdzv_backend", f"{job.backend!r} is unknown: give one of {', '.join(NAMES)}")
+
         endpoints = (parse_rendezvous_endpoint(part, DEFAULT_PORT) for part in job.endpoint.split(","))
         self._endpoints = list(dict.fromkeys(endpoints))
         if any(port == 0 for _, port in self._endpoints):
             raise ConfigError.of_setting(
                 "rdzv_endpoint", f"{job.endpoint!r}: port 0 cannot be used; etcd's default port is {DEFAULT_PORT}"
             )
+
         self._tls = _tls(job.options)
         self.prefix = str(job.options.get("etcd_prefix", ETCD_PREFIX)).strip("/")
         root = f"/{self.prefix}/job_{component(job.run_id)}".replace("//", "/")
@@ -73,6 +75,7 @@ class EtcdBackend(KeysBackend):
             except RendezvousConnectionError as error:
                 troubles.append(str(error))
                 continue
+
             for index, address in enumerate(addresses):
                 limit = share(len(endpoints) - number + len(addresses) - index - 1)
                 try:
@@ -80,10 +83,13 @@ class EtcdBackend(KeysBackend):
                 except RendezvousConnectionError as error:
                     troubles.append(str(error))
                     continue
+
                 self._address = address_towards(address)
+
                 # The next connection tries the server that answered first.
                 self._endpoints = [(host, port), *endpoints[:number], *endpoints[number + 1 :]]
                 return keys
+
         raise RendezvousConnectionError("etcd cannot be reached: " + "; ".join(dict.fromkeys(troubles)))
 
     def _speak(self, site: Site, limit: float) -> V3Keys:
@@ -104,9 +110,11 @@ class EtcdBackend(KeysBackend):
         except (KeyError, AttributeError, ValueError):
             why = f"{line.site.url} answers, but is not etcd: it says {str(reply)[:80]}"
             raise RendezvousConnectionError(why) from None
+
         if version < (3, 3):
             spoken = ".".join(map(str, version))
             raise ConfigError(f"{line.site.url} is etcd {spoken}, whose v3 API this cannot use: 3.3 or later is needed")
+
         return V3Keys(line, "/v3" if version >= (3, 4) else "/v3beta", self._keeper)
 
 
@@ -141,16 +149,20 @@ def _tls_files(options: Any) -> dict[str, str]:
 def _context(cert: str | None, key: str | None, ca: str | None) -> ssl.SSLContext:
     if key and not cert:
         raise ConfigError(f"ssl_cert_key={key!r} is given without ssl_cert")
+
     try:
         context = ssl.create_default_context(cafile=ca)
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(f"ca_cert={ca!r} contains no certificate: {error}") from error
+
     if not cert:
         return context
+
     try:
         # Without a password's prompt: no user would answer it.
         context.load_cert_chain(cert, key, password="")
     except (ssl.SSLError, OSError) as error:
         why = f"ssl_cert={cert!r} and ssl_cert_key={key!r} are not a certificate and its key: {error}"
         raise ConfigError(why) from error
+
     return context

@@ -95,6 +95,7 @@ class EtcdServer:
         if self._process is not None:
             _log.warning("this etcd server is already started: start() has no effect until it is stopped")
             return
+
         program = find_etcd()
         self._owner = os.getpid()
         deadline = monotonic() + timeout
@@ -107,6 +108,7 @@ class EtcdServer:
             self.stop()
             if monotonic() >= deadline:
                 break
+
         raise StartError(f"{program} did not start: {why}")
 
     def stop(self) -> None:
@@ -116,10 +118,12 @@ class EtcdServer:
         """
         if os.getpid() != self._owner:
             return
+
         process, self._process = self._process, None
         if process is not None:
             # communicate() closes the pipe first, which ends the server.
             process.communicate()
+
         if self._dir and self._given_dir is None:
             shutil.rmtree(self._dir, ignore_errors=True)
         self._dir = ""
@@ -162,12 +166,14 @@ class EtcdServer:
                 stderr=subprocess.DEVNULL if stderr is None else stderr,
                 start_new_session=True,
             )
+
         while self._process.poll() is None:
             if self._answers():
                 return ""
             if monotonic() >= deadline:
                 return "it did not answer in time"
             sleep(_POLL)
+
         return f"it ended with exit status {self._process.returncode}; start(stderr=None) hides its output"
 
     def _answers(self) -> bool:

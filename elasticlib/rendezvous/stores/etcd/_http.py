@@ -62,12 +62,14 @@ class HttpAnswer:
             body = loads(self.data)
         except (ValueError, RecursionError):
             body = None
+
         if not isinstance(body, dict):
             text = self.data[:120].decode("utf-8", "replace").strip()
             raise RendezvousConnectionError(
                 f"{self.url} answers, but is not etcd (status {self.status}, {text!r}): check host, port "
                 "and protocol (http or https)"
             )
+
         return body
 
 
@@ -109,11 +111,13 @@ class Line:
         """
         if timeout <= 0:
             return None
+
         deadline = monotonic() + timeout
         try:
             connection = _open(self.site, self.limit)
         except _GONE as error:
             raise RendezvousConnectionError(_explain(self.site, error, self.limit)) from error
+
         sock = connection.sock
         try:
             with self._lock:
@@ -121,6 +125,7 @@ class Line:
                 if self._closed:
                     return None
                 self._waiting = sock
+
             sock.settimeout(timeout)
             with _send(connection, "POST", path, body) as response:
                 while (left := deadline - monotonic()) > 0:
@@ -130,6 +135,7 @@ class Line:
                         return None
                     if response.status != http.client.OK or is_news(line):
                         return HttpAnswer(self.site.url, response.status, line)
+
             return None
         except TimeoutError:
             return None
@@ -188,6 +194,7 @@ def _open(site: Site, limit: float) -> http.client.HTTPConnection:
     except BaseException:
         sock.close()
         raise
+
     connection = http.client.HTTPConnection(site.host, site.port)
     connection.sock = sock
     return connection
@@ -204,6 +211,7 @@ def _explain(site: Site, error: Exception, limit: float) -> str:
     if site.address != site.host:
         where = f"{site.url} (at {site.address})"
     text = str(error)
+
     # The order matters: each class before its base classes.
     match error:
         case ssl.SSLCertVerificationError():
@@ -224,6 +232,7 @@ def _explain(site: Site, error: Exception, limit: float) -> str:
             pass
         case http.client.BadStatusLine():
             return f"{where} answers, but is not etcd ({text.strip()[:80]!r}): check host, port and protocol"
+
     return f"the connection to {where} broke: {text or type(error).__name__}"
 
 

@@ -22,6 +22,7 @@ _GRACE = 5.0
 def main(descriptor: int, command: list[str]) -> int:
     """Run the command until it ends or *descriptor* does; return its exit status."""
     libc = ctypes.CDLL(None)
+
     # At its parent's end SIGCONT wakes a keeper that is stopped; otherwise it could not end the
     # command.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -33,6 +34,7 @@ def main(descriptor: int, command: list[str]) -> int:
     ended, held = os.pipe()
     child = subprocess.Popen(command, preexec_fn=die_with_parent, stdin=subprocess.DEVNULL, pass_fds=(held,))
     os.close(held)
+
     # poll, as select takes no descriptor above 1023.
     poll = select.poll()
     for each in (descriptor, ended):
@@ -43,6 +45,7 @@ def main(descriptor: int, command: list[str]) -> int:
             child.wait(_GRACE)
         except subprocess.TimeoutExpired:
             child.kill()
+
     return child.wait()
 
 

@@ -74,6 +74,7 @@ class V3Keys(Keys):
         if len(paths) == 1:
             reply = self._call("/kv/range", {"key": _b64(paths[0])})
             return [_only_item(reply)], _version(reply)
+
         items: list[KeyFound | None] = []
         versions = []
         for start in range(0, len(paths), _OPERATIONS):
@@ -81,6 +82,7 @@ class V3Keys(Keys):
             reply = self._call("/kv/txn", {"success": ranges})
             versions.append(_version(reply))
             items += [_only_item(response["response_range"]) for response in reply.get("responses", ())]
+
         # From the oldest version on no change is missed.
         return items, min(versions, default=0)
 
@@ -133,6 +135,7 @@ class V3Keys(Keys):
         hold = RenewedKey(path, token, _version(reply), lease, float(granted["TTL"]))
         if reply.get("succeeded"):
             return hold
+
         # The lease of an election that was lost is useless: it would stay for its time to live.
         self.release(hold)
         return None
@@ -175,6 +178,7 @@ class V3Keys(Keys):
             if not is_alive:
                 granted = self._call("/lease/grant", {"TTL": str(math.ceil(keeper.seconds))})
                 keeper.lease = int(granted["ID"])
+
             keeper.renewed = now
             return keeper.lease
 
@@ -202,12 +206,14 @@ class V3Keys(Keys):
         if code == _NOT_FOUND:
             # Only leases are looked up by number: this one is gone, and the next write gets a new one.
             self._keeper.lease = 0
+
         why = _reason(reply)
         text = f"etcd at {self._line.site.url} refused {verb}: {why}"
         if not _is_final(code, why):
             raise RendezvousConnectionError(text)
         if any(each in why for each in _TOO_LARGE):
             raise RequestRefusedError(f"{text}; {RAISE}", too_large=True)
+
         raise RequestRefusedError(text)
 
 

@@ -56,18 +56,22 @@ _OF_RANK: dict[str, Callable[[RankCall, int], Any]] = {
 def _make(what: str, item: Any, stack: contextlib.ExitStack) -> Any:
     if what in _CAPTURES:
         return _capture(_CAPTURES[what], stack)
+
     if what == "caplog":
         from _pytest.logging import LogCaptureFixture
 
         fixture = LogCaptureFixture(item, _ispytest=True)
         stack.callback(fixture._finalize)
         return fixture
+
     if what == "record_property":
         return lambda name, value: item.properties.append((name, value))
+
     if what == "recwarn":
         from _pytest.recwarn import WarningsRecorder
 
         return stack.enter_context(WarningsRecorder(_ispytest=True))
+
     assert what == "monkeypatch", what
     import pytest
 

@@ -61,10 +61,12 @@ class _Finder:
         place = _files.get(name)
         if place is None:
             return None
+
         if not place.file:
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = list(place.folders)
             return spec
+
         folders = list(place.folders) if place.folders else None
         loader = _hook() if place.is_rewritten else None
         return importlib.util.spec_from_file_location(

@@ -30,10 +30,12 @@ class _Terminal:
         """Return a debugger at the terminal; None if another rank has it, or if there is none."""
         if self.debugger is not None:
             return self.debugger
+
         answer = ask_caller({"wants": "terminal"})
         if answer is None or not answer[0].get("has"):
             print(f"rank {os.environ['RANK']} goes on: another rank is in the debugger", file=sys.stderr)
             return None
+
         stdin, stdout = (
             self._stack.enter_context(_stream(each, mode)) for each, mode in zip(answer[1], "rw", strict=True)
         )
@@ -65,6 +67,7 @@ _terminal = _Terminal()
 def offered(call: RankCall) -> Iterator[None]:
     """Let ``breakpoint()`` open a debugger at pytest's terminal within the block."""
     former = sys.breakpointhook
+
     # The user may have chosen another debugger, by the variable or by one that follows children.
     if os.environ.get("PYTHONBREAKPOINT") in (None, "") and former is sys.__breakpointhook__:
         sys.breakpointhook = _stop

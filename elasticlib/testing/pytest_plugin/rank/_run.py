@@ -41,12 +41,14 @@ def run(call: RankCall, function: Callable[..., Any], args: tuple[Any, ...], kwa
         import torch
 
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
     _failed.clear()
     outcome = _plain.watched(call, lambda: _surrounded(call, function, args, kwargs))
     if outcome.kind != "passed":
         # No other exception may take the place of the test's failure.
         with contextlib.suppress(Exception):
             release_peers()
+
     return outcome
 
 
@@ -57,6 +59,7 @@ def with_rank(function: Callable[..., Any], *args: Any) -> Any:
     """Return ``function(rank, *args)``; restore the environment variables afterwards."""
     __tracebackhide__ = True
     variables = dict(os.environ)
+
     # With these variables torch would not use the store at the port that the function names.
     for name in _OF_LAUNCHERS_GROUP:
         os.environ.pop(name, None)
@@ -90,6 +93,7 @@ def _surrounded(
         entered = _pdb.entered(function) if call.trace and rank == 0 else function
         with _example(call, function):
             outcome = _called(call, lambda: _returned(entered(*args, **given)))
+
     warned = tuple((each.message, each.category, each.filename, each.lineno) for each in caught or ())
     records = tuple(map(_made.portable, item.handler.records))
     log, properties = item.handler.stream.getvalue(), tuple(item.properties)
@@ -112,6 +116,7 @@ def _example(call: RankCall, function: Callable[..., Any]) -> Iterator[None]:
     if call.example is None:
         yield
         return
+
     control: Any = importlib.import_module("hypothesis.control")
     data: Any = importlib.import_module("hypothesis.internal.conjecture.data")
     try:
@@ -121,6 +126,7 @@ def _example(call: RankCall, function: Callable[..., Any]) -> Iterator[None]:
     except (AttributeError, TypeError):
         # Another version lacks the name.
         context = contextlib.nullcontext()
+
     with context:
         yield
 
@@ -182,6 +188,7 @@ def _represented(error: BaseException, call: RankCall) -> Any:
         return str(error)
     if error.__traceback__ is None:
         return text_of_exception(error)
+
     try:
         info = ExceptionInfo.from_exception(error)
         kind: Any = "long" if style.tbstyle == "auto" or style.fulltrace else style.tbstyle
@@ -215,6 +222,7 @@ def _patched(patches: tuple[Patch, ...]) -> Iterator[None]:
     if not patches:
         yield
         return
+
     import pytest
 
     with pytest.MonkeyPatch.context() as here:

@@ -136,6 +136,7 @@ def become(origin: Origin) -> None:
     if _state.module is not None and (_state.origin, _state.version) == (origin, version):
         sys.modules["__main__"] = sys.modules["__mp_main__"] = _state.module
         return
+
     main = types.ModuleType("__mp_main__")
     former = sys.modules["__main__"]
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
@@ -145,6 +146,7 @@ def become(origin: Origin) -> None:
         # Half of a script is of no use: the next call imports it again.
         sys.modules["__main__"] = sys.modules["__mp_main__"] = former
         raise
+
     _state.module, _state.origin, _state.version, _state.spec = main, origin, version, main.__spec__
 
 
@@ -179,10 +181,12 @@ def _code_of(variables: dict[str, Any], origin: Origin) -> types.CodeType:
         variables.update(__package__="", __loader__=None, __spec__=None)
         with io.open_code(origin.file) as file:
             return compile(file.read(), origin.file, "exec", dont_inherit=True)
+
     spec = importlib.util.find_spec(origin.name)
     loader: Any = None if spec is None else spec.loader
     if spec is None or loader is None:
         raise ImportError(f"the module {origin.name} of {origin.file} was not found", name=origin.name)
+
     variables.update(__package__=spec.parent, __loader__=loader, __spec__=spec, __cached__=spec.cached)
     code: types.CodeType = loader.get_code(spec.name)
     return code
@@ -211,6 +215,7 @@ def lay_over(variables: dict[str, Any], sent: Mapping[str, Any]) -> list[str]:
             variables.setdefault(name, value.value)
         else:
             variables[name] = _updated(own, value)
+
     return warnings
 
 
@@ -232,22 +237,27 @@ def _updated(own: Any, other: Any) -> Any:
         return own
     if type(own) is not type(other):
         return other
+
     if type(own) is dict:
         parts = {key: _updated(own.get(key, _ABSENT), each) for key, each in other.items()}
         own.clear()
         own.update(parts)
         return own
+
     if type(own) is list:
         own[:] = [*map(_updated, own, other), *other[len(own) :]]
         return own
+
     if type(own) is set:
         own.clear()
         own.update(other)
         return own
+
     # A frozen one can be hashed, and is replaced as a whole.
     if is_namespace(own) and type(own).__hash__ is None:
         _updated(vars(own), vars(other))
         return own
+
     return other
 
 
@@ -271,6 +281,7 @@ def same(own: Any, other: Any) -> bool:
 def _same(own: Any, other: Any) -> bool:
     if own is other:
         return True
+
     kind = type(own)
     if isinstance(other, Withheld):
         return kind.__qualname__ == other.kind
@@ -278,6 +289,7 @@ def _same(own: Any, other: Any) -> bool:
         return False
     if isinstance(own, float):
         return _same_floats(own, other)
+
     equals: Any = kind.__eq__
     if equals is object.__eq__:
         # Two objects of a kind without equality, such as models and sentinels, cannot be
@@ -289,6 +301,7 @@ def _same(own: Any, other: Any) -> bool:
         return _same_sequences(own, other)
     if is_namespace(own):
         return _same_attributes(own, other)
+
     return _same_by_own_rule(own, other)
 
 
