@@ -87,7 +87,6 @@ LAYERS = [
 PURE = [
     "workers/child/_start_spec.py",
     "_wording.py",
-    "stacks/_text.py",
     "stacks/_frames.py",
     "stacks/_rank_text.py",
     "workers/child/_loaded.py",

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from json import loads
 from typing import Any, TextIO
 
-from elasticlib._clock import monotonic
+from elasticlib._clock import Clock, monotonic
+from elasticlib._wording import duration
 from elasticlib.logs import GATHER_SECONDS, BarText, console_sink
 from elasticlib.notebook._displays import Bars, DisplayText, Tail
 from elasticlib.notebook._front_end import can_replace_displays, in_kernel, ipython_shell, is_stdout_replaced
 from elasticlib.notebook._marks import Bar, Mark, Reader, written_bar
-from elasticlib.notebook._silence import Silence, words
+from elasticlib.stacks import ranks_text
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ _MOST_DISPLAYED = 50_000_000
 """Maximum bytes of objects that a notebook's cell shows."""
 _GATHER = 0.095
 """Seconds between two messages to a notebook's front end: each costs the kernel more than a hundred lines."""
+
+FIRST_REPORT = 20.0
+"""Seconds without output, from the start of the workers on, until a cell reports silence."""
 
 
 class _Target:
@@ -148,7 +152,7 @@ class CallersStream:
         self._silence: Silence | None = None
         self._wake: Callable[[], None] = lambda: None
         self._is_pools = False
-        self._words: Callable[[float], str] = str
+        self._silence_text: Callable[[float], str] = str
         self._note = ""
         """Name of the display that reports silence; empty while none does."""
         self._notes = 0
@@ -158,7 +162,7 @@ class CallersStream:
         # While no rank is shown, silence means nothing.
         if self.word and (ranks is None or len(ranks) > 0):
             kind = "pool" if is_pool else "started" if is_started else "call"
-            self._words = functools.partial(words, name, kind, ranks)
+            self._silence_text = functools.partial(silence_text, name, kind, ranks)
             self._is_pools = is_pool
             self._silence = Silence(self._show_silence)
 
@@ -196,7 +200,7 @@ class CallersStream:
             is_new = not self._note
             self._notes += is_new
             self._note = self._note or f"{target.name}-silence-{self._notes}"
-            target.show(DisplayText(self._note, self._words(seconds), is_new))
+            target.show(DisplayText(self._note, self._silence_text(seconds), is_new))
 
     def __call__(self, block: bytes) -> None:
         """Write *block*, which may end in the middle of a UTF-8 character."""
@@ -265,3 +269,70 @@ class CallersStream:
         """Write *text*, but only to a notebook's cell."""
         if self.word:
             self._target.say(text)
+
+
+# Reports of silence in a cell. The first report comes after 20 s, which is longer than a launch takes. Another
+# one follows when this or a later silence of the cell is twice as long as the last reported one: a program
+# that writes once a minute causes one or two reports.
+
+
+class Silence:
+    """Silence of one cell: *say* gets the seconds without output, and None when output arrives."""
+
+    def __init__(self, say: Callable[[float | None], None], clock: Clock = monotonic) -> None:
+        self._say = say
+        self._clock = clock
+        self._limit = FIRST_REPORT
+        self._since: float | None = None
+        """Time of the last output, in seconds; None while nobody waits for output."""
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Begin to expect output."""
+        with self._lock:
+            if self._since is None:
+                self._since = self._clock()
+
+    def heard(self) -> None:
+        """Note that output has arrived, before it is shown, and remove the report."""
+        with self._lock:
+            if self._since is not None:
+                self._since = self._clock()
+            self._say(None)
+
+    def end(self) -> None:
+        """Expect no output until the next `begin`, and remove the report."""
+        with self._lock:
+            self._since = None
+            self._say(None)
+
+    def look(self) -> float | None:
+        """Report a silence that is due. Return the seconds until the next check; None while nobody waits."""
+        with self._lock:
+            if self._since is None:
+                return None
+            seconds = self._clock() - self._since
+            if seconds >= self._limit:
+                while self._limit <= seconds:
+                    self._limit *= 2
+                self._say(seconds)
+            return self._limit - seconds
+
+
+def silence_text(name: str, kind: str, ranks: Sequence[int] | None, seconds: float) -> str:
+    """
+    Return the report for the job *name*.
+
+    *kind* is ``call``, ``started`` or ``pool``. *ranks* are the shown ranks; None for all.
+    """
+    if ranks is None:
+        who = "no rank has written anything"
+    else:
+        who = f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} written nothing"
+
+    look = {
+        "started": "elasticlib.jobs() lists it: .stacks() shows the stacks of all ranks, .stop() ends it",
+        "pool": "interrupt the kernel to end this call; pool.job.stacks(), in a thread, shows the stacks of all ranks",
+        "call": "interrupt the kernel to end it; to see the stacks of all ranks, use .start() and then job.stacks()",
+    }[kind]
+    return f"[job {name!r} runs, but {who} for {duration(seconds)}: {look}]"

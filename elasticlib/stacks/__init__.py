@@ -20,31 +20,29 @@ if typing.TYPE_CHECKING:
         CALLERS as CALLERS,
         ELSEWHERE as ELSEWHERE,
         Frame as Frame,
-        is_launcher as is_launcher,
-        is_ours as is_ours,
-        is_users as is_users,
-        users_frames as users_frames,
-        users_part as users_part,
-    )
-    from elasticlib.stacks._rank_text import number_ranges as number_ranges, ranks_text as ranks_text
-    from elasticlib.stacks._text import (
         Thread as Thread,
         crash_frames as crash_frames,
         frame_of as frame_of,
         is_heading as is_heading,
+        is_launcher as is_launcher,
+        is_ours as is_ours,
+        is_users as is_users,
         place_of as place_of,
         stack_text as stack_text,
         threads_of as threads_of,
+        users_frames as users_frames,
+        users_part as users_part,
         with_heading as with_heading,
     )
+    from elasticlib.stacks._rank_text import number_ranges as number_ranges, ranks_text as ranks_text
 
 __getattr__, __dir__, __all__ = _lazy.names(
     __name__,
     {
-        "elasticlib.stacks._frames": "CALLERS ELSEWHERE Frame is_launcher is_ours is_users users_frames users_part",
-        "elasticlib.stacks._rank_text": "number_ranges ranks_text",
-        "elasticlib.stacks._text": (
-            "Thread crash_frames frame_of is_heading place_of stack_text threads_of with_heading"
+        "elasticlib.stacks._frames": (
+            "CALLERS ELSEWHERE Frame Thread crash_frames frame_of is_heading is_launcher is_ours is_users "
+            "place_of stack_text threads_of users_frames users_part with_heading"
         ),
+        "elasticlib.stacks._rank_text": "number_ranges ranks_text",
     },
 )

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.2)]
 SETUP = """
 import contextlib, io, os, sys, threading, time
 from elasticlib import LaunchConfig, elastic_launch, pool
-from elasticlib.notebook import _silence
+from elasticlib.notebook import _callers_stream
 
 def settings(workers=2, **more):
     return LaunchConfig(nproc_per_node=workers, max_restarts=0, preload=(), **more)
@@ -185,7 +185,7 @@ def test_where_text_is_kept_bars_are_whole_lines(tmp_path: Path) -> None:
 
 def test_a_cell_says_that_nothing_comes_as_long_as_that_is_so(tmp_path: Path) -> None:
     setup = """
-_silence.FIRST = 0.3
+_callers_stream.FIRST_REPORT = 0.3
 
 def waits(file):
     print("begin", flush=True)
@@ -207,7 +207,7 @@ def later(file, *texts):
     )
 
     for cell, name, who, what in (
-        (called, "waits", "rank 0 has", "an interrupt ends it"),
+        (called, "waits", "rank 0 has", "interrupt the kernel to end it"),
         (started, "waits", "no rank has", "elasticlib.jobs()"),
         (pooled, "pool", "rank 0 has", "pool.job.stacks()"),
     ):
@@ -221,7 +221,7 @@ def later(file, *texts):
 
 def test_where_nothing_is_to_come_or_nobody_looks_silence_is_not_told(tmp_path: Path) -> None:
     setup = """
-_silence.FIRST = 0.1
+_callers_stream.FIRST_REPORT = 0.1
 
 def sleeps():
     time.sleep(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticlib.notebook._silence import FIRST, Silence, words
+from elasticlib.notebook._callers_stream import FIRST_REPORT, Silence, silence_text
 
 
 class Cell:
@@ -39,11 +39,11 @@ def cell() -> Cell:
 
 
 def test_it_is_said_once_the_time_is_over_and_not_before(cell: Cell) -> None:
-    assert 1.0 == cell.look_at(100 + FIRST - 1)
+    assert 1.0 == cell.look_at(100 + FIRST_REPORT - 1)
     assert [] == cell.said
-    assert FIRST == cell.look_at(100 + FIRST)
-    assert FIRST - 1 == cell.look_at(100 + FIRST + 1)
-    assert [FIRST] == cell.said
+    assert FIRST_REPORT == cell.look_at(100 + FIRST_REPORT)
+    assert FIRST_REPORT - 1 == cell.look_at(100 + FIRST_REPORT + 1)
+    assert [FIRST_REPORT] == cell.said
 
 
 def test_it_is_said_more_and_more_seldom(cell: Cell) -> None:
@@ -54,12 +54,12 @@ def test_it_is_said_more_and_more_seldom(cell: Cell) -> None:
 
 
 def test_output_takes_it_back_and_a_later_silence_is_to_be_longer(cell: Cell) -> None:
-    cell.look_at(100 + FIRST)
+    cell.look_at(100 + FIRST_REPORT)
     before = cell.is_said
     cell.hear_at(131.0)
 
     assert (True, False) == (before, cell.is_said)
-    assert 2 * FIRST == cell.look_at(131.0)
+    assert 2 * FIRST_REPORT == cell.look_at(131.0)
 
 
 def test_a_program_that_writes_each_minute_hears_of_it_twice(cell: Cell) -> None:
@@ -73,17 +73,17 @@ def test_a_program_that_writes_each_minute_hears_of_it_twice(cell: Cell) -> None
 
 def test_output_before_its_time_is_over_counts_anew(cell: Cell) -> None:
     cell.hear_at(110.0)
-    cell.look_at(100 + FIRST)
+    cell.look_at(100 + FIRST_REPORT)
     assert [] == cell.said
-    cell.look_at(110 + FIRST)
-    assert [FIRST] == cell.said
+    cell.look_at(110 + FIRST_REPORT)
+    assert [FIRST_REPORT] == cell.said
 
 
 def test_a_restart_of_the_workers_is_no_output(cell: Cell) -> None:
     cell.now = 110.0
     cell.silence.begin()
 
-    assert FIRST - 10 == cell.look_at(110.0)
+    assert FIRST_REPORT - 10 == cell.look_at(110.0)
 
 
 def test_nobody_is_told_while_nobody_waits(cell: Cell) -> None:
@@ -96,7 +96,7 @@ def test_nobody_is_told_while_nobody_waits(cell: Cell) -> None:
 
 
 def test_the_end_takes_it_back(cell: Cell) -> None:
-    cell.look_at(100 + FIRST)
+    cell.look_at(100 + FIRST_REPORT)
     cell.silence.end()
 
     assert not cell.is_said
@@ -112,8 +112,8 @@ def test_the_end_takes_it_back(cell: Cell) -> None:
 )
 def test_it_names_the_job_the_ranks_the_time_and_what_to_do(ranks: tuple[int, ...] | None, who: str) -> None:
     for kind, way in (("call", "interrupt"), ("started", "elasticlib.jobs()"), ("pool", "pool.job.stacks()")):
-        text = words("train", kind, ranks, 40.2)
+        text = silence_text("train", kind, ranks, 40.2)
 
         assert text.startswith(f"[job 'train' runs, but {who} for 40 s: ")
         assert way in text and "\n" not in text
-    assert "for 10 min 40 s:" in words("train", "call", ranks, 640.0)
+    assert "for 10 min 40 s:" in silence_text("train", "call", ranks, 640.0)
