@@ -202,22 +202,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         # Rank 0 has no socket: the store of the rendezvous has the port, and no worker can bind it.
         agent_store = self._agent_store or (worker_group.group_rank == 0 and self._listener is None)
         agent_store = agent_store and not self._has_other_master
-        place = self._place(worker_group, agent_store)
+        place = _place_of(worker_group, self._run_id, agent_store=agent_store)
         ranks = range(worker_group.spec.local_world_size)
         envs = {rank: self._job.environment_of(rank, worker_variables(place, rank, "")) for rank in ranks}
         dest = self._logs.reify(envs)
         watched = self._watch.start()
         specs = [self._sockets.serving(self._job.spec(rank, envs[rank] | watched)) for rank in ranks]
-        prefixes = {
-            worker.local_rank: line_prefix(
-                self._prefix,
-                role_name=worker_group.spec.role,
-                rank=worker.global_rank,
-                local_rank=worker.local_rank,
-                hostname=host_name(),
-            )
-            for worker in worker_group.workers
-        }
         if not agent_store:
             # Worker 0 will bind this port.
             self._close_listener()
@@ -231,7 +221,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 worker_group.round,
                 specs,
                 dest,
-                prefixes,
+                _line_prefixes(worker_group, self._prefix),
                 listener=None if self._listener is None else self._listener.fileno(),
                 interrupt=self._signals.hurry(),
                 # From then on the workers end even if this process is stopped.
@@ -260,26 +250,6 @@ class LocalElasticAgent(SimpleElasticAgent):
                 raise StartError("contact was lost")
             if len(self._events) > known:
                 return
-
-    def _place(self, group: WorkerGroup, agent_store: bool) -> NodePlace:
-        spec, first = group.spec, group.workers[0]
-        assert group.group_rank is not None and group.group_world_size is not None
-        return NodePlace(
-            run_id=self._run_id,
-            role=spec.role,
-            local_world_size=spec.local_world_size,
-            group_rank=group.group_rank,
-            group_world_size=group.group_world_size,
-            rank_base=first.global_rank,
-            world_size=first.world_size,
-            role_rank_base=first.role_rank,
-            role_world_size=first.role_world_size,
-            restart_count=group.restart_count,
-            max_restarts=spec.max_restarts,
-            master_addr=group.master_addr or "",
-            master_port=group.master_port or 0,
-            agent_store=agent_store,
-        )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._processes.poll()
@@ -375,20 +345,10 @@ class LocalElasticAgent(SimpleElasticAgent):
 
         # Workers without files write to this program's own stdout and stderr.
         silence = silent_for(wall_time(), self._began, [*_CONSOLE, *paths])
-        if silence < _LONG_SILENCE:
-            return
-
-        self._sink(records.StacksShown(f"nothing was written for {silence:.0f} s: stacks of all ranks"))
-        self._processes.ask_for_stacks()
-        deadline = monotonic() + _STACKS_LIMIT
-        while self._processes.awaits_stacks and self._processes.fileno() >= 0:
-            left = deadline - monotonic()
-            if left <= 0:
-                return
-            ready = wait_readable([self._signals.hurry(), self._processes], left)
-            if self._signals.hurry() in ready:
-                return
-            self._processes.poll()
+        if silence >= _LONG_SILENCE:
+            self._sink(records.StacksShown(f"nothing was written for {silence:.0f} s: stacks of all ranks"))
+            self._processes.ask_for_stacks()
+            _await_stacks(self._processes, self._signals.hurry())
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
         try:
@@ -403,6 +363,55 @@ class LocalElasticAgent(SimpleElasticAgent):
 
         # If the console blocks, the operator must not wait for it.
         self._processes.finish(_CONSOLE_TIMEOUT, self._signals.drain)
+
+
+def _place_of(group: WorkerGroup, run_id: str, *, agent_store: bool) -> NodePlace:
+    """Return the place of this node's workers in the round of *group*, for their variables."""
+    spec, first = group.spec, group.workers[0]
+    assert group.group_rank is not None and group.group_world_size is not None
+    return NodePlace(
+        run_id=run_id,
+        role=spec.role,
+        local_world_size=spec.local_world_size,
+        group_rank=group.group_rank,
+        group_world_size=group.group_world_size,
+        rank_base=first.global_rank,
+        world_size=first.world_size,
+        role_rank_base=first.role_rank,
+        role_world_size=first.role_world_size,
+        restart_count=group.restart_count,
+        max_restarts=spec.max_restarts,
+        master_addr=group.master_addr or "",
+        master_port=group.master_port or 0,
+        agent_store=agent_store,
+    )
+
+
+def _line_prefixes(group: WorkerGroup, template: str) -> dict[int, bytes]:
+    """Return the prefix of each worker's lines on the console, by local rank."""
+    return {
+        worker.local_rank: line_prefix(
+            template,
+            role_name=group.spec.role,
+            rank=worker.global_rank,
+            local_rank=worker.local_rank,
+            hostname=host_name(),
+        )
+        for worker in group.workers
+    }
+
+
+def _await_stacks(workers: Processes, signal_arrives: int) -> None:
+    """Wait until the *workers* have shown their stacks, up to `_STACKS_LIMIT`, or until a signal arrives."""
+    deadline = monotonic() + _STACKS_LIMIT
+    while workers.awaits_stacks and workers.fileno() >= 0:
+        left = deadline - monotonic()
+        if left <= 0:
+            return
+        ready = wait_readable([signal_arrives, workers], left)
+        if signal_arrives in ready:
+            return
+        workers.poll()
 
 
 def silent_for(now: float, began: float, files: Iterable[int | str]) -> float:

@@ -163,7 +163,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("--run-path", "run the file as a Python script, despite --module and --no-python", "0", _flag),
     ),
     "restarts and end": (
-        Option("--max-restarts", "how many times all workers are restarted after failures", "0", int, metavar="N"),
+        Option("--max-restarts", "maximum number of restarts after failures, for the whole job", "0", int, metavar="N"),
         Option(
             "--monitor-interval",
             "polling interval in seconds, for rendezvous handlers of other packages",

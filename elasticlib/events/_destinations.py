@@ -114,7 +114,7 @@ def _level() -> int:
     try:
         return level_of(os.environ.get(LOG_LEVEL_VARIABLE) or "INFO")
     except ConfigError as error:
-        _log.warning("%s; events are shown from INFO on", error)
+        _log.warning("%s; events of level INFO and above are shown", error)
         return logging.INFO
 
 

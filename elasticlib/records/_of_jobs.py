@@ -89,7 +89,8 @@ class WorkersStopping(Record, level=logging.INFO):
     """Seconds until SIGKILL."""
 
     def __str__(self) -> str:
-        return f"stopping the workers of round {self.round} with signal {self.signum}, {self.grace:g} s: {self.why}"
+        how = f"{name_of_signal(self.signum)}, SIGKILL after {self.grace:g} s"
+        return f"stopping the workers of round {self.round} ({how}): {self.why}"
 
 
 @frozen

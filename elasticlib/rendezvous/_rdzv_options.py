@@ -158,7 +158,7 @@ RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
     "keep_alive_interval": RdzvConfKey(
         ALL,
         *_SECONDS,
-        "times keep_alive_max_attempt, torch's form of heartbeat_timeout, is used if one of them is given",
+        "torch's option: if it or keep_alive_max_attempt is given, their product replaces heartbeat_timeout",
         KEEP_ALIVE_INTERVAL,
     ),
     "keep_alive_max_attempt": RdzvConfKey(
@@ -172,7 +172,7 @@ RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
         ALL,
         *_SECONDS,
         "limit of one attempt to reach the store",
-        "5; where contact was lost 0.25 of heartbeat_timeout, from 1 to 5",
+        "5; after a loss of contact: a quarter of heartbeat_timeout, at least 1 and at most 5",
     ),
     "cas_backoff_max_seconds": RdzvConfKey(
         ELASTIC, *_SECONDS_OR_ZERO, "accepted as in torch, without effect: no write is retried", "0"
@@ -185,7 +185,11 @@ RDZV_CONF_KEYS: dict[str, RdzvConfKey] = {
         STORE_LINGER,
     ),
     "store_type": RdzvConfKey(
-        C10D, _one_of("tcp", "file"), "tcp or file", "file: the endpoint is a path, for one machine", "tcp"
+        C10D,
+        _one_of("tcp", "file"),
+        "tcp or file",
+        "with file, the endpoint is a path, and all nodes are on one machine",
+        "tcp",
     ),
     "is_host": RdzvConfKey(
         C10D,

@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Protocol
 from elasticlib.testing.ranks import _asked, _cases, _failed, _meeting, _plain, _rank_session, _told
 from elasticlib.testing.ranks._asked import RankOptions
 from elasticlib.testing.ranks._failed import RanksFailed
-from elasticlib.testing.ranks._gpu_count import gpus
+from elasticlib.testing.ranks._gpu_count import gpus, missing_gpus
 from elasticlib.testing.ranks._rank_call import RankCall
 from elasticlib.testing.ranks._refusal import why_not
 
@@ -223,11 +223,9 @@ def wanted_by(case: ElasticTestCase, limit: float) -> RankOptions:
     if not says_device:
         options["device"] = "cuda" if gpus() >= size else "cpu"
     wanted = _checked(where, options, size)
-    if wanted.device == "cuda":
-        present = gpus()
-        if present < size:
-            raise unittest.SkipTest(f"world_size={size} needs as many GPUs, but {present or 'none'} are here")
-
+    why = missing_gpus(f"world_size={size}", size) if wanted.device == "cuda" else ""
+    if why:
+        raise unittest.SkipTest(why)
     return wanted
 
 

@@ -318,7 +318,7 @@ _AT_ITS_END = {
     "_join_threads": "waits for the threads of the program to end",
     "_flush_files": "flushes files that were left open",
     "_close_files": "flushes files that were left open",
-    "_clear_modules": "clears the modules of the program, which runs finalizers",
+    "_clear_modules": "clears the program's modules and runs finalizers",
     "_flush_streams": "flushes stdout and stderr",
     "finish": "runs exit handlers, or flushes files",
     _CALL: f"called the function, which is {_NATIVE}",

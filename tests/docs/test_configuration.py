@@ -186,8 +186,10 @@ def test_defaults_that_are_said_in_words_are_the_codes() -> None:
     )
     job = {"rdzv_backend": "c10d", "rdzv_endpoint": "host:0"}
 
-    assert f"{attempt:g}; where contact was lost {share:g} of heartbeat_timeout, from 1 to {attempt:g}" == (
-        _rdzv_options.RDZV_CONF_KEYS["read_timeout"].default
+    part = {0.25: "a quarter"}[share]
+    assert (
+        f"{attempt:g}; after a loss of contact: {part} of heartbeat_timeout, at least 1 and at most {attempt:g}"
+        == _rdzv_options.RDZV_CONF_KEYS["read_timeout"].default
     )
     assert [_rdzv_options.RDZV_CONF_KEYS[f"keep_alive_{name}"].default for name in ("max_attempt", "interval")] == [
         f"{each:g}" for each in alive

@@ -117,7 +117,7 @@ def test_examples_run_on_all_ranks_and_the_falsifying_one_is_shown(run: Run) -> 
             "E*x=23,",
             "noted 23",
             "*_ test_data _*",
-            "*a DataObject, cannot be sent to the ranks: *; what Hypothesis draws is drawn in pytest*",
+            "*a DataObject, cannot be sent to the ranks: *; Hypothesis draws values in pytest*",
             "*_ test_example _*",
             "E   *ailing explicit *: test_example(",
             "E*x=3,",

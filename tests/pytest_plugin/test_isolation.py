@@ -80,7 +80,7 @@ def folder(tmp_path_factory):
     result.assert_outcomes(passed=9, warnings=4)
     result.stdout.fnmatch_lines(
         [
-            "*test_leaves?thread?: rank 1 left 1 thread (of a test). New workers take the place of these: *",
+            "*test_leaves?thread?: rank 1 left 1 thread (of a test). New workers replace these: *",
             "*test_leaves?variable?: rank 1 changed the environment: OF_A_TEST = '1'. New workers*",
             "*test_leaves?process?: rank 1 left 1 process (sleep 1000). New workers*",
             "*test_leaves?method?: rank 1 replaced torch.nn.modules.linear.Linear.forward. New workers*",

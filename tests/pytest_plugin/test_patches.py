@@ -223,11 +223,11 @@ def test_refused_value(elastic, monkeypatch):
 
 def test_refused_instance(elastic, monkeypatch):
     monkeypatch.setattr(module.instance, "who", 1)
-    refused(elastic, "'who', ...): the ranks have no such Thing, for an object of pytest's process is another one")
+    refused(elastic, "'who', ...): this Thing exists only in pytest's process")
 
 def test_refused_instance_of_pytest(elastic, monkeypatch, tmp_path_factory):
     monkeypatch.setattr(tmp_path_factory, "who", 1, raising=False)
-    refused(elastic, "'who', ...): the ranks have no such TempPathFactory, for an object of pytest's")
+    refused(elastic, "'who', ...): this TempPathFactory exists only in pytest's")
 
 def test_refused_mock(elastic):
     with mock.patch("module.call", threading.Lock()):
@@ -235,11 +235,11 @@ def test_refused_mock(elastic):
     with mock.patch.object(module.instance, "who"):
         refused(elastic, "mock.patch.object(<module.Thing object at ")
     with mock.patch.dict({}, {"key": 1}):
-        refused(elastic, "mock.patch.dict({'key': 1}, 'key', ...): the ranks have no such dict")
+        refused(elastic, "mock.patch.dict({'key': 1}, 'key', ...): this dict does not exist on the ranks")
 
 def test_refused_item(elastic, monkeypatch):
     monkeypatch.setitem({}, "key", 1)
-    refused(elastic, "monkeypatch.setitem({'key': 1}, 'key', ...): the ranks have no such dict")
+    refused(elastic, "monkeypatch.setitem({'key': 1}, 'key', ...): this dict does not exist on the ranks")
 """
 
 

@@ -65,7 +65,7 @@ STARTED = RoundStarted(2, 0, 1, 4, 1, 3, "127.0.0.1:29500", {0: 12, 1: 11}, "all
         (RoundEnded(2, "rank 1 failed", restart=True), "round 2 ended: rank 1 failed"),
         (
             WorkersStopping(2, "rank 1 failed", 15, 2.5),
-            "stopping the workers of round 2 with signal 15, 2.5 s: rank 1 failed",
+            "stopping the workers of round 2 (SIGTERM, SIGKILL after 2.5 s): rank 1 failed",
         ),
         (ThreadsChosen(2, 4.5, 2), "OMP_NUM_THREADS=2 in each worker: 4.5 CPUs for 2 workers"),
         (

@@ -396,10 +396,8 @@ def _slept(contact: SessionLiveness, heard: int) -> int:
 
 def _wake(contact: SessionLiveness, slept: int, now: float) -> Outcome:
     heartbeat = contact.limits.heartbeat
-    passed = f"{slept * TICK * heartbeat:.3g} s of the job's time"
-    why = (
-        f"{passed} passed between two checks of this node, which was probably suspended: other nodes may have its ranks"
-    )
+    passed = f"{slept * TICK * heartbeat:.3g} s"
+    why = f"this node did nothing for {passed}: its machine was probably suspended, and other nodes may have its ranks"
     contact = evolve(contact, compares=False, doomed_at=now + (KILL - FENCE) * heartbeat)
     contact, actions = _settle(contact, now)
     return contact, (Fence(why, GRACE * heartbeat), *actions)
@@ -449,7 +447,7 @@ def _why_lost(contact: SessionLiveness, now: float) -> str:
     if contact.why_invalid:
         return f"{contact.why_invalid} ({silent:.3g} s)"
     if contact.acknowledged > _alive_at(contact):
-        return f"the store has heartbeats of this node, and the job's coordinator has read none for {silent:.3g} s"
+        return f"the job's coordinator has read none of this node's heartbeats in the store for {silent:.3g} s"
     return f"no answer for {silent:.3g} s"
 
 
@@ -514,5 +512,4 @@ def _is_host_gone(contact: SessionLiveness) -> bool:
 
 def _why_given_up(contact: SessionLiveness, now: float) -> str:
     lost = "contact with the job was lost" if contact.met else "the job was not found"
-    sought = f"{now - contact.began:.3g} s of trying"
-    return f"{lost}, and {sought} did not help: {contact.trouble}"
+    return f"{lost}; gave up after {now - contact.began:.3g} s: {contact.trouble}"

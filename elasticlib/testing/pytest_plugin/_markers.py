@@ -77,8 +77,8 @@ def wanted_by(item: Any) -> RankOptions:
     sizes = _asked.sizes(item.nodeid, options.get("nproc", defaults(item.config).nproc))
     if len(sizes) > 1 and not isinstance(size, int) and runs_on_ranks(item):
         raise MarkError(
-            f"elastic marker of {item.nodeid}: nproc={options['nproc']!r} makes a test of each number only "
-            "if the marker exists at collection; a marker that is added later takes one number"
+            f"elastic marker of {item.nodeid}: nproc={options['nproc']!r} has several numbers, but the "
+            "marker was added after collection: give one number, or add the marker earlier"
         )
 
     options["nproc"] = size if isinstance(size, int) else sizes[0]

@@ -28,7 +28,7 @@ from elasticlib.testing.ranks import _asked, _cases, _rank_session, _told
 from elasticlib.testing.ranks._asked import RankOptions
 from elasticlib.testing.ranks._coverage import Measuring
 from elasticlib.testing.ranks._failed import RanksFailed
-from elasticlib.testing.ranks._gpu_count import gpus
+from elasticlib.testing.ranks._gpu_count import gpus, missing_gpus
 from elasticlib.testing.ranks._rank_call import MADE, RankCall, Style
 from elasticlib.testing.ranks._refusal import CannotTravelError
 
@@ -141,12 +141,7 @@ class Plugin:
         """Run *function* on the ranks of *wanted*; return its results or raise the test's error."""
         __tracebackhide__ = True
         item = self._item
-        made = tuple(
-            name
-            for name, value in kwargs.items()
-            if isinstance(value, _markers.Made)
-            or (name in MADE and getattr(value, "__module__", "").startswith("_pytest."))
-        )
+        made = tuple(name for name, value in kwargs.items() if _is_made_on_rank(name, value))
         sent = {name: value for name, value in kwargs.items() if name not in made}
         self._calls += 1
         modules = self._modules(item)
@@ -287,6 +282,12 @@ class Plugin:
         return 0, 1
 
 
+def _is_made_on_rank(name: str, value: object) -> bool:
+    """Return True for an argument that each rank makes itself: its own rank or device, or a fixture of pytest."""
+    is_of_pytest = name in MADE and getattr(value, "__module__", "").startswith("_pytest.")
+    return is_of_pytest or isinstance(value, _markers.Made)
+
+
 class Elastic:
     """Value of the fixture ``elastic``."""
 
@@ -323,11 +324,7 @@ class Elastic:
         if group != "":
             given["group"] = group
         wanted = _asked.checked_options("elastic(...)", _markers.wanted_by(plugin._item), given, _case.known_backends())
-        if wanted.device == "cuda":
-            present = gpus()
-            if present < wanted.nproc:
-                pytest.skip(f"nproc={wanted.nproc} needs as many GPUs, but {present or 'none'} are here")
-
+        _skip_without_gpus(wanted)
         return plugin.call(wanted, function, args, kwargs, is_body=False)
 
     def spawn(
@@ -371,12 +368,9 @@ def _capturing(config: Any, item: pytest.Item) -> Iterator[None]:
 
 
 def _skip_without_gpus(wanted: RankOptions) -> None:
-    if wanted.device != "cuda":
-        return
-    present = gpus()
-    if present < wanted.nproc:
-        are = "is" if present < 2 else "are"
-        pytest.skip(f"nproc={wanted.nproc} needs as many GPUs, but {present or 'none'} {are} here")
+    why = missing_gpus(f"nproc={wanted.nproc}", wanted.nproc) if wanted.device == "cuda" else ""
+    if why:
+        pytest.skip(why)
 
 
 def _style(config: Any) -> Style:

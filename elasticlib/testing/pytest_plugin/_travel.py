@@ -212,9 +212,8 @@ def _is_of_pytest(owner: Any) -> bool:
 def _of_attribute(how: str, owner: Any, name: str) -> Patch:
     if not isinstance(owner, (ModuleType, type)):
         raise CannotTravelError(
-            f"{how}({_short(owner)}, {name!r}, ...): the ranks have no such {type(owner).__qualname__}, "
-            "because the object exists only in pytest's process: patch its class or a module, or patch in "
-            "the test's function"
+            f"{how}({_short(owner)}, {name!r}, ...): this {type(owner).__qualname__} exists only in pytest's process: "
+            "patch its class or a module, or patch it in the test's function"
         )
 
     where = f"{how}({getattr(owner, '__name__', owner)}, {name!r}, ...)"
@@ -232,8 +231,8 @@ def _of_item(how: str, mapping: Mapping[Any, Any], key: Any) -> Patch:
     where = f"{how}({name or _short(mapping)}, {key!r}, ...)"
     if owner is None:
         raise CannotTravelError(
-            f"{where}: the ranks have no such {type(mapping).__qualname__}, because it is not an attribute "
-            "of a module or a class: patch in the test's function"
+            f"{where}: this {type(mapping).__qualname__} does not exist on the ranks, because it is no attribute "
+            "of a module or class: patch it in the test's function"
         )
 
     # The patch has deleted the key.

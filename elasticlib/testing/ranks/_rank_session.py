@@ -62,10 +62,36 @@ class SessionWork(Protocol):
         """
 
 
+Terminal = Callable[[bool], Sequence[int]]
+"""Give a debugger the terminal's stdin and stdout (True) and return them, or take them back (False)."""
+
+
+class _Debugger:
+    """The terminal of the tests, which the debugger of one rank at a time may have."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self.is_open = False
+
+    def open(self) -> tuple[Message, tuple[int, ...]]:
+        """Return the answer to a rank that wants the terminal, with the terminal's descriptors if it gets it."""
+        descriptors = () if self.is_open else self._terminal(True)
+        if not descriptors:
+            return {"has": False}, ()
+        self.is_open = True
+        return {"has": True}, tuple(descriptors)
+
+    def give_back(self) -> tuple[Message, tuple[int, ...]]:
+        """Take the terminal back, and return the answer to the rank that gives it back."""
+        self.is_open = False
+        self._terminal(False)
+        return {}, ()
+
+
 class Ranks:
     """All ranks of a session."""
 
-    def __init__(self, work: SessionWork, terminal: Callable[[bool], Sequence[int]]) -> None:
+    def __init__(self, work: SessionWork, terminal: Terminal) -> None:
         self._work = work
         self._pools: dict[tuple[int, str], Pool] = {}
         self._prepared: dict[PoolWorkers, object] = {}
@@ -75,9 +101,7 @@ class Ranks:
 
         They stay until then, because the user may debug a failure in them.
         """
-        self._terminal = terminal
-        """Gives a debugger the terminal's stdin and stdout (True), or takes them back (False)."""
-        self._debugging: int | None = None
+        self._debugger = _Debugger(terminal)
         self._meeting = Meeting()
         self.interrupted: list[str] = []
         """Places of the ranks when the tests were interrupted."""
@@ -196,7 +220,7 @@ class Ranks:
                 with self._keeping_stacks_of_interrupted(workers):
                     self._wait(workers, progress, wanted)
             finally:
-                self._debugging = None
+                self._debugger.is_open = False
                 self._meeting.close()
 
             self._replace_if_needed(workers, progress, wanted, may_look=call.debug)
@@ -243,7 +267,7 @@ class Ranks:
         """Wait until all ranks have ended or died, or are stopped at the timeout."""
         while not progress.is_complete():
             began = monotonic()
-            was_debugged = self._debugging is not None
+            was_debugged = self._debugger.is_open
 
             # No timeout applies while the user works in a debugger.
             left = None if was_debugged else max(0.0, progress.until - began)
@@ -254,7 +278,7 @@ class Ranks:
                 return
 
             # Time in the debugger does not count for the test's timeout.
-            if was_debugged or self._debugging is not None:
+            if was_debugged or self._debugger.is_open:
                 progress.pause(monotonic() - began)
             self._take(answers, workers, progress)
             if not answers and self._is_over(progress):
@@ -262,7 +286,7 @@ class Ranks:
                 return
 
     def _is_over(self, progress: TestProgress) -> bool:
-        return self._debugging is None and monotonic() >= progress.until
+        return not self._debugger.is_open and monotonic() >= progress.until
 
     def _take(self, answers: Sequence[Any], workers: PoolWorkers, progress: TestProgress) -> None:
         for answer in answers:
@@ -289,7 +313,7 @@ class Ranks:
         except ChildFailedError:
             return None
         finally:
-            self._debugging = None
+            self._debugger.is_open = False
 
     @staticmethod
     def _answer_of(rank: int, workers: PoolWorkers) -> bool | None:
@@ -304,19 +328,7 @@ class Ranks:
         wants = str(message.get("wants"))
         if wants in MEETING:
             return self._meeting.arrive(rank, message)
-
-        if wants == "no terminal":
-            self._debugging = None
-            self._terminal(False)
-            return {}, ()
-
-        # One rank at a time has the terminal.
-        descriptors = () if self._debugging is not None else self._terminal(True)
-        if not descriptors:
-            return {"has": False}, ()
-
-        self._debugging = rank
-        return {"has": True}, tuple(descriptors)
+        return self._debugger.give_back() if wants == "no terminal" else self._debugger.open()
 
 
 def _answers_within(limit: float, workers: PoolWorkers) -> list[Any]:

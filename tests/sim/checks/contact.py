@@ -25,7 +25,7 @@ from tests.sim.checks.demand import SOON, Demand
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 REFUSALS = 4
 """In a row, after which nobody is there any more."""
-LOST, SLEEP = "contact with the job is lost: ", "which was probably suspended"
+LOST, SLEEP = "contact with the job is lost: ", "its machine was probably suspended"
 
 
 @define(eq=False, repr=False)

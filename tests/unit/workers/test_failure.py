@@ -330,7 +330,7 @@ def test_a_stack_of_ours_alone_says_what_the_worker_does_at_its_end() -> None:
 
     text = stacks_of_user(f"{head}\n{user}\n\n{other}\n{own}_clear_modules\n{own}finish\n")
 
-    assert [head, user, "", other, "  (elasticlib clears the modules of the program, which runs finalizers)"] == (
+    assert [head, user, "", other, "  (elasticlib clears the program's modules and runs finalizers)"] == (
         text.splitlines()
     )
 

@@ -474,7 +474,7 @@ def test_a_node_that_finds_nobody_says_what_was_wrong(stage: Stage) -> None:
     error = fails(member)
 
     assert isinstance(error, RendezvousTimeoutError)
-    assert "job 'job': the job was not found, and 61 s of trying did not help: node1:29400 refused" in str(error)
+    assert "job 'job': the job was not found; gave up after 61 s: node1:29400 refused" in str(error)
     member.close()
 
 

@@ -899,7 +899,7 @@ def test_a_node_that_slept_stops_its_workers_though_its_clock_stood_still() -> N
 
     shell.hears(CoordinatorHeartbeat("nonce", shell.heartbeats + 16))
 
-    assert "which was probably suspended" in why_lost(shell)
+    assert "its machine was probably suspended" in why_lost(shell)
     kill_at = shell.session.kill_at()
     assert kill_at == pytest.approx(shell.now + (KILL - FENCE) * HEARTBEAT)
 

@@ -84,7 +84,7 @@ def test_refusals_before_the_first_contact_are_retried_until_the_timeout() -> No
 
     _, actions = step(contact, TimePassed(), 100.0)
 
-    assert [GiveUp("the job was not found, and 100 s of trying did not help: refused", closed=False)] == list(actions)
+    assert [GiveUp("the job was not found; gave up after 100 s: refused", closed=False)] == list(actions)
 
 
 def test_heartbeats_that_are_acknowledged_keep_a_node_in() -> None:
@@ -191,7 +191,7 @@ def test_a_silent_store_is_sought_for_the_reconnect_time() -> None:
     contact, actions = step(contact, TimePassed(), 67.5)
 
     assert contact.over
-    assert GiveUp("contact with the job was lost, and 60 s of trying did not help: timed out", True) in actions
+    assert GiveUp("contact with the job was lost; gave up after 60 s: timed out", True) in actions
 
 
 def heartbeats(until: float, **told: Any) -> Iterator[tuple[float, Event]]:
@@ -212,7 +212,7 @@ def test_what_is_in_the_store_and_was_not_read_keeps_nobody_who_has_ranks() -> N
 
     _, done = play(contact, (7.5, TimePassed()))
 
-    why = "contact with the job is lost: the store has heartbeats of this node, and the job's coordinator has read none"
+    why = "contact with the job is lost: the job's coordinator has read none of this node's heartbeats in the store"
     assert [f"{why} for 7.5 s"] == fences(done)
 
 
