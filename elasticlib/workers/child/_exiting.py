@@ -133,6 +133,65 @@ class _LastRun:
 
 
 @dataclass
+class AnnouncedOutcome:
+    """Outcome of a worker's program, as far as the worker has announced it."""
+
+    outcome: ProgramOutcome | None = None
+    status: int = 0
+    """Exit status of the program, if it is known; ``-n`` for signal ``n``."""
+    is_final: bool = False
+    """True if the process cannot change the status any more."""
+
+    def failed(self) -> bool:
+        """Return True if the program is known to have failed."""
+        return self.outcome is not None and self.status != 0
+
+    def ended_well(self) -> bool:
+        """Return True if the program is known to have ended well."""
+        return self.outcome is not None and self.status == 0
+
+    def main_part_ended_well(self) -> bool:
+        """
+        Return True if the function or script ended well; its threads and exit handlers may still
+        work.
+        """
+        return self.outcome in _MAIN_PARTS and self.status == 0
+
+    def note(self, outcome: ProgramOutcome, status: int) -> bool:
+        """
+        Note an announcement; return True for the first outcome, and for a later failure of exit
+        handlers or threads.
+        """
+        if outcome is ProgramOutcome.FINAL:
+            # A failure in its last moments is reported with its end, which is near.
+            self.is_final, self.status = True, status
+            return False
+
+        is_late = outcome is ProgramOutcome.CLOSING and self.main_part_ended_well()
+        counts = self.outcome is None or is_late
+        if counts:
+            self.outcome, self.status = outcome, status
+        return counts
+
+    def exitcode(self, code: int, *, is_overdue: bool, was_killed: bool) -> int:
+        """
+        Return the worker's exit code for a process that ended with *code*.
+
+        It is that of its program, if its status was final, or if only the stop changed the
+        process's status. *is_overdue*: it was stopped because it did not end in time.
+        *was_killed*: a signal of the stop ended it.
+        """
+        if self.is_final:
+            return self.status
+        if self.outcome is None:
+            return code
+        if is_overdue and self.main_part_ended_well():
+            # Its own threads or exit handlers were cut off: that is not a success.
+            return code or -signal.SIGTERM
+        return self.status if is_overdue or was_killed else code
+
+
+@dataclass
 class ExitCourse:
     """Course of one worker to its end."""
 
@@ -145,14 +204,10 @@ class ExitCourse:
     grace: float = KILL_SECONDS
     """Seconds from the stop signal to SIGKILL."""
     stage: Stage = Stage.RUNS
-    outcome: ProgramOutcome | None = None
-    status: int = 0
-    """Exit status of its program, if it is known; ``-n`` for signal ``n``."""
+    program: AnnouncedOutcome = field(default_factory=AnnouncedOutcome)
     deadline: float | None = None
     overdue: bool = False
     """True if it was stopped because its process did not end in time."""
-    is_final: bool = False
-    """True if its process cannot change the status any more."""
     was_waiting: bool = False
     """
     True if it waited for other local ranks when the stop began: once released, it ends without a
@@ -167,35 +222,14 @@ class ExitCourse:
     _others_wait: bool = False
     """True if a restart, or the nodes of a failed job, wait for the end of all."""
 
-    def failed(self) -> bool:
-        """Return True if the program is known to have failed."""
-        return self.outcome is not None and self.status != 0
-
-    def ended_well(self) -> bool:
-        """Return True if the program is known to have ended well."""
-        return self.outcome is not None and self.status == 0
-
-    def _main_part_ended_well(self) -> bool:
-        """
-        Return True if the function or script ended well; its threads and exit handlers may still
-        work.
-        """
-        return self.outcome in _MAIN_PARTS and self.status == 0
-
     def heard(self, outcome: ProgramOutcome, status: int, now: float) -> bool:
         """
         Process an announcement; return True if it reports a failure that the launcher does not
         know yet.
         """
-        if outcome is ProgramOutcome.FINAL:
-            # A failure in its last moments is reported with its end, which is near.
-            self.is_final, self.status = True, status
+        if not self.program.note(outcome, status):
             return False
 
-        if not self._counts(outcome):
-            return False
-
-        self.outcome, self.status = outcome, status
         if self.stage in _STOPPED:
             # Its end is near, and reports the failure.
             return False
@@ -206,15 +240,6 @@ class ExitCourse:
             self._exit(now)
 
         return status != 0
-
-    def _counts(self, outcome: ProgramOutcome) -> bool:
-        """
-        Return True for the first announcement, and for a later failure of exit handlers or
-        threads.
-        """
-        if self.outcome is None:
-            return True
-        return outcome is ProgramOutcome.CLOSING and self._main_part_ended_well()
 
     def _exit(self, now: float) -> None:
         self.stage = Stage.EXITS
@@ -272,7 +297,7 @@ class ExitCourse:
         return True
 
     def _exits_after_failure(self) -> bool:
-        return self.failed() and self.stage in (Stage.EXITS, Stage.DUMPS)
+        return self.program.failed() and self.stage in (Stage.EXITS, Stage.DUMPS)
 
     def _signal(self, now: float) -> None:
         self.stage = Stage.SIGNALLED
@@ -338,10 +363,10 @@ class ExitCourse:
             self.deadline = now + _DUMP_LOOK
             return []
 
-        if self.outcome is None:
+        if self.program.outcome is None:
             return self._after_look_at_last(now, returned)
 
-        if self._main_part_ended_well() and not self.was_chosen:
+        if self.program.main_part_ended_well() and not self.was_chosen:
             # Its threads and exit handlers are part of the program, like those of any Python
             # program.
             self.stage, self.deadline = Stage.LINGERS, None
@@ -390,26 +415,9 @@ class ExitCourse:
         }
 
     def exitcode(self, code: int) -> int:
-        """
-        Return the worker's exit code for a process that ended with *code*.
-
-        It is that of its program, if its status was final, or if only the stop changed the
-        process's status.
-        """
-        if self.is_final:
-            return self.status
-        if self.outcome is None:
-            return code
-        if self.overdue:
-            return self._exitcode_of_overdue(code)
-        was_killed_by_us = code < 0 and self.stage in _STOPPED
-        return self.status if was_killed_by_us else code
-
-    def _exitcode_of_overdue(self, code: int) -> int:
-        if self._main_part_ended_well():
-            # Its own threads or exit handlers were cut off: that is not a success.
-            return code or -signal.SIGTERM
-        return self.status
+        """Return the worker's exit code for a process that ended with *code*."""
+        was_killed = code < 0 and self.stage in _STOPPED
+        return self.program.exitcode(code, is_overdue=self.overdue, was_killed=was_killed)
 
     def crashed_late(self, code: int) -> bool:
         """
@@ -417,4 +425,4 @@ class ExitCourse:
         without a stop.
         """
         was_stopped = self.stage in (Stage.SIGNALLED, Stage.KILLED)
-        return self.is_final and code != self.status and not was_stopped
+        return self.program.is_final and code != self.program.status and not was_stopped

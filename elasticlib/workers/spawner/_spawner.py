@@ -537,6 +537,6 @@ class Spawner:
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
         # A program that has just announced its success needs no store.
         self._hear()
-        needed = not all(each.course.ended_well() for each in self._live.values())
+        needed = not all(each.course.program.ended_well() for each in self._live.values())
         facts = {"round": self._round, "why": why, "pid": pid, "exitcode": exitcode, "needed": needed}
         self._launcher.send({"op": "store", **facts})

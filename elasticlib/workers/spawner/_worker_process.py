@@ -117,7 +117,7 @@ class WorkerProcess:
 
     def _is_at_its_end(self) -> bool:
         """Return True if no signal changes its status any more."""
-        if self.course.overdue or self.course.is_final:
+        if self.course.overdue or self.course.program.is_final:
             return True
         # A peer may report a closed connection before the dead process is a zombie.
         return is_ending(self.pid)

@@ -30,7 +30,7 @@ def test_a_failure_is_news_when_it_is_announced(outcome: ProgramOutcome, status:
     course = ExitCourse(10.0)
 
     assert course.heard(outcome, status, now=1.0)
-    assert (True, Stage.EXITS, 11.0) == (course.failed(), course.stage, course.deadline)
+    assert (True, Stage.EXITS, 11.0) == (course.program.failed(), course.stage, course.deadline)
 
 
 @pytest.mark.parametrize(("outcome", "status"), FAILING + WELL)
