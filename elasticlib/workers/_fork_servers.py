@@ -91,16 +91,56 @@ class _Imports:
         return records.ImportTakesLong(module, _SLOW_IMPORT, _innermost_place(_report.read_text(stack)))
 
 
+class StartConditions:
+    """
+    The conditions under which a fork server was started, and what its imports have read: a launch
+    under other conditions needs another fork server.
+    """
+
+    def __init__(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
+        self._key = key
+        self._caller = Caller.now()
+        self._folder = identity_of_current_folder()
+        self._environment = dict(environment)
+        self._search_path = tuple(search_path)
+        self._stamps = stamps(key, search_path, {})
+        self._files: Mapping[str, int] = {}
+        """
+        Times of change of the imported files, as the fork server found them (ns, by path); empty
+        before its imports are done.
+        """
+        self._reads: Reads | None = None
+
+    def note_imports(self, message: Message) -> None:
+        """Note the variables and files that the imports have read, by the fork server's *message*."""
+        self._reads = Reads.of_message(message, self._key.preload)
+        self._files = message.get("files", {})
+
+    def allow(self, key: ForkServerKey, environment: Mapping[str, str], caller: Caller) -> bool:
+        """Return True if a launch with *key* by *caller*, whose workers get the *environment*, can use it."""
+        if not (self._caller.can_serve(caller) and self._key.covers(key)):
+            return False
+        if self._folder != identity_of_current_folder() and not current_folder_can_be_entered():
+            # Its children could not enter the current folder of this program.
+            return False
+        return serves(self._reads, self._environment, environment)
+
+    def have_changed(self) -> bool:
+        """
+        Return True if an imported file or an archive on the path changed, or a package was
+        installed.
+        """
+        return {**self._files, **self._stamps} != stamps(self._key, self._search_path, self._files)
+
+
 class ForkServer:
     """A running fork server with its reaper, and the link that carries requests to fork."""
 
     def __init__(self, key: ForkServerKey, environment: Mapping[str, str], search_path: Sequence[str]) -> None:
         self.key = key
-        self._caller = Caller.now()
-        self._place = identity_of_current_folder()
+        self._conditions = StartConditions(key, environment, search_path)
         self.spawners = 0
-        self._given = dict(environment)
-        self._reads: Reads | None = None
+        """Number of launches that use it."""
         self._imports = _Imports()
         self._lock = threading.Lock()
         """
@@ -108,13 +148,6 @@ class ForkServer:
         """
         self._sending = threading.Lock()
         self._failure: Exception | None = None
-        self._files: Mapping[str, int] = {}
-        """
-        Times of change of its imported files, as it found them (ns, by path); empty before its
-        imports are done.
-        """
-        self._stamps = stamps(key, search_path, {})
-        self._search_path = tuple(search_path)
         self._said = processes.anonymous_file("fork server-stderr")
         ours, theirs = Channel.pair()
         ours.limit(_TALK_LIMIT)
@@ -141,12 +174,7 @@ class ForkServer:
         The workers get the *environment*.
         """
         self.listen()
-        if not (self._caller.can_serve(caller) and self.key.covers(key)):
-            return False
-        if self._place != identity_of_current_folder() and not current_folder_can_be_entered():
-            # Its children could not enter the current folder of this program.
-            return False
-        return serves(self._reads, self._given, environment)
+        return self._conditions.allow(key, environment, caller)
 
     def alive(self) -> bool:
         """Return True if it can still fork, as far as this process knows."""
@@ -158,13 +186,8 @@ class ForkServer:
         return self._process is not None
 
     def outdated(self) -> bool:
-        """
-        Return True if its imports may have changed.
-
-        That is so if an imported file changed, an archive on its path changed, or a package was
-        installed.
-        """
-        return {**self._files, **self._stamps} != stamps(self.key, self._search_path, self._files)
+        """Return True if its imports may have changed, so that new workers need another one."""
+        return self._conditions.have_changed()
 
     def is_out_of_reach(self) -> bool:
         """
@@ -215,8 +238,7 @@ class ForkServer:
                     self._itself.answered = received[0]["number"]
                 else:
                     self._imports.end()
-                    self._reads = Reads.of_message(received[0], self.key.preload)
-                    self._files = received[0].get("files", {})
+                    self._conditions.note_imports(received[0])
                     self._process = Process.sent(received[0]["pid"], received[1])
                     self._itself = Helper("fork server", self._process, self._ping)
                     self._say_left_out(received[0].get("left_out", ()))
