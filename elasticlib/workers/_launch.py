@@ -58,6 +58,302 @@ more.
 """
 
 
+class LaunchHelpers:
+    """
+    The helper processes of one launch: the spawner, the process that forked it, and the host of
+    the workers' store.
+
+    It also knows whose fault a loss is, which the end of the spawner alone does not show.
+    """
+
+    def __init__(self) -> None:
+        self.fork_server: ForkServer | None = None
+        """The parent of the spawner, unless this program itself was forked."""
+        self.spawner: Process | None = None
+        """The spawner, once it has begun."""
+        self._reaper: ChildProcess | None = None
+        """The parent of the spawner if this program itself was forked."""
+        self._nearest: Helper | None = None
+        """The spawner, as far as it is known; the reaper until that has forked it."""
+        self._store: Helper | None = None
+        """The process that hosts the workers' store of this round."""
+        self._blame: dict[int, str] = {}
+        """Reasons for which this program has killed helpers, by process id."""
+
+    def note_reaper(self, reaper: ChildProcess) -> None:
+        """Note the *reaper*, which this program has forked and which forks the spawner."""
+        self._reaper = reaper
+        self._nearest = Helper("reaper", Reported(reaper.pid, reaper.send))
+
+    def note_forked(self, pid: int) -> None:
+        """Note the spawner before it has begun: the process that forked it forwards signals."""
+        if self.spawner is not None:
+            # Its own first message was faster.
+            return
+
+        if self.fork_server is not None:
+            send: Callable[[int], object] = functools.partial(self.fork_server.signal_child, pid)
+        else:
+            assert self._reaper is not None
+            send = self._reaper.send
+
+        self._nearest = Helper("spawner", Reported(pid, send))
+
+    def note_spawner(self, spawner: Process, ping: Callable[[int], object]) -> None:
+        """Note the *spawner*, which has begun; *ping* sends it a number, for `note_answer`."""
+        self.spawner = spawner
+        self._nearest = Helper("spawner", spawner, ping)
+
+    def note_answer(self, number: int) -> None:
+        """Note that the spawner has answered a ping with this *number*."""
+        if self._nearest is not None:
+            self._nearest.answered = number
+
+    def note_store(self, pid: int, send: Callable[[int], object]) -> None:
+        """Note the process that hosts the store of this round; *send* has the spawner signal it."""
+        self._store = Helper("worker store", Reported(pid, send))
+
+    def forget_store(self) -> None:
+        """Forget the process that hosted the store of the round before, or that has ended."""
+        self._store = None
+
+    def reason_of_end(self, pid: int, why: str) -> str:
+        """Return why the helper *pid* ended: *why*, unless this program has killed it."""
+        return self._blame.pop(pid, why)
+
+    def all(self) -> list[Helper]:
+        """Return the processes that the workers need, or that this launch waits for."""
+        own = self._own(needs_spawner=True)
+        return own if self.fork_server is None else own + self.fork_server.helpers(self.spawner is None)
+
+    def serving_other_nodes(self) -> list[Helper]:
+        """
+        Return the processes that workers of other nodes need.
+
+        The spawner is woken to forward signals, and not replaced.
+        """
+        return self._own(needs_spawner=False)
+
+    def _own(self, *, needs_spawner: bool) -> list[Helper]:
+        if self._nearest is not None:
+            self._nearest.is_needed = needs_spawner
+        return [helper for helper in (self._nearest, self._store) if helper is not None]
+
+    def replace(self, helper: Helper, why: str) -> None:
+        """Kill a *helper* that stands still; *why* is reported as the reason of its end."""
+        if helper in (self._nearest, self._store):
+            self._blame[helper.process.pid] = why
+            helper.process.send(signal.SIGKILL)
+        elif self.fork_server is not None:
+            self.fork_server.replace(why)
+
+    def why_gone(self) -> Exception:
+        """Return the error that names the process which was lost first, as far as that is known."""
+        nearest = 0 if self._nearest is None else self._nearest.process.pid
+        # This program killed it, and knows the reason better than its exit status.
+        if nearest in self._blame:
+            return HelperLostError(self._blame[nearest])
+        pid = 0 if self.spawner is None else self.spawner.pid
+        if self.fork_server is not None:
+            return self.fork_server.failure("spawner", pid)
+        return self._why_gone_without_fork_server(pid)
+
+    def _why_gone_without_fork_server(self, pid: int) -> HelperLostError:
+        """
+        Return the error if this program itself was forked: its reaper may have been killed first.
+        """
+        reaper = self._reaper
+        status = 0 if reaper is None else reaper.exitcode() or 0
+        if reaper is not None and status < 0:
+            return HelperLostError.of("reaper", reaper.pid, -status)
+        return HelperLostError.of("spawner", pid)
+
+    def wake_spawner(self) -> None:
+        """Continue the spawner: one that was stopped from outside reads no messages."""
+        if self.spawner is not None:
+            self.spawner.send(signal.SIGCONT)
+
+    def kill_spawner(self) -> None:
+        """Kill the spawner, and with it all workers."""
+        if self.spawner is not None:
+            self.spawner.kill()
+
+    def may_have_spawner(self) -> bool:
+        """
+        Return False if the fork server is still at its imports, so that no spawner can answer.
+        """
+        return self.fork_server is None or self.fork_server.ready()
+
+    def release(self, *, unused: bool) -> None:
+        """
+        Wait for the ends of spawner and reaper, and give the fork server back; *unused*: no worker
+        was started.
+        """
+        if self.spawner is not None:
+            if not self.spawner.ends(_EXIT_LIMIT):
+                self.spawner.kill()
+            self.spawner.close()
+            self.spawner = None
+
+        if self._reaper is not None:
+            self._reaper.wait(_QUIT_LIMIT)
+            self._reaper = None
+
+        if self.fork_server is not None:
+            fork_servers.give_back(self.fork_server, unused=unused)
+            self.fork_server = None
+
+
+class SpawnerMessages:
+    """
+    The messages to and from one spawner. Those that arrive while another one is awaited are kept
+    as events for `drain`.
+    """
+
+    def __init__(self, helpers: LaunchHelpers) -> None:
+        self._helpers = helpers
+        """They learn what the messages say about them."""
+        self._channel: Channel | None = None
+        self._early: list[Event] = []
+        self.round = -1
+        """Number of the present round; messages about earlier ones are left out."""
+        self.while_waiting: Callable[[], float | None] = lambda: None
+        """Called before each wait; returns the seconds until the next call."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `drain` has events; -1 without a spawner."""
+        return -1 if self._channel is None else self._channel.fileno()
+
+    def open(self, channel: Channel) -> None:
+        """Use *channel*, which belongs to this object from now on."""
+        self._channel = channel
+
+    def send(self, op: str, descriptors: tuple[int, ...] = (), **facts: object) -> bool:
+        """Send the order *op*; return False if the spawner is gone."""
+        return self._channel is not None and self._channel.send({"op": op, **facts}, descriptors)
+
+    def await_any(self, interrupt: int | None) -> bool:
+        """Wait until the spawner sends a message; return False if *interrupt* is readable first."""
+        assert self._channel is not None
+        watched = [self._channel, *(() if interrupt is None else (interrupt,))]
+        while not (ready := wait_readable(watched, self.while_waiting())):
+            pass
+        return self._channel.fileno() in ready
+
+    def await_one(self, op: str, interrupt: int | None) -> Message | None:
+        """
+        Return the spawner's message *op* of the present round; earlier messages are kept.
+
+        None if *interrupt* is readable and no message arrives for `_FORKS` seconds. Raises the
+        reason if the spawner is gone.
+        """
+        assert self._channel is not None
+        # After an interrupt, forks in progress get a second: those workers can then be stopped
+        # like others.
+        while self.await_any(interrupt) or wait_readable([self._channel], _FORKS):
+            answer, extra = self._receive()
+            if answer["op"] == op and answer["round"] == self.round:
+                return answer
+            self._early += self._event(answer, extra)
+        return None
+
+    def take_one(self) -> None:
+        """Receive one message, and keep its event. Raises the reason if the spawner is gone."""
+        self._early += self._event(*self._receive())
+
+    def _receive(self) -> tuple[Message, list[int]]:
+        assert self._channel is not None
+        received = self._channel.receive(whole=False)
+        if received is None:
+            raise self._helpers.why_gone()
+        if received[0]["op"] == "broken":
+            raise StartError(received[0]["why"])
+        return received
+
+    def keep(self, event: Event) -> None:
+        """Keep *event* for `drain`."""
+        self._early.append(event)
+
+    def drain(self) -> list[Event]:
+        """Return the events since the last call; wait for at most one message in progress."""
+        events, self._early = self._early, []
+        while self._channel is not None and wait_readable([self._channel], 0):
+            received = self._channel.receive(whole=False)
+            if received is None:
+                self._channel.close()
+                self._channel = None
+                error = self._helpers.why_gone()
+                events.append(SpawnerLost(str(error), error))
+            else:
+                events += self._event(*received)
+
+        return events
+
+    def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
+        """Return the event of *message*, if it has one and belongs to the present round."""
+        try:
+            match message["op"]:
+                case "spawning":
+                    spawner, descriptors = Process.sent(message["spawner"], descriptors), []
+                    self._helpers.note_spawner(spawner, lambda number: self.send("ping", number=number))
+                    return []
+                case "forked":
+                    self._helpers.note_forked(message["pid"])
+                    return []
+                case "pong":
+                    self._helpers.note_answer(message["number"])
+                    return []
+                case "broken":
+                    return [SpawnerLost(message["why"], StartError(message["why"]))]
+
+            # The message is about an earlier round.
+            if message["round"] != self.round:
+                return []
+            match message["op"]:
+                case "hosting":
+                    self._helpers.note_store(message["pid"], lambda signum: self.send("signal store", signal=signum))
+                    return []
+                case "starting" | "started":  # of a start that was interrupted
+                    return []
+                case "store":
+                    why = self._helpers.reason_of_end(message["pid"], message["why"])
+                    self._helpers.forget_store()
+                    return [RoundStoreEnded(why, message["pid"], message["exitcode"], message["needed"])]
+
+            return [event_of_workers(message, descriptors)]
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def quit(self) -> None:
+        """
+        Send the spawner the order to quit, and wait until it closes its end: then nothing is left
+        below it.
+        """
+        channel = self._channel
+        assert channel is not None
+        self._helpers.wake_spawner()
+        channel.send({"op": "quit"})
+        deadline = monotonic() + _QUIT_LIMIT
+        left = _QUIT_LIMIT
+        while left > 0 and wait_readable([channel], left):
+            received = channel.receive(whole=False)
+            if received is None:
+                break
+            # No one reads these files any more.
+            for descriptor in received[1]:
+                os.close(descriptor)
+            left = deadline - monotonic()
+
+    def close(self) -> None:
+        """Close the channel."""
+        # A cycle would keep its owner, with all of a job, until the next garbage collection.
+        self.while_waiting = lambda: None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
 class SpawnerClient:
     """The workers of one launch, started and stopped by a spawner of their own."""
 
@@ -74,37 +370,28 @@ class SpawnerClient:
         self._count = count
         self.board: Board | None = None
         """The workers' reports of their progress."""
-        self._fork_server: ForkServer | None = None
-        self._channel: Channel | None = None
-        self._anchor: ChildProcess | None = None
-        """The reaper that was forked from the caller."""
-        self._early: list[Event] = []
-        self._round = -1
-        self._spawner: Process | None = None
-        self._itself: Helper | None = None
-        """The spawner, once it exists."""
-        self._store: Helper | None = None
-        """The process that hosts the workers' store of this round."""
-        self._blame: dict[int, str] = {}
-        """Reasons for which this program has killed helpers, by process id."""
-        self.while_waiting: Callable[[], float | None] = lambda: None
-        """
-        Called before each wait for the fork server or spawner; returns the seconds until the next
-        call.
-        """
+        self._helpers = LaunchHelpers()
+        self._messages = SpawnerMessages(self._helpers)
         self.started = False
         """True if workers were ever started, so that there is something to stop."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `drain` has events; -1 without a spawner."""
-        return -1 if self._channel is None else self._channel.fileno()
+        return self._messages.fileno()
+
+    def wait_with(self, while_waiting: Callable[[], float | None]) -> None:
+        """
+        Call *while_waiting* before each wait for the fork server or spawner; it returns the
+        seconds until the next call.
+        """
+        self._messages.while_waiting = while_waiting
 
     def employ(self, fork_server: ForkServer) -> None:
         """
         Request a spawner for this launch from *fork server*, which is given back when this client
         closes.
         """
-        self._fork_server = fork_server
+        self._helpers.fork_server = fork_server
         try:
             self._start_spawner(fork_server.request("job"))
         except BaseException:
@@ -116,50 +403,25 @@ class SpawnerClient:
         Return True if the fork server's imports have changed since, so that new workers need
         another one.
         """
-        return self._fork_server is not None and self._fork_server.outdated()
+        fork_server = self._helpers.fork_server
+        return fork_server is not None and fork_server.outdated()
 
     def fork_caller(self, call: Callable[[], Any]) -> None:
         """Fork a spawner from this process itself (start method ``fork``)."""
-        ours, theirs = Channel.pair()
-        link = Link(ours)
-        me = os.getpid()
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                # Otherwise the child would write the buffered text a second time.
-                stream.flush()
-
-        try:
-            with warnings.catch_warnings(), nullcontext() if debugger_follows() else unseen_by_debugger():
-                # Python 3.12 warns of forks in threaded programs, but the caller asked for one.
-                # In a kernel the debugger would make the child wait for a client that never
-                # connects.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
-        except OSError as error:
-            link.close()
-            theirs.close()
-            raise start_error("a fork of this program", error) from error
-
-        if pid == 0:
-            from elasticlib.workers.spawner import _begin
-
-            _begin.guard_spawner(theirs, me, call)
-
-        self._anchor = ChildProcess(pid)
-        self._itself = Helper("reaper", Reported(pid, self._anchor.send))
-        theirs.close()
+        link, reaper = _fork_reaper(call)
+        self._helpers.note_reaper(reaper)
         self._start_spawner(link)
 
     def _start_spawner(self, channel: Channel) -> None:
-        self._channel = channel
+        self._messages.open(channel)
         memories = descriptors_of_memories(self._memories)
         try:
             handed = {**memories, **self._handed}
             self.board = new_board(self._count)
             if self.board is not None:
                 handed["progress"] = self.board.fileno()
-            message = {"op": "job", "common": self._common.plain(), "memories": list(handed)}
-            channel.send(message, tuple(handed.values()))
+            descriptors = tuple(handed.values())
+            self._messages.send("job", descriptors, common=self._common.plain(), memories=list(handed))
         finally:
             # The spawner has copies of its own by now.
             for descriptor in memories.values():
@@ -174,32 +436,11 @@ class SpawnerClient:
         None if *interrupt* becomes readable first. Raises `StartError` or `PreloadError` if it
         cannot start.
         """
-        while self._spawner is None:
-            if not self._await_answer(interrupt):
+        while self._helpers.spawner is None:
+            if not self._messages.await_any(interrupt):
                 return None
-            self._early += self._event(*self._receive_answer())
-        return self._spawner
-
-    def _await_answer(self, interrupt: int | None) -> bool:
-        """Wait until the spawner sends a message; return False if *interrupt* is readable first."""
-        assert self._channel is not None
-        watched = [self._channel, *(() if interrupt is None else (interrupt,))]
-        while not (ready := wait_readable(watched, self.while_waiting())):
-            pass
-        return self._channel.fileno() in ready
-
-    def _receive_answer(self) -> tuple[Message, list[int]]:
-        """
-        Return the next message of the spawner, with its descriptors; raise the reason if the
-        spawner is gone.
-        """
-        assert self._channel is not None
-        received = self._channel.receive(whole=False)
-        if received is None:
-            raise self._why_gone()
-        if received[0]["op"] == "broken":
-            raise StartError(received[0]["why"])
-        return received
+            self._messages.take_one()
+        return self._helpers.spawner
 
     def look_at_imports(self, sink: records.Sink) -> float | None:
         """
@@ -207,9 +448,10 @@ class SpawnerClient:
 
         Return the seconds until the next look; None if no more is needed.
         """
-        if self._fork_server is None or self._fork_server.ready():
+        fork_server = self._helpers.fork_server
+        if fork_server is None or fork_server.ready():
             return None
-        if (slow := self._fork_server.slow_import()) is not None:
+        if (slow := fork_server.slow_import()) is not None:
             sink(slow)
         return _IMPORTS_LOOK
 
@@ -234,16 +476,15 @@ class SpawnerClient:
 
         Raises `StartError` or `PreloadError` if no worker can be started.
         """
-        assert self._channel is not None
-        self._wake()
+        self._helpers.wake_spawner()
         self._order_start(number, workers, listener, lease)
         is_restart = self.started
-        if self._await_message("starting", number, interrupt) is None:
+        if self._messages.await_one("starting", interrupt) is None:
             return {}
 
         self.started = True
         try:
-            started = self._await_message("started", number, interrupt)
+            started = self._messages.await_one("started", interrupt)
         except HelperLostError:
             # `drain` finds the end of the channel too, and reports it.
             return {}
@@ -252,19 +493,19 @@ class SpawnerClient:
             # once a round.
             if not is_restart:
                 raise
-            self._early.append(SpawnerLost(str(error), error))
+            self._messages.keep(SpawnerLost(str(error), error))
             return {}
 
         if started is None:
             return {}
 
-        if self._fork_server is not None:
-            self._fork_server.listen()
+        if self._helpers.fork_server is not None:
+            self._helpers.fork_server.listen()
         return {int(rank): pid for rank, pid in started["pids"].items()}
 
     def _order_start(self, number: int, workers: list[StartSpec], listener: int | None, lease: Term | None) -> None:
-        assert self._channel is not None
-        self._round, self._store = number, None
+        self._messages.round = number
+        self._helpers.forget_store()
         if self.board is not None:
             self.board.clear()
         streams = [_stream(number) for number in (0, 1, 2)]
@@ -274,115 +515,14 @@ class SpawnerClient:
         if lease is not None:
             more["lease"] = lease.fileno()
         differences = [worker.differences(self._common) for worker in workers]
-        message: Message = {"op": "start", "round": number, "workers": differences, "more": list(more)}
-        self._channel.send(message, (*streams, *more.values()))
+        descriptors = (*streams, *more.values())
+        self._messages.send("start", descriptors, round=number, workers=differences, more=list(more))
         for stream in streams:
             os.close(stream)
 
-    def _await_message(self, op: str, number: int, interrupt: int | None) -> Message | None:
-        """
-        Return the spawner's message *op* of round *number*; earlier messages are kept for
-        `drain`.
-
-        None if *interrupt* is readable and no message arrives for `_FORKS` seconds.
-        """
-        assert self._channel is not None
-        # After an interrupt, forks in progress get a second: those workers can then be stopped
-        # like others.
-        while self._await_answer(interrupt) or wait_readable([self._channel], _FORKS):
-            answer, extra = self._receive_answer()
-            if answer["op"] == op and answer["round"] == number:
-                return answer
-            self._early += self._event(answer, extra)
-        return None
-
     def drain(self) -> list[Event]:
         """Return the events since the last call; wait for at most one message in progress."""
-        events, self._early = self._early, []
-        while self._channel is not None and wait_readable([self._channel], 0):
-            received = self._channel.receive(whole=False)
-            if received is None:
-                self._channel.close()
-                self._channel = None
-                error = self._why_gone()
-                events.append(SpawnerLost(str(error), error))
-            else:
-                events += self._event(*received)
-
-        return events
-
-    def _why_gone(self) -> Exception:
-        """Return the error that names the process which was lost first, as far as that is known."""
-        itself = 0 if self._itself is None else self._itself.process.pid
-        # This program killed it, and knows the reason better than its exit status.
-        if itself in self._blame:
-            return HelperLostError(self._blame[itself])
-        pid = 0 if self._spawner is None else self._spawner.pid
-        if self._fork_server is not None:
-            return self._fork_server.failure("spawner", pid)
-        return self._why_gone_without_fork_server(pid)
-
-    def _why_gone_without_fork_server(self, pid: int) -> HelperLostError:
-        """
-        Return the error if this program itself was forked: its reaper may have been killed first.
-        """
-        reaper = self._anchor
-        status = 0 if reaper is None else reaper.exitcode() or 0
-        if reaper is not None and status < 0:
-            return HelperLostError.of("reaper", reaper.pid, -status)
-        return HelperLostError.of("spawner", pid)
-
-    def _event(self, message: Message, descriptors: list[int]) -> list[Event]:
-        try:
-            if message["op"] == "spawning":
-                self._spawner = Process.sent(message["spawner"], descriptors)
-                self._itself = Helper("spawner", self._spawner, lambda number: self._say("ping", number=number))
-                descriptors = []
-                return []
-
-            if message["op"] == "forked":
-                self._note_forked(message["pid"])
-                return []
-
-            if message["op"] == "broken":
-                return [SpawnerLost(message["why"], StartError(message["why"]))]
-            if message["op"] == "pong" and self._itself is not None:
-                self._itself.answered = message["number"]
-                return []
-
-            # The message is about an earlier round.
-            if message["round"] != self._round:
-                return []
-            match message["op"]:
-                case "hosting":
-                    store = Reported(message["pid"], lambda signum: self._say("signal store", signal=signum))
-                    self._store = Helper("worker store", store)
-                    return []
-                case "starting" | "started":  # of a start that was interrupted
-                    return []
-                case "store":
-                    why, self._store = self._blame.pop(message["pid"], message["why"]), None
-                    return [RoundStoreEnded(why, message["pid"], message["exitcode"], message["needed"])]
-
-            return [event_of_workers(message, descriptors)]
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-    def _note_forked(self, pid: int) -> None:
-        """Note the spawner before it has begun: the process that forked it forwards signals."""
-        if self._spawner is not None:
-            # Its own first message was faster.
-            return
-
-        fork_server, anchor = self._fork_server, self._anchor
-        if fork_server is not None:
-            send: Callable[[int], object] = functools.partial(fork_server.signal_child, pid)
-        else:
-            assert anchor is not None
-            send = anchor.send
-
-        self._itself = Helper("spawner", Reported(pid, send))
+        return self._messages.drain()
 
     def stop(self, signum: int, grace: float, spare_failed: bool = False) -> bool:
         """
@@ -391,39 +531,33 @@ class SpawnerClient:
 
         With *spare_failed* workers whose programs failed keep the time for their exit handlers.
         """
-        self._wake()
-        message = {"op": "stop", "signal": signum, "grace": grace, "spare": spare_failed}
-        return self._channel is not None and self._channel.send(message)
+        self._helpers.wake_spawner()
+        return self._messages.send("stop", signal=signum, grace=grace, spare=spare_failed)
 
     def signal(self, local_rank: int, signum: int) -> None:
         """
         Signal the group of one worker, if it runs: only the spawner holds the worker's number.
         """
-        self._wake()
-        self._say("signal", round=self._round, local_rank=local_rank, signal=signum)
+        self._helpers.wake_spawner()
+        self._messages.send("signal", round=self._messages.round, local_rank=local_rank, signal=signum)
 
     def pass_on(self, signum: int) -> None:
         """Send *signum* to every worker that handles it."""
-        self._wake()
-        self._say("pass on", signal=signum)
+        self._helpers.wake_spawner()
+        self._messages.send("pass on", signal=signum)
 
     def ask_for_stacks(self) -> None:
         """Request the stacks of all workers' threads; a `StacksRead` event follows."""
-        if self._channel is not None and self._spawner is not None:
-            self._wake()
-            self._say("stacks")
+        if self._helpers.spawner is not None:
+            self._helpers.wake_spawner()
+            self._messages.send("stacks")
 
     def ask_for_place(self) -> None:
         """
         Request the place of the first worker, if that can be read without harm; a `CurrentLine`
         event follows.
         """
-        self._say("place")
-
-    def _wake(self) -> None:
-        """Continue the spawner: one that was stopped from outside reads no messages."""
-        if self._spawner is not None:
-            self._spawner.send(signal.SIGCONT)
+        self._messages.send("place")
 
     def helpers_of_others(self) -> list[Helper]:
         """
@@ -431,85 +565,64 @@ class SpawnerClient:
 
         The spawner is woken to forward signals, and not replaced.
         """
-        return self._own_helpers(needs_spawner=False)
+        return self._helpers.serving_other_nodes()
 
     def helpers(self) -> list[Helper]:
         """Return the processes that the workers need, or that this launch waits for."""
-        own = self._own_helpers(needs_spawner=True)
-        return own if self._fork_server is None else own + self._fork_server.helpers(self._spawner is None)
-
-    def _own_helpers(self, *, needs_spawner: bool) -> list[Helper]:
-        if self._itself is not None:
-            self._itself.is_needed = needs_spawner
-        return [helper for helper in (self._itself, self._store) if helper is not None]
-
-    def _say(self, op: str, **facts: object) -> None:
-        if self._channel is not None:
-            self._channel.send({"op": op, **facts})
+        return self._helpers.all()
 
     def replace(self, helper: Helper, why: str) -> None:
         """Kill a *helper* that stands still; *why* is reported as the reason of its end."""
-        if helper in (self._itself, self._store):
-            self._blame[helper.process.pid] = why
-            helper.process.send(signal.SIGKILL)
-        elif self._fork_server is not None:
-            self._fork_server.replace(why)
+        self._helpers.replace(helper, why)
 
     def kill(self) -> None:
         """Kill a spawner that does not answer, and with it all workers."""
-        if self._spawner is not None:
-            self._spawner.kill()
+        self._helpers.kill_spawner()
 
     def close(self) -> None:
         """
         Kill the running workers and release the spawner; may be called in any state, more than
         once.
         """
-        # A cycle would keep its owner, with all of a job, until the next garbage collection.
-        self.while_waiting = lambda: None
-        if self._channel is not None:
-            if self._may_have_spawner():
-                self._quit(self._channel)
-            self._channel.close()
-            self._channel = None
+        is_open = self.fileno() >= 0
+        if is_open and (self.started or self._helpers.may_have_spawner()):
+            self._messages.quit()
+        self._messages.close()
+        self._helpers.release(unused=not self.started)
 
-        if self._spawner is not None:
-            if not self._spawner.ends(_EXIT_LIMIT):
-                self._spawner.kill()
-            self._spawner.close()
-            self._spawner = None
 
-        if self._anchor is not None:
-            self._anchor.wait(_QUIT_LIMIT)
-            self._anchor = None
+def _fork_reaper(call: Callable[[], Any]) -> tuple[Link, ChildProcess]:
+    """
+    Fork the reaper of a spawner from this process, with the link to the spawner; workers run
+    *call*.
+    """
+    ours, theirs = Channel.pair()
+    link = Link(ours)
+    me = os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            # Otherwise the child would write the buffered text a second time.
+            stream.flush()
 
-        if self._fork_server is not None:
-            fork_servers.give_back(self._fork_server, unused=not self.started)
-            self._fork_server = None
+    try:
+        with warnings.catch_warnings(), nullcontext() if debugger_follows() else unseen_by_debugger():
+            # Python 3.12 warns of forks in threaded programs, but the caller asked for one.
+            # In a kernel the debugger would make the child wait for a client that never
+            # connects.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError as error:
+        link.close()
+        theirs.close()
+        raise start_error("a fork of this program", error) from error
 
-    def _may_have_spawner(self) -> bool:
-        """
-        Return False if the fork server is still at its imports, so that no spawner can answer.
-        """
-        return self.started or self._fork_server is None or self._fork_server.ready()
+    if pid == 0:
+        from elasticlib.workers.spawner import _begin
 
-    def _quit(self, channel: Channel) -> None:
-        """
-        Send the spawner the order to quit, and wait until it closes its end: then nothing is left
-        below it.
-        """
-        self._wake()
-        channel.send({"op": "quit"})
-        deadline = monotonic() + _QUIT_LIMIT
-        left = _QUIT_LIMIT
-        while left > 0 and wait_readable([channel], left):
-            received = channel.receive(whole=False)
-            if received is None:
-                break
-            # No one reads these files any more.
-            for descriptor in received[1]:
-                os.close(descriptor)
-            left = deadline - monotonic()
+        _begin.guard_spawner(theirs, me, call)
+
+    theirs.close()
+    return link, ChildProcess(pid)
 
 
 def _stream(number: int) -> int:

@@ -198,7 +198,7 @@ class Processes:
 
     def _start_spawner(self) -> SpawnerClient:
         spawner = SpawnerClient(self._job.common, self._job.memories, self._count, self._job.descriptors)
-        spawner.while_waiting = lambda: soonest(self._look_at_helpers(spawner), spawner.look_at_imports(self._sink))
+        spawner.wait_with(lambda: soonest(self._look_at_helpers(spawner), spawner.look_at_imports(self._sink)))
         if self._job.fork_server is None:
             assert self._job.call is not None
             spawner.fork_caller(self._job.call)

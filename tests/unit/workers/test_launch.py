@@ -427,7 +427,7 @@ def test_a_spawner_that_has_not_begun_is_known_by_those_that_forked_it(
 ) -> None:
     """Stopped at its fork it can say nothing; killed, it is lost by the name and reason that its launch gave."""
     passed_on: list[tuple[int, int]] = []
-    monkeypatch.setattr(spawner.spawner, "_fork_server", server := FakeForkServer(passed_on))
+    monkeypatch.setattr(spawner.spawner._helpers, "fork_server", server := FakeForkServer(passed_on))
     spawner.say("forked", pid=77)
     spawner.channel.close()
     with pytest.raises(HelperLostError):
@@ -438,5 +438,5 @@ def test_a_spawner_that_has_not_begun_is_known_by_those_that_forked_it(
     spawner.spawner.replace(helper, "it stood still")
 
     assert [(77, signal.SIGCONT), (77, signal.SIGKILL)] == passed_on
-    assert "it stood still" == str(spawner.spawner._why_gone())
+    assert "it stood still" == str(spawner.spawner._helpers.why_gone())
     assert server.waits, "until the spawner itself has said something"
