@@ -74,7 +74,7 @@ class LaunchHelpers:
         self._reaper: ChildProcess | None = None
         """The parent of the spawner if this program itself was forked."""
         self._nearest: Helper | None = None
-        """The spawner, as far as it is known; the reaper until that has forked it."""
+        """The spawner; before it is forked, the reaper."""
         self._store: Helper | None = None
         """The process that hosts the workers' store of this round."""
         self._blame: dict[int, str] = {}

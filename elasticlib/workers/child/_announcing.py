@@ -3,7 +3,7 @@ Announcements of a worker to its spawner about its program, and the release for 
 waits.
 
 An outcome is announced when its report is written, through a pipe that all workers of a spawner
-share.
+share. The spawner's side of both pipes is here too.
 
 Rules of this file: any process may write into that pipe, so invalid announcements are left out.
 """
@@ -17,6 +17,7 @@ import select
 import struct
 from collections.abc import Iterator
 
+from elasticlib.processes import close_each
 from elasticlib.workers.child import _report
 from elasticlib.workers.child._start_spec import Handed
 
@@ -24,6 +25,8 @@ _NOTICE = struct.Struct("!iBi")
 _POURED = 255
 """Mark in place of an outcome: a piece of a report follows, and the number is its bytes."""
 _PIECE = select.PIPE_BUF - _NOTICE.size
+_MOST_NOTICES = 65536
+"""Bytes that a pipe holds."""
 
 
 class ProgramOutcome(enum.IntEnum):
@@ -119,12 +122,36 @@ def _pipe(handed: Handed) -> Iterator[int]:
 
 
 class Notices:
-    """Announcements of workers, as the spawner reads them: in pieces of any length."""
+    """
+    Announcements of workers, as the spawner reads them from their common pipe: in pieces of any
+    length.
+    """
 
     def __init__(self) -> None:
+        self._ends = (-1, -1)
         self._unread = b""
         self._poured: dict[int, bytearray] = {}
         """The received part of each worker's report, by pid."""
+
+    def open(self) -> None:
+        """Open the pipe."""
+        self._ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Return the end that is readable when `receive` has data."""
+        return self._ends[0]
+
+    def for_workers(self) -> tuple[int, tuple[int, int]]:
+        """Return the end that workers write to, and its identity."""
+        writing = self._ends[1]
+        return writing, _report.identity(writing)
+
+    def receive(self) -> bytes:
+        """Return the data in the pipe, for `take`; empty without any. It never waits."""
+        try:
+            return os.read(self._ends[0], _MOST_NOTICES)
+        except BlockingIOError:
+            return b""
 
     def take(self, data: bytes) -> Iterator[tuple[int, ProgramOutcome, int]]:
         """
@@ -153,3 +180,39 @@ class Notices:
         Empty if the worker wrote it to its file.
         """
         return bytes(self._poured.pop(pid, b""))
+
+
+class RoundRelease:
+    """
+    The pipe at which functions that have returned wait, until those of all local ranks have.
+
+    It is written to once a round. A byte releases them, not a closed end, because other processes
+    may hold copies of the end.
+    """
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, ...] = ()
+
+    def begin_round(self) -> None:
+        """Hold returned functions from now on. Raises OSError if no descriptor is free."""
+        self.close()
+        self._ends = os.pipe2(os.O_CLOEXEC)
+
+    def for_workers(self) -> tuple[int, tuple[int, int]]:
+        """Return the end that workers wait at, and its identity."""
+        reading, _ = self._ends
+        return reading, _report.identity(reading)
+
+    def give(self) -> None:
+        """Release all functions that wait now, or later."""
+        for writing in self._ends[1:]:
+            os.write(writing, b".")
+
+    def own(self) -> tuple[int, ...]:
+        """Return the descriptors that workers need not hold."""
+        return self._ends[1:]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        close_each(self._ends)
+        self._ends = ()

@@ -17,7 +17,6 @@ import errno
 import math
 import os
 import selectors
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from json import dumps
@@ -37,14 +36,13 @@ from elasticlib.processes import (
     living_parent,
     new_parent,
 )
-from elasticlib.workers.child import _announcing, _exiting, _report, _showing, _threads
+from elasticlib.workers.child import _exiting, _report, _threads
 from elasticlib.workers.child._start_spec import Handed, StartSpec
-from elasticlib.workers.spawner import _kernel_facts, _stuck
 from elasticlib.workers.spawner._detached import Detached
 from elasticlib.workers.spawner._fork_worker import fork_worker
 from elasticlib.workers.spawner._stack_dump import StackDump, shared_text
 from elasticlib.workers.spawner._store_host import StoreHost
-from elasticlib.workers.spawner._worker_process import Left, WorkerProcess
+from elasticlib.workers.spawner._worker_process import Left, LiveWorkers, WorkerProcess
 
 _FIXES = {
     errno.EMFILE: "; each worker needs three descriptors: raise the hard limit of open files (ulimit -Hn)",
@@ -53,49 +51,38 @@ _FIXES = {
 }
 _LONGEST_WAIT = 86400.0
 _SHORTEST_WAIT = 0.01
-_MOST_NOTICES = 65536
-"""Bytes that a pipe holds."""
 
 
-class RoundRelease:
+class ParentWatch:
     """
-    The pipe at which functions that have returned wait, until those of all local ranks have.
+    The process with which this one ends: its parent, and then the *guardian*.
 
-    It is written to once a round. A byte releases them, not a closed end, because other processes
-    may hold copies of the end.
+    The parent may be a fork server, which a launch that has begun does not need any more.
     """
 
-    def __init__(self) -> None:
-        self._ends: tuple[int, ...] = ()
+    def __init__(self, selector: selectors.BaseSelector, guardian: int, leave: Callable[[], NoReturn]) -> None:
+        self._selector = selector
+        self._guardian = guardian
+        self._leave = leave
 
-    def begin_round(self) -> None:
-        """Hold returned functions from now on. Raises OSError if no descriptor is free."""
-        self.close()
-        self._ends = os.pipe2(os.O_CLOEXEC)
+    def begin(self, parent: int) -> None:
+        """Watch *parent*."""
+        handle = living_parent(parent)
+        self._selector.register(handle, selectors.EVENT_READ, lambda: self._lose(handle))
 
-    def for_workers(self) -> tuple[int, tuple[int, int]]:
-        """Return the end that workers wait at, and its identity."""
-        reading, _ = self._ends
-        return reading, _report.identity(reading)
-
-    def give(self) -> None:
-        """Release all functions that wait now, or later."""
-        for writing in self._ends[1:]:
-            os.write(writing, b".")
-
-    def own(self) -> tuple[int, ...]:
-        """Return the descriptors that workers need not hold."""
-        return self._ends[1:]
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        close_each(self._ends)
-        self._ends = ()
+    def _lose(self, parent: Handle) -> None:
+        """Continue under the guardian, if that replaces *parent*; otherwise end."""
+        self._selector.unregister(parent)
+        parent.close()
+        guardian = new_parent(self._guardian)
+        if guardian is None:
+            self._leave()
+        self._selector.register(guardian, selectors.EVENT_READ, self._leave)
 
 
 @dataclass(eq=False)
 class Spawner:
-    """The workers of one launch, round after round."""
+    """The process above the workers of one launch: it starts them at the launcher's orders, round after round."""
 
     _launcher: Channel
     _parent: int
@@ -115,41 +102,29 @@ class Spawner:
     for none.
     """
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _live: dict[int, WorkerProcess] = field(default_factory=dict)
     _common: StartSpec = field(default_factory=StartSpec)
     """The part of the `StartSpec` that all workers of the launch share."""
     _memories: dict[str, int] = field(default_factory=dict)
     """Pickled function and ``__main__`` definitions, as descriptors."""
-    _round: int = -1
-    _survivors: list[int] = field(default_factory=list)
-    _notices: tuple[int, int] = (-1, -1)
-    """The pipe through which workers announce the outcomes of their programs."""
-    _heard: _announcing.Notices = field(default_factory=_announcing.Notices)
-    _release: RoundRelease = field(default_factory=RoundRelease)
-    """The release of functions that have returned."""
-    _stopping: _stuck.RoundStop | None = None
-    """Record of workers that are slow to end."""
     _lease: Lease | None = None
     """The lease of the workers, in a job of many nodes."""
     _stacks: StackDump = field(default_factory=StackDump)
+    _workers: LiveWorkers = field(init=False)
     _store: StoreHost = field(init=False)
 
     def __post_init__(self) -> None:
+        self._workers = LiveWorkers(self._launcher, self._selector, self._detached, self._all_ended, self._stacks)
         self._store = StoreHost(self._selector, self._keep, self._store_began, self._store_ended)
 
     def serve(self) -> NoReturn:
         """Follow orders until the launcher or the parent is gone."""
         self._selector.register(self._launcher, selectors.EVENT_READ, self._obey)
-        parent = living_parent(self._parent)
-        self._selector.register(parent, selectors.EVENT_READ, lambda: self._lose_parent(parent))
-        self.listen()
+        ParentWatch(self._selector, self._guardian, self._leave).begin(self._parent)
+        self._workers.listen()
         while True:
             for key, _ in self._selector.select(self._left()):
                 key.data()
-            for worker in list(self._live.values()):
-                self._look_at(worker)
-            if self._stopping is not None and monotonic() >= self._stopping.next_look:
-                self._look_for_stuck(self._stopping)
+            self._workers.look()
             if self._stacks.next_look is not None and monotonic() >= self._stacks.next_look:
                 self._answer_with_stacks(self._stacks.look(monotonic()))
             if monotonic() >= self._lease_end():
@@ -159,17 +134,10 @@ class Spawner:
                 self._launcher.send({"op": "broken", "why": CUT_OFF})
                 self._leave()
 
-    def listen(self) -> None:
-        """Open the pipe through which workers announce the outcomes of their programs."""
-        self._notices = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._notices[0], selectors.EVENT_READ, self._hear)
-
     def _left(self) -> float | None:
         """Return the seconds until something is due; None for no limit."""
         now = monotonic()
-        due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
-        if self._stopping is not None:
-            due.append(self._stopping.next_look)
+        due = self._workers.due()
         if self._stacks.next_look is not None:
             due.append(self._stacks.next_look)
         end = self._lease_end()
@@ -183,26 +151,12 @@ class Spawner:
         # The kernel limits the length of a wait.
         return min(max(0.0, min(due) - now), _LONGEST_WAIT)
 
-    def _lose_parent(self, parent: Handle) -> None:
-        """
-        Continue under the guardian, if that replaces *parent*, a fork server that has ended;
-        otherwise end.
-
-        A launch that has begun does not need a fork server.
-        """
-        self._selector.unregister(parent)
-        parent.close()
-        guardian = new_parent(self._guardian)
-        if guardian is None:
-            self._leave()
-        self._selector.register(guardian, selectors.EVENT_READ, self._leave)
-
     def _leave(self) -> NoReturn:
         kill_descendants()
         os._exit(0)
 
     def _lease_end(self) -> float:
-        return self._lease.ends_at() if self._lease is not None and self._live else math.inf
+        return self._lease.ends_at() if self._lease is not None and self._workers.any_left() else math.inf
 
     def _obey(self) -> None:
         received = self._launcher.receive()
@@ -215,13 +169,13 @@ class Spawner:
             case "start":
                 self._start(message, descriptors)
             case "signal":
-                self._signal_worker(message)
+                self._workers.signal(message["round"], message["local_rank"], message["signal"])
             case "pass on":
-                self._pass_on(message["signal"])
+                self._workers.pass_on(message["signal"])
             case "stacks":
-                self._look_at_stacks("stacks", list(self._live.values()))
+                self._look_at_stacks("stacks", self._workers.living())
             case "place":
-                self._look_at_stacks("place", self._workers_to_sample())
+                self._look_at_stacks("place", [each for each in self._workers.living() if each.may_be_sampled()])
             case "stop":
                 self._stop(message["signal"], message["grace"], message["spare"])
             case "ping":
@@ -233,26 +187,21 @@ class Spawner:
 
     def _take_job(self, message: Message, descriptors: list[int]) -> None:
         self._common = StartSpec.of(message["common"])
+        self._workers.are_functions = self._common.kind == "function"
         self._memories = dict(zip(message["memories"], descriptors, strict=True))
         with processes.own_descriptors() as itself:
             self._launcher.send({"op": "spawning", "spawner": os.getpid()}, itself)
 
-    def _signal_worker(self, message: Message) -> None:
-        worker = self._live.get(message["local_rank"])
-        # The order may have been sent before the launcher knew the round's end.
-        if worker is not None and message["round"] == self._round:
-            worker.send_group(message["signal"])
-
-    def _pass_on(self, signum: int) -> None:
-        for each in self._live.values():
-            each.pass_on(signum)
-
-    def _workers_to_sample(self) -> list[WorkerProcess]:
-        return [each for each in self._live.values() if each.may_be_sampled()]
-
     def _look_at_stacks(self, asker: str, workers: Sequence[WorkerProcess]) -> None:
         seen = [each.seen() for each in workers]
         self._stacks.begin(seen, monotonic(), asker)
+
+    def _answer_with_stacks(self, found: dict[int, str] | None) -> None:
+        if found is None:
+            return
+        with shared_text(dumps(found)) as memories:
+            for asker in self._stacks.askers:
+                self._launcher.send({"op": asker, "round": self._workers.round}, memories)
 
     def _quit(self) -> NoReturn:
         self._store.end()
@@ -261,8 +210,8 @@ class Spawner:
         os._exit(0)
 
     def _start(self, message: Message, descriptors: list[int]) -> None:
-        self._round = message["round"]
-        self._survivors = []
+        number = message["round"]
+        self._workers.begin_round(number)
         self._detached.begin_round()
         self._store.end()
         streams, given = descriptors[:3], dict(zip(message["more"], descriptors[3:], strict=True))
@@ -273,10 +222,10 @@ class Spawner:
         self._lease = Lease(given["lease"]) if "lease" in given else None
 
         # Before any program runs: the launcher must not think that the round has not begun.
-        self._launcher.send({"op": "starting", "round": self._round})
+        self._launcher.send({"op": "starting", "round": number})
         _threads.set_torch_threads(self._common.threads)
         try:
-            self._release.begin_round()
+            self._workers.release.begin_round()
             for differences in message["workers"]:
                 self._start_worker(self._common.with_differences(differences), streams)
         except OSError as error:
@@ -288,11 +237,12 @@ class Spawner:
         finally:
             close_each(streams)
 
-        self._launcher.send({"op": "started", "round": self._round, "pids": {n: w.pid for n, w in self._live.items()}})
+        self._launcher.send({"op": "started", "round": number, "pids": self._workers.pids()})
 
     def _start_worker(self, spec: StartSpec, streams: list[int]) -> None:
         left = Left()
-        release, release_identity = self._release.for_workers()
+        notices, notices_identity = self._workers.notices.for_workers()
+        release, release_identity = self._workers.release.for_workers()
         opened = {
             name: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             for name, path in (("stdout", spec.stdout), ("stderr", spec.stderr))
@@ -305,8 +255,8 @@ class Spawner:
             identity=_report.identity(left.report),
             faults=left.faults,
             tail=left.tail,
-            notices=self._notices[1],
-            notices_identity=_report.identity(self._notices[1]),
+            notices=notices,
+            notices_identity=notices_identity,
             release=release,
             release_identity=release_identity,
             spawner=os.getpid(),
@@ -318,10 +268,9 @@ class Spawner:
             close_each(opened.values())
 
         course = _exiting.ExitCourse(*spec.exit_timeout, for_group=spec.signals_group)
-        live = WorkerProcess(self._round, spec.local_rank, pid, processes.handle_of(pid), left, course)
-        self._live[live.local_rank] = live
+        handle = processes.handle_of(pid)
         self._detached.add_worker(pid)
-        self._selector.register(live.handle, selectors.EVENT_READ, lambda: self._ended(live))
+        self._workers.add(WorkerProcess(self._workers.round, spec.local_rank, pid, handle, left, course))
 
     def _fork(self, spec: StartSpec, handed: Handed) -> int:
         drop = None if self._call is None else self._own_descriptors()
@@ -330,83 +279,19 @@ class Spawner:
     def _own_descriptors(self) -> list[int]:
         """Return the descriptors that a worker, forked with all of the caller's, must not hold."""
         own = [key.fd for key in self._selector.get_map().values()]
-        own += [self._detached.fileno(), *self._release.own()]
+        own += [self._detached.fileno(), *self._workers.own()]
         if self._lease is not None:
             own.append(self._lease.fileno())
-        for worker in self._live.values():
-            own += worker.left.all()
         return [*own, self._selector.fileno()]  # type: ignore[attr-defined]
 
-    def _ended(self, worker: WorkerProcess) -> None:
-        # Its announcements before its end count, and are in the pipe by now.
-        self._hear()
-        # It stays a zombie until its group is killed: so no other process has its number.
-        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-        self._selector.unregister(worker.handle)
-        if worker.others_in_group() and worker.course.leaves_time_to_group(monotonic()):
-            if not worker.course.for_group:
-                worker.ask_group()
-        else:
-            self._reap(worker)
-
-    def _look_at_group(self, worker: WorkerProcess) -> None:
-        """
-        Reap the worker, which has ended, if no process of its group is left that could handle the
-        signal.
-        """
-        left = worker.others_in_group()
-        if not left:
-            self._reap(worker)
-            return
-        # Processes that ignore the signal may end for other reasons: they get some time, too.
-        had_its_time = worker.course.patience_is_over(monotonic())
-        if had_its_time and all(_kernel_facts.ignores(pid, worker.signum) for pid in left):
-            self._reap(worker)
-
-    def _reap(self, worker: WorkerProcess) -> None:
-        # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
-        worker.send_group(signal.SIGKILL)
-        _, status = os.waitpid(worker.pid, 0)
-        facts = worker.course.facts_of_end(os.waitstatus_to_exitcode(status))
-        self._detached.succeeded = self._detached.succeeded and facts["exitcode"] == 0
-        self._tell("exited", worker, worker.left.all(), told=worker.was_signalled, **facts)
-        self._forget(worker)
-
-    def _tell(self, what: str, worker: WorkerProcess, descriptors: tuple[int, ...] = (), **facts: object) -> None:
-        message = {"op": what, "round": worker.round, "local_rank": worker.local_rank, "pid": worker.pid}
-        self._launcher.send(message | facts, descriptors)
-
-    def _forget(self, worker: WorkerProcess) -> None:
-        self._stacks.end(worker.local_rank)
-        worker.close()
-        # A worker may be killed in the middle of its report.
-        self._heard.report_of(worker.pid)
-        del self._live[worker.local_rank]
-        if self._live:
-            self._look_who_runs()
-        else:
-            self._all_ended()
-
-    def _look_who_runs(self) -> None:
-        """Release functions that have returned when all have; note the last running worker."""
-        now = monotonic()
-        running = [each.course for each in self._live.values() if not each.course.waits()]
-        if not running:
-            self._release.give()
-            for each in self._live.values():
-                each.course.release(now)
-        elif len(running) == 1 and self._detached.succeeded:
-            running[0].note_others_finished(now, is_function=self._common.kind == "function")
-
     def _all_ended(self) -> None:
-        self._stopping = None
         if not self._detached.succeeded:
             self._store.end()
         # Otherwise it stays as long as this process: workers of other nodes may still use it.
-        stays = [*self._survivors, *self._store.pids()]
+        stays = [*self._workers.survivors, *self._store.pids()]
         left, ended = self._detached.sweep(stays, keeps=self._keeps_detached())
-        survivors = [*self._survivors, *left]
-        self._launcher.send({"op": "stopped", "round": self._round, "survivors": survivors, "ended": ended})
+        survivors = [*self._workers.survivors, *left]
+        self._launcher.send({"op": "stopped", "round": self._workers.round, "survivors": survivors, "ended": ended})
 
     def _keeps_detached(self) -> bool:
         return not self._common.serves_caller
@@ -416,127 +301,15 @@ class Spawner:
         # upload behind. That does not apply if the stop follows a failure, or others wait for a
         # restart. The restart may be another node's, after all workers here ended.
         self._detached.succeeded = self._detached.succeeded and not spare
-        if not self._live:
-            self._all_ended()
-            return
-
-        # A worker that failed, or waits for others, may just have announced it.
-        self._hear()
-        self._release.give()
-        now = monotonic()
-        is_another = self._stopping is None or self._stopping.signum != signum
-        if is_another:
-            self._stopping = _stuck.RoundStop(signum, now, restart_waits=spare)
-        for worker in self._live.values():
-            must_be_signalled = worker.course.stop(grace, now, spare)
-            # Not a second time: a program may take a second signal for an order to end at once.
-            if must_be_signalled and worker.signum != signum:
-                worker.ask(signum)
-
-    def _look_for_stuck(self, stop: _stuck.RoundStop) -> None:
-        """End a worker in native code, if that may free the others for their own ends."""
-        signalled = {rank: each for rank, each in self._live.items() if each.course.stage is _exiting.Stage.SIGNALLED}
-        if not signalled:
-            self._stopping = None
-            return
-
-        looks = {rank: _stuck.look(worker.pid, stop.signum) for rank, worker in signalled.items()}
-        rank = stop.stuck(looks, monotonic())
-        if rank is None:
-            return
-
-        worker = signalled[rank]
-        self._tell("stuck", worker, waited=monotonic() - stop.began)
-        worker.send_group(signal.SIGKILL)
-
-    def _hear(self) -> None:
-        """Read the workers' announcements on the outcomes of their programs."""
-        try:
-            data = os.read(self._notices[0], _MOST_NOTICES)
-        except BlockingIOError:
-            return
-        self._take_notices(data)
-        if any(each.course.waits() for each in self._live.values()):
-            self._look_who_runs()
-
-    def _take_notices(self, data: bytes) -> None:
-        workers = {each.pid: each for each in self._live.values()}
-        for pid, outcome, status in self._heard.take(data):
-            if pid in workers:
-                # A worker that has ended is left out.
-                self._note_outcome(workers[pid], outcome, status)
-
-    def _note_outcome(self, worker: WorkerProcess, outcome: _announcing.ProgramOutcome, status: int) -> None:
-        report = self._heard.report_of(worker.pid)
-        if report:
-            # No file could hold the report: it came through the pipe.
-            worker.left.put_report(report)
-        if worker.course.heard(outcome, status, monotonic()):
-            self._tell("failed", worker, worker.left.reports(), exitcode=status)
-
-    def _look_at(self, worker: WorkerProcess) -> None:
-        """Take the actions that are due for a worker which is slow to end."""
-        course = worker.course
-        if course.deadline is None or monotonic() < course.deadline:
-            return
-        stacks = worker.stacks()
-        has_returned = _showing.has_returned(stacks or "")
-        for act in course.due(monotonic(), stacks is not None, has_returned):
-            self._do(act, worker, stacks or "")
-
-    def _do(self, act: _exiting.ExitAction, worker: WorkerProcess, stacks: str) -> None:
-        course = worker.course
-        match act:
-            case _exiting.ExitAction.DUMP:
-                worker.dump()
-            case _exiting.ExitAction.TELL:
-                self._tell_with_stacks("lingers", worker, stacks, seconds=course.exit_timeout, ends=course.overdue)
-            case _exiting.ExitAction.TELL_LAST_RUNS:
-                seconds, left = course.time_of_last_runs(monotonic())
-                self._tell_with_stacks("last_runs", worker, stacks, seconds=seconds, left=left)
-            case _exiting.ExitAction.TERM:
-                worker.ask(signal.SIGTERM)
-            case _exiting.ExitAction.ASK_GROUP:
-                self._ask_group(worker)
-            case _exiting.ExitAction.LOOK_AT_GROUP:
-                self._look_at_group(worker)
-            case _exiting.ExitAction.END_GROUP:
-                self._reap(worker)
-            case _exiting.ExitAction.KILL:
-                worker.kill()
-            case _exiting.ExitAction.GIVE_UP:
-                self._give_up(worker)
-
-    def _tell_with_stacks(self, what: str, worker: WorkerProcess, stacks: str, **facts: object) -> None:
-        with shared_text(stacks) as memories:
-            self._tell(what, worker, memories, **facts)
-
-    def _ask_group(self, worker: WorkerProcess) -> None:
-        if worker.is_writing():
-            # The worker could not save without its children.
-            worker.course.postpone_group(monotonic())
+        if self._workers.any_left():
+            self._workers.stop(signum, grace, spare)
         else:
-            worker.ask_group()
-
-    def _give_up(self, worker: WorkerProcess) -> None:
-        # It is in uninterruptible sleep: a later sweep reaps it, if it ever ends.
-        self._survivors.append(worker.pid)
-        self._selector.unregister(worker.handle)
-        self._forget(worker)
-
-    def _answer_with_stacks(self, found: dict[int, str] | None) -> None:
-        if found is None:
-            return
-        with shared_text(dumps(found)) as memories:
-            for asker in self._stacks.askers:
-                self._launcher.send({"op": asker, "round": self._round}, memories)
+            self._all_ended()
 
     def _store_began(self, pid: int) -> None:
-        self._launcher.send({"op": "hosting", "round": self._round, "pid": pid})
+        self._launcher.send({"op": "hosting", "round": self._workers.round, "pid": pid})
 
     def _store_ended(self, why: str, pid: int, exitcode: int) -> None:
-        # A program that has just announced its success needs no store.
-        self._hear()
-        needed = not all(each.course.program.ended_well() for each in self._live.values())
-        facts = {"round": self._round, "why": why, "pid": pid, "exitcode": exitcode, "needed": needed}
+        needed = not self._workers.all_ended_well()
+        facts = {"round": self._workers.round, "why": why, "pid": pid, "exitcode": exitcode, "needed": needed}
         self._launcher.send({"op": "store", **facts})

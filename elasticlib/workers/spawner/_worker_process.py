@@ -1,24 +1,28 @@
 """
-A worker's process and its group, as the spawner signals them, and the files in which it leaves
-its report.
+A worker's process and its group, as the spawner signals them, the files in which it leaves its
+report, and the steps to the ends of all workers of a round.
 
 A stop signal is sent to the worker alone while the worker can forward it. Its children, such as
 those of a DataLoader, would die first, and the worker's handler could not save. They get it when
 the worker has ended, or after half of the time.
 
 Rules of this file: the group is signalled by its number only until the worker, its leader, is
-reaped.
+reaped. Time comes from the clock here, and the decisions from `_exiting` and `_stuck`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from elasticlib import processes
+from elasticlib._clock import monotonic
 from elasticlib.processes import (
+    Channel,
     close_each,
     files_with_content,
     is_ending,
@@ -27,10 +31,13 @@ from elasticlib.processes import (
     signal_group,
     signal_process,
 )
-from elasticlib.workers.child import _child
-from elasticlib.workers.child._exiting import ExitCourse
-from elasticlib.workers.spawner import _kernel_facts
-from elasticlib.workers.spawner._stack_dump import StackRequest
+from elasticlib.workers.child import _child, _showing
+from elasticlib.workers.child._announcing import Notices, ProgramOutcome, RoundRelease
+from elasticlib.workers.child._exiting import ExitAction, ExitCourse, Stage
+from elasticlib.workers.spawner import _kernel_facts, _stuck
+from elasticlib.workers.spawner._detached import Detached
+from elasticlib.workers.spawner._stack_dump import StackDump, StackRequest, shared_text
+from elasticlib.workers.spawner._stuck import RoundStop
 
 
 class Left:
@@ -150,6 +157,24 @@ class WorkerProcess:
             signal_descendant(os.getpid(), pid, self.signum)
             signal_descendant(os.getpid(), pid, signal.SIGCONT)
 
+    def ask_group_unless_writing(self) -> None:
+        """Do as `ask_group`, or later: the worker could not save without its children."""
+        if self.is_writing():
+            self.course.postpone_group(monotonic())
+        else:
+            self.ask_group()
+
+    def has_lost_its_group(self) -> bool:
+        """
+        Return True if no process of its group is left that could handle the signal.
+        """
+        left = self.others_in_group()
+        if not left:
+            return True
+        # Processes that ignore the signal may end for other reasons: they get some time, too.
+        had_their_time = self.course.patience_is_over(monotonic())
+        return had_their_time and all(_kernel_facts.ignores(pid, self.signum) for pid in left)
+
     def kill(self) -> None:
         """SIGKILL it and its group."""
         self.send_group(signal.SIGKILL)
@@ -202,3 +227,255 @@ class WorkerProcess:
         """Close its handle and its files."""
         self.handle.close()
         self.left.close()
+
+
+@dataclass(eq=False)
+class LiveWorkers:
+    """
+    The workers of a round that have not ended, and the steps to their ends.
+
+    The launcher gets a report of each end, with the worker's files.
+    """
+
+    _launcher: Channel
+    _selector: selectors.BaseSelector
+    _detached: Detached
+    _all_ended: Callable[[], None]
+    """Called after the end of the last one."""
+    _stacks: StackDump
+    """The look at their stacks, which must know of their ends."""
+    round: int = -1
+    are_functions: bool = False
+    """True if they call a function, and are no scripts or programs."""
+    survivors: list[int] = field(default_factory=list)
+    """Process ids of workers of this round that not even SIGKILL ended."""
+    notices: Notices = field(default_factory=Notices)
+    """The outcomes that they announce."""
+    release: RoundRelease = field(default_factory=RoundRelease)
+    """The release of functions that have returned."""
+    _live: dict[int, WorkerProcess] = field(default_factory=dict)
+    _stopping: RoundStop | None = None
+    """Record of workers that are slow to end."""
+
+    def listen(self) -> None:
+        """Open the pipe through which workers announce the outcomes of their programs."""
+        self.notices.open()
+        self._selector.register(self.notices.fileno(), selectors.EVENT_READ, self.hear)
+
+    def begin_round(self, number: int) -> None:
+        """Forget the round before."""
+        self.round = number
+        self.survivors = []
+
+    def add(self, worker: WorkerProcess) -> None:
+        """Watch a *worker* that was just started."""
+        self._live[worker.local_rank] = worker
+        self._selector.register(worker.handle, selectors.EVENT_READ, lambda: self._ended(worker))
+
+    def pids(self) -> dict[int, int]:
+        """Return the process ids by local rank."""
+        return {rank: worker.pid for rank, worker in self._live.items()}
+
+    def living(self) -> list[WorkerProcess]:
+        """Return all."""
+        return list(self._live.values())
+
+    def any_left(self) -> bool:
+        """Return True until the last one has ended."""
+        return bool(self._live)
+
+    def all_ended_well(self) -> bool:
+        """Return True if the programs of all that are left have announced their success."""
+        # A program that has just announced it counts.
+        self.hear()
+        return all(each.course.program.ended_well() for each in self._live.values())
+
+    def own(self) -> list[int]:
+        """Return the descriptors here that a new worker must not hold."""
+        own = [*self.release.own()]
+        for worker in self._live.values():
+            own += worker.left.all()
+        return own
+
+    # Requests of the launcher.
+
+    def signal(self, number: int, local_rank: int, signum: int) -> None:
+        """Signal the group of a worker of round *number*."""
+        worker = self._live.get(local_rank)
+        # The order may have been sent before the launcher knew the round's end.
+        if worker is not None and number == self.round:
+            worker.send_group(signum)
+
+    def pass_on(self, signum: int) -> None:
+        """Send *signum* to each worker that handles it."""
+        for each in self._live.values():
+            each.pass_on(signum)
+
+    def stop(self, signum: int, grace: float, spare: bool) -> None:
+        """
+        Stop all with *signum*, and after *grace* seconds with SIGKILL.
+
+        With *spare* those whose programs failed keep the time for their exit handlers.
+        """
+        # A worker that failed, or waits for others, may just have announced it.
+        self.hear()
+        self.release.give()
+        now = monotonic()
+        is_another = self._stopping is None or self._stopping.signum != signum
+        if is_another:
+            self._stopping = RoundStop(signum, now, restart_waits=spare)
+        for worker in self._live.values():
+            must_be_signalled = worker.course.stop(grace, now, spare)
+            # Not a second time: a program may take a second signal for an order to end at once.
+            if must_be_signalled and worker.signum != signum:
+                worker.ask(signum)
+
+    # What is due.
+
+    def due(self) -> list[float]:
+        """Return the times at which `look` has work."""
+        due = [each.course.deadline for each in self._live.values() if each.course.deadline is not None]
+        if self._stopping is not None:
+            due.append(self._stopping.next_look)
+        return due
+
+    def look(self) -> None:
+        """Take the actions that are due."""
+        for worker in self.living():
+            self._look_at(worker)
+        if self._stopping is not None and monotonic() >= self._stopping.next_look:
+            self._look_for_stuck(self._stopping)
+
+    def _look_at(self, worker: WorkerProcess) -> None:
+        """Take the actions that are due for a worker which is slow to end."""
+        course = worker.course
+        if course.deadline is None or monotonic() < course.deadline:
+            return
+        stacks = worker.stacks()
+        has_returned = _showing.has_returned(stacks or "")
+        for act in course.due(monotonic(), stacks is not None, has_returned):
+            self._do(act, worker, stacks or "")
+
+    def _do(self, act: ExitAction, worker: WorkerProcess, stacks: str) -> None:
+        course = worker.course
+        match act:
+            case ExitAction.DUMP:
+                worker.dump()
+            case ExitAction.TELL:
+                self._tell_with_stacks("lingers", worker, stacks, seconds=course.exit_timeout, ends=course.overdue)
+            case ExitAction.TELL_LAST_RUNS:
+                seconds, left = course.time_of_last_runs(monotonic())
+                self._tell_with_stacks("last_runs", worker, stacks, seconds=seconds, left=left)
+            case ExitAction.TERM:
+                worker.ask(signal.SIGTERM)
+            case ExitAction.ASK_GROUP:
+                worker.ask_group_unless_writing()
+            case ExitAction.LOOK_AT_GROUP:
+                if worker.has_lost_its_group():
+                    self._reap(worker)
+            case ExitAction.END_GROUP:
+                self._reap(worker)
+            case ExitAction.KILL:
+                worker.kill()
+            case ExitAction.GIVE_UP:
+                self._give_up(worker)
+
+    def _give_up(self, worker: WorkerProcess) -> None:
+        # It is in uninterruptible sleep: a later sweep reaps it, if it ever ends.
+        self.survivors.append(worker.pid)
+        self._selector.unregister(worker.handle)
+        self._forget(worker)
+
+    def _look_for_stuck(self, stop: RoundStop) -> None:
+        """End a worker in native code, if that may free the others for their own ends."""
+        signalled = {rank: each for rank, each in self._live.items() if each.course.stage is Stage.SIGNALLED}
+        if not signalled:
+            self._stopping = None
+            return
+
+        looks = {rank: _stuck.look(worker.pid, stop.signum) for rank, worker in signalled.items()}
+        rank = stop.stuck(looks, monotonic())
+        if rank is None:
+            return
+
+        worker = signalled[rank]
+        self._tell("stuck", worker, waited=monotonic() - stop.began)
+        worker.send_group(signal.SIGKILL)
+
+    # Outcomes and ends.
+
+    def hear(self) -> None:
+        """Read the workers' announcements on the outcomes of their programs."""
+        data = self.notices.receive()
+        if not data:
+            return
+        self._take_notices(data)
+        if any(each.course.waits() for each in self._live.values()):
+            self._look_who_runs()
+
+    def _take_notices(self, data: bytes) -> None:
+        workers = {each.pid: each for each in self._live.values()}
+        for pid, outcome, status in self.notices.take(data):
+            if pid in workers:
+                # A worker that has ended is left out.
+                self._note_outcome(workers[pid], outcome, status)
+
+    def _note_outcome(self, worker: WorkerProcess, outcome: ProgramOutcome, status: int) -> None:
+        report = self.notices.report_of(worker.pid)
+        if report:
+            # No file could hold the report: it came through the pipe.
+            worker.left.put_report(report)
+        if worker.course.heard(outcome, status, monotonic()):
+            self._tell("failed", worker, worker.left.reports(), exitcode=status)
+
+    def _ended(self, worker: WorkerProcess) -> None:
+        # Its announcements before its end count, and are in the pipe by now.
+        self.hear()
+        # It stays a zombie until its group is killed: so no other process has its number.
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        self._selector.unregister(worker.handle)
+        if worker.others_in_group() and worker.course.leaves_time_to_group(monotonic()):
+            if not worker.course.for_group:
+                worker.ask_group()
+        else:
+            self._reap(worker)
+
+    def _reap(self, worker: WorkerProcess) -> None:
+        # Kill the group while the leader is a zombie: its pid, hence the group's, is not free yet.
+        worker.send_group(signal.SIGKILL)
+        _, status = os.waitpid(worker.pid, 0)
+        facts = worker.course.facts_of_end(os.waitstatus_to_exitcode(status))
+        self._detached.succeeded = self._detached.succeeded and facts["exitcode"] == 0
+        self._tell("exited", worker, worker.left.all(), told=worker.was_signalled, **facts)
+        self._forget(worker)
+
+    def _forget(self, worker: WorkerProcess) -> None:
+        self._stacks.end(worker.local_rank)
+        worker.close()
+        # A worker may be killed in the middle of its report.
+        self.notices.report_of(worker.pid)
+        del self._live[worker.local_rank]
+        if self._live:
+            self._look_who_runs()
+        else:
+            self._stopping = None
+            self._all_ended()
+
+    def _look_who_runs(self) -> None:
+        """Release functions that have returned when all have; note the last running worker."""
+        now = monotonic()
+        running = [each.course for each in self._live.values() if not each.course.waits()]
+        if not running:
+            self.release.give()
+            for each in self._live.values():
+                each.course.release(now)
+        elif len(running) == 1 and self._detached.succeeded:
+            running[0].note_others_finished(now, is_function=self.are_functions)
+
+    def _tell(self, what: str, worker: WorkerProcess, descriptors: tuple[int, ...] = (), **facts: object) -> None:
+        message = {"op": what, "round": worker.round, "local_rank": worker.local_rank, "pid": worker.pid}
+        self._launcher.send(message | facts, descriptors)
+
+    def _tell_with_stacks(self, what: str, worker: WorkerProcess, stacks: str, **facts: object) -> None:
+        with shared_text(stacks) as memories:
+            self._tell(what, worker, memories, **facts)

@@ -36,7 +36,8 @@ class Yard:
         self.outliving = processes.SharedSessions.new()
         changed = {"SET": "by the wrapper", "RANK": "by an import"}
         self.spawner = Spawner(theirs, os.getppid(), frozenset(), Detached(self.outliving), changed)
-        self.spawner.listen()
+        self.workers_left = self.spawner._workers
+        self.workers_left.listen()
         self.started: list[tuple[StartSpec, Handed]] = []
         self.sent: list[tuple[int, int]] = []
         """To groups."""
@@ -83,13 +84,12 @@ class Yard:
 
     def worker(self, rank: int) -> WorkerProcess:
         pid = self.process()
-        live = WorkerProcess(self.spawner._round, rank, pid, processes.handle_of(pid), Left(), ExitCourse())
-        self.spawner._live[rank] = live
-        self.spawner._selector.register(live.handle, selectors.EVENT_READ, lambda: self.spawner._ended(live))
+        live = WorkerProcess(self.workers_left.round, rank, pid, processes.handle_of(pid), Left(), ExitCourse())
+        self.workers_left.add(live)
         return live
 
     def pid_of(self, handle: processes.Handle) -> int:
-        return next(live.pid for live in self.spawner._live.values() if live.handle is handle)
+        return next(live.pid for live in self.workers_left._live.values() if live.handle is handle)
 
     def kill(self, live: WorkerProcess) -> None:
         os.kill(live.pid, signal.SIGKILL)
@@ -98,7 +98,7 @@ class Yard:
     def end(self, live: WorkerProcess) -> None:
         self.kill(live)
         self.workers.remove(live.pid)
-        self.spawner._ended(live)
+        self.workers_left._ended(live)
 
     def order(self, **message: object) -> None:
         more = {"spare": False} if message["op"] == "stop" else {}
@@ -107,9 +107,9 @@ class Yard:
 
     def out_of_time(self) -> None:
         """Let the deadlines of all workers pass."""
-        for live in list(self.spawner._live.values()):
+        for live in list(self.workers_left._live.values()):
             live.course.deadline = live.course._kill_at = 0.0
-            self.spawner._look_at(live)
+            self.workers_left._look_at(live)
 
     def said(self) -> list[Message]:
         """All that the spawner has said by now."""
@@ -126,10 +126,10 @@ class Yard:
         for pid in self.workers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        for live in self.spawner._live.values():
+        for live in self.workers_left._live.values():
             live.handle.close()
             live.left.close()
-        for descriptor in self.spawner._notices:
+        for descriptor in self.workers_left.notices._ends:
             os.close(descriptor)
         self.spawner._selector.close()
         os.close(self.outliving.fileno())
@@ -232,7 +232,7 @@ def test_a_group_gets_the_signal_at_half_time_unless_its_worker_writes(
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=30.0)
 
     live.course.deadline = 0.0
-    yard.spawner._look_at(live)
+    yard.workers_left._look_at(live)
 
     if is_writing:
         assert [] == yard.children
@@ -251,7 +251,7 @@ def test_group_of_a_stopped_worker_has_the_rest_of_the_time(yard: Yard) -> None:
 
     yard.adopted = []
     live.course.deadline = 0.0
-    yard.spawner._look_at(live)
+    yard.workers_left._look_at(live)
 
     assert ([], [(77, signal.SIGTERM), (77, signal.SIGCONT)]) == (before, yard.children)
     assert ["exited", "stopped"] == [message["op"] for message in yard.said()]
@@ -271,7 +271,7 @@ def test_what_outlives_the_time_of_a_stop_in_a_group_is_killed(yard: Yard) -> No
 
 def test_one_worker_is_signalled_by_its_rank_as_long_as_its_round_runs(yard: Yard) -> None:
     """Whoever knows only its number would hit whoever has that by then."""
-    yard.spawner._round = 2
+    yard.workers_left.round = 2
     live, _ = yard.worker(0), yard.worker(1)
 
     for number, rank in ((2, 0), (1, 1), (2, 7)):
@@ -337,7 +337,7 @@ def test_signal_after_the_kill_makes_no_survivor_of_a_dying_worker(yard: Yard) -
 
 
 def test_a_survivor_is_no_worker_of_a_later_round(yard: Yard) -> None:
-    yard.spawner._round = 0
+    yard.workers_left.round = 0
     survivor = yard.worker(0)
     yard.order(op="stop", signal=int(signal.SIGTERM), grace=0.0)
     yard.out_of_time()
@@ -451,9 +451,9 @@ def test_a_lease_that_may_be_shortened_is_looked_at_before_it_is_over(
 
 def announced(yard: Yard, live: WorkerProcess, outcome: ProgramOutcome, status: int) -> None:
     """Have *live* announce the outcome of its program, as its process would."""
-    writing = yard.spawner._notices[1]
+    writing = yard.workers_left.notices._ends[1]
     os.write(writing, struct.pack("!iBi", live.pid, outcome, status))
-    yard.spawner._hear()
+    yard.workers_left.hear()
 
 
 def test_a_failure_is_told_when_it_is_announced_with_its_report(yard: Yard) -> None:
@@ -471,7 +471,7 @@ def test_a_store_that_ends_is_needed_unless_all_programs_have_ended_well(yard: Y
     yard.spawner._store_ended("killed", 7, -9)
     assert [("store", True)] == [(message["op"], message["needed"]) for message in yard.said()]
 
-    os.write(yard.spawner._notices[1], struct.pack("!iBi", works.pid, ProgramOutcome.RETURNED, 0))
+    os.write(yard.workers_left.notices._ends[1], struct.pack("!iBi", works.pid, ProgramOutcome.RETURNED, 0))
     yard.spawner._store_ended("killed", 7, -9)
 
     assert [("store", False)] == [(message["op"], message["needed"]) for message in yard.said()]
@@ -533,8 +533,8 @@ def test_last_running_worker_is_reported_once_all_others_ended_well(
 
 
 def test_functions_that_have_returned_are_released_when_all_have(yard: Yard) -> None:
-    yard.spawner._release.begin_round()
-    released, _ = yard.spawner._release.for_workers()
+    yard.workers_left.release.begin_round()
+    released, _ = yard.workers_left.release.for_workers()
     first, last, other = yard.worker(0), yard.worker(1), yard.worker(2)
 
     for each in first, last:
@@ -552,8 +552,8 @@ def test_stop_releases_returned_functions_and_signals_only_handlers(
 ) -> None:
     """Without one the signal would cut off their exit handlers."""
     monkeypatch.setattr(_kernel_facts, "catches", lambda *_: handles)
-    yard.spawner._release.begin_round()
-    released, _ = yard.spawner._release.for_workers()
+    yard.workers_left.release.begin_round()
+    released, _ = yard.workers_left.release.for_workers()
     returned, runs = yard.worker(0), yard.worker(1)
     announced(yard, returned, ProgramOutcome.RETURNED, 0)
 
@@ -588,8 +588,8 @@ def test_who_runs_on_after_a_failure_is_not_told_of(yard: Yard) -> None:
 
 def test_announcements_of_strangers_are_left_out(yard: Yard) -> None:
     yard.worker(0)
-    os.write(yard.spawner._notices[1], struct.pack("!iBi", 1, ProgramOutcome.RAISED, 1) + b"and more")
+    os.write(yard.workers_left.notices._ends[1], struct.pack("!iBi", 1, ProgramOutcome.RAISED, 1) + b"and more")
 
-    yard.spawner._hear()
+    yard.workers_left.hear()
 
     assert yard.said() == []
