@@ -1,9 +1,13 @@
 """
 The worker processes of one launch on this machine, round after round, with their logs.
 
-Rules of this file: ranks are local ones. It decides nothing, and waits for the workers only. A
-caller that must be interrupted passes a descriptor, or waits without this class. At the end of a
-round, the log files are read to their last byte before anything is reported.
+`LocalRound` knows what the events of a round say about its workers. `Processes` starts, watches
+and stops them.
+
+Rules of this file: ranks are local ones, except in failures and return values, which get
+*rank_base* added. It decides nothing, and waits for the workers only. A caller that must be
+interrupted passes a descriptor, or waits without this class. At the end of a round, the log files
+are read to their last byte before anything is reported.
 """
 
 from __future__ import annotations
@@ -13,11 +17,14 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
+
+from attrs import Factory, define
 
 from elasticlib import records
-from elasticlib._clock import monotonic
+from elasticlib._clock import monotonic, wall_time
 from elasticlib._times import Term, soonest
-from elasticlib.errors import ElasticError, PreloadError, StartError
+from elasticlib.errors import ElasticError, PreloadError, ProcessFailure, StartError
 from elasticlib.helpers import HelperWatch
 from elasticlib.logs import (
     Console,
@@ -35,7 +42,6 @@ from elasticlib.spec import LogsDest
 from elasticlib.workers import _failure, _launch_events as heard, _machine, _plan
 from elasticlib.workers._fork_servers import fork_servers
 from elasticlib.workers._launch import SpawnerClient
-from elasticlib.workers._local_round import LocalRound
 from elasticlib.workers.child._start_spec import StartSpec
 from elasticlib.workers.child._worker_progress import Board
 
@@ -50,6 +56,296 @@ _MOST_LOST = 3
 """Number of helpers that one start may lose."""
 _AT_ONCE = 0.5
 """Seconds within which an end needs no explanation."""
+
+
+# The facts of one round: this part starts, signals and waits for nothing.
+
+
+@define(eq=False)
+class LocalRound:
+    """
+    The *count* workers of a round.
+
+    Each of them runs, or is in `exits`. One whose program has failed is in `failed` too, before
+    its process ends. All are gone once the spawner says so, or is lost itself; then no more events
+    come.
+    """
+
+    count: int
+    dest: LogsDest = Factory(LogsDest)
+    rank_base: int = 0
+    world_size: int = 0
+    has_store: bool = False
+    """True if this node got the socket of the round's store."""
+    memory_kills: int = 0
+    """Number of out-of-memory kills in this cgroup before the round."""
+    pids: dict[int, int] = Factory(dict)
+    exits: dict[int, heard.Exit] = Factory(dict)
+    failed: dict[int, heard.Exit] = Factory(dict)
+    """Facts on workers whose programs failed."""
+    noticed: dict[int, float] = Factory(dict)
+    """Unix time at which the end or failure of a worker was noticed."""
+    is_stopped: bool = False
+    """True if the spawner has reported that no process is left."""
+    lost: heard.SpawnerLost | None = None
+    """The reason why all workers are gone at once."""
+    store: heard.RoundStoreEnded | None = None
+    """The end of the round's store."""
+    store_gone_at: float = 0.0
+
+    def note(self, event: heard.Event) -> None:
+        """Note an *event* of this round, if it concerns the ends of its workers."""
+        match event:
+            case heard.Exit():
+                self.exits[event.local_rank] = event
+                self.noticed.setdefault(event.local_rank, wall_time())
+            case heard.ProgramFailed(end):
+                self.failed[end.local_rank] = end
+                self.noticed[end.local_rank] = wall_time()
+            case heard.AllStopped():
+                self.is_stopped = True
+            case heard.RoundStoreEnded():
+                if self.store is None:
+                    self.store = event
+                self.store_gone_at = wall_time()
+            case heard.SpawnerLost():
+                # The first loss is the reason of the later ones.
+                if self.lost is None:
+                    self.lost = event
+
+    def running(self) -> dict[int, int]:
+        """Return the process ids of the workers that have not ended, by local rank."""
+        return {rank: pid for rank, pid in self.pids.items() if rank not in self.exits}
+
+    def ends(self) -> dict[int, heard.Exit]:
+        """Return the present or coming ends of workers, by what is known now."""
+        return {**self.failed, **self.exits}
+
+    def gone(self) -> bool:
+        """Return True if no worker, nor a process that one started, is left."""
+        return self.is_stopped or self.lost is not None
+
+    def any_failed(self) -> bool:
+        """Return True if a worker has failed, or all have lost their common store."""
+        has_lost_store = self.store is not None and self.store.was_needed
+        return has_lost_store or any(end.exitcode != 0 for end in self.ends().values())
+
+    def all_succeeded(self) -> bool:
+        """Return True if all workers have ended well, and no process that they started is left."""
+        have_all_ended = len(self.exits) == self.count
+        return have_all_ended and not self.any_failed() and self.gone()
+
+    def may_leave_processes(self, *, spare_failed: bool) -> bool:
+        """Return True if a stop, with *spare_failed* or without, may find processes to end."""
+        if not self.gone():
+            return True
+        # After a success with *spare_failed* there may be detached processes, which end now.
+        return spare_failed and self.all_succeeded()
+
+    def now(self, local_rank: int, board: Board | None) -> heard.WorkerNow:
+        """Return the state of the worker *local_rank*, which reports its progress to *board*."""
+        progress = None if board is None else board.read(local_rank)
+        stdout = self.dest.stdouts.get(local_rank, "")
+        stderr = self.dest.stderrs.get(local_rank, "")
+        pid, end = self.pids.get(local_rank, 0), self.ends().get(local_rank)
+        return heard.WorkerNow.of(local_rank, pid, end, progress, stdout, stderr)
+
+    def serves_others(self) -> bool:
+        """
+        Return True if this node has the store of this round, and workers of other nodes use it
+        too.
+        """
+        return self.has_store and self.world_size > self.count
+
+    def hosts_for_others(self) -> bool:
+        """Return True if workers of other nodes use the store of this node, which lives."""
+        return self.serves_others() and not self._store_is_gone()
+
+    def lost_store_of_others(self) -> bool:
+        """
+        Return True if workers of other nodes lost the store after all workers here had ended
+        well.
+        """
+        return self._store_is_gone() and self.serves_others() and self.all_succeeded()
+
+    def _store_is_gone(self) -> bool:
+        """Return True if the store's process ended, or the spawner that hosts it."""
+        return self.store is not None or self.lost is not None
+
+    # Results of the workers.
+
+    def failures(self, rank_base: int = 0, *, by_loss: bool = True) -> dict[int, ProcessFailure]:
+        """
+        Return the failures of the workers that failed on their own, by local rank plus
+        *rank_base*.
+
+        If all were lost at once, and none had failed before, that failed them all, unless
+        *by_loss* is False.
+        """
+        with room_for_descriptors(1):
+            kills = _machine.memory_kills() - self.memory_kills
+            found = _failure.failures_of(self.ends(), self.dest, kills, self.noticed, rank_base)
+
+        if not found and self.lost is not None and by_loss:
+            # If all had ended well, the spawner alone was lost.
+            lost = 1 if self.all_succeeded() else self.count
+            found = _failure.lost_all(lost, rank_base, self.pids, self.lost.why)
+
+        store = self._missed_store()
+        if store is None:
+            return found
+
+        blamed = _failure.blamed(self.ends(), self.count)
+        if blamed is not None:
+            found[rank_base + blamed] = _failure.lost_store(store, blamed, rank_base, kills, self.store_gone_at)
+        return found
+
+    def _missed_store(self) -> heard.RoundStoreEnded | None:
+        """Return the end of the round's store, if workers of this node or of others needed it."""
+        store = self.store
+        if store is None:
+            return None
+        was_needed = store.was_needed or self.lost_store_of_others()
+        return store if was_needed else None
+
+    def cut_short(self) -> dict[int, ProcessFailure]:
+        """Return the failures of workers that a stop ended, or that were not seen to end, by local rank."""
+        return _failure.cut_short(self.exits, self.pids, self.count)
+
+    def original_exception(self, rank: int) -> BaseException | None:
+        """Return the exception that ended worker *rank*, if it can be rebuilt; else None."""
+        store = self._missed_store()
+        if store is not None and rank == _failure.blamed(self.ends(), self.count):
+            return StartError(store.why)
+        end = self.ends().get(rank)
+        if end is not None:
+            return _failure.original_exception(end)
+        return None if self.lost is None else self.lost.cause
+
+    def return_values(self, rank_base: int = 0) -> dict[int, Any]:
+        """Return the workers' return values, by local rank plus *rank_base*; None from programs."""
+        return _failure.return_values(self.exits, self.count, rank_base)
+
+
+class TimeLimits:
+    """The times by which the workers of a round must be gone: by a stop, and by a lease."""
+
+    def __init__(self) -> None:
+        self.signum = 0
+        """The signal of the stop; 0 before one."""
+        self.lease: Term | None = None
+        """When it is over, the spawner kills the workers."""
+        self._kill_at = 0.0
+        """Time at which the workers that are being stopped get SIGKILL."""
+        self._answer_by = math.inf
+        """Time by which the spawner must have stopped all, those with an exit timeout too."""
+
+    def begin_stop(self, signum: int, grace: float, exit_timeout: float) -> None:
+        """Note a stop with *signum*; workers that failed keep their *exit_timeout* after *grace*."""
+        self.signum = signum
+        self._kill_at = monotonic() + grace
+        self._answer_by = self._kill_at + exit_timeout + _ANSWER
+
+    def shorten(self, grace: float) -> bool:
+        """Leave the workers at most *grace* seconds; return False if they have no more than that."""
+        deadline = monotonic() + grace
+        # The latest deadline is that of spared workers, which have their exit timeout.
+        if deadline >= self._answer_by - _ANSWER:
+            return False
+        self._kill_at, self._answer_by = min(self._kill_at, deadline), deadline + _ANSWER
+        return True
+
+    def grace_left(self) -> float:
+        """Return the seconds until SIGKILL; 0 if that time is over, or none was set."""
+        return max(0.0, self._kill_at - monotonic())
+
+    def latest(self) -> float:
+        """Return the time at which the workers must be gone; infinite without one."""
+        return min(self._lease_end(), self._answer_by)
+
+    def is_lease_over(self) -> bool:
+        """Return True if the workers have no lease any more."""
+        return monotonic() >= self._lease_end()
+
+    def _lease_end(self) -> float:
+        return math.inf if self.lease is None else self.lease.ends_at()
+
+
+class WorkerStreams:
+    """The streams of the workers: their log files, and the console on which some appear too."""
+
+    def __init__(self, sink: records.Sink, duplicates: Duplicates, console: Console | None) -> None:
+        self._sink = sink
+        self._duplicates = duplicates
+        self._console = console
+        """None for this program's own streams."""
+        self._tee: Tee | None = None
+
+    def open(self, dest: LogsDest, prefixes: Mapping[int, bytes]) -> None:
+        """Make the log files of *dest*, and show those of a round that are tee'd, with *prefixes*."""
+        prepare_streams(dest)
+        if self._tee is None:
+            self._tee = self._make_tee()
+        follow_streams(self._tee, dest, prefixes, self._duplicates, self._console)
+
+    def _make_tee(self) -> Tee:
+        """Return the tee of all rounds, to the console or to this program's own streams."""
+        console = self._console
+        if console is None:
+            return Tee(console_sink(sys.stdout), console_sink(sys.stderr))
+        return Tee(console, console, gather=console.gather, look=console.look)
+
+    def drain(self, dest: LogsDest) -> None:
+        """Copy the last lines of a round's workers, which must be gone, to the console."""
+        for folder in full_folders(dest):
+            self._sink(records.LogsCutOff(folder))
+        if self._tee is not None:
+            self._tee.drain_and_forget([*dest.tee_stdouts.values(), *dest.tee_stderrs.values()])
+
+    def finish(self, timeout: float | None, impatient: Callable[[], object]) -> None:
+        """
+        Wait for the console to take all lines; every *timeout* seconds *impatient* may end the
+        wait.
+        """
+        tee, self._tee = self._tee, None
+        while tee is not None and not tee.finish(timeout):
+            if impatient():
+                break
+
+
+class StartAttempts:
+    """The attempts to start a round: nothing has run yet, so another one may follow a failure."""
+
+    def __init__(self, sink: records.Sink) -> None:
+        self._sink = sink
+        self._lost = 0
+        """Number of helpers that were lost."""
+
+    def next_job(
+        self, job: _plan.LaunchPlan, error: PreloadError | StartError, *, was_started: bool
+    ) -> _plan.LaunchPlan | None:
+        """
+        Return the job for another attempt after *error*; None if none would help.
+
+        *was_started*: the spawner is one of an earlier round.
+        """
+        if isinstance(error, PreloadError):
+            if job.fork_server is None or not job.fork_server.is_automatic:
+                return None
+            # A job without torch, or one whose torch cannot be imported ahead, runs all the same.
+            self._sink(records.PreloadSkipped(str(error)))
+            return _plan.without_preload(job)
+
+        self._lost += 1
+        # A spawner of an earlier round may have died since, which this start has not caused.
+        is_helper_lost = was_started or isinstance(error, HelperLostError)
+        if not is_helper_lost or self._lost > _MOST_LOST:
+            return None
+        self._sink(records.HelperLost(str(error)))
+        return job
+
+
+# The workers themselves.
 
 
 class Processes:
@@ -69,32 +365,18 @@ class Processes:
         self._job = job
         self._count = count
         self._sink = sink
-        self._duplicates = duplicates or Duplicates()
-
-        # None means this program's own streams.
-        self._console = console
+        self._streams = WorkerStreams(sink, duplicates or Duplicates(), console)
         self._spawner: SpawnerClient | None = None
-        self._tee: Tee | None = None
         self.round = LocalRound(count)
         """The workers of the present round, or of the last one."""
         self._board: Board | None = None
-
-        # The time when the workers will be killed, once they are being stopped.
-        self._deadline = 0.0
+        self._limits = TimeLimits()
         self._helpers = HelperWatch(sink)
 
         # Only imports of restarts are watched.
         self.imports = ImportWatch()
-        self._forget_stop()
-
-    def _forget_stop(self) -> None:
-        """Forget the stop of the round before."""
         self.awaits_stacks = False
         """True while a request for stacks has no answer."""
-        # The time when the spawner must have stopped the workers.
-        self._limit = math.inf
-        self._lease: Term | None = None
-        self._signum = 0
 
     # A round begins.
 
@@ -127,15 +409,13 @@ class Processes:
         Raises `StartError` or `PreloadError`; no process is left then.
         """
         with room_for_descriptors(_DESCRIPTORS[0] + _DESCRIPTORS[1] * self._count):
-            self._forget_stop()
+            # A stop, or a request for stacks, of the round before has no meaning for this one.
+            self._limits, self.awaits_stacks = TimeLimits(), False
             dest = destinations_of(dest)
             self.round = LocalRound(
                 self._count, dest, rank_base, world_size, listener is not None, _machine.memory_kills()
             )
-            prepare_streams(dest)
-            if self._tee is None:
-                self._tee = self._make_tee()
-            follow_streams(self._tee, dest, prefixes, self._duplicates, self._console)
+            self._streams.open(dest, prefixes)
             outs, errs = dest.stdouts, dest.stderrs
             whole = [
                 replace(spec, stdout=outs.get(spec.local_rank), stderr=errs.get(spec.local_rank)) for spec in specs
@@ -149,35 +429,18 @@ class Processes:
             self.imports.begin(fork_server.preload if fork_server else (), monotonic())
             return self.round.pids
 
-    def _make_tee(self) -> Tee:
-        """Return the tee of all rounds, to the console or to this program's own streams."""
-        console = self._console
-        if console is None:
-            return Tee(console_sink(sys.stdout), console_sink(sys.stderr))
-        return Tee(console, console, gather=console.gather, look=console.look)
-
     def _insist(self, begin: Callable[[], dict[int, int]]) -> dict[int, int]:
         """Begin again if a helper was lost, or an automatic preload failed: nothing has run yet."""
-        lost = 0
+        attempts = StartAttempts(self._sink)
         while True:
-            # A spawner of an earlier round may have died since, which this start has not caused.
-            was_started = self._spawner is not None and self._spawner.started
+            was_started = self._is_started()
             try:
                 return begin()
-            except PreloadError as error:
-                fork_server = self._job.fork_server
-                if fork_server is None or not fork_server.is_automatic:
+            except (PreloadError, StartError) as error:
+                job = attempts.next_job(self._job, error, was_started=was_started)
+                if job is None:
                     raise
-                # A job without torch, or one whose torch cannot be imported ahead, runs all the
-                # same.
-                self._sink(records.PreloadSkipped(str(error)))
-                self._job = _plan.without_preload(self._job)
-            except StartError as error:
-                lost += 1
-                is_helper_lost = was_started or isinstance(error, HelperLostError)
-                if not is_helper_lost or lost > _MOST_LOST:
-                    raise
-                self._sink(records.HelperLost(str(error)))
+                self._job = job
 
     def _begin(
         self, number: int, specs: list[StartSpec], listener: int | None, interrupt: int | None,
@@ -190,8 +453,8 @@ class Processes:
             if spawner is None:
                 return {}
             self._board = self._spawner.board
-            self._lease = None if guard is None else guard(spawner.fileno())
-            return self._spawner.start(number, specs, listener, interrupt, self._lease)
+            self._limits.lease = None if guard is None else guard(spawner.fileno())
+            return self._spawner.start(number, specs, listener, interrupt, self._limits.lease)
         except ElasticError:
             self.dismiss()
             raise
@@ -227,7 +490,7 @@ class Processes:
                     self.imports.heard(stacks)
 
             are_all = self.round.world_size == self._count
-            record = _failure.record_of(event, self.round.rank_base, are_all, self._signum)
+            record = _failure.record_of(event, self.round.rank_base, are_all, self._limits.signum)
             if record is not None:
                 self._sink(record)
 
@@ -266,15 +529,11 @@ class Processes:
 
     def _latest(self) -> float:
         """Return the time at which the workers must be gone, by a lease or a stop."""
-        return math.inf if self.round.gone() else min(self._lease_end(), self._limit)
-
-    def _lease_end(self) -> float:
-        return math.inf if self._lease is None else self._lease.ends_at()
+        return math.inf if self.round.gone() else self._limits.latest()
 
     def _end_deaf(self, spawner: SpawnerClient) -> None:
         """Kill a spawner that does not answer, or not in time, and the workers with it."""
-        is_over = monotonic() >= self._lease_end()
-        self._sink(records.WorkersCutOff() if is_over else records.SpawnerKilled(_ANSWER))
+        self._sink(records.WorkersCutOff() if self._limits.is_lease_over() else records.SpawnerKilled(_ANSWER))
         spawner.kill()
         self.dismiss()
         wait_until_gone(self.round.pids.values(), KILL_SECONDS)
@@ -303,19 +562,13 @@ class Processes:
         call `hasten`. *somebody_waits*: a record says which workers are awaited.
         """
         self.poll()
-        if self._is_started() and self._may_have_processes(spare_failed):
+        if self._is_started() and self.round.may_leave_processes(spare_failed=spare_failed):
             self.ask_to_stop(signum, grace, spare_failed)
             self._await_end(meanwhile or self._wait, somebody_waits)
         # All may be gone at once, or an interrupt may have ended the wait for the fork server.
         if self.round.lost is not None or not self._is_started():
             self.dismiss()
         self.drain()
-
-    def _may_have_processes(self, spare_failed: bool) -> bool:
-        if not self.round.gone():
-            return True
-        # After a success with *spare_failed* there may be detached processes, which end now.
-        return spare_failed and self.round.all_succeeded()
 
     def _is_started(self) -> bool:
         return self._spawner is not None and self._spawner.started
@@ -337,16 +590,15 @@ class Processes:
     def _report_awaited(self) -> None:
         """Record which workers have not ended yet, and the time until they are killed."""
         left = {self.round.rank_base + rank: pid for rank, pid in self.round.running().items()}
-        seconds = self._deadline - monotonic()
+        seconds = self._limits.grace_left()
         if left and seconds > 0:
-            self._sink(records.StopAwaited(left, self._signum, seconds))
+            self._sink(records.StopAwaited(left, self._limits.signum, seconds))
 
     def ask_to_stop(self, signum: int, grace: float, spare_failed: bool = False) -> None:
         """Begin to stop the workers, as `stop` does, and return at once."""
         self.imports.rest()
-        self._deadline, self._signum, self.round.is_stopped = monotonic() + grace, signum, False
-        exit_timeout = self._job.common.exit_timeout[0] if spare_failed else 0.0
-        self._limit = self._deadline + exit_timeout + _ANSWER
+        self.round.is_stopped = False
+        self._limits.begin_stop(signum, grace, self._job.common.exit_timeout[0] if spare_failed else 0.0)
         if self._spawner is not None:
             self._spawner.stop(signum, grace, spare_failed)
 
@@ -354,10 +606,7 @@ class Processes:
         """
         Send *signum* to workers that are being stopped, and leave them at most *grace* seconds.
         """
-        deadline = monotonic() + grace
-        # The latest deadline is that of spared workers, which have their exit timeout.
-        if self._spawner is not None and deadline < self._limit - _ANSWER:
-            self._deadline, self._limit = min(self._deadline, deadline), deadline + _ANSWER
+        if self._spawner is not None and self._limits.shorten(grace):
             self._spawner.stop(signum, grace)
 
     def ask_for_stacks(self) -> None:
@@ -374,11 +623,7 @@ class Processes:
 
     def now(self, local_rank: int) -> heard.WorkerNow:
         """Return the state of the worker *local_rank*; any thread may call it."""
-        progress = None if self._board is None else self._board.read(local_rank)
-        stdout = self.round.dest.stdouts.get(local_rank, "")
-        stderr = self.round.dest.stderrs.get(local_rank, "")
-        pid, end = self.round.pids.get(local_rank, 0), self.round.ends().get(local_rank)
-        return heard.WorkerNow.of(local_rank, pid, end, progress, stdout, stderr)
+        return self.round.now(local_rank, self._board)
 
     def signal(self, local_rank: int, signum: int) -> None:
         """Signal one worker and all processes that it started; do nothing once it has ended."""
@@ -392,14 +637,11 @@ class Processes:
 
     def grace_left(self) -> float:
         """Return the seconds that workers which are being stopped have until SIGKILL."""
-        return max(0.0, self._deadline - monotonic())
+        return self._limits.grace_left()
 
     def drain(self) -> None:
         """Copy the last lines of this round's workers, which must be gone, to the console."""
-        for folder in full_folders(self.round.dest):
-            self._sink(records.LogsCutOff(folder))
-        if self._tee is not None:
-            self._tee.drain_and_forget([*self.round.dest.tee_stdouts.values(), *self.round.dest.tee_stderrs.values()])
+        self._streams.drain(self.round.dest)
 
     def dismiss(self) -> None:
         """Kill the running workers and close the spawner; may be called in any state."""
@@ -412,7 +654,4 @@ class Processes:
         Wait for the console to take all lines; every *timeout* seconds *impatient* may end the
         wait.
         """
-        tee, self._tee = self._tee, None
-        while tee is not None and not tee.finish(timeout):
-            if impatient():
-                break
+        self._streams.finish(timeout, impatient)

@@ -201,7 +201,7 @@ def test_a_spawner_whose_lease_is_over_is_killed_if_its_workers_still_run(
     """Others have their ranks from then on, and the process that keeps the contact may be stopped."""
     monkeypatch.setattr(_processes, "wait_until_gone", lambda pids, limit: None)
     processes, spawner = make()
-    processes._lease = lease = Lease()
+    processes._limits.lease = lease = Lease()
     lease.renew(time.monotonic() + 60.0)
     processes.poll()
     patience, killed = processes.poll_timeout(), spawner.killed
@@ -330,7 +330,7 @@ def test_a_stop_that_spares_who_failed_is_hastened_for_them_too(make: Make) -> N
     processes, spawner = make()
 
     def hurry(limit: float | None) -> None:
-        processes._deadline = 0.0  # the others' time is over
+        processes._limits._kill_at = 0.0  # the others' time is over
         processes.hasten(signal.SIGKILL, 0.0)
         spawner.events.append(AllStopped())
 
