@@ -66,7 +66,7 @@ NO_VARIABLES = {
     "SC_OPEN_MAX": "of sysconf",
 }
 """Text of the sources that looks like the name of a variable and is none of ours."""
-OF_OTHERS = ("preload/_reads.py", "workers/spawner/_fork_server.py", "workers/spawner/_leftovers.py")
+OF_OTHERS = ("preload/_reads.py", "workers/spawner/_fork_server.py")
 """Modules that list what others read: `docs/fork_server.md` has it, held by a test of its own."""
 
 

@@ -25,6 +25,7 @@ import resource
 import selectors
 import signal
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -52,8 +53,10 @@ from elasticlib.processes import (
 )
 from elasticlib.stacks import stack_text
 from elasticlib.workers.child import _child, _interpreter_end, _own_modules, _randomness, _threads
-from elasticlib.workers.spawner import _begin, _fork_worker as fork_worker, _kernel_facts, _leftovers
+from elasticlib.workers.spawner import _begin, _fork_worker as fork_worker, _kernel_facts
 
+RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
+_DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/davinci", "/dev/habanalabs")
 STACK_AFTER, NATIVE_AFTER = 9.0, 9.8
 """Seconds after which an import writes where it is: itself, or, where no Python runs, by the fault handler."""
 _NEVER = 1e6
@@ -78,7 +81,7 @@ def main(at_start: Collection[str]) -> NoReturn:
     if "base" in settings:
         sys.path[:] = settings["base"]
         fork_worker.start_all_fresh()
-    elif _leftovers.hooks_run():
+    elif hooks_run():
         _start_without_hooks(settings, parent)
 
     settle_signals()
@@ -103,7 +106,7 @@ def main(at_start: Collection[str]) -> NoReturn:
         sys.path[:] = _child.base_path
         # Modules hold the numbers of files that their imports have opened: workers keep these
         # files.
-        keep = frozenset(number for _, number in _leftovers.open_files() if number not in mine)
+        keep = frozenset(number for _, number in open_files() if number not in mine)
         _interpreter_end.inherit(named)
         _threads.note_blas_libraries()
 
@@ -123,7 +126,7 @@ def main(at_start: Collection[str]) -> NoReturn:
         "left_out": settings.get("left_out", []),
     }
     changed = _differences(given or before, dict(os.environ))
-    for name in _leftovers.RANK_VARIABLES:
+    for name in RANK_VARIABLES:
         changed.pop(name, None)
     _RequestLoop(control, parent, keep, changed, processes.SharedSessions(KEPT_FD)).serve(ready)
 
@@ -152,7 +155,7 @@ def _preload(modules: Sequence[str], extra_path: Sequence[str], control: Channel
     Return the names of all modules that the others have loaded.
     """
     # A launcher that is a worker itself has them: no rank belongs to its workers.
-    for name in _leftovers.RANK_VARIABLES:
+    for name in RANK_VARIABLES:
         os.environ.pop(name, None)
     folders = [each for each in extra_path if each not in _child.base_path]
 
@@ -204,7 +207,7 @@ def _import(module: str, control: Channel) -> None:
     control.send({"op": "importing", "module": module}, (stack,))
     try:
         with _writing_its_place(stack):
-            why = _leftovers.why_refused(module)
+            why = why_refused(module)
     except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         why = f"its import fails with {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
@@ -245,6 +248,106 @@ def _writing_its_place(stack: int) -> Iterator[None]:
         # A handler that the import has set is the worker's.
         if signal.getsignal(signal.SIGALRM) is write:
             signal.signal(signal.SIGALRM, handler)
+
+
+# Effects of an import that a forked worker cannot use: in doubt an import has them.
+
+
+def why_refused(module: str) -> str | None:
+    """
+    Import *module*; return the reason why a forked worker could not use it.
+
+    None if it can.
+    """
+    threads, tasks = threading.active_count(), _tasks()
+    with _absences() as sought:
+        importlib.import_module(module)
+    reads = RANK_VARIABLES & {os.fsdecode(name) for name in sought}
+    if threading.active_count() > threads:
+        names = ", ".join(thread.name for thread in threading.enumerate()[threads:])
+        return f"its import starts a Python thread ({names}), which would be missing in the workers"
+
+    if _has_new_native_threads(tasks):
+        return "its import starts native threads, which would be missing in the workers"
+
+    devices = {path for path, _ in open_files() if path.startswith(_DEVICE_FILES)}
+    if devices:
+        return f"its import opens an accelerator ({', '.join(sorted(devices))}), which cannot be used after a fork"
+    if reads:
+        return f"its import reads {', '.join(sorted(reads))}, which each worker has for itself"
+
+    return None
+
+
+def _has_new_native_threads(before: int) -> bool:
+    """Return True if there are more threads than *before*, without those of OpenBLAS."""
+    new = _tasks() - before
+    if new <= 0:
+        return False
+    # OpenBLAS has a pool with a fork handler of its own that ends and restarts it.
+    _threads.note_blas_libraries()
+    of_openblas = sum(getter() - 1 for getter, _ in _threads.blas_libraries())
+    return bool(_tasks() - before > of_openblas)
+
+
+def hooks_run() -> bool:
+    """
+    Return True if the interpreter's start left threads or sockets, with which no worker can be
+    forked.
+    """
+    own = {FORK_SERVER_FD, KEPT_FD}
+    sockets = [path for path, number in open_files() if path.startswith("socket:") and number not in own]
+    return _tasks() > 1 or len(sockets) > 0
+
+
+class _NotedEnvironment(dict[bytes, bytes]):
+    """
+    The table behind ``os.environ``, which notes the names that were looked up and are not in it.
+    """
+
+    def __init__(self, content: dict[bytes, bytes]) -> None:
+        super().__init__(content)
+        self.sought: set[bytes] = set()
+
+    def __missing__(self, name: bytes) -> bytes:
+        self.sought.add(name)
+        raise KeyError(name)
+
+
+@contextlib.contextmanager
+def _absences() -> Iterator[set[bytes]]:
+    """
+    Collect the absent variables that Python code looks up in the block; the fork server has no
+    rank variables.
+
+    Only the table with the values is replaced meanwhile. So an object that an import keeps, such
+    as a method of ``os.environ``, stays Python's own.
+    """
+    plain = os.environ._data  # type: ignore[attr-defined]
+    noting = _NotedEnvironment(plain)
+    os.environ._data = os.environb._data = noting  # type: ignore[attr-defined]
+    try:
+        yield noting.sought
+    finally:
+        plain.clear()
+        plain.update(noting)
+        os.environ._data = os.environb._data = plain  # type: ignore[attr-defined]
+
+
+def _tasks() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def open_files() -> list[tuple[str, int]]:
+    """Return the paths of the files that this process has open, with their descriptors."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.append((os.readlink(f"/proc/self/fd/{number}"), int(number)))
+        except OSError:
+            # The descriptor of the listing itself is closed by now.
+            continue
+    return found
 
 
 # What a later launch must have in common with this process.

@@ -119,9 +119,9 @@ def test_a_module_that_opens_an_accelerator_is_refused_by_name(module: Callable[
     device.touch()
     name = module(f"kept = open({str(device)!r})")
     check = (
-        "from elasticlib.workers.spawner import _leftovers\n"
-        f"_leftovers._DEVICE_FILES = ({str(tmp_path / 'nvidia')!r},)\n"
-        f"print(_leftovers.why_refused({name!r}))"
+        "from elasticlib.workers.spawner import _fork_server\n"
+        f"_fork_server._DEVICE_FILES = ({str(tmp_path / 'nvidia')!r},)\n"
+        f"print(_fork_server.why_refused({name!r}))"
     )
 
     done = subprocess.run(
