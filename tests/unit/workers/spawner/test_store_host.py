@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticlib.workers.spawner import _store_host
-from elasticlib.workers.spawner._store_host import StoreHost
+from elasticlib.workers.spawner import _spawner
+from elasticlib.workers.spawner._spawner import StoreHost
 
 LIMIT = 30.0
 
@@ -55,7 +55,7 @@ def sleeps(*_: object) -> None:
 
 
 def test_end_of_the_store_process_is_reported_with_pid_and_signal(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_store_host, "_host", sleeps)
+    monkeypatch.setattr(_spawner, "_host_store", sleeps)
     room.host.await_knock(knocked())
     room.turn()
     pid = room.host._pid
@@ -97,7 +97,7 @@ def test_a_fork_that_fails_is_told_with_what_helps(room: Room, monkeypatch: pyte
 
 
 def test_the_end_of_a_round_is_no_loss(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_store_host, "_host", sleeps)
+    monkeypatch.setattr(_spawner, "_host_store", sleeps)
     room.host.await_knock(knocked())
     room.turn()
     keys, pid = list(room.selector.get_map().values()), room.host._pid
