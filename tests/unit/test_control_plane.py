@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ChildFailedError, ProcessFailure
-from elasticlib.workers import _control_plane
-from elasticlib.workers._control_plane import worker_main
+from elasticlib.workers.child import _record
+from elasticlib.workers.child._record import worker_main
 
 
 class Server:
@@ -27,7 +27,7 @@ class Server:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
-    monkeypatch.setattr(_control_plane, "open_server", lambda path: Server(path, found))
+    monkeypatch.setattr(_record, "open_server", lambda path: Server(path, found))
     monkeypatch.delenv("TORCH_WORKER_SERVER_SOCKET", raising=False)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     return found

@@ -1,25 +1,27 @@
 """
 `record`: a decorator that writes a function's exception to the error file that its launcher
-named.
+named. `worker_main` does so too, and can open torch's debug server, under any launcher.
 
 Rules of this file: the file is written whole or not at all. A failure to write it is reported on
-stderr and never replaces the exception itself.
+stderr and never replaces the exception itself. Torch is loaded only if a socket is named.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from elasticlib import errors
 from elasticlib.errors import NOT_AVAILABLE, ChildFailedError, ProcessFailure, read_error_file
 from elasticlib.workers.child import _report
+from elasticlib.workers.child._serving import SERVER_VARIABLE, open_server
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -232,3 +234,37 @@ def leave(report: _report.Report) -> None:
     """
     if not os.path.exists(os.environ.get(VARIABLE, "")):
         ErrorHandler()._write(_report.error_file_content(report))
+
+
+# A worker's main function (torch: ``torch.distributed.elastic.control_plane``).
+
+TORCH_WORKER_SERVER_SOCKET = SERVER_VARIABLE
+"""Environment variable that names the Unix socket of the debug server."""
+
+
+@contextlib.contextmanager
+def worker_main() -> Iterator[None]:
+    """
+    Decorate a worker's main function (``@worker_main()``), or wrap it as a context manager.
+
+    An exception that leaves it is written to the error file that the launcher named, as
+    `elasticlib.record` does, and raised again. If ``TORCH_WORKER_SERVER_SOCKET`` names a Unix
+    socket, torch's debug server (``ping``, ``dump_traceback``, ...) answers there meanwhile. Its
+    errors, such as a socket in use, are ``RuntimeError``. Workers under
+    ``LaunchConfig(worker_server=True)`` have that server without it.
+    """
+    handler = get_error_handler()
+    handler.initialize()
+    try:
+        with contextlib.ExitStack() as stack:
+            path = os.environ.get(SERVER_VARIABLE)
+            if path is not None:
+                stack.callback(open_server(path).shutdown)
+            yield
+    except ChildFailedError as error:
+        # A launcher within the function failed: the report is that of its own worker.
+        handler.dump_failure(error.get_first_failure()[1])
+        raise
+    except Exception as error:
+        handler.record_exception(error)
+        raise

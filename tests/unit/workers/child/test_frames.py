@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from elasticlib.workers.child import _frame_values
+from elasticlib.workers.child import _report
 
 
 class Loud:
@@ -21,7 +21,7 @@ def caught(**variables: Any) -> list[Any]:
     try:
         exec(compile("raise ValueError", "user.py", "exec"), scope)
     except ValueError as error:
-        found: list[Any] = json.loads(_frame_values.of(error.__traceback__))
+        found: list[Any] = json.loads(_report.frames_of(error.__traceback__))
         return found
     raise AssertionError
 
@@ -132,7 +132,7 @@ def test_frames_come_in_order_with_file_line_and_function() -> None:
     try:
         inner()
     except KeyError as error:
-        found = json.loads(_frame_values.of(error.__traceback__))
+        found = json.loads(_report.frames_of(error.__traceback__))
 
     assert [(frame[0], frame[2]) for frame in found] == [
         (__file__, "test_frames_come_in_order_with_file_line_and_function"),
@@ -149,12 +149,12 @@ def test_a_deep_stack_and_many_variables_are_bounded() -> None:
     try:
         deep(500)
     except KeyError as error:
-        assert len(json.loads(_frame_values.of(error.__traceback__))) == 60
+        assert len(json.loads(_report.frames_of(error.__traceback__))) == 60
     assert len(caught(**{f"v{number}": number for number in range(999)})[-1][3]) <= 60
 
 
 def test_it_takes_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(0, 10**6, 1))
-    monkeypatch.setattr(_frame_values, "monotonic", lambda: float(next(times)))
+    monkeypatch.setattr(_report, "monotonic", lambda: float(next(times)))
 
     assert caught(value=1)[-1][3] == {}
