@@ -617,9 +617,9 @@ def _fork_reaper(call: Callable[[], Any]) -> tuple[Link, ChildProcess]:
         raise start_error("a fork of this program", error) from error
 
     if pid == 0:
-        from elasticlib.workers.spawner import _begin
+        from elasticlib.workers.spawner import _spawner
 
-        _begin.guard_spawner(theirs, me, call)
+        _spawner.guard_spawner(theirs, me, call)
 
     theirs.close()
     return link, ChildProcess(pid)

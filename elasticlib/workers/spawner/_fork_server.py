@@ -53,7 +53,7 @@ from elasticlib.processes import (
 )
 from elasticlib.stacks import stack_text
 from elasticlib.workers.child import _child, _interpreter_end, _own_modules, _randomness, _threads
-from elasticlib.workers.spawner import _begin, _fork_worker as fork_worker, _kernel_facts
+from elasticlib.workers.spawner import _fork_worker as fork_worker, _kernel_facts, _spawner
 
 RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 _DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/accel", "/dev/davinci", "/dev/habanalabs")
@@ -509,7 +509,7 @@ class _RequestLoop:
             self._let_go_of_all()
             if message["op"] in _QUESTIONS:
                 _answer(message["op"], Channel.adopt(descriptor), self._changed)
-            _begin.be_spawner(
+            _spawner.be_spawner(
                 descriptor, os.getppid(), self._outliving, self._keep, self._changed, guardian=self._parent
             )
 
@@ -517,7 +517,7 @@ class _RequestLoop:
         if message["op"] in _QUESTIONS:
             os.close(descriptor)
         else:
-            _begin.tell_forked(descriptor, pid)
+            _spawner.tell_forked(descriptor, pid)
 
     def _let_go_of_all(self) -> None:
         """Close the descriptors that belong to this loop alone, in a child."""
