@@ -33,10 +33,9 @@ import cloudpickle
 from attrs import frozen
 
 from elasticlib.errors import PicklingError
-from elasticlib.workers.captures import _main_script, _overlay, _shared_arguments
+from elasticlib.workers.captures import _main_script, _shared_arguments
 from elasticlib.workers.captures._call_pickler import CallPickler, Counter
-from elasticlib.workers.captures._parts import CapturedCall, is_owner, parts_of
-from elasticlib.workers.captures._refused import refusal
+from elasticlib.workers.captures._parts import CapturedCall, is_owner, parts_of, refusal
 from elasticlib.workers.child import _function
 from elasticlib.workers.child._buffers import Memory, sealed
 
@@ -101,7 +100,7 @@ def pack_call(
         except Exception as error:
             raise PicklingError(_refusal_of(CapturedCall(*sent), error, script, main)) from error
         if parcel.size() >= _WORTH_A_WARNING:
-            variables = {} if script is None else _overlay.contents(parcel.definitions)
+            variables = {} if script is None else _main_script.overlay_contents(parcel.definitions)
             _warn_of_captures(CapturedCall(*sent), parcel.pickler, variables)
 
     return parcel.packed()
@@ -129,7 +128,7 @@ def _pickled(sent: _Sent, script: _main_script.ImportableMain | None) -> _Parcel
 
 
 def _definitions(
-    pickler: CallPickler, script: _main_script.ImportableMain | None, try_to_send: _overlay.TryToSend
+    pickler: CallPickler, script: _main_script.ImportableMain | None, try_to_send: _main_script.TryToSend
 ) -> dict[str, Any]:
     """
     Return the definitions of ``__main__`` that *pickler* has met, by name; of a *script*, only
@@ -137,7 +136,7 @@ def _definitions(
     """
     if script is None:
         return pickler.definitions
-    return _overlay.of(script, pickler.of_main, try_to_send)
+    return _main_script.overlay_of(script, pickler.of_main, try_to_send)
 
 
 class _Parcel:

@@ -24,7 +24,7 @@ from elasticlib.processes import without_garbage_collection
 from elasticlib.rendezvous.sidecar import _bridge, _sidecar_client
 from elasticlib.testing.ranks import _collectives
 from elasticlib.testing.ranks._collectives import At, Collective
-from elasticlib.workers.captures import _refused
+from elasticlib.workers.captures import _parts
 from elasticlib.workers.captures._call_pickler import CallPickler
 from elasticlib.workers.captures._parts import CapturedCall
 
@@ -40,12 +40,12 @@ def nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sentences() -> Iterator[tuple[Any, str, Any]]:
     """(module or class, name of what makes a sentence there, what makes nonsense instead)."""
-    cells, parts_of = RankStatus.cells, _refused.parts_of
+    cells, parts_of = RankStatus.cells, _parts.parts_of
     yield ConfigError, "__str__", lambda _: NONSENSE
     yield PreloadError, "__str__", lambda _: NONSENSE
     yield RankStatus, "cells", lambda rank: [NONSENSE] * len(cells(rank))
     yield _collectives, "ranks_text", lambda _: NONSENSE
-    yield _refused, "parts_of", lambda *args: [attrs.evolve(part, name=NONSENSE) for part in parts_of(*args)]
+    yield _parts, "parts_of", lambda *args: [attrs.evolve(part, name=NONSENSE) for part in parts_of(*args)]
 
 
 def refused(action: Callable[[], object]) -> ConfigError:
@@ -103,7 +103,7 @@ def test_a_guard_is_advised_for_global_variables_alone(source: str, is_global: b
     exec(f"def function(given=None): {source}", namespace)
     call = CapturedCall(namespace["function"], () if is_global else (threading.Lock(),), {})
 
-    text = _refused.refusal(
+    text = _parts.refusal(
         call, TypeError(NONSENSE), CallPickler(io.BytesIO(), apart=True), pickle.dumps, is_of_script=True
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from elasticlib.errors import ConfigError, PicklingError
-from elasticlib.workers.captures import _main_script, _overlay
+from elasticlib.workers.captures import _main_script
 from elasticlib.workers.captures._main_script import ImportableMain, ScriptText, facts_of, reached_globals
 from elasticlib.workers.child.program import _main
 
@@ -178,7 +178,7 @@ def test_only_what_may_differ_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         """,
         monkeypatch,
     )
-    found = _overlay.of(script, [script.module.train], try_to_send)
+    found = _main_script.overlay_of(script, [script.module.train], try_to_send)
     assert found == {"CFG": {}, "args": 1, "model": script.module.model}
 
 
@@ -193,7 +193,7 @@ def test_what_the_import_lacks_and_cannot_be_sent_is_named(monkeypatch: pytest.M
         monkeypatch,
     )
     with pytest.raises(PicklingError, match="'guard' that train uses, a lock, is made behind"):
-        _overlay.of(script, [script.module.train], try_to_send)
+        _main_script.overlay_of(script, [script.module.train], try_to_send)
 
 
 def test_what_cannot_be_sent_is_compared_by_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,10 +204,10 @@ def test_what_cannot_be_sent_is_compared_by_the_rest(monkeypatch: pytest.MonkeyP
     """
     script = a_script(source, monkeypatch)
     there = a_module(source).__dict__
-    sent = _overlay.of(script, [script.module.train], try_to_send)
+    sent = _main_script.overlay_of(script, [script.module.train], try_to_send)
     assert _main.lay_over(there, sent) == []
     script.module.CFG["rate"] = 2
-    (warning,) = _main.lay_over(there, _overlay.of(script, [script.module.train], try_to_send))
+    (warning,) = _main.lay_over(there, _main_script.overlay_of(script, [script.module.train], try_to_send))
     assert "'CFG'" in warning and "a dict" in warning
     assert there["CFG"]["rate"] == 1
 
@@ -225,7 +225,7 @@ def test_a_variable_that_may_be_missing_is_an_error_where_it_is(monkeypatch: pyt
         """,
         monkeypatch,
     )
-    sent = _overlay.of(script, [script.module.train], try_to_send)
+    sent = _main_script.overlay_of(script, [script.module.train], try_to_send)
     with pytest.raises(NameError, match="'guard' is missing in the workers"):
         _main.lay_over({}, sent)
     assert _main.lay_over({"guard": script.module.guard}, sent) == []
@@ -334,4 +334,4 @@ def test_callers_variables_are_freed_when_their_functions_return(
 def test_plain_data_is_what_can_be_compared() -> None:
     plain = [1, "x", [], {}, Path("a"), types.SimpleNamespace(), None]
     others = [object(), len, functools.partial(len), int, types, lambda: 1]
-    assert all(map(_overlay.is_plain, plain)) and not any(map(_overlay.is_plain, others))
+    assert all(map(_main_script.is_plain, plain)) and not any(map(_main_script.is_plain, others))
