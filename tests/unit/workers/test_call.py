@@ -14,7 +14,7 @@ import pytest
 from elasticlib.errors import ConfigError, EntrypointError, LogDirError, PicklingError, SpecError
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.numa import NumaOptions
-from elasticlib.workers import MultiprocessContext, SubprocessContext, _start_call, start_processes
+from elasticlib.workers import MultiprocessContext, SubprocessContext, _context, start_processes
 from elasticlib.workers.child._start_spec import StartSpec
 
 NOWHERE = DefaultLogsSpecs(os.devnull)
@@ -73,7 +73,7 @@ def test_a_call_that_cannot_work_is_refused_by_name(
 
 @pytest.mark.parametrize("value", [None, 0])
 def test_no_signal_to_end_by_is_sigterm(value: Any) -> None:
-    assert signal.SIGTERM == _start_call.death_signal(value)
+    assert signal.SIGTERM == _context.check_signal(value)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_no_signal_to_end_by_is_sigterm(value: Any) -> None:
 def test_arguments_are_whatever_can_be_run_through(
     given: Any, expected: tuple[Any, ...], said: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert {0: expected} == _start_call.arguments({0: given})
+    assert {0: expected} == _context.check_arguments({0: given})
     assert said == len(caplog.records)
 
 
@@ -153,7 +153,7 @@ def test_a_set_that_was_closed_cannot_be_started() -> None:
 
 @pytest.mark.parametrize(("variables", "expected"), [({"OMP_NUM_THREADS": "3"}, 3), ({"A": "b"}, 8)])
 def test_a_worker_computes_with_its_own_threads_or_those_of_the_set(variables: dict[str, str], expected: int) -> None:
-    assert expected == _start_call.with_threads(StartSpec(threads=8, variables=variables)).threads
+    assert expected == _context.with_threads(StartSpec(threads=8, variables=variables)).threads
 
 
 def test_a_set_computes_with_all_cpus_as_any_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,5 +197,5 @@ def test_a_prefix_for_a_rank_that_is_not_there_is_said(caplog: pytest.LogCapture
 
 
 def test_lines_begin_with_the_prefix_of_their_rank_or_the_name() -> None:
-    assert _start_call.prefixes("t", {1: "<é>"}, 2) == {0: b"[t0]:", 1: "<é>".encode()}
-    assert _start_call.prefixes("t", None, 1) == {0: b"[t0]:"}
+    assert _context.line_prefixes("t", {1: "<é>"}, 2) == {0: b"[t0]:", 1: "<é>".encode()}
+    assert _context.line_prefixes("t", None, 1) == {0: b"[t0]:"}

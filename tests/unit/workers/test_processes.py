@@ -22,7 +22,7 @@ from elasticlib.helpers import Helper
 from elasticlib.logs import DefaultLogsSpecs
 from elasticlib.processes._lease import Lease
 from elasticlib.spec import WorkerSpec
-from elasticlib.workers import MultiprocessContext, Std, _context, _processes, _start_call
+from elasticlib.workers import MultiprocessContext, Std, _context, _processes
 from elasticlib.workers._launch_events import (
     AllStopped,
     Event,
@@ -104,7 +104,7 @@ def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, 
     spawners: list[Told] = []
 
     def new(*events: Event) -> tuple[Processes, Told]:
-        job = _start_call.of_program("true", {0: (), 1: ()}, functools.partial(WorkerSpec, "t", 2, None))
+        job = _context.plan_of_program("true", {0: (), 1: ()}, functools.partial(WorkerSpec, "t", 2, None))
         processes, spawner = Processes(job, 2, said.append), Told(*events)
         processes._spawner = spawner  # type: ignore[assignment]
         processes._helpers = NeverLooks()  # type: ignore[assignment]
