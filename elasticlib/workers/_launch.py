@@ -306,24 +306,25 @@ class SpawnerMessages:
                 case "broken":
                     return [SpawnerLost(message["why"], StartError(message["why"]))]
 
-            # The message is about an earlier round.
-            if message["round"] != self.round:
-                return []
-            match message["op"]:
-                case "hosting":
-                    self._helpers.note_store(message["pid"], lambda signum: self.send("signal store", signal=signum))
-                    return []
-                case "starting" | "started":  # of a start that was interrupted
-                    return []
-                case "store":
-                    why = self._helpers.reason_of_end(message["pid"], message["why"])
-                    self._helpers.forget_store()
-                    return [RoundStoreEnded(why, message["pid"], message["exitcode"], message["needed"])]
-
-            return [event_of_workers(message, descriptors)]
+            # The message may be about an earlier round.
+            return self._event_of_round(message, descriptors) if message["round"] == self.round else []
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _event_of_round(self, message: Message, descriptors: list[int]) -> list[Event]:
+        match message["op"]:
+            case "hosting":
+                self._helpers.note_store(message["pid"], lambda signum: self.send("signal store", signal=signum))
+                return []
+            case "starting" | "started":  # of a start that was interrupted
+                return []
+            case "store":
+                why = self._helpers.reason_of_end(message["pid"], message["why"])
+                self._helpers.forget_store()
+                return [RoundStoreEnded(why, message["pid"], message["exitcode"], message["needed"])]
+
+        return [event_of_workers(message, descriptors)]
 
     def quit(self) -> None:
         """

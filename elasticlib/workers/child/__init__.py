@@ -32,7 +32,10 @@ if typing.TYPE_CHECKING:
         tell_caller as tell_caller,
     )
     from elasticlib.workers.child._randomness import reseed_caller as reseed_caller
-    from elasticlib.workers.child._record import write_error_file as write_error_file
+    from elasticlib.workers.child._record import (
+        SERVER_VARIABLE as SERVER_VARIABLE,
+        write_error_file as write_error_file,
+    )
     from elasticlib.workers.child._report import (
         Report as Report,
         is_secondary as is_secondary,
@@ -49,7 +52,6 @@ if typing.TYPE_CHECKING:
         set_exception_members as set_exception_members,
         unpack_exception as unpack_exception,
     )
-    from elasticlib.workers.child._serving import SERVER_VARIABLE as SERVER_VARIABLE
     from elasticlib.workers.child._showing import DISPLAYED_SUFFIX as DISPLAYED_SUFFIX
     from elasticlib.workers.child._start_spec import StartSpec as StartSpec
     from elasticlib.workers.child._threads import set_blas_threads as set_blas_threads
@@ -64,14 +66,13 @@ __getattr__, __dir__, __all__ = _lazy.names(
             "CALLS_MEMORY ask_caller is_worker_variable release_peers serve_calls tell_caller"
         ),
         "elasticlib.workers.child._randomness": "reseed_caller",
-        "elasticlib.workers.child._record": "write_error_file",
+        "elasticlib.workers.child._record": "SERVER_VARIABLE write_error_file",
         "elasticlib.workers.child._report": (
             "Report is_secondary qualified_name read_report report_of_exception text_of_exception"
         ),
         "elasticlib.workers.child._result_pickles": (
             "can_be_pickled exception_members pack_exception pack_result set_exception_members unpack_exception"
         ),
-        "elasticlib.workers.child._serving": "SERVER_VARIABLE",
         "elasticlib.workers.child._showing": "DISPLAYED_SUFFIX",
         "elasticlib.workers.child._start_spec": "StartSpec",
         "elasticlib.workers.child._threads": "set_blas_threads",

@@ -59,7 +59,6 @@ from elasticlib.workers.child import (
     _announcing,
     _function,
     _interpreter_end,
-    _own_master,
     _own_modules,
     _pooled,
     _randomness,
@@ -329,7 +328,7 @@ def _attach(spec: StartSpec, handed: Handed) -> None:
     _report.note_stderr(handed.tail)
     _worker_progress.attach(handed.memories.get("progress"), spec.local_rank)
     _pooled.attach(handed.memories, spec.local_rank, spec.variables)
-    _own_master.attach(spec.variables, is_hosted=spec.serves_caller)
+    _serving.attach_own_master(spec.variables, is_hosted=spec.serves_caller)
     if spec.server is not None:
         _serving.when_torch_comes(spec.server)
     if spec.kind == "function":

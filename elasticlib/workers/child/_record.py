@@ -21,12 +21,13 @@ from typing import Any, ParamSpec, TypeVar
 from elasticlib import errors
 from elasticlib.errors import NOT_AVAILABLE, ChildFailedError, ProcessFailure, read_error_file
 from elasticlib.workers.child import _report
-from elasticlib.workers.child._serving import SERVER_VARIABLE, open_server
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
+SERVER_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+"""Variable with the Unix socket of a requested debug server."""
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +240,17 @@ def leave(report: _report.Report) -> None:
 # A worker's main function (torch: ``torch.distributed.elastic.control_plane``).
 
 TORCH_WORKER_SERVER_SOCKET = SERVER_VARIABLE
-"""Environment variable that names the Unix socket of the debug server."""
+"""The same variable, under the name that torch gives it."""
+
+
+def open_server(path: str) -> Any:
+    """
+    Return torch's server on the Unix socket *path*, with a method ``shutdown``; imports torch.
+    """
+    import torch  # noqa: F401 - its compiled part comes with it
+    from torch._C._distributed_c10d import _WorkerServer
+
+    return _WorkerServer(path)
 
 
 @contextlib.contextmanager

@@ -327,7 +327,7 @@ class Spawner:
             case "stacks":
                 self._look_at_stacks("stacks", self._workers.living())
             case "place":
-                self._look_at_stacks("place", [each for each in self._workers.living() if each.may_be_sampled()])
+                self._look_at_stacks("place", self._workers_to_sample())
             case "stop":
                 self._stop(message["signal"], message["grace"], message["spare"])
             case "ping":
@@ -343,6 +343,9 @@ class Spawner:
         self._memories = dict(zip(message["memories"], descriptors, strict=True))
         with processes.own_descriptors() as itself:
             self._launcher.send({"op": "spawning", "spawner": os.getpid()}, itself)
+
+    def _workers_to_sample(self) -> list[WorkerProcess]:
+        return [each for each in self._workers.living() if each.may_be_sampled()]
 
     def _look_at_stacks(self, asker: str, workers: Sequence[WorkerProcess]) -> None:
         seen = [each.seen() for each in workers]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elasticlib.workers.child import _own_master
+from elasticlib.workers.child import _serving
 
 AT_LAUNCHER, ELSEWHERE = 29500, 12355
 VARIABLES = {
@@ -36,7 +36,7 @@ def create(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Create]]:
             return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
         module._create_c10d_store = are_clients  # type: ignore[attr-defined]
-        _own_master.attach({**VARIABLES, **changed}, is_hosted=is_hosted)
+        _serving.attach_own_master({**VARIABLES, **changed}, is_hosted=is_hosted)
         return module._create_c10d_store  # type: ignore[attr-defined, no-any-return]
 
     yield attached
@@ -71,13 +71,13 @@ def test_a_failure_leaves_the_variable_as_it_was(create: Callable[..., Create]) 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_own_master, "_PATIENCE", 0.2)
-    monkeypatch.setattr(_own_master, "_PAUSE", 0.01)
+    monkeypatch.setattr(_serving, "_PATIENCE", 0.2)
+    monkeypatch.setattr(_serving, "_PAUSE", 0.01)
 
 
 def joined_watcher() -> None:
-    for thread in _own_master.threading.enumerate():
-        if thread.name == _own_master.NAME:
+    for thread in _serving.threading.enumerate():
+        if thread.name == _serving.WATCH_NAME:
             thread.join()
 
 
