@@ -42,6 +42,7 @@ class Edits:
         os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
+        # The thread that may have held it does not exist in a forked process.
         self._lock = threading.Lock()
 
     def tell(self) -> None:
@@ -50,6 +51,7 @@ class Edits:
         them.
         """
         with self._lock:
+            # A copy, because another thread may import meanwhile.
             edited = [name for name, module in list(sys.modules.items()) if self._is_edited(name, module)]
         if edited:
             _log.warning(
@@ -100,8 +102,10 @@ def _was_edited(spec: ModuleSpec, found: os.stat_result) -> bool:
     """
     if type(spec.loader) is not SourceFileLoader or spec.cached is None:
         return False
+    # Bytecode that the import could not write again may be older than the import.
     if not _imports_write(spec.cached):
         return False
+    # Bytecode holds the lowest 32 bits of both.
     of_file = int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF
     written = _source_of_bytecode(spec.cached)
     return written is not None and written != of_file

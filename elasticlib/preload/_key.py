@@ -83,6 +83,7 @@ def stamps(key: ForkServerKey, search_path: Sequence[str], files: Mapping[str, i
     if depends_on_path(key.preload):
         paths += filter(os.path.isfile, search_path)
         for module in key.preload:
+            # In the order in which the fork server searches.
             paths += _file_of(module, (*search_path, *sys.path))
     return {path: time_of_change(path) for path in paths}
 
@@ -90,6 +91,7 @@ def stamps(key: ForkServerKey, search_path: Sequence[str], files: Mapping[str, i
 def _file_of(module: str, folders: Sequence[str]) -> list[str]:
     """Return the first file of *module* in *folders*, if there is one."""
     for folder in folders:
+        # An empty entry is the current folder.
         base = os.path.join(folder or ".", *module.split("."))
         for path in (f"{base}.py", os.path.join(base, "__init__.py")):
             if os.path.isfile(path):

@@ -127,6 +127,7 @@ class _Reading:
     def _add_import(self, name: str, is_module: bool, importer: str) -> None:
         own = _files(name, self.folder, importer)
         self._pending += [each for each in own if each not in self._seen]
+        # Before they are read, because files may import each other.
         self._seen.update(own)
         # Empty for a relative import.
         top = name.partition(".")[0]
@@ -178,6 +179,7 @@ def _read_cell(name: str) -> _File:
     return _parsed("".join(lines).encode())
 
 
+# The key includes time and size of the file, so an edited one is read again.
 @functools.lru_cache(maxsize=256)
 def _read_once(path: str, *_: int) -> _File:
     source = source_of(path, _MOST_BYTES)
@@ -256,6 +258,7 @@ def _names(node: ast.AST) -> Iterator[tuple[str, bool]]:
                 yield each.name, True
         case ast.ImportFrom():
             yield from _names_from(node)
+        # These may import by a name that no statement shows.
         case ast.Name(id="__import__" | "exec" | "eval"):
             yield "importlib", True
 

@@ -130,6 +130,7 @@ class StartConditions:
         Return True if an imported file or an archive on the path changed, or a package was
         installed.
         """
+        # Times at the start beat those after the imports: a file may have changed in between.
         return {**self._files, **self._stamps} != stamps(self._key, self._search_path, self._files)
 
 

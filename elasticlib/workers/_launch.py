@@ -190,6 +190,7 @@ class LaunchHelpers:
         was started.
         """
         if self.spawner is not None:
+            # It ends once its channel is closed, unless it is stopped or hangs.
             if not self.spawner.ends(_EXIT_LIMIT):
                 self.spawner.kill()
             self.spawner.close()
@@ -200,6 +201,7 @@ class LaunchHelpers:
             self._reaper = None
 
         if self.fork_server is not None:
+            # Last, because one that is at its imports is killed, with everything that it has forked.
             fork_servers.give_back(self.fork_server, unused=unused)
             self.fork_server = None
 
@@ -236,6 +238,7 @@ class SpawnerMessages:
         """Wait until the spawner sends a message; return False if *interrupt* is readable first."""
         assert self._channel is not None
         watched = [self._channel, *(() if interrupt is None else (interrupt,))]
+        # When nothing is readable, it is time for the next look at the helpers.
         while not (ready := wait_readable(watched, self.while_waiting())):
             pass
         return self._channel.fileno() in ready

@@ -456,6 +456,7 @@ class Processes:
             self._limits.lease = None if guard is None else guard(spawner.fileno())
             return self._spawner.start(number, specs, listener, interrupt, self._limits.lease)
         except ElasticError:
+            # Another attempt needs a spawner of its own: this one is lost, or has half begun.
             self.dismiss()
             raise
 
@@ -534,6 +535,7 @@ class Processes:
     def _end_deaf(self, spawner: SpawnerClient) -> None:
         """Kill a spawner that does not answer, or not in time, and the workers with it."""
         self._sink(records.WorkersCutOff() if self._limits.is_lease_over() else records.SpawnerKilled(_ANSWER))
+        # Killed first: a dismissal waits for an answer, and this spawner gives none.
         spawner.kill()
         self.dismiss()
         wait_until_gone(self.round.pids.values(), KILL_SECONDS)

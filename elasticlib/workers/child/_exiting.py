@@ -188,6 +188,7 @@ class AnnouncedOutcome:
         if is_overdue and self.main_part_ended_well():
             # Its own threads or exit handlers were cut off: that is not a success.
             return code or -signal.SIGTERM
+        # Otherwise its own later end counts, such as a crash in an exit handler.
         return self.status if is_overdue or was_killed else code
 
 

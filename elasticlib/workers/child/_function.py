@@ -175,6 +175,7 @@ def _offer(descriptors: Sequence[int], *, is_needed: bool) -> None:
 def _keep(memories: Mapping[str, int]) -> None:
     """Keep *memories* for the definitions, and close those of the call before."""
     global _kept
+    # The variable must not name memories that are closed already.
     former, _kept = _kept, memories
     _tell()
     close_each(former.values())

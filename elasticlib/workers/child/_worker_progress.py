@@ -130,6 +130,7 @@ class _Slot:
         try:
             if count:
                 _PACK[count].pack_into(self._memory, self._start + _VALUES, *metrics.values())
+            # The head comes last: it must not count values that are not written yet.
             planned = -1 if total is None else total
             _HEAD.pack_into(self._memory, self._start, step, planned, monotonic(), count, self._length)
         except (struct.error, TypeError) as error:

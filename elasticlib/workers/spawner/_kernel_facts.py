@@ -69,6 +69,7 @@ def _running_threads(pid: int) -> list[int] | None:
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                # The name before it, in brackets, may contain brackets and spaces itself.
                 state = file.read().rpartition(b")")[2].split()[0]
             if state == b"R":
                 running.append(int(thread))
@@ -206,4 +207,5 @@ def _is_written(pid: int, descriptor: str) -> bool:
     flags = int(value or b"0", 8)
     if flags & os.O_ACCMODE == os.O_RDONLY:
         return False
+    # Logs are only appended to, and a file that is open as a path alone cannot be written.
     return not flags & (os.O_APPEND | os.O_PATH)

@@ -341,6 +341,7 @@ class LiveWorkers:
 
     def look(self) -> None:
         """Take the actions that are due."""
+        # A copy, because an end removes its worker.
         for worker in self.living():
             self._look_at(worker)
         if self._stopping is not None and monotonic() >= self._stopping.next_look:

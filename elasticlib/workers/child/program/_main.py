@@ -306,6 +306,7 @@ def _same(own: Any, other: Any) -> bool:
 
 
 def _same_floats(own: float, other: float) -> bool:
+    # NaN does not equal even itself, so it would count as changed.
     return own == other or (math.isnan(own) and math.isnan(other))
 
 
