@@ -2,6 +2,9 @@
 The launcher's side of one launch: a client that starts, hears and stops a spawner with its
 workers.
 
+`SpawnerClient` gives the orders. `SpawnerMessages` turns the answers into events, and
+`LaunchHelpers` knows the processes between launcher and workers.
+
 Rules of this file: a wait for fork server or spawner can be interrupted by a descriptor of the
 caller's. Everything that a worker left behind is kept.
 """
@@ -201,7 +204,7 @@ class LaunchHelpers:
             self._reaper = None
 
         if self.fork_server is not None:
-            # Last, because one that is at its imports is killed, with everything that it has forked.
+            # Last, because a surplus one is ended now, with everything that it has forked.
             fork_servers.give_back(self.fork_server, unused=unused)
             self.fork_server = None
 
