@@ -16,8 +16,9 @@ from elasticlib.processes._wire import wait_readable
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.handlers._dynamic import StateBackend
 from elasticlib.rendezvous.net._dial import RefusedError
-from elasticlib.rendezvous.node import _client, _coordinator_host, _runtime
+from elasticlib.rendezvous.node import _client, _coordinator_host, _coordinator_role, _runtime
 from elasticlib.rendezvous.node._client import NodeClient
+from elasticlib.rendezvous.node._coordinator_role import LeaderRole, StoreRole
 from elasticlib.rendezvous.node._runtime import NodeRuntime
 from elasticlib.rendezvous.protocol._messages import Leave
 from elasticlib.rendezvous.stores._election import LeadershipLost, StateLog
@@ -47,6 +48,7 @@ class Desk:
 def runtime(**facts: Any) -> tuple[NodeRuntime, Any]:
     made = NodeRuntime(NodeJob(run_id="job", node="n1/1-a", backend="c10d", endpoint="127.0.0.1:29400", **facts))
     made.member = member = Desk()  # type: ignore[assignment]
+    made._role.begin(member)  # type: ignore[arg-type]
     return made, member
 
 
@@ -79,7 +81,7 @@ def test_a_store_host_that_goes_after_the_end_is_not_waited_for() -> None:
             said.append(leaver)
 
     made, _ = runtime()
-    made._host = Over()  # type: ignore[assignment]
+    made._role._host = Over()  # type: ignore[assignment]
 
     assert made._left("signal 15")
     assert ["n1/1-a"] == said
@@ -116,11 +118,12 @@ def test_host_name_has_time_to_be_found_with_join_timeout_0(join_timeout: float,
             deadlines.append(deadline)
             raise ConnectionError
 
-    made._backend = Backend()
+    made._role._backend = Backend()
     with pytest.raises(ConnectionError):
-        made._dial_c10d(5.0)
+        made._role.dial(5.0)
 
-    assert [pytest.approx(patience)] == [deadline - made._began for deadline in deadlines]
+    assert isinstance(made._role, StoreRole)
+    assert [pytest.approx(patience)] == [deadline - made._role._began for deadline in deadlines]
 
 
 def test_a_node_that_said_why_it_goes_does_not_speak_again() -> None:
@@ -182,11 +185,11 @@ def words_of(member: NodeClient) -> list[Any]:
 
 
 def test_an_election_is_won_however_late_the_station_knows_its_member(
-    state: InMemory,
+    state: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elected = threading.Event()
 
-    class Late(NodeRuntime):
+    class Late(LeaderRole):
         """The thread that starts it stands still before it has the member, for as long as an election takes."""
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -200,7 +203,8 @@ def test_an_election_is_won_however_late_the_station_knows_its_member(
             finally:
                 elected.set()
 
-    made = Late(shared(state).job, backend=StateBackend(state, 5.0))
+    monkeypatch.setattr(_runtime, "LeaderRole", Late)
+    made = shared(state)
     made.start()
     made.member.join(1, "trainer")
 
@@ -219,7 +223,7 @@ def test_a_node_whose_election_breaks_ends_with_the_reason(
 
     made = shared(state)
     monkeypatch.setattr(_client, "_PARTING", 0.05)
-    owner: Any = NodeClient if place == "is_over" else made
+    owner: Any = NodeClient if place == "is_over" else made._role
     monkeypatch.setattr(owner, place, broken)
     made.start()
     made.member.join(1, "trainer")
@@ -234,7 +238,7 @@ def test_a_node_whose_election_breaks_ends_with_the_reason(
 def test_a_station_closes_though_its_back_end_hangs(state: InMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_client, "_PARTING", 0.02)
     monkeypatch.setattr(_coordinator_host, "_STOPPING", 0.02)
-    monkeypatch.setattr(_runtime, "_RESIGNING", 0.02)
+    monkeypatch.setattr(_coordinator_role, "_RESIGNING", 0.02)
     made = shared(state)
     made.start()
     made.member.join(1, "trainer")
@@ -278,7 +282,8 @@ def test_a_node_whose_coordinator_finds_another_one_ends_and_names_it() -> None:
     made, member = runtime()
     member.fail = ended.append
 
-    made._serve(Second())  # type: ignore[arg-type]
+    assert isinstance(made._role, StoreRole)
+    made._role._serve(Second())  # type: ignore[arg-type]
 
     assert ["node n1/1-a no longer coordinates job 'job': node n2 coordinates it as well"] == list(map(str, ended))
     assert isinstance(ended[0], RendezvousClosedError)
@@ -318,13 +323,13 @@ HUGE = ["x" * 1_000_000, "\0" * 100_000, "\U0001f600" * 100_000]
 def test_strangers_name_of_the_served_job_is_bounded(monkeypatch: pytest.MonkeyPatch, served: str) -> None:
     told: list[str] = []
     made, _ = runtime()
-    made._backend = Guests(served)
-    monkeypatch.setattr(made, "_coordinate", lambda exchange, hint="": told.append(hint))
-    made._dial_c10d(5.0)
-    made._backend.guests = ["lost"]
+    made._role._backend = store = Guests(served)
+    monkeypatch.setattr(made._role, "_coordinate", lambda exchange, hint="": told.append(hint))
+    made._role.dial(5.0)
+    store.guests = ["lost"]
 
     with pytest.raises(RefusedError) as lost:
-        made._dial_c10d(5.0)
+        made._role.dial(5.0)
 
     assert [True, True] == [0 < len(text) < LONGEST for text in (*told, str(lost.value))]
 
@@ -334,6 +339,7 @@ def test_long_ids_of_guests_do_not_swell_the_log(caplog: pytest.LogCaptureFixtur
     made, member = runtime()
     member.final = None
 
-    made._log_stay(["short", guest])
+    assert isinstance(made._role, StoreRole)
+    made._role._log_stay(["short", guest])
 
     assert [True] == [("'short'" in each.message and len(each.message) < LONGEST) for each in caplog.records]
