@@ -1,5 +1,5 @@
 """
-Which node coordinates a job, and what one node does for that beside its part as a member.
+One node's role in coordinating its job, beside its part as a member.
 
 Rules of this file: wiring only. In c10d the node that can bind the endpoint hosts the store, and
 the store's host coordinates. In etcd the holder of the lease does, and any node may be next.
@@ -37,7 +37,7 @@ _RESIGNING = 2.0
 
 class CoordinatorRole(abc.ABC):
     """
-    What one node does so that its *job* has a coordinator, beside its own part as a `member`.
+    One node's share in coordinating its *job*, beside its own part as a `member`.
 
     A subclass says which node coordinates. `begin` comes first, then `dial` from the member's
     threads.
