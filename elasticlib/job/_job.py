@@ -32,7 +32,7 @@ from elasticlib.job._results import Place, Results
 from elasticlib.job._status import JobCourse, JobStatus, RankStatus, Stacks, state_of
 from elasticlib.logs import Follower, last_line, text_of
 from elasticlib.notebook import current_cell, trace_of
-from elasticlib.processes import start_thread
+from elasticlib.processes import start_thread, wait_for_change
 from elasticlib.rendezvous import host_name
 from elasticlib.stacks import number_ranges
 from elasticlib.workers import DeferredSignals, HandledSignals, Inbox, StacksRequest, StopRequest, interruption
@@ -278,7 +278,7 @@ class Job:
         if is_own_thread and not self._over:
             raise ConfigError(f"job {self.name!r} cannot be waited for in its own thread, such as in a record sink")
         with HandledSignals(self._signums, self._inbox, takes_notices=True) as handled, self._changed:
-            self._changed.wait_for(self.done, timeout)
+            wait_for_change(self._changed, self.done, timeout)
         if self._over and not is_own_thread:
             self._join_thread()
         return handled.came
@@ -367,7 +367,7 @@ class Job:
                 return Stacks()
             self._workers.stacks = None
             self._inbox.put(StacksRequest(), may_wait=True)
-            if not self._changed.wait_for(lambda: self._workers.stacks is not None or self._over, timeout):
+            if not wait_for_change(self._changed, lambda: self._workers.stacks is not None or self._over, timeout):
                 raise TimeoutError(
                     f"job {self.name!r} did not return its stacks within {timeout:g} s "
                     f"(state: {self._workers.course.state})"

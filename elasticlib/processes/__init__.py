@@ -131,6 +131,7 @@ if typing.TYPE_CHECKING:
         encoded_message as encoded_message,
         room_for_descriptors as room_for_descriptors,
         takes_more as takes_more,
+        wait_for_change as wait_for_change,
         wait_readable as wait_readable,
     )
 
@@ -170,7 +171,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.processes._refusals": "FEW_DESCRIPTORS FEW_PROCESSES",
         "elasticlib.processes._sessions": "Sessions SharedSessions",
         "elasticlib.processes._wire": (
-            "Channel Message Waitable encoded_message room_for_descriptors takes_more wait_readable"
+            "Channel Message Waitable encoded_message room_for_descriptors takes_more wait_readable wait_for_change"
         ),
     },
 )

@@ -14,23 +14,32 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
+import math
 import os
 import resource
 import select
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from json import dumps
 from typing import Any, Protocol, TypeAlias
 
+from elasticlib._clock import monotonic
 from elasticlib._untrusted import parse
 from elasticlib.processes._descriptors import close_each
 
 Message: TypeAlias = dict[str, Any]
 
-_LONGEST = 2**31 - 1
-"""Milliseconds that one poll can wait."""
+SIGNAL_TICK = 1.0
+"""
+Seconds after which a waiting main thread wakes up, so that Python runs the handlers of signals.
+
+Only the main thread runs them. The kernel does not wake it for a signal that arrives just before the wait
+begins, or that it delivers to another thread. Without the tick, a SIGTERM could wait as long as the work.
+"""
+_LONGEST = (2**31 - 1) / 1000
+"""Seconds that one poll can wait."""
 _HEAD = struct.Struct("!II")
 # SCM_MAX_FD, the kernel's limit for one message.
 _MOST_DESCRIPTORS = 253
@@ -52,13 +61,42 @@ def wait_readable(sources: Sequence[int | Waitable], timeout: float | None) -> s
     Return the descriptors of *sources* that are readable within *timeout* seconds (None: no
     limit). Their number is not limited.
 
-    A wait of more than 24 days, which the kernel cannot count, may return an empty set after
-    these.
+    In the main thread, a signal's handler runs within `SIGNAL_TICK` seconds, even if the signal did
+    not interrupt the wait.
     """
     poll = select.poll()
     for source in sources:
         poll.register(source, select.POLLIN)
-    return {number for number, _ in poll.poll(None if timeout is None else min(timeout * 1000, _LONGEST))}
+
+    until = math.inf if timeout is None else monotonic() + timeout
+    longest = SIGNAL_TICK if is_main_thread() else _LONGEST
+    left = math.inf if timeout is None else timeout
+    while True:
+        ready = poll.poll(max(0.0, min(left, longest)) * 1000)
+        left = until - monotonic()
+        if ready or left <= 0:
+            return {number for number, _ in ready}
+
+
+def wait_for_change(changed: threading.Condition, is_over: Callable[[], bool], timeout: float | None) -> bool:
+    """
+    Wait, for *timeout* seconds at most (None: no limit), until *is_over* returns True after a notification.
+
+    Return its last value. The caller holds *changed*. Signals are handled as `wait_readable` says.
+    """
+    if not is_main_thread():
+        return changed.wait_for(is_over, timeout)
+
+    until = math.inf if timeout is None else monotonic() + timeout
+    while not changed.wait_for(is_over, max(0.0, min(until - monotonic(), SIGNAL_TICK))):
+        if monotonic() >= until:
+            return False
+    return True
+
+
+def is_main_thread() -> bool:
+    """Return True in the thread that runs the handlers of signals."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def encoded_message(message: Message) -> bytes:

@@ -231,8 +231,8 @@ def _of_item(how: str, mapping: Mapping[Any, Any], key: Any) -> Patch:
     where = f"{how}({name or _short(mapping)}, {key!r}, ...)"
     if owner is None:
         raise CannotTravelError(
-            f"{where}: this {type(mapping).__qualname__} does not exist on the ranks, because it is no attribute "
-            "of a module or class: patch it in the test's function"
+            f"{where}: this {type(mapping).__qualname__} does not exist on the ranks, because no module or "
+            "class has it as an attribute: patch it in the test's function"
         )
 
     # The patch has deleted the key.

@@ -38,6 +38,7 @@ from elasticlib.job import _job
 from elasticlib.notebook import Cell, current_cell
 from elasticlib.workers import _machine
 from tests.patching import replace_everywhere
+from tests.signals import sent_by_another_thread
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(0.1)]
@@ -449,6 +450,22 @@ def test_a_second_interrupt_kills(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with started(minds_no_signal, tmp_path, settings(shutdown_timeout=3600)) as job:
         with soon(signal.SIGINT, lambda: "another Ctrl-C" in caplog.text), pytest.raises(LaunchInterrupted):
             job.result()
+
+        assert {-signal.SIGKILL} == {each.exitcode for each in job.status().ranks}
+
+
+def test_a_second_interrupt_that_another_thread_received_kills(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel may choose any thread, or deliver a signal just before the main thread's wait begins."""
+
+    def is_awaited() -> bool:
+        return "another Ctrl-C" in caplog.text
+
+    with started(minds_no_signal, tmp_path, settings(shutdown_timeout=3600)) as job:
+        with soon(signal.SIGINT), sent_by_another_thread(signal.SIGINT, is_awaited):
+            with pytest.raises(LaunchInterrupted):
+                job.result()
 
         assert {-signal.SIGKILL} == {each.exitcode for each in job.status().ranks}
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import resource
+import signal
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from elasticlib.processes._wire import Channel, Message, room_for_descriptors, wait_readable
+from elasticlib.processes._wire import Channel, Message, room_for_descriptors, wait_for_change, wait_readable
+from tests.signals import sent_by_another_thread
 from tests.unit.untrusted import strange
 
 LIMIT = 30.0
@@ -295,3 +298,33 @@ def test_a_wait_may_be_longer_than_the_kernel_can_count(pair: Pair) -> None:
     theirs.send({})
 
     assert wait_readable([ours], math.inf) == wait_readable([ours], 1e10) == {ours.fileno()}
+
+
+@contextlib.contextmanager
+def handled(signum: signal.Signals, handler: Callable[[], object]) -> Iterator[None]:
+    former = signal.signal(signum, lambda *_: handler())
+    try:
+        yield
+    finally:
+        signal.signal(signum, former)
+
+
+def test_a_signal_that_another_thread_received_is_handled_during_a_wait_for_descriptors() -> None:
+    descriptor = os.eventfd(0, os.EFD_CLOEXEC)
+    with handled(signal.SIGUSR1, lambda: os.eventfd_write(descriptor, 1)), sent_by_another_thread(signal.SIGUSR1):
+        assert {descriptor} == wait_readable([descriptor], 60.0)
+    os.close(descriptor)
+
+
+def test_a_signal_that_another_thread_received_is_handled_during_a_wait_for_a_change() -> None:
+    came: list[bool] = []
+    changed = threading.Condition()
+    with changed, handled(signal.SIGUSR1, lambda: came.append(True)), sent_by_another_thread(signal.SIGUSR1):
+        assert wait_for_change(changed, lambda: bool(came), 60.0)
+
+
+def test_a_wait_for_a_change_ends_at_its_limit() -> None:
+    changed = threading.Condition()
+    with changed:
+        assert not wait_for_change(changed, lambda: False, 0.01)
+        assert not wait_for_change(changed, lambda: False, 0.0)
