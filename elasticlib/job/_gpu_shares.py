@@ -181,7 +181,7 @@ def _refusal(given: str, taken: Mapping[str, str]) -> str:
     owners = ", ".join(dict.fromkeys(taken.values()))
     gpus, are = ("GPUs", "are") if len(taken) > 1 else ("GPU", "is")
     return (
-        f"{given}: {gpus} {', '.join(taken)} {are} taken by {owners}: wait for it "
-        "(.result()) or stop it (.stop()), or give each job its own, as in devices=[0, 1]; devices=() is for jobs "
-        "without GPUs"
+        f"{given}: {gpus} {', '.join(taken)} {are} taken by {owners}: wait for that job "
+        "(.result()) or stop it (.stop()), or give each job its own GPUs, as in devices=[0, 1]; devices=() is for "
+        "jobs without GPUs"
     )

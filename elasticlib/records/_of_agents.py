@@ -228,8 +228,6 @@ class KernelLimited(Record, level=WARNING):
             )
 
         if self.memfds:
-            parts.append(
-                f"no files in memory ({self.memfds}): arguments, results and reports take room in /dev/shm or TMPDIR"
-            )
+            parts.append(f"no memfds ({self.memfds}): arguments, results and reports take space in /dev/shm or TMPDIR")
 
         return f"{'; '.join(parts)}; allow these calls in the container's seccomp profile, or use a newer kernel"

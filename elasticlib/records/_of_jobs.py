@@ -431,7 +431,7 @@ class GpuMemoryUnknown(Record, level=logging.INFO):
     why: str
 
     def __str__(self) -> str:
-        return f"the memory in use on the GPUs cannot be read, so no restart waits for it: {self.why}"
+        return f"the memory in use on the GPUs cannot be read, so restarts do not wait until it is free: {self.why}"
 
 
 @frozen

@@ -212,7 +212,7 @@ def status(state: JobState, now: float) -> str:
 
     if current.has_workers:
         running = current.entries.keys() - current.stopped - current.succeeded
-        return f"round {current.number} has ended; its workers still stop on {named(running)}"
+        return f"round {current.number} has ended; its workers are still stopping on {named(running)}"
 
     if not current.end.restart:
         return ""

@@ -71,10 +71,10 @@ class CapturedCall:
         if is_method:
             kind = type(owner).__qualname__
             for key, value in attributes(owner).items():
-                yield Part(f"attribute {key!r} of the {kind} that {name} is of", value)
+                yield Part(f"attribute {key!r} of the {kind} object whose method {name} is called", value)
         elif not isinstance(function, _CALLED_BY_NAME):
             for key, value in attributes(function).items():
-                yield Part(f"attribute {key!r} of the {name} that is called", value)
+                yield Part(f"attribute {key!r} of the called {name} object", value)
 
 
 def is_owner(value: object) -> bool:

@@ -1240,7 +1240,7 @@ STATUS: dict[str, tuple[Begin, tuple[Step, ...], str]] = {
     "workers still stop": (
         lambda: running("a", "b"),
         (Stopped("a", 0, ()),),
-        "round 0 has ended; its workers still stop on b",
+        "round 0 has ended; its workers are still stopping on b",
     ),
     "a spare": (lambda: running("a", "b"), ("c",), f"{SPARE}leaves"),
     "an arrival beside finished work": (
