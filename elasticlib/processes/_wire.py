@@ -68,13 +68,10 @@ def wait_readable(sources: Sequence[int | Waitable], timeout: float | None) -> s
     for source in sources:
         poll.register(source, select.POLLIN)
 
-    until = math.inf if timeout is None else monotonic() + timeout
-    longest = SIGNAL_TICK if is_main_thread() else _LONGEST
-    left = math.inf if timeout is None else timeout
+    until = _end_of(timeout)
     while True:
-        ready = poll.poll(max(0.0, min(left, longest)) * 1000)
-        left = until - monotonic()
-        if ready or left <= 0:
+        ready = poll.poll(1000 * _next_wait(until))
+        if ready or monotonic() >= until:
             return {number for number, _ in ready}
 
 
@@ -84,19 +81,21 @@ def wait_for_change(changed: threading.Condition, is_over: Callable[[], bool], t
 
     Return its last value. The caller holds *changed*. Signals are handled as `wait_readable` says.
     """
-    if not is_main_thread():
-        return changed.wait_for(is_over, timeout)
-
-    until = math.inf if timeout is None else monotonic() + timeout
-    while not changed.wait_for(is_over, max(0.0, min(until - monotonic(), SIGNAL_TICK))):
+    until = _end_of(timeout)
+    while not changed.wait_for(is_over, _next_wait(until)):
         if monotonic() >= until:
             return False
     return True
 
 
-def is_main_thread() -> bool:
-    """Return True in the thread that runs the handlers of signals."""
-    return threading.current_thread() is threading.main_thread()
+def _end_of(timeout: float | None) -> float:
+    return math.inf if timeout is None else monotonic() + timeout
+
+
+def _next_wait(until: float) -> float:
+    """Return the seconds that this thread may sleep before it looks again, at the latest at the time *until*."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return max(0.0, min(until - monotonic(), SIGNAL_TICK if is_main else _LONGEST))
 
 
 def encoded_message(message: Message) -> bytes:

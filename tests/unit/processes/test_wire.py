@@ -309,14 +309,14 @@ def handled(signum: signal.Signals, handler: Callable[[], object]) -> Iterator[N
         signal.signal(signum, former)
 
 
-def test_a_signal_that_another_thread_received_is_handled_during_a_wait_for_descriptors() -> None:
+def test_a_signal_that_another_thread_got_is_handled_in_a_wait() -> None:
     descriptor = os.eventfd(0, os.EFD_CLOEXEC)
     with handled(signal.SIGUSR1, lambda: os.eventfd_write(descriptor, 1)), sent_by_another_thread(signal.SIGUSR1):
         assert {descriptor} == wait_readable([descriptor], 60.0)
     os.close(descriptor)
 
 
-def test_a_signal_that_another_thread_received_is_handled_during_a_wait_for_a_change() -> None:
+def test_a_signal_that_another_thread_got_ends_a_wait_for_a_change() -> None:
     came: list[bool] = []
     changed = threading.Condition()
     with changed, handled(signal.SIGUSR1, lambda: came.append(True)), sent_by_another_thread(signal.SIGUSR1):
