@@ -175,7 +175,7 @@ class SimpleElasticAgent(ElasticAgent):
         return False
 
     def _dump_stacks(self) -> None:
-        """Ask running workers for their threads' stacks; `records.StacksTold` reports them."""
+        """Ask running workers for their threads' stacks; `records.StacksReported` reports them."""
 
     def _pass_on(self, signum: signal.Signals) -> None:
         """Send *signum* to those workers that handle it."""
@@ -372,13 +372,13 @@ class SimpleElasticAgent(ElasticAgent):
                 with contextlib.suppress(RendezvousError):
                     self._listen()
                 self._events.append(_policy.WorkersGone(self._result.state is WorkerState.SUCCEEDED))
-            case _policy.TellFailed(number):
+            case _policy.ReportFailed(number):
                 member.post(Failed(member.node, number, notes(self._failures().values())))
-            case _policy.TellStopped(number):
+            case _policy.ReportStopped(number):
                 failures = self._failures()
                 member.post(Stopped(member.node, number, notes(failures.values())))
                 self._telemetry.stopped(failures)
-            case _policy.TellSucceeded(number):
+            case _policy.ReportSucceeded(number):
                 member.post(Succeeded(member.node, number))
             case _policy.LeaveJob(why, number):
                 with contextlib.suppress(RendezvousClosedError):

@@ -147,21 +147,21 @@ class StopWorkers:
 
 
 @frozen
-class TellFailed:
+class ReportFailed:
     """Action: report failed workers, or the loss of the store that other nodes use, at once."""
 
     round: int
 
 
 @frozen
-class TellStopped:
+class ReportStopped:
     """Action: report to the coordinator that no worker of the round is left, and which failed."""
 
     round: int
 
 
 @frozen
-class TellSucceeded:
+class ReportSucceeded:
     """Action: report to the coordinator that all workers succeeded."""
 
     round: int
@@ -173,7 +173,7 @@ class LeaveJob:
 
     why: str
     round: int | None = None
-    """Round whose workers still run; `TellStopped` follows for it."""
+    """Round whose workers still run; `ReportStopped` follows for it."""
 
 
 @frozen
@@ -190,7 +190,9 @@ class Finish:
     """True if the return values of this node's last round are results of the job."""
 
 
-Action: TypeAlias = AskForRanks | Start | StopWorkers | TellFailed | TellStopped | TellSucceeded | LeaveJob | Finish
+Action: TypeAlias = (
+    AskForRanks | Start | StopWorkers | ReportFailed | ReportStopped | ReportSucceeded | LeaveJob | Finish
+)
 Step: TypeAlias = tuple[AgentState, tuple[Action, ...]]
 
 
@@ -265,14 +267,14 @@ def _failed(state: AgentState, failed: WorkersFailed) -> Step:
     # A worker that ends while it is being stopped has not failed.
     if state.phase is not Phase.RUNNING:
         return state, ()
-    return evolve(state, phase=Phase.STOPPING), (TellFailed(state.round), StopWorkers(failed.why))
+    return evolve(state, phase=Phase.STOPPING), (ReportFailed(state.round), StopWorkers(failed.why))
 
 
 def _succeeded(state: AgentState) -> Step:
     # If they are being stopped already, `WorkersGone` reports whether they ended before.
     if state.phase is not Phase.RUNNING:
         return state, ()
-    return _orphaned(evolve(state, phase=Phase.WAITING, succeeded=True), TellSucceeded(state.round))
+    return _orphaned(evolve(state, phase=Phase.WAITING, succeeded=True), ReportSucceeded(state.round))
 
 
 def _gone(state: AgentState, gone: WorkersGone) -> Step:
@@ -281,12 +283,12 @@ def _gone(state: AgentState, gone: WorkersGone) -> Step:
 
     is_last_round = state.stop is not None or state.final is not None
     if is_last_round:
-        return _done(state, TellStopped(state.round))
+        return _done(state, ReportStopped(state.round))
 
     state = evolve(state, succeeded=gone.succeeded)
-    report: Action = TellStopped(state.round)
+    report: Action = ReportStopped(state.round)
     if gone.succeeded:
-        report = TellSucceeded(state.round)
+        report = ReportSucceeded(state.round)
     # The round goes on without this node, or is repeated: in both cases the node needs new ranks.
     if state.lost or _is_repeated(state):
         return _orphaned(evolve(state, phase=Phase.JOINING), report, AskForRanks())
@@ -311,16 +313,16 @@ def _ended(state: AgentState, end: RoundEnd) -> Step:
     if state.phase is not Phase.WAITING:
         return state, ()
     if end.restart:
-        return evolve(state, phase=Phase.JOINING), (TellStopped(state.round), AskForRanks())
+        return evolve(state, phase=Phase.JOINING), (ReportStopped(state.round), AskForRanks())
 
-    return state, (TellStopped(state.round),)
+    return state, (ReportStopped(state.round),)
 
 
 def _store_lost(state: AgentState) -> Step:
     # The loss matters only while other nodes may still use the store.
     if not awaits_others(state):
         return state, ()
-    return evolve(state, has_reported_store=True), (TellFailed(state.round),)
+    return evolve(state, has_reported_store=True), (ReportFailed(state.round),)
 
 
 def awaits_others(state: AgentState) -> bool:
@@ -347,7 +349,7 @@ def _out_of_contact(state: AgentState, loss: ContactLost) -> Step:
     # A coordinator that has counted this node as dead sends it nothing more, but answers a new
     # request to join. The sidecar that got the report of a success may be gone, so it is repeated.
     if state.succeeded and state.end is None:
-        return state, (TellSucceeded(state.round), AskForRanks())
+        return state, (ReportSucceeded(state.round), AskForRanks())
 
     return state, (AskForRanks(),)
 

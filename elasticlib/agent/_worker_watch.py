@@ -228,7 +228,7 @@ class Watchdog:
                 self._given_path, self._path = None, os.path.join(self._folder, "timers")
 
             try:
-                self._server = FileTimerServer(self._path, self._run_id, log_event=self._tell)
+                self._server = FileTimerServer(self._path, self._run_id, log_event=self._report)
             except ConfigError as error:
                 if self._path != self._given_path:
                     raise
@@ -260,7 +260,7 @@ class Watchdog:
             failure.message = f"timer {scope!r} expired: the watchdog sent {failure.signal_name()} to PID {failure.pid}"
             failure.hint = "the worker did not leave the timer's block in time: it hangs, or the time is too short"
 
-    def _tell(self, event: str, timer: FileTimerRequest | None) -> None:
+    def _report(self, event: str, timer: FileTimerRequest | None) -> None:
         if timer is None:
             self._sink(records.WatchdogReported(event))
             return

@@ -38,7 +38,7 @@ class NodeState(str, Enum):
 
 
 @dataclass
-class _Told:
+class _JsonEvent:
     def __str__(self) -> str:
         return self.serialize()
 
@@ -48,7 +48,7 @@ class _Told:
 
 
 @dataclass
-class Event(_Told):
+class Event(_JsonEvent):
     """
     Event of an agent or of a worker. (torch: ``torch.distributed.elastic.events.Event``)
 
@@ -67,7 +67,7 @@ class Event(_Told):
 
 
 @dataclass
-class RdzvEvent(_Told):
+class RdzvEvent(_JsonEvent):
     """Event of a node's rendezvous. (torch: ``torch.distributed.elastic.events.RdzvEvent``)"""
 
     name: str

@@ -196,7 +196,7 @@ class Job:
         if self._listener is not None:
             self._listener(record)
         match record:
-            case records.StacksTold():
+            case records.StacksReported():
                 self._show_stacks()
             case records.RunEnded():
                 # Now, since the workers' files may be removed after this record.
@@ -471,7 +471,7 @@ class _Workers:
         match record:
             case records.StacksShown():
                 self._heading = record.why
-            case records.StacksTold():
+            case records.StacksReported():
                 self.stacks = {self._rank(local): text for local, text in record.texts.items()}
 
     def take_heading(self) -> str:

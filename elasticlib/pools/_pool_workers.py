@@ -224,9 +224,9 @@ class PoolWorkers:
 
     # One call.
 
-    def listen(self, on_ask: OnAsk, on_tell: OnTell) -> None:
-        """Call *on_ask* and *on_tell* for the messages of ranks during a call."""
-        self._channels.on_ask, self._channels.on_tell = on_ask, on_tell
+    def listen(self, on_ask: OnAsk, on_notice: OnNotice) -> None:
+        """Call *on_ask* and *on_notice* for the messages of ranks during a call."""
+        self._channels.on_ask, self._channels.on_notice = on_ask, on_notice
 
     def turn_here(self) -> None:
         """Send the workers' output to this caller until `show`, for any number of calls of `ask`."""
@@ -297,7 +297,7 @@ class PoolWorkers:
 
     def _answer(self, rank: int, message: Message, report: Report | None) -> CallAnswer:
         self._files.add(rank, message["files"])
-        leaks = message["dirt"]
+        leaks = message["leaks"]
         if leaks:
             self.must_be_replaced(f"rank {rank}: {leaks}")
         return CallAnswer(rank, report or _lost(), leaks)
@@ -492,7 +492,7 @@ def _latest_output(job: Job, rank: int) -> str | None:
 
 OnAsk = Callable[[int, Message], tuple[Message, tuple[int, ...]]]
 """Return the answer, with descriptors, to a question that a rank sends during a call."""
-OnTell = Callable[[int, Message], None]
+OnNotice = Callable[[int, Message], None]
 """Receive each message that a rank sends during a call without expecting an answer."""
 
 
@@ -510,7 +510,7 @@ class Channels:
         self._silent: set[int] = set()
         """Ranks whose channel is closed."""
         self.on_ask: OnAsk = lambda *_: ({}, ())
-        self.on_tell: OnTell = lambda *_: None
+        self.on_notice: OnNotice = lambda *_: None
         self._open(launch)
 
     def _open(self, launch: CheckedLaunch) -> None:
@@ -602,8 +602,8 @@ class Channels:
                     # Interrupts are allowed here, since the answer may take long.
                     with put_off.lifted:
                         self._channels[rank].send(*self.on_ask(rank, message))
-                case "tell":
-                    self.on_tell(rank, message)
+                case "notice":
+                    self.on_notice(rank, message)
                 case "answer" if message["call"] == self.owing[rank]:
                     report = read_report(*descriptors)
                     del self.owing[rank]

@@ -136,7 +136,7 @@ class StacksShown(Record, level=FINE):
 
 
 @frozen
-class StacksTold(Record, level=FINE):
+class StacksReported(Record, level=FINE):
     """Stacks of the threads of this node's workers, after a request."""
 
     texts: Mapping[int, str]

@@ -29,12 +29,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
-from elasticlib.testing.ranks import _asked, _cases, _failed, _meeting, _plain, _rank_session, _told
+from elasticlib.testing.ranks import _asked, _cases, _failed, _meeting, _plain, _rank_session
 from elasticlib.testing.ranks._asked import RankOptions
 from elasticlib.testing.ranks._failed import RanksFailed
 from elasticlib.testing.ranks._gpu_count import gpus, missing_gpus
 from elasticlib.testing.ranks._rank_call import RankCall
 from elasticlib.testing.ranks._refusal import why_not
+from elasticlib.testing.ranks._test_report import TestReport
 
 __unittest = True
 
@@ -249,10 +250,10 @@ class RankHost(Protocol):
     def limit(self) -> float:
         """Timeout in seconds of tests that set none."""
 
-    def run_case(self, case: ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> _told.TestReport:
+    def run_case(self, case: ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> TestReport:
         """Run `_cases.run_case` with *args* on the ranks of *wanted*."""
 
-    def shown(self, error: RanksFailed, result: _told.TestReport) -> BaseException:
+    def shown(self, error: RanksFailed, result: TestReport) -> BaseException:
         """Return the exception to raise for *error*."""
 
 
@@ -263,7 +264,7 @@ class _Plain:
         self.limit = RankOptions().timeout
         self._ranks: _rank_session.Ranks | None = None
 
-    def run_case(self, case: ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> _told.TestReport:
+    def run_case(self, case: ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> TestReport:
         if self._ranks is None:
             self._ranks = _rank_session.Ranks(_plain.UnittestWork(), lambda wanted: ())
         code = getattr(getattr(type(case), case._testMethodName), "__code__", None)
@@ -285,7 +286,7 @@ class _Plain:
             result.warn_of_leaks(call)
         return result
 
-    def shown(self, error: RanksFailed, result: _told.TestReport) -> BaseException:
+    def shown(self, error: RanksFailed, result: TestReport) -> BaseException:
         parts = [_failed.text(error)]
         for rank, text in sorted(result.output.items()):
             # The output of rank 0 has been shown already.

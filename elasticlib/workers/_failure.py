@@ -281,7 +281,7 @@ def record_of(event: Event, rank_base: int, are_all: bool, signum: int) -> recor
             return records.LastRuns(rank_base + rank, pid, seconds, left, place, are_all)
         case StacksRead(texts):
             by_rank = {rank: stacks_of_user(text) for rank, text in texts.items()}
-            return records.StacksTold(by_rank)
+            return records.StacksReported(by_rank)
         case Stuck(rank, pid, waited):
             return records.WorkerStuck(rank_base + rank, pid, signum, waited)
         case AllStopped(survivors, ended):

@@ -613,12 +613,12 @@ class Processes:
 
     def ask_for_stacks(self) -> None:
         """
-        Request a record of the stacks of all running workers (`records.StacksTold`).
+        Request a record of the stacks of all running workers (`records.StacksReported`).
 
         It is recorded at once if none runs.
         """
         if self._spawner is None or not self._spawner.started or self.round.gone():
-            self._sink(records.StacksTold({}))
+            self._sink(records.StacksReported({}))
         else:
             self.awaits_stacks = True
             self._spawner.ask_for_stacks()

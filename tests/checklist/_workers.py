@@ -147,11 +147,11 @@ def summary(stderr: str) -> Summary:
     assert frame is not None, stderr
     head, mark, root = frame[1].partition("Root Cause (first observed failure):")
     assert mark, stderr
-    (only,) = _told(root)
-    return Summary(head.splitlines()[0].strip(), _told(head), only)
+    (only,) = _reported(root)
+    return Summary(head.splitlines()[0].strip(), _reported(head), only)
 
 
-def _told(text: str) -> list[Told]:
+def _reported(text: str) -> list[Told]:
     found = list(_RECORD.finditer(text))
     ends = [*(each.start() for each in found[1:]), len(text)]
     return [

@@ -24,13 +24,14 @@ from elasticlib.testing import _case
 from elasticlib.testing.process_state import _torch_modes
 from elasticlib.testing.pytest_plugin import _examples, _markers, _reports, _travel
 from elasticlib.testing.pytest_plugin.rank import _run
-from elasticlib.testing.ranks import _asked, _cases, _rank_session, _told
+from elasticlib.testing.ranks import _asked, _cases, _rank_session
 from elasticlib.testing.ranks._asked import RankOptions
 from elasticlib.testing.ranks._coverage import Measuring
 from elasticlib.testing.ranks._failed import RanksFailed
 from elasticlib.testing.ranks._gpu_count import gpus, missing_gpus
 from elasticlib.testing.ranks._rank_call import MADE, RankCall, Style
 from elasticlib.testing.ranks._refusal import CannotTravelError
+from elasticlib.testing.ranks._test_report import TestReport
 
 
 class Plugin:
@@ -181,7 +182,7 @@ class Plugin:
         """Timeout in seconds of tests that set none."""
         return _markers.defaults(self._config).timeout
 
-    def run_case(self, case: _case.ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> _told.TestReport:
+    def run_case(self, case: _case.ElasticTestCase, wanted: RankOptions, args: tuple[Any, ...]) -> TestReport:
         item = self._item
         call = evolve(self._new_call(item, wanted, getattr(type(case), case._testMethodName), ()), device="cpu")
         try:
@@ -191,7 +192,7 @@ class Plugin:
         _reports.forward(item, call, result, self._measuring)
         return result
 
-    def shown(self, error: RanksFailed, result: _told.TestReport) -> RanksFailed:
+    def shown(self, error: RanksFailed, result: TestReport) -> RanksFailed:
         _reports.note(self._item, result)
         return error
 

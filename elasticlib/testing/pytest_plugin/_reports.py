@@ -19,10 +19,10 @@ import pytest
 
 from elasticlib.stacks import ranks_text
 from elasticlib.testing.pytest_plugin import _markers
-from elasticlib.testing.ranks import _told
 from elasticlib.testing.ranks._coverage import Measuring
 from elasticlib.testing.ranks._failed import RankFailure, RanksFailed, folded, summary
 from elasticlib.testing.ranks._rank_call import RankCall, RankOutcome
+from elasticlib.testing.ranks._test_report import TestReport
 
 _SECTIONS = pytest.StashKey[list[tuple[str, str]]]()
 """Sections to add to a test's report."""
@@ -30,7 +30,7 @@ SKIPPED = pytest.StashKey[tuple[str, int, str]]()
 """File, line and text of a skip on a rank."""
 
 
-def forward(item: Any, call: RankCall, result: _told.TestReport, measuring: Measuring) -> None:
+def forward(item: Any, call: RankCall, result: TestReport, measuring: Measuring) -> None:
     """Repeat the warnings and log records of rank 0 in pytest's process, and warn of leaks."""
     first = result.outcomes.get(0)
     if first is not None:
@@ -56,7 +56,7 @@ def _log(outcome: RankOutcome) -> None:
 
 
 @contextlib.contextmanager
-def _noted(result: _told.TestReport) -> Iterator[None]:
+def _noted(result: TestReport) -> Iterator[None]:
     """Add a warning that filters turn into an error to the test's failure; raise it if none."""
     try:
         yield
@@ -66,7 +66,7 @@ def _noted(result: _told.TestReport) -> Iterator[None]:
         result.error.notes = [*result.error.notes, f"{type(warning).__name__}: {warning}"]
 
 
-def note(item: Any, result: _told.TestReport) -> None:
+def note(item: Any, result: TestReport) -> None:
     """Store the output, logs and seeds of the ranks for the report."""
     logs = {rank: outcome.log for rank, outcome in result.outcomes.items()}
     seeds = f"rank 0: {result.seed}, and each further rank the next number"

@@ -26,13 +26,14 @@ from elasticlib.pools import Pool, PoolWorkers
 from elasticlib.processes import Message, debugger_follows
 from elasticlib.spec import LaunchConfig
 from elasticlib.stacks import ranks_text
-from elasticlib.testing.ranks import _blocked, _process_shares, _recorder, _told
+from elasticlib.testing.ranks import _blocked, _process_shares, _recorder
 from elasticlib.testing.ranks._asked import RankOptions
 from elasticlib.testing.ranks._gpu_count import gpus
 from elasticlib.testing.ranks._meeting import MEETING, Meeting
 from elasticlib.testing.ranks._rank_call import RankCall, RankOutcome
 from elasticlib.testing.ranks._refusal import refusal
 from elasticlib.testing.ranks._test_progress import TestProgress
+from elasticlib.testing.ranks._test_report import TestReport
 
 _AT_BREAKPOINTS = 86400.0
 """Timeout in seconds of tests whose ranks a debugger follows."""
@@ -207,7 +208,7 @@ class Ranks:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         always: Sequence[ModuleType],
-    ) -> _told.TestReport:
+    ) -> TestReport:
         """Run *function* on each rank. Raises `CannotTravelError`."""
 
         def run_on(workers: PoolWorkers) -> tuple[PoolWorkers, TestProgress, dict[int, str]]:
@@ -230,7 +231,7 @@ class Ranks:
         with self._turn(wanted):
             workers, progress, output = self.pool(wanted).in_turn(run_on)
         failed = progress.failed(functools.partial(self._look, workers))
-        return _told.TestReport(progress.outcomes, failed, output, progress.leaks(), call.seed)
+        return TestReport(progress.outcomes, failed, output, progress.leaks(), call.seed)
 
     def _ask(
         self,

@@ -20,7 +20,7 @@ from typing import Any
 from elasticlib._clock import monotonic, wall_time_ns
 from elasticlib.stacks import CALLERS
 from elasticlib.testing.ranks import _collectives
-from elasticlib.workers.child import serve_calls, tell_caller
+from elasticlib.workers.child import notify_caller, serve_calls
 
 SAYS = "collectives"
 """Kind of the message that a rank sends."""
@@ -45,7 +45,7 @@ def pool(group: str | None) -> None:
             if not chosen:
                 del os.environ[_SIZES[0]]
 
-        _Teller(c10d).begin()
+        _Reporter(c10d).begin()
 
     serve_calls(group)
 
@@ -65,7 +65,7 @@ def _members() -> dict[str, list[int]]:
     return {str(name): sorted(world.pg_group_ranks.get(group, ())) for group, name in world.pg_names.copy().items()}
 
 
-class _Teller:
+class _Reporter:
     """Thread that sends the report at a given time."""
 
     def __init__(self, c10d: Any) -> None:
@@ -80,8 +80,8 @@ class _Teller:
         self._rouse.acquire()
 
     def begin(self) -> None:
-        global _teller
-        _teller = self
+        global _reporter
+        _reporter = self
         _thread.start_new_thread(self._run, ())
 
     def arm(self, limit: float | None) -> None:
@@ -105,7 +105,7 @@ class _Teller:
                 self._limit = None
                 # Nobody waits for this message.
                 with contextlib.suppress(Exception):
-                    tell_caller({"says": SAYS, "collectives": self.summary()})
+                    notify_caller({"says": SAYS, "collectives": self.summary()})
                 continue
 
             self._wakes = limit
@@ -116,7 +116,7 @@ class _Teller:
             self._rouse.acquire(timeout=-1 if limit is None else limit - now)
 
 
-_teller: _Teller | None = None
+_reporter: _Reporter | None = None
 
 
 @contextlib.contextmanager
@@ -126,15 +126,15 @@ def until(limit: float) -> Iterator[None]:
 
     *limit* is on the monotonic clock.
     """
-    if _teller is None or limit <= 0:
+    if _reporter is None or limit <= 0:
         yield
         return
     now = monotonic()
-    _teller.arm(limit - min(_MOST_BEFORE, (limit - now) / 10))
+    _reporter.arm(limit - min(_MOST_BEFORE, (limit - now) / 10))
     try:
         yield
     finally:
-        _teller.arm(None)
+        _reporter.arm(None)
 
 
 CALLERS.add(__file__)

@@ -13,7 +13,7 @@ from attrs import define, field
 from elasticlib.errors import ChildFailedError
 from elasticlib.processes import Message
 from elasticlib.stacks import ranks_text
-from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder, _told
+from elasticlib.testing.ranks import _blocked, _collectives, _failed, _recorder, _test_report
 from elasticlib.testing.ranks._rank_call import RankOutcome
 
 _AFTER_FIRST = 1.0
@@ -120,7 +120,7 @@ class TestProgress:
         is_out_of_step = len(called) == self.size and len({*called.values()}) > 1
         if is_out_of_step:
             for rank, count in called.items():
-                leaks[rank] = (*leaks.get(rank, ()), _told.left_after(count))
+                leaks[rank] = (*leaks.get(rank, ()), _test_report.left_after(count))
         return leaks
 
     def _is_cut_short(self) -> bool:

@@ -3,7 +3,7 @@ The code of a worker's process: from its birth in the fork server to the end of 
 
 `StartSpec` is a worker's order. `read_report` and its kin read the files that a worker leaves.
 `pack_result` and `pack_exception` pickle its results. `serve_calls` is the work of a pool's
-worker, which sends messages to the launcher during a call with `ask_caller` and `tell_caller`.
+worker, which sends messages to the launcher during a call with `ask_caller` and `notify_caller`.
 
 Rules of this package: the standard library and elasticlib only.
 """
@@ -27,9 +27,9 @@ if typing.TYPE_CHECKING:
         CALLS_MEMORY as CALLS_MEMORY,
         ask_caller as ask_caller,
         is_worker_variable as is_worker_variable,
+        notify_caller as notify_caller,
         release_peers as release_peers,
         serve_calls as serve_calls,
-        tell_caller as tell_caller,
     )
     from elasticlib.workers.child._randomness import reseed_caller as reseed_caller
     from elasticlib.workers.child._record import (
@@ -63,7 +63,7 @@ __getattr__, __dir__, __all__ = _lazy.names(
         "elasticlib.workers.child._loaded": "file_of_module is_module names_of_class names_of_module",
         "elasticlib.workers.child._own_modules": "folders_before hidden_by",
         "elasticlib.workers.child._pooled": (
-            "CALLS_MEMORY ask_caller is_worker_variable release_peers serve_calls tell_caller"
+            "CALLS_MEMORY ask_caller is_worker_variable release_peers serve_calls notify_caller"
         ),
         "elasticlib.workers.child._randomness": "reseed_caller",
         "elasticlib.workers.child._record": "SERVER_VARIABLE write_error_file",

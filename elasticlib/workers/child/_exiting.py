@@ -39,7 +39,7 @@ from elasticlib.workers.child._announcing import ProgramOutcome
 
 DEFAULT_EXIT_TIMEOUT = 30.0
 """Seconds from a program's outcome to the end of its process, by default."""
-_TELL_LAST_RUNS_AFTER = 30.0
+_REPORT_LAST_RUNS_AFTER = 30.0
 """Seconds until the launcher reports where the last running worker is."""
 _DUMP_LIMIT = 3.0
 """Seconds within which the stacks of all threads must be written."""
@@ -113,9 +113,9 @@ class _LastRun:
         """Return the time of the next look at it; None for none."""
         if self.had_returned:
             return now + exit_timeout
-        tell_at = self.others_finished + _TELL_LAST_RUNS_AFTER
-        if now < tell_at:
-            return tell_at
+        report_at = self.others_finished + _REPORT_LAST_RUNS_AFTER
+        if now < report_at:
+            return report_at
         return None
 
     def must_be_reported(self, now: float) -> bool:
@@ -125,7 +125,7 @@ class _LastRun:
         """
         if self.was_reported:
             return False
-        is_early = now < self.others_finished + _TELL_LAST_RUNS_AFTER
+        is_early = now < self.others_finished + _REPORT_LAST_RUNS_AFTER
         if is_early and not self.had_returned:
             return False
         self.was_reported = True
@@ -261,7 +261,7 @@ class ExitCourse:
             return
         self.stage = Stage.LAST_RUNS
         self._last_run.others_finished = now
-        wait = _TELL_LAST_RUNS_AFTER
+        wait = _REPORT_LAST_RUNS_AFTER
         # A function may have returned, too: that is checked before the report.
         if is_function and self.was_chosen:
             wait = min(wait, self.exit_timeout)

@@ -3,8 +3,8 @@ The work of a pool's worker: one call after the other, each with its answer, and
 that they share.
 
 Rules of this file: a call gets the present folder, search path and variables of its caller. It
-changes the worker for the next one, as a cell changes a kernel. Only changes that make the worker
-unfit are reported as dirt. Calls come from the launcher alone, through a private socket.
+changes the worker for the next one, as a cell changes a kernel. Only changes after which the worker
+cannot serve another call are reported as leaks. Calls come from the launcher alone, through a private socket.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def ask_caller(message: Message) -> tuple[Message, list[int]] | None:
     return None if _server is None else _server.ask(message)
 
 
-def tell_caller(message: Message) -> None:
+def notify_caller(message: Message) -> None:
     """During a call, from any thread: send *message* to the caller, which does not answer."""
     if _server is not None:
         _server.tell(message)
@@ -317,7 +317,7 @@ class _Server:
     def tell(self, message: Message) -> None:
         """Send *message*, which has no answer."""
         with self._sending:
-            self._channel.send({**message, "op": "tell"})
+            self._channel.send({**message, "op": "notice"})
 
     def _answer(self, message: Message, memories: dict[str, int]) -> None:
         _worker_progress.clear()
@@ -334,7 +334,7 @@ class _Server:
         answer = _report.report_files(report)
         try:
             leak = self.group.end() if report.kind == "result" else ""
-            reply = {"op": "answer", "call": message["call"], "dirt": leak, "files": self._imports.new()}
+            reply = {"op": "answer", "call": message["call"], "leaks": leak, "files": self._imports.new()}
             with self._sending:
                 self._channel.send(reply, tuple(answer))
         finally:

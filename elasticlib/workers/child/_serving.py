@@ -122,13 +122,13 @@ class ImportWaiter:
 
         load = loader.exec_module
 
-        def load_and_tell(module: ModuleType) -> None:
+        def load_and_report(module: ModuleType) -> None:
             del loader.exec_module
             self.leave()
             load(module)
             self._then()
 
-        loader.exec_module = load_and_tell
+        loader.exec_module = load_and_report
         return found
 
 

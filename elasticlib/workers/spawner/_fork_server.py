@@ -517,7 +517,7 @@ class _RequestLoop:
         if message["op"] in _QUESTIONS:
             os.close(descriptor)
         else:
-            _spawner.tell_forked(descriptor, pid)
+            _spawner.report_forked(descriptor, pid)
 
     def _let_go_of_all(self) -> None:
         """Close the descriptors that belong to this loop alone, in a child."""

@@ -512,7 +512,7 @@ def be_spawner(
         os._exit(1)
 
 
-def tell_forked(descriptor: int, child: int) -> None:
+def report_forked(descriptor: int, child: int) -> None:
     """
     Report *child* to the launch at the other end of *descriptor*, and close that.
 
@@ -551,7 +551,7 @@ def guard_spawner(channel: Channel, launcher: int, call: Callable[[], Any]) -> N
 
         if child == 0:
             be_spawner(descriptor, me, outliving, call=call)
-        tell_forked(descriptor, child)
+        report_forked(descriptor, child)
 
         # A program that waits for the last copy of the caller's file to close must not wait for
         # this process.

@@ -363,10 +363,10 @@ class LiveWorkers:
             case ExitAction.DUMP:
                 worker.dump()
             case ExitAction.TELL:
-                self._tell_with_stacks("lingers", worker, stacks, seconds=course.exit_timeout, ends=course.overdue)
+                self._report_with_stacks("lingers", worker, stacks, seconds=course.exit_timeout, ends=course.overdue)
             case ExitAction.TELL_LAST_RUNS:
                 seconds, left = course.time_of_last_runs(monotonic())
-                self._tell_with_stacks("last_runs", worker, stacks, seconds=seconds, left=left)
+                self._report_with_stacks("last_runs", worker, stacks, seconds=seconds, left=left)
             case ExitAction.TERM:
                 worker.ask(signal.SIGTERM)
             case ExitAction.ASK_GROUP:
@@ -477,6 +477,6 @@ class LiveWorkers:
         message = {"op": what, "round": worker.round, "local_rank": worker.local_rank, "pid": worker.pid}
         self._launcher.send(message | facts, descriptors)
 
-    def _tell_with_stacks(self, what: str, worker: WorkerProcess, stacks: str, **facts: object) -> None:
+    def _report_with_stacks(self, what: str, worker: WorkerProcess, stacks: str, **facts: object) -> None:
         with shared_text(stacks) as memories:
             self._tell(what, worker, memories, **facts)

@@ -50,7 +50,7 @@ class OutboxChecks:
     demand: Demand
     _written: dict[str, float] = Factory(dict)
     """When each notice was written last, by key."""
-    _told: dict[str, int] = Factory(dict)
+    _reported: dict[str, int] = Factory(dict)
     """How many notices each mailbox was given."""
     _heartbeats: dict[str, NodeHeartbeat] = Factory(dict)
     """The latest of each mailbox."""
@@ -115,9 +115,9 @@ class OutboxChecks:
         is_back = server._garbage.copy().is_back(node, mailbox, self._heartbeats[key].count)
         if is_back or not is_here or outbox.mailbox_of(node) != mailbox:
             # It was given up: what it has not read counts as never written, and it is told anew.
-            for index in range(self._read(mailbox), self._told.get(mailbox, 0)):
+            for index in range(self._read(mailbox), self._reported.get(mailbox, 0)):
                 self._written.pop(mailbox_key(mailbox, index), None)
-            self._told[mailbox] = self._read(mailbox)
+            self._reported[mailbox] = self._read(mailbox)
             self._here[node] = now
 
     def _parts(self, data: bytes, server: Server) -> None:
@@ -128,7 +128,7 @@ class OutboxChecks:
             return
         if isinstance(envelope, Envelope) and isinstance(envelope.report, Acknowledgement):
             mailbox = _outbox(server).mailbox_of(envelope.report.node)
-            for index in range(self._told.pop(mailbox, 0)):
+            for index in range(self._reported.pop(mailbox, 0)):
                 self._written.pop(mailbox_key(mailbox, index), None)
 
     def _read(self, mailbox: str) -> int:
@@ -153,10 +153,10 @@ class OutboxChecks:
             gone = now - self._here.get(node, now) - before.state.rules.heartbeat
             self.demand(gone <= LATE, f"{key} is written again to a node that has been gone for long")
         else:
-            due = max(self._told.get(mailbox, index), self._read(mailbox))
+            due = max(self._reported.get(mailbox, index), self._read(mailbox))
             self.demand(index <= due, f"{key} is written, and notice {due} comes next")
         self._delays[key] = now - self._turned_at
-        self._written[key], self._told[mailbox] = now, max(self._told.get(mailbox, 0), index + 1)
+        self._written[key], self._reported[mailbox] = now, max(self._reported.get(mailbox, 0), index + 1)
 
     def _has_reminded(self, server: Server, now: float) -> None:
         """What lives reads, or is reminded."""
@@ -165,7 +165,7 @@ class OutboxChecks:
                 continue
             if node in server._garbage._silent:  # it is waited for, and sends no heartbeats
                 continue
-            for index in range(self._read(mailbox), self._told.get(mailbox, 0)):
+            for index in range(self._read(mailbox), self._reported.get(mailbox, 0)):
                 last = self._written.get(mailbox_key(mailbox, index), now)
                 late = now - last > REMINDED * server.state.rules.heartbeat + SOON
                 self.demand(not late, f"notice {index} of {mailbox} was not read for {now - last:.6f} s")

@@ -77,12 +77,12 @@ class Waiting:
 
     demand: Demand
     since: float | None = None
-    _told: int = 0
+    _reported: int = 0
     _told_at: float | None = None
 
     def begins(self, now: float) -> None:
         """A seat is asked for."""
-        self.since, self._told = now, 0
+        self.since, self._reported = now, 0
 
     def ends(self) -> None:
         """It has come, or none will."""
@@ -92,7 +92,7 @@ class Waiting:
         """People are told, and why: what the coordinator says of it, or how long the search may take yet."""
         waited = self.since is not None and now >= self._due_at()
         self.demand(waited and text.endswith(why), f"it says {text!r} too early, or not {why!r}")
-        self._told, self._told_at = self._told + 1, now
+        self._reported, self._told_at = self._reported + 1, now
 
     def rests(self, now: float) -> None:
         """Nothing more is told in this step."""
@@ -100,8 +100,8 @@ class Waiting:
         self.demand(not late, f"nobody is told that it has waited since {self.since}")
 
     def _due_at(self) -> float:
-        more = self._told - len(_TOLD_AT)
-        return (self.since or 0.0) + (_TOLD_AT[self._told] if more < 0 else _TOLD_AT[-1] + _TOLD_EVERY * (more + 1))
+        more = self._reported - len(_TOLD_AT)
+        return (self.since or 0.0) + (_TOLD_AT[self._reported] if more < 0 else _TOLD_AT[-1] + _TOLD_EVERY * (more + 1))
 
 
 def is_told(

@@ -172,11 +172,11 @@ class Node:
                     self._busy = True
                     self._stop_workers(LADDER if grace is None else grace, functools.partial(self._stopped, actions))
                     return
-                case _policy.TellFailed(number):
+                case _policy.ReportFailed(number):
                     self._soon(functools.partial(self._tell, Failed(self.name, number, self._notes())))
-                case _policy.TellStopped(number):
+                case _policy.ReportStopped(number):
                     self._soon(functools.partial(self._tell_gone, Stopped(self.name, number, self._notes())))
-                case _policy.TellSucceeded(number):
+                case _policy.ReportSucceeded(number):
                     self.told_success = number
                     self._soon(functools.partial(self._tell_gone, Succeeded(self.name, number)))
                 case _policy.LeaveJob(why, number):

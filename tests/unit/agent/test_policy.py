@@ -18,12 +18,12 @@ from elasticlib.agent._policy import (
     Finish,
     LeaveJob,
     Phase,
+    ReportFailed,
+    ReportStopped,
+    ReportSucceeded,
     Start,
     StopRequested,
     StopWorkers,
-    TellFailed,
-    TellStopped,
-    TellSucceeded,
     WorkersFailed,
     WorkersGone,
     WorkersSucceeded,
@@ -78,10 +78,10 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
     "a failure is reported at once and stops the others": (
         (*RUNNING, WorkersFailed("rank 1 failed")),
         Phase.STOPPING,
-        TellFailed(0),
+        ReportFailed(0),
         StopWorkers("rank 1 failed"),
     ),
-    "success is reported and waits for the outcome": (WAITING, Phase.WAITING, TellSucceeded(0)),
+    "success is reported and waits for the outcome": (WAITING, Phase.WAITING, ReportSucceeded(0)),
     "the end of a round stops its workers": ((*RUNNING, AGAIN), Phase.STOPPING, StopWorkers(AGAIN.why)),
     "the end of the job stops its workers": ((*RUNNING, BADLY), Phase.STOPPING, StopWorkers(BADLY.why)),
     "a signal stops the workers and the node leaves": (
@@ -90,35 +90,35 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
         LeaveJob("signal 15", 0),
         StopWorkers("signal 15", TERM),
     ),
-    "gone before the round ended: wait": ((*STOPPING, WorkersGone()), Phase.WAITING, TellStopped(0)),
+    "gone before the round ended: wait": ((*STOPPING, WorkersGone()), Phase.WAITING, ReportStopped(0)),
     "gone after a restart was granted: join": (
         (*STOPPING, AGAIN, WorkersGone()),
         Phase.JOINING,
-        TellStopped(0),
+        ReportStopped(0),
         AskForRanks(),
     ),
-    "gone after a restart was refused: wait": ((*STOPPING, NO_MORE, WorkersGone()), Phase.WAITING, TellStopped(0)),
+    "gone after a restart was refused: wait": ((*STOPPING, NO_MORE, WorkersGone()), Phase.WAITING, ReportStopped(0)),
     "gone after the end of the job: finish": (
         (*STOPPING, BADLY, WorkersGone()),
         Phase.DONE,
-        TellStopped(0),
+        ReportStopped(0),
         Finish(False, BADLY.why, final=BADLY),
     ),
     "gone after a signal: finish with it": (
         (*RUNNING, SIGNAL, WorkersGone()),
         Phase.DONE,
-        TellStopped(0),
+        ReportStopped(0),
         Finish(False, "signal 15", SIGNAL),
     ),
     "the end of a round stops nobody twice": ((*STOPPING, AGAIN), Phase.STOPPING),
     "a restart that is granted late: join": (
         (*STOPPING, WorkersGone(), AGAIN),
         Phase.JOINING,
-        TellStopped(0),
+        ReportStopped(0),
         AskForRanks(),
     ),
-    "a success is repeated when a peer failed": ((*WAITING, AGAIN), Phase.JOINING, TellStopped(0), AskForRanks()),
-    "a round without a restart: wait for the end of the job": ((*WAITING, NO_MORE), Phase.WAITING, TellStopped(0)),
+    "a success is repeated when a peer failed": ((*WAITING, AGAIN), Phase.JOINING, ReportStopped(0), AskForRanks()),
+    "a round without a restart: wait for the end of the job": ((*WAITING, NO_MORE), Phase.WAITING, ReportStopped(0)),
     "success of the job": ((*WAITING, WELL), Phase.DONE, Finish(True, WELL.why, final=WELL, results=True)),
     "failure of the job": ((*WAITING, BADLY), Phase.DONE, Finish(False, BADLY.why, final=BADLY)),
     "success of the job without ranks": ((WELL,), Phase.DONE, Finish(True, WELL.why, final=WELL)),
@@ -133,24 +133,24 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
     "a signal beats a restart that was granted": (
         (*STOPPING, AGAIN, SIGNAL, WorkersGone()),
         Phase.DONE,
-        TellStopped(0),
+        ReportStopped(0),
         Finish(False, "signal 15", SIGNAL),
     ),
     "a signal beats a success of the job meanwhile": (
         (*RUNNING, SIGNAL, WELL, WorkersGone()),
         Phase.DONE,
-        TellStopped(0),
+        ReportStopped(0),
         Finish(False, WELL.why, SIGNAL, WELL),
     ),
     "new ranks forget the end of the former round": (
         (*STOPPING, AGAIN, WorkersGone(), *SECOND_FAILED),
         Phase.WAITING,
-        TellStopped(1),
+        ReportStopped(1),
     ),
     "new ranks forget that contact was lost": (
         (*RUNNING, LOST, WorkersGone(), *SECOND_FAILED),
         Phase.WAITING,
-        TellStopped(1),
+        ReportStopped(1),
     ),
     "lost contact stops the workers within its own grace": (
         (*RUNNING, LOST),
@@ -161,15 +161,15 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
     "lost contact while running: join once they are gone": (
         (*RUNNING, LOST, WorkersGone()),
         Phase.JOINING,
-        TellStopped(0),
+        ReportStopped(0),
         AskForRanks(),
     ),
-    "contact lost twice": ((*RUNNING, LOST, LOST, WorkersGone()), Phase.JOINING, TellStopped(0), AskForRanks()),
-    "lost contact while stopping": ((*STOPPING, LOST, WorkersGone()), Phase.JOINING, TellStopped(0), AskForRanks()),
+    "contact lost twice": ((*RUNNING, LOST, LOST, WorkersGone()), Phase.JOINING, ReportStopped(0), AskForRanks()),
+    "lost contact while stopping": ((*STOPPING, LOST, WorkersGone()), Phase.JOINING, ReportStopped(0), AskForRanks()),
     "lost contact after a restart was refused": (
         (*STOPPING, NO_MORE, LOST, WorkersGone()),
         Phase.JOINING,
-        TellStopped(0),
+        ReportStopped(0),
         AskForRanks(),
     ),
     "lost contact while a failure waits for the outcome": (
@@ -187,33 +187,33 @@ COURSES_WITH_ENDS: dict[str, tuple[Any, ...]] = {
     "a stop by the program ends with its reason": (
         (*RUNNING, REQUEST, WorkersGone()),
         Phase.DONE,
-        TellStopped(0),
+        ReportStopped(0),
         Finish(False, "the program said so", REQUEST),
     ),
     "lost contact changes no end by a signal": (
         (*RUNNING, SIGNAL, LOST, WorkersGone()),
         Phase.DONE,
-        TellStopped(0),
+        ReportStopped(0),
         Finish(False, "signal 15", SIGNAL),
     ),
     "lost contact changes no end of the job": (
         (*RUNNING, BADLY, LOST, WorkersGone()),
         Phase.DONE,
-        TellStopped(0),
+        ReportStopped(0),
         Finish(False, BADLY.why, final=BADLY),
     ),
     "stopped for the success of others: no results": (
         (*RUNNING, LATER, WorkersGone()),
         Phase.DONE,
-        TellStopped(0),
+        ReportStopped(0),
         Finish(True, LATER.why, final=LATER),
     ),
-    "a success that the stop finds is reported": ((*STOPPING, ENDED_WELL), Phase.WAITING, TellSucceeded(0)),
-    "others lost the store: a failure": ((*WAITING, WorkerStoreLost()), Phase.WAITING, TellFailed(0)),
+    "a success that the stop finds is reported": ((*STOPPING, ENDED_WELL), Phase.WAITING, ReportSucceeded(0)),
+    "others lost the store: a failure": ((*WAITING, WorkerStoreLost()), Phase.WAITING, ReportFailed(0)),
     "others lost the store, reported again to the next sidecar": (
         (*WAITING, WorkerStoreLost(), LOST, WorkerStoreLost()),
         Phase.JOINING,
-        TellFailed(0),
+        ReportFailed(0),
     ),
 }
 """By rule: a course of events, the phase to which it leads, and the actions of its last event."""
@@ -278,7 +278,7 @@ def test_success_is_told_again_before_ranks_are_asked_for(course: tuple[Event, .
     """Whoever was told may have died with it."""
     state, actions = after(*course)
 
-    assert (state.phase, actions) == (Phase.JOINING, (TellSucceeded(0), AskForRanks()))
+    assert (state.phase, actions) == (Phase.JOINING, (ReportSucceeded(0), AskForRanks()))
     assert step(state, WELL)[1] == (Finish(True, WELL.why, final=WELL, results=True),)
 
 
@@ -362,7 +362,7 @@ def test_a_store_that_went_makes_no_success_of_what_is_none(course: tuple[Event,
 def test_a_store_that_others_have_lost_is_a_failure_told_once() -> None:
     state, actions = after(*WAITING, WorkerStoreLost())
 
-    assert (TellFailed(0),) == actions
+    assert (ReportFailed(0),) == actions
     assert step(state, WorkerStoreLost()) == (state, ())
     assert state.succeeded, "and if the others succeed all the same, so has the job"
 
@@ -443,7 +443,7 @@ def test_every_line_of_the_table_is_some_course() -> None:
 
 @given(COURSES)
 def test_between_two_starts_it_was_told_that_all_workers_are_gone(course: list[Event]) -> None:
-    told = (TellStopped, TellSucceeded)
+    told = (ReportStopped, ReportSucceeded)
     kinds = [type(each) for each in all_actions(course) if isinstance(each, (Start, *told))]
 
     assert (Start, Start) not in list(itertools.pairwise(kinds))
@@ -494,7 +494,7 @@ def test_workers_are_stopped_only_while_they_run(course: list[Event]) -> None:
 def test_a_failure_is_told_before_the_stop_that_takes_time(course: list[Event]) -> None:
     for before, event, actions in trace(course):
         if before.phase is Phase.RUNNING and isinstance(event, WorkersFailed):
-            assert [type(action) for action in actions] == [TellFailed, StopWorkers]
+            assert [type(action) for action in actions] == [ReportFailed, StopWorkers]
 
 
 @given(COURSES)
@@ -503,7 +503,7 @@ def test_reports_speak_of_the_round_of_the_last_start(course: list[Event]) -> No
     for action in all_actions(course):
         if isinstance(action, Start):
             started = action.assignment.round
-        elif isinstance(action, (TellFailed, TellStopped, TellSucceeded)):
+        elif isinstance(action, (ReportFailed, ReportStopped, ReportSucceeded)):
             assert action.round == started
 
 
@@ -531,7 +531,7 @@ def test_a_told_success_is_followed_by_results_or_by_no_success(course: list[Eve
     for action in all_actions(course):
         if isinstance(action, Start):
             told = None
-        elif isinstance(action, TellSucceeded):
+        elif isinstance(action, ReportSucceeded):
             told = action.round
         elif isinstance(action, Finish) and told is not None:
             assert action.results == action.succeeded
