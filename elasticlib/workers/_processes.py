@@ -1,8 +1,8 @@
 """
 The worker processes of one launch on this machine, round after round, with their logs.
 
-`LocalRound` knows what the events of a round say about its workers. `Processes` starts, watches
-and stops them.
+`LocalRound` knows what the events of a round say about its workers. `SpawnerSupervisor` has the
+spawner that starts them. `Processes` starts, watches and stops them.
 
 Rules of this file: ranks are local ones, except in failures and return values, which get
 *rank_base* added. It decides nothing, and waits for the workers only. A caller that must be
@@ -12,7 +12,6 @@ are read to their last byte before anything is reported.
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -345,6 +344,126 @@ class StartAttempts:
         return job
 
 
+class SpawnerSupervisor:
+    """
+    The spawner of a launch, which starts the workers of all its rounds, and the spawner's helpers.
+
+    A round that needs a spawner gets it: the one of the round before, or a new one. Helpers that stand
+    still are woken or replaced.
+    """
+
+    def __init__(self, job: _plan.LaunchPlan, count: int, sink: records.Sink) -> None:
+        self.job = job
+        self._count = count
+        self._sink = sink
+        self.client: SpawnerClient | None = None
+        self._helpers = HelperWatch(sink)
+
+        # Only imports of restarts are watched.
+        self.imports = ImportWatch()
+
+    def is_started(self) -> bool:
+        """Return True if there is a spawner that can be asked."""
+        return self.client is not None and self.client.started
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when the spawner has sent events; -1 without a spawner."""
+        return -1 if self.client is None else self.client.fileno()
+
+    def start(
+        self, number: int, specs: list[StartSpec], listener: int | None, interrupt: int | None,
+        guard: Callable[[int], Term | None] | None, present: LocalRound, limits: TimeLimits,
+    ) -> dict[int, int]:  # fmt: skip
+        """
+        Start the workers of the round *present*, and return {local rank: pid}; see `Processes.start`.
+
+        It begins again if a helper was lost, or an automatic preload failed: nothing has run yet.
+        """
+        # New workers must get the present files.
+        if self.client is not None and self.client.is_outdated():
+            self.dismiss()
+
+        attempts = StartAttempts(self._sink)
+        while True:
+            was_started = self.is_started()
+            try:
+                pids = self._begin(number, specs, listener, interrupt, guard, present, limits)
+            except (PreloadError, StartError) as error:
+                job = attempts.next_job(self.job, error, was_started=was_started)
+                if job is None:
+                    raise
+                self.job = job
+            else:
+                fork_server = self.job.fork_server
+                self.imports.begin(fork_server.preload if fork_server else (), monotonic())
+                return pids
+
+    def _begin(
+        self, number: int, specs: list[StartSpec], listener: int | None, interrupt: int | None,
+        guard: Callable[[int], Term | None] | None, present: LocalRound, limits: TimeLimits,
+    ) -> dict[int, int]:  # fmt: skip
+        if self.client is None:
+            self.client = self._start_client(present)
+        try:
+            spawner = self.client.spawner(interrupt)
+            if spawner is None:
+                return {}
+            limits.lease = None if guard is None else guard(spawner.fileno())
+            return self.client.start(number, specs, listener, interrupt, limits.lease)
+        except ElasticError:
+            # Another attempt needs a spawner of its own: this one is lost, or has half begun.
+            self.dismiss()
+            raise
+
+    def _start_client(self, present: LocalRound) -> SpawnerClient:
+        client = SpawnerClient(self.job.common, self.job.memories, self._count, self.job.descriptors)
+        client.wait_with(lambda: soonest(self._look_at_helpers(client, present), client.look_at_imports(self._sink)))
+        if self.job.fork_server is None:
+            assert self.job.call is not None
+            client.fork_caller(self.job.call)
+        else:
+            fork_server = fork_servers.take(self.job.fork_server, self.job.common.env, self.job.search_path)
+            client.employ(fork_server)
+        return client
+
+    def look(self, present: LocalRound) -> None:
+        """Look at the helpers that the round *present* needs, and at imports that take long."""
+        if self.client is None:
+            return
+        if not present.gone():
+            self._look_at_helpers(self.client, present)
+            self.imports.tend(self.client.ask_for_place, monotonic())
+        elif present.hosts_for_others():
+            # No worker of this node is left; the store's helpers serve those of other nodes.
+            self._helpers.tend(self.client.helpers_of_others, (), self.client.replace)
+
+    def _look_at_helpers(self, client: SpawnerClient, present: LocalRound) -> float:
+        """Wake or replace helpers that stand still, if it is time; return the seconds until the next look."""
+        return self._helpers.tend(client.helpers, present.running().values(), client.replace)
+
+    def due_in(self, present: LocalRound) -> float | None:
+        """Return the seconds until `look` must be called; None if the round *present* needs no helper."""
+        if self.client is None or not (present.hosts_for_others() or not present.gone()):
+            return None
+        return soonest(self._helpers.due_in(), None if present.gone() else self.imports.due_in(monotonic()))
+
+    def end_deaf(self, present: LocalRound, *, is_lease_over: bool) -> None:
+        """Kill a spawner that does not answer, or not in time, and the workers of *present* with it."""
+        self._sink(records.WorkersCutOff() if is_lease_over else records.SpawnerKilled(_ANSWER))
+        # Killed first: a dismissal waits for an answer, and this spawner gives none.
+        if self.client is not None:
+            self.client.kill()
+        self.dismiss()
+        wait_until_gone(present.pids.values(), KILL_SECONDS)
+        present.is_stopped = True
+
+    def dismiss(self) -> None:
+        """Kill the running workers and close the spawner; may be called in any state."""
+        if self.client is not None:
+            self.client.close()
+            self.client = None
+
+
 # The workers themselves.
 
 
@@ -362,19 +481,15 @@ class Processes:
         duplicates: Duplicates | None = None,
         console: Console | None = None,
     ) -> None:
-        self._job = job
         self._count = count
         self._sink = sink
         self._streams = WorkerStreams(sink, duplicates or Duplicates(), console)
-        self._spawner: SpawnerClient | None = None
+        self._supervisor = SpawnerSupervisor(job, count, sink)
         self.round = LocalRound(count)
         """The workers of the present round, or of the last one."""
         self._board: Board | None = None
         self._limits = TimeLimits()
-        self._helpers = HelperWatch(sink)
-
-        # Only imports of restarts are watched.
-        self.imports = ImportWatch()
+        self.imports = self._supervisor.imports
         self.awaits_stacks = False
         """True while a request for stacks has no answer."""
 
@@ -421,68 +536,26 @@ class Processes:
                 replace(spec, stdout=outs.get(spec.local_rank), stderr=errs.get(spec.local_rank)) for spec in specs
             ]
 
-            # New workers must get the present files.
-            if self._spawner is not None and self._spawner.is_outdated():
-                self.dismiss()
-            self.round.pids = self._insist(functools.partial(self._begin, number, whole, listener, interrupt, guard))
-            fork_server = self._job.fork_server
-            self.imports.begin(fork_server.preload if fork_server else (), monotonic())
+            self.round.pids = self._supervisor.start(
+                number, whole, listener, interrupt, guard, self.round, self._limits
+            )
+            client = self._supervisor.client
+            self._board = None if client is None else client.board
             return self.round.pids
-
-    def _insist(self, begin: Callable[[], dict[int, int]]) -> dict[int, int]:
-        """Begin again if a helper was lost, or an automatic preload failed: nothing has run yet."""
-        attempts = StartAttempts(self._sink)
-        while True:
-            was_started = self._is_started()
-            try:
-                return begin()
-            except (PreloadError, StartError) as error:
-                job = attempts.next_job(self._job, error, was_started=was_started)
-                if job is None:
-                    raise
-                self._job = job
-
-    def _begin(
-        self, number: int, specs: list[StartSpec], listener: int | None, interrupt: int | None,
-        guard: Callable[[int], Term | None] | None,
-    ) -> dict[int, int]:  # fmt: skip
-        if self._spawner is None:
-            self._spawner = self._start_spawner()
-        try:
-            spawner = self._spawner.spawner(interrupt)
-            if spawner is None:
-                return {}
-            self._board = self._spawner.board
-            self._limits.lease = None if guard is None else guard(spawner.fileno())
-            return self._spawner.start(number, specs, listener, interrupt, self._limits.lease)
-        except ElasticError:
-            # Another attempt needs a spawner of its own: this one is lost, or has half begun.
-            self.dismiss()
-            raise
-
-    def _start_spawner(self) -> SpawnerClient:
-        spawner = SpawnerClient(self._job.common, self._job.memories, self._count, self._job.descriptors)
-        spawner.wait_with(lambda: soonest(self._look_at_helpers(spawner), spawner.look_at_imports(self._sink)))
-        if self._job.fork_server is None:
-            assert self._job.call is not None
-            spawner.fork_caller(self._job.call)
-        else:
-            fork_server = fork_servers.take(self._job.fork_server, self._job.common.env, self._job.search_path)
-            spawner.employ(fork_server)
-        return spawner
 
     # The course of a round.
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `poll` has work; -1 without a spawner."""
-        return -1 if self._spawner is None else self._spawner.fileno()
+        return self._supervisor.fileno()
 
     def poll(self) -> None:
         """Handle all events since the last call; never wait."""
-        if self._spawner is None:
+        client = self._supervisor.client
+        if client is None:
             return
 
-        for event in self._spawner.drain():
+        for event in client.drain():
             self.round.note(event)
             match event:
                 case heard.StacksRead():
@@ -495,18 +568,10 @@ class Processes:
             if record is not None:
                 self._sink(record)
 
-        self._tend(self._spawner)
-
-    def _tend(self, spawner: SpawnerClient) -> None:
-        """End a spawner that does not stop its workers in time; else look at the helpers."""
         if monotonic() >= self._latest():
-            self._end_deaf(spawner)
-        elif not self.round.gone():
-            self._look_at_helpers(spawner)
-            self.imports.tend(spawner.ask_for_place, monotonic())
-        elif self.round.hosts_for_others():
-            # No worker of this node is left; the store's helpers serve those of other nodes.
-            self._helpers.tend(spawner.helpers_of_others, (), spawner.replace)
+            self._supervisor.end_deaf(self.round, is_lease_over=self._limits.is_lease_over())
+        else:
+            self._supervisor.look(self.round)
 
     def poll_timeout(self) -> float | None:
         """
@@ -515,31 +580,11 @@ class Processes:
         """
         latest = self._latest()
         until_latest = None if latest == math.inf else max(0.0, latest - monotonic())
-        has_helpers = not self.round.gone() or self.round.hosts_for_others()
-        if self._spawner is None or not has_helpers:
-            return until_latest
-        until_question = None if self.round.gone() else self.imports.due_in(monotonic())
-        return soonest(until_latest, self._helpers.due_in(), until_question)
-
-    def _look_at_helpers(self, spawner: SpawnerClient) -> float:
-        """
-        Wake or replace helpers that stand still, if it is time; return the seconds until the next
-        look.
-        """
-        return self._helpers.tend(spawner.helpers, self.round.running().values(), spawner.replace)
+        return soonest(until_latest, self._supervisor.due_in(self.round))
 
     def _latest(self) -> float:
         """Return the time at which the workers must be gone, by a lease or a stop."""
         return math.inf if self.round.gone() else self._limits.latest()
-
-    def _end_deaf(self, spawner: SpawnerClient) -> None:
-        """Kill a spawner that does not answer, or not in time, and the workers with it."""
-        self._sink(records.WorkersCutOff() if self._limits.is_lease_over() else records.SpawnerKilled(_ANSWER))
-        # Killed first: a dismissal waits for an answer, and this spawner gives none.
-        spawner.kill()
-        self.dismiss()
-        wait_until_gone(self.round.pids.values(), KILL_SECONDS)
-        self.round.is_stopped = True
 
     # A round ends.
 
@@ -564,16 +609,13 @@ class Processes:
         call `hasten`. *somebody_waits*: a record says which workers are awaited.
         """
         self.poll()
-        if self._is_started() and self.round.may_leave_processes(spare_failed=spare_failed):
+        if self._supervisor.is_started() and self.round.may_leave_processes(spare_failed=spare_failed):
             self.ask_to_stop(signum, grace, spare_failed)
             self._await_end(meanwhile or self._wait, somebody_waits)
         # All may be gone at once, or an interrupt may have ended the wait for the fork server.
-        if self.round.lost is not None or not self._is_started():
+        if self.round.lost is not None or not self._supervisor.is_started():
             self.dismiss()
         self.drain()
-
-    def _is_started(self) -> bool:
-        return self._spawner is not None and self._spawner.started
 
     def _wait(self, timeout: float | None) -> None:
         wait_readable([self], timeout)
@@ -600,16 +642,16 @@ class Processes:
         """Begin to stop the workers, as `stop` does, and return at once."""
         self.imports.rest()
         self.round.is_stopped = False
-        self._limits.begin_stop(signum, grace, self._job.common.exit_timeout[0] if spare_failed else 0.0)
-        if self._spawner is not None:
-            self._spawner.stop(signum, grace, spare_failed)
+        self._limits.begin_stop(signum, grace, self._supervisor.job.common.exit_timeout[0] if spare_failed else 0.0)
+        if self._supervisor.client is not None:
+            self._supervisor.client.stop(signum, grace, spare_failed)
 
     def hasten(self, signum: int, grace: float) -> None:
         """
         Send *signum* to workers that are being stopped, and leave them at most *grace* seconds.
         """
-        if self._spawner is not None and self._limits.shorten(grace):
-            self._spawner.stop(signum, grace)
+        if self._supervisor.client is not None and self._limits.shorten(grace):
+            self._supervisor.client.stop(signum, grace)
 
     def ask_for_stacks(self) -> None:
         """
@@ -617,11 +659,12 @@ class Processes:
 
         It is recorded at once if none runs.
         """
-        if self._spawner is None or not self._spawner.started or self.round.gone():
+        client = self._supervisor.client
+        if client is None or not client.started or self.round.gone():
             self._sink(records.StacksReported({}))
         else:
             self.awaits_stacks = True
-            self._spawner.ask_for_stacks()
+            client.ask_for_stacks()
 
     def now(self, local_rank: int) -> heard.WorkerNow:
         """Return the state of the worker *local_rank*; any thread may call it."""
@@ -629,13 +672,14 @@ class Processes:
 
     def signal(self, local_rank: int, signum: int) -> None:
         """Signal one worker and all processes that it started; do nothing once it has ended."""
-        if self._spawner is not None:
-            self._spawner.signal(local_rank, signum)
+        if self._supervisor.client is not None:
+            self._supervisor.client.signal(local_rank, signum)
 
     def pass_on(self, signum: int) -> None:
         """Send *signum* to each worker that handles it; it would kill the others."""
-        if self._spawner is not None and self._spawner.started:
-            self._spawner.pass_on(signum)
+        client = self._supervisor.client
+        if client is not None and client.started:
+            client.pass_on(signum)
 
     def grace_left(self) -> float:
         """Return the seconds that workers which are being stopped have until SIGKILL."""
@@ -647,9 +691,7 @@ class Processes:
 
     def dismiss(self) -> None:
         """Kill the running workers and close the spawner; may be called in any state."""
-        if self._spawner is not None:
-            self._spawner.close()
-            self._spawner = None
+        self._supervisor.dismiss()
 
     def finish(self, timeout: float | None = None, impatient: Callable[[], object] = bool) -> None:
         """

@@ -72,6 +72,6 @@ def test_a_run_leaves_neither_spawner_nor_thread_nor_a_busy_fork_server(
         with pytest.raises(raised) if raised else contextlib.nullcontext():
             agent.run()
 
-    assert agent._processes._spawner is None and tuple(agent._watched()) == ()
+    assert agent._processes._supervisor.client is None and tuple(agent._watched()) == ()
     assert threading.enumerate() == threads
     assert [] == [each for each in fork_servers._kept if each.spawners != busy.get(each, 0)]

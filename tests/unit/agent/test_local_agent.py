@@ -182,13 +182,13 @@ def test_failures_are_called_by_global_rank(make: Make) -> None:
 @pytest.mark.parametrize("was_stopped", [False, True])
 def test_stop_spares_succeeded_workers_and_returns_their_results(make: Make, was_stopped: bool) -> None:
     agent, spawner = make(), Ladder()
-    agent._processes._spawner = spawner  # type: ignore[assignment]
+    agent._processes._supervisor.client = spawner  # type: ignore[assignment]
     note(agent, ended(0), ended(1, was_stopped=was_stopped), stopped=True)
 
     agent._stop_workers(agent.get_worker_group())
 
     spawner.close()
-    agent._processes._spawner = None
+    agent._processes._supervisor.client = None
     assert ([], not was_stopped) == (spawner.stops, agent._result.state is WorkerState.SUCCEEDED)
 
 
@@ -269,8 +269,8 @@ def start_with(agent: LocalElasticAgent, *spawners: Starter, present: Starter | 
     spawning = iter(spawners)
     group = agent.get_worker_group()
     group.group_rank, group.group_world_size = 0, 1
-    agent._processes._spawner = present  # type: ignore[assignment]
-    agent._processes._start_spawner = lambda: next(spawning)  # type: ignore[method-assign, assignment, return-value]
+    agent._processes._supervisor.client = present  # type: ignore[assignment]
+    agent._processes._supervisor._start_client = lambda _: next(spawning)  # type: ignore[method-assign, assignment, return-value]
     with agent._signals:
         return agent._start_workers(group)
 
@@ -437,11 +437,11 @@ def stop_while(agent: LocalElasticAgent, monkeypatch: pytest.MonkeyPatch, *words
     left, spawner = list(words), Ladder()
     monkeypatch.setattr(agent._member, "drain", lambda: [left.pop(0)] if left else [])
     monkeypatch.setattr(agent._member, "poll_timeout", lambda: 0.0)
-    agent._processes._spawner = spawner  # type: ignore[assignment]
+    agent._processes._supervisor.client = spawner  # type: ignore[assignment]
     with agent._signals:
         agent._stop_processes(signal.SIGTERM, 30.0)
     spawner.close()
-    agent._processes._spawner = None
+    agent._processes._supervisor.client = None
     return spawner
 
 
@@ -508,13 +508,13 @@ def test_rendezvous_that_breaks_during_a_stop_is_an_error(make: Make, monkeypatc
     agent, spawner = make(), Ladder()
     monkeypatch.setattr(spawner, "drain", lambda: [AllStopped()] if agent._broken else [])
     monkeypatch.setattr(agent._member, "drain", raising(RendezvousConnectionError("gone")))
-    agent._processes._spawner = spawner  # type: ignore[assignment]
+    agent._processes._supervisor.client = spawner  # type: ignore[assignment]
     with agent._signals:
         os.eventfd_write(spawner.ready, 1)
         agent._stop_processes(signal.SIGTERM, 30.0)
     monkeypatch.setattr(agent._member, "drain", list)
     spawner.close()
-    agent._processes._spawner = None
+    agent._processes._supervisor.client = None
 
     with pytest.raises(RendezvousConnectionError, match="gone"):
         agent._words()

@@ -106,8 +106,8 @@ def make(said: list[records.Record]) -> Iterator[Callable[..., tuple[Processes, 
     def new(*events: Event) -> tuple[Processes, Told]:
         job = _context.plan_of_program("true", {0: (), 1: ()}, functools.partial(WorkerSpec, "t", 2, None))
         processes, spawner = Processes(job, 2, said.append), Told(*events)
-        processes._spawner = spawner  # type: ignore[assignment]
-        processes._helpers = NeverLooks()  # type: ignore[assignment]
+        processes._supervisor.client = spawner  # type: ignore[assignment]
+        processes._supervisor._helpers = NeverLooks()  # type: ignore[assignment]
         processes.round.pids = {0: 100, 1: 101}
         spawners.append(spawner)
         return processes, spawner
@@ -404,7 +404,7 @@ def context_on(spawner: Any, specs: DefaultLogsSpecs | None = None) -> Multiproc
     context = MultiprocessContext(
         "t", print, {0: (), 1: ()}, {0: {}, 1: {}}, "forkserver", specs or DefaultLogsSpecs(os.devnull)
     )
-    context._processes._spawner = spawner
+    context._processes._supervisor.client = spawner
     context._started = True
     return context
 
