@@ -308,9 +308,9 @@ def test_failure_at_imports_and_a_helper_killed_repeatedly_are_errors(make: Make
 def test_a_module_that_cannot_be_preloaded_is_not_tried_twice(make: Make) -> None:
     refused, agent = Starter(PreloadError("module", "its import starts a Python thread")), make()
     processes = agent._processes
-    assert processes._job.fork_server is not None
-    named = evolve(processes._job.fork_server, preload=("module",), is_automatic=False)
-    processes._job = evolve(processes._job, fork_server=named)
+    assert processes._supervisor.job.fork_server is not None
+    named = evolve(processes._supervisor.job.fork_server, preload=("module",), is_automatic=False)
+    processes._supervisor.job = evolve(processes._supervisor.job, fork_server=named)
 
     with pytest.raises(PreloadError):
         start_with(agent, refused)
