@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from elasticlib.errors import (
     ConfigError,
@@ -90,18 +90,12 @@ class CoordinatedHandler(RendezvousHandler):
         if connect is None:
             backend_of(job)  # raises for settings that cannot work
         self._connect = connect or SharedSidecar
-        self._member: Talk | None = None
-        self._agents_member: Talk | None = None
         self._turned = threading.Condition()
         self._notes = _Notes(self._turned)
+        self._node = _HandlerNode(job, self._connect, self._notes)
+        self._agents_member: Talk | None = None
         self._seeking = threading.Lock()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._listener: threading.Thread | None = None
         self._stores: list[Store] = []
-        self._closing = False
-
-        # Messages to the coordinator so far.
-        self._seeks = False
         self._closed = False
 
     def get_backend(self) -> str:
@@ -130,7 +124,10 @@ class CoordinatedHandler(RendezvousHandler):
         """
         with self._seeking:
             while True:
-                assignment = self._next_assignment()
+                self._open()
+                # No worker here uses the last round's store any more.
+                self._stores.clear()
+                assignment = self._node.next_assignment()
                 try:
                     return self._info(assignment)
                 except RendezvousConnectionError:
@@ -171,7 +168,7 @@ class CoordinatedHandler(RendezvousHandler):
                 return
 
             member = self._open()
-            is_known = self._seeks or self._notes.assignment is not None
+            is_known = self._node.is_known
             self._post_close(member)
             if not is_known:
                 member.join(1, ROLE)  # a node that never asked for ranks gets no answer
@@ -201,10 +198,11 @@ class CoordinatedHandler(RendezvousHandler):
             if self._closed or self._notes.final is not None:
                 return 0
             self._notes.check()
-            if self._member is None or not self._notes.round_is_over:
+            member = self._node.member
+            if member is None or not self._notes.round_is_over:
                 return 0
             # The round is over: this node's peers wait at least, whatever the last heartbeat said.
-            return max(1, self._member.waiting())
+            return max(1, member.waiting())
 
     def shutdown(self) -> bool:
         """
@@ -217,7 +215,7 @@ class CoordinatedHandler(RendezvousHandler):
         heard = True
         try:
             if self._fixed:
-                self._report_success()
+                self._node.report_success()
             elif self._notes.final is None:
                 self.set_closed()
         except ElasticError as error:
@@ -239,7 +237,7 @@ class CoordinatedHandler(RendezvousHandler):
         """
         with self._turned:
             self._check_open()
-            if self._member is not None:
+            if self._node.member is not None:
                 raise ConfigError(f"this handler of job {self.job.run_id!r} is in use: give the agent a new one")
             address = local_addr or self.job.local_addr
             job = evolve(self.job, node=node_name(address), local_addr=address, max_restarts=max_restarts)
@@ -261,32 +259,84 @@ class CoordinatedHandler(RendezvousHandler):
         return self.job.backend == "static"
 
     def _check_open(self) -> None:
-        if self._closing:
-            raise RendezvousClosedError(f"this handler of job {self.job.run_id!r} was shut down: make a new one")
-        if self._notes.final is not None:
-            raise _reason(self._notes.final, self.job)
+        self._node.check_open()
         if self._agents_member is not None:
             raise ConfigError(f"an agent uses this handler of job {self.job.run_id!r}: make a new one")
 
     def _open(self) -> Talk:
+        # Under one lock with the check: an agent cannot take the place in between.
         with self._turned:
             self._check_open()
-            if self._member is None:
-                # Its caller supervises no workers: a program that is busy for a while must not
-                # count as dead.
-                member = self._member = self._connect(self.job, stall=STALL)
-                self._listener = threading.Thread(
-                    target=self._listen, args=(member,), name="elasticlib-handler", daemon=True
-                )
-                start_thread(self._listener)
+            return self._node.open()
 
-            return self._member
+    def _info(self, assignment: RankAssignment) -> RendezvousInfo:
+        whole, address = _round_store.open_store(self.job, assignment, self._node.listener(assignment))
+        # The server ends with the last reference to it. A caller may drop the round's store while
+        # workers still use its address.
+        self._stores.append(whole)
+        store = _round_store.apart(whole, self.job.run_id, assignment.round)
+        where = RendezvousStoreInfo(address, assignment.master_port)
+        if not self.use_agent_store:
+            where = RendezvousStoreInfo.build(assignment.group_rank, store, address)
+        return RendezvousInfo(store, assignment.group_rank, assignment.group_world_size, where)
 
-    def _next_assignment(self) -> RankAssignment:
-        member = self._open()
-        with self._turned:
-            old = self._notes.forget_round()
+    def _release(self) -> None:
+        self._closed = True
+        if self._node.close():
             self._stores.clear()
+
+
+@define(eq=False)
+class _HandlerNode:
+    """
+    The node of a handler that finds its round itself: its membership, opened when it is first
+    needed, and the thread that receives its notices.
+
+    Several threads of the caller may use it, but only one asks for ranks at a time.
+    """
+
+    job: NodeJob
+    _connect: Callable[..., Talk]
+    notes: _Notes
+    member: Talk | None = field(init=False, default=None)
+    """The membership; None before `open`."""
+    _listener: threading.Thread | None = field(init=False, default=None)
+    _wake: int = field(init=False, factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+    """Descriptor that ends the thread's wait for notices."""
+    _seeks: bool = field(init=False, default=False)
+    """True while it waits for ranks."""
+    _closing: bool = field(init=False, default=False)
+
+    @property
+    def is_known(self) -> bool:
+        """True if the coordinator knows this node: it has ranks, or asked for them."""
+        return self._seeks or self.notes.assignment is not None
+
+    def check_open(self) -> None:
+        """Raise the reason why this node cannot take part any more, if there is one."""
+        if self._closing:
+            raise RendezvousClosedError(f"this handler of job {self.job.run_id!r} was shut down: make a new one")
+        if self.notes.final is not None:
+            raise _reason(self.notes.final, self.job)
+
+    def open(self) -> Talk:
+        """Return the membership, opened by the first call. The caller holds the lock of the notes."""
+        if self.member is None:
+            # Its caller supervises no workers: a program that is busy for a while must not
+            # count as dead.
+            member = self.member = self._connect(self.job, stall=STALL)
+            self._listener = threading.Thread(
+                target=self._listen, args=(member,), name="elasticlib-handler", daemon=True
+            )
+            start_thread(self._listener)
+
+        return self.member
+
+    def next_assignment(self) -> RankAssignment:
+        """Ask for ranks in the next round and wait for them; the membership is open."""
+        member = self._opened
+        with self.notes.changed:
+            old = self.notes.forget_round()
             # By this call's contract none of its workers runs any more: the others do not have to
             # wait for that.
             if old is not None:
@@ -301,37 +351,56 @@ class CoordinatedHandler(RendezvousHandler):
             self._seeks = False
 
     def _wait_for_ranks(self, member: Talk) -> RankAssignment:
-        with self._turned:
+        notes = self.notes
+        with notes.changed:
             while True:
-                assignment = self._notes.assignment
-                if assignment is not None:
-                    return assignment
-                self._check_open()
-                self._notes.check()
-                if self._notes.ended:  # cut off meanwhile: the others may have removed this node from the round
-                    self._notes.ended = False
+                if notes.assignment is not None:
+                    return notes.assignment
+                self.check_open()
+                notes.check()
+                if notes.ended:  # cut off meanwhile: the others may have removed this node from the round
+                    notes.ended = False
                     member.join(1, ROLE)
-                self._turned.wait()
+                notes.changed.wait()
 
-    def _info(self, assignment: RankAssignment) -> RendezvousInfo:
-        whole, address = self._reach_store(assignment)
-        self._stores.append(whole)
-        store = _round_store.apart(whole, self.job.run_id, assignment.round)
-        where = RendezvousStoreInfo(address, assignment.master_port)
-        if not self.use_agent_store:
-            where = RendezvousStoreInfo.build(assignment.group_rank, store, address)
-        return RendezvousInfo(store, assignment.group_rank, assignment.group_world_size, where)
+    def listener(self, assignment: RankAssignment) -> socket.socket | None:
+        """Return the bound socket for the round's store if this node serves it; None on other nodes."""
+        # It was bound before the round: no other process can have taken its port.
+        return self._opened.listener() if assignment.group_rank == 0 else None
 
-    def _reach_store(self, assignment: RankAssignment) -> tuple[Store, str]:
-        """Return the round's store, which group rank 0 serves, and the address at which its peers reach it."""
-        assert self._member is not None, "it gave the ranks"
-        timeout = _round_store.timeout_of(self.job)
-        # The socket that was bound before the round: no other process can have taken its port.
-        listener = self._member.listener() if assignment.group_rank == 0 else None
-        if listener is None:
-            return _round_store.reach(assignment.master_addresses, assignment.master_port, timeout)
-        address = assignment.master_addresses[0]
-        return _round_store.serve(listener, _own_address(listener, address), timeout), address
+    def report_success(self) -> None:
+        """Report this node's work as done; while the store of the others lives here, give them time to finish."""
+        assignment = self.notes.assignment
+        if self.member is None or assignment is None:
+            return
+        if self.notes.ended:
+            return
+        self.member.post(Succeeded(self.member.node, assignment.round))
+        # The store of the others' workers lives here, and ends with this process.
+        if self.job.node_rank == 0:
+            self.notes.wait_for(self.notes.has_final, self.job.close_timeout)
+
+    def close(self) -> bool:
+        """End the membership and all waits; return False if another call does that, or did."""
+        with self.notes.changed:
+            if self._closing:
+                return False
+            self._closing = True
+            self.notes.changed.notify_all()
+
+        os.eventfd_write(self._wake, 1)
+        # Before the membership is closed: the thread still reads from it.
+        if self._listener is not None:
+            self._listener.join()
+        if self.member is not None:
+            self.member.close()
+        os.close(self._wake)
+        return True
+
+    @property
+    def _opened(self) -> Talk:
+        assert self.member is not None, "`open` comes first"
+        return self.member
 
     def _listen(self, member: Talk) -> None:
         while not self._closing:
@@ -339,36 +408,9 @@ class CoordinatedHandler(RendezvousHandler):
             try:
                 notices = member.drain()
             except (ElasticError, OSError) as error:
-                self._notes.fail(error)
+                self.notes.fail(error)
                 return
-            self._notes.take(notices)
-
-    def _report_success(self) -> None:
-        """Report this node's work as done; while the store of the others lives here, give them time to finish."""
-        assignment = self._notes.assignment
-        if self._member is None or assignment is None:
-            return
-        if self._notes.ended:
-            return
-        self._member.post(Succeeded(self._member.node, assignment.round))
-        # The store of the others' workers lives here, and ends with this process.
-        if self.job.node_rank == 0:
-            self._notes.wait_for(self._notes.has_final, self.job.close_timeout)
-
-    def _release(self) -> None:
-        with self._turned:
-            if self._closing:
-                return
-            self._closing = self._closed = True
-            self._turned.notify_all()
-
-        os.eventfd_write(self._wake, 1)
-        if self._listener is not None:
-            self._listener.join()
-        if self._member is not None:
-            self._member.close()
-        self._stores.clear()
-        os.close(self._wake)
+            self.notes.take(notices)
 
 
 @define(eq=False)
@@ -454,12 +496,6 @@ class _Notes:
                 self.ended = True
             case RoundEnd(round=number) if self.assignment is not None and number == self.assignment.round:
                 self.ended = True
-
-
-def _own_address(listener: socket.socket, address: str) -> str:
-    """Return the address at which this process reaches *listener*, without any name lookup."""
-    host = str(listener.getsockname()[0])
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host) or address
 
 
 def _reason(final: Final, job: NodeJob) -> RendezvousError:

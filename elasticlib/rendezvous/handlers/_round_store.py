@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous._rdzv_options import STATIC
+from elasticlib.rendezvous.protocol._messages import RankAssignment
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -45,6 +46,18 @@ def timeout_of(job: NodeJob) -> float:
     if job.backend == "c10d" and job.store_type == "tcp":
         return float(job.options.get("read_timeout", _TCP_TIMEOUT))
     return _OTHER_TIMEOUT
+
+
+def open_store(job: NodeJob, assignment: RankAssignment, listener: socket.socket | None) -> tuple[Store, str]:
+    """
+    Return the store of a round, and the address at which the peers reach it: served on *listener*
+    if given, else connected to.
+    """
+    timeout = timeout_of(job)
+    if listener is None:
+        return reach(assignment.master_addresses, assignment.master_port, timeout)
+    address = assignment.master_addresses[0]
+    return serve(listener, _own_address(listener, address), timeout), address
 
 
 def serve(listener: socket.socket, address: str, timeout: float) -> Store:
@@ -78,6 +91,13 @@ def first_reachable(addresses: Sequence[str], port: int) -> str:
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_PROBE):
             return address
     return addresses[0]
+
+
+def _own_address(listener: socket.socket, address: str) -> str:
+    """Return the address at which this process reaches *listener*, without any name lookup."""
+    host = str(listener.getsockname()[0])
+    # A socket on all addresses has none to connect to: loopback reaches it.
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host) or address
 
 
 def _store(address: str, port: int, timeout: float, listener: int | None = None) -> Store:

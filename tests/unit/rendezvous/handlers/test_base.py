@@ -309,8 +309,8 @@ def in_thread(call: Callable[[], Any]) -> Future[Any]:
 
 
 def talk(handler: CoordinatedHandler) -> Talk:
-    assert handler._member is not None, "it has asked nothing yet"
-    return handler._member
+    assert handler._node.member is not None, "it has asked nothing yet"
+    return handler._node.member
 
 
 def together(*handlers: RendezvousHandler) -> list[RendezvousInfo]:
@@ -399,7 +399,7 @@ def test_a_node_that_was_never_in_a_round_can_close_the_job(meeting: Meeting) ->
 def test_closing_wakes_a_node_that_waits_for_a_round(meeting: Meeting) -> None:
     a = meeting.node("a")
     waits = in_thread(a.next_rendezvous)
-    wait_until(lambda: a._seeks)
+    wait_until(lambda: a._node._seeks)
 
     meeting.node("b").set_closed()
 
@@ -434,7 +434,7 @@ def test_shutting_down_wakes_a_thread_that_waits_for_a_round() -> None:
     meeting = Meeting(2, 2, coordinated=False)
     a = meeting.node("a")
     waits = in_thread(a.next_rendezvous)
-    wait_until(lambda: a._seeks)
+    wait_until(lambda: a._node._seeks)
 
     a.shutdown()
 
@@ -579,7 +579,7 @@ def test_how_the_job_of_an_agent_ended_its_handler_knows_at_once() -> None:
         heard(member, Final)
 
     assert (True, 0, True) == (handler.is_closed(), handler.num_nodes_waiting(), handler.shutdown())
-    assert handler._member is None
+    assert handler._node.member is None
     meeting.close()
 
 
