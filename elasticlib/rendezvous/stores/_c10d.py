@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from attrs import Factory, define, field
+from attrs import define, field
 from typing_extensions import Self
 
 from elasticlib._clock import monotonic
@@ -85,9 +85,8 @@ class C10dBackend:
     job: NodeJob
     host: str = field(init=False, default="localhost")
     port: int = field(init=False, default=0)
-    _path: str | None = field(init=False, default=None)
-    """Path of the FileStore."""
-    _temporary: bool = field(init=False, default=False)
+    _file: _StoreFile | None = field(init=False, default=None)
+    """The file of the FileStore; None with a TCPStore."""
     _identity: str = field(init=False, factory=lambda: secrets.token_hex(8))
     server: Any = field(init=False, default=None)
     """
@@ -98,7 +97,7 @@ class C10dBackend:
     _inner: Address | None = field(init=False, default=None)
     """Address of this process's own server, for itself."""
     _local: str | None = field(init=False, default=None)
-    _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, default=Factory(dict))
+    _connections: _TcpConnections = field(init=False)
     _claim: Claim = field(init=False)
     _role: _HostRole = field(init=False)
 
@@ -106,10 +105,10 @@ class C10dBackend:
         job = self.job
         self._role = _HostRole.of(job)
         self._claim = _claim_of(job)
+        self._connections = _TcpConnections(job.run_id)
         match job.store_type:
             case "file":
-                _check_file_options(job)
-                self._path = job.endpoint or None
+                self._file = _StoreFile.of(job)
             case "tcp":
                 self.host, self.port = parse_rendezvous_endpoint(job.endpoint, DEFAULT_PORT)
             case other:
@@ -118,8 +117,8 @@ class C10dBackend:
     @property
     def endpoint(self) -> str:
         """Return the store's place, with the true port once it is bound."""
-        if self.job.store_type == "file":
-            return self._path or ""
+        if self._file is not None:
+            return self._file.path or ""
         return spell(self.host, self.port)
 
     def prepare(self) -> None:
@@ -136,7 +135,7 @@ class C10dBackend:
         """
         if self.server is not None:
             return True
-        if self.job.store_type == "file" or self._role.must_host is False:
+        if self._file is not None or self._role.must_host is False:
             return False
 
         self.prepare()
@@ -169,17 +168,11 @@ class C10dBackend:
         with the reason.
         """
         self.prepare()
-        if self.job.store_type != "file":
+        if self._file is None:
             return self._dial_store(timeout)
-
-        if self._path is None:
-            handle, self._path = tempfile.mkstemp(prefix="elasticlib_")
-            os.close(handle)
-            self._temporary = True
-
-        path = self._path
+        # Its nodes are processes of one machine.
         self._local = loopback()
-        return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.job.run_id, path)
+        return self._file.open()
 
     def _dial_store(self, timeout: float) -> StoreExchange:
         deadline = monotonic() + timeout
@@ -192,7 +185,7 @@ class C10dBackend:
 
     def address(self) -> str | None:
         """Return this machine's address for its peers, after a dial; None if unknown."""
-        if not self._local or self.job.store_type == "file":
+        if not self._local or self._file is not None:
             return self._local
         if is_loopback(self._local) and not is_loopback(self.host):
             # The host's own way to its store is shorter than that of its peers.
@@ -208,7 +201,7 @@ class C10dBackend:
 
     def word_of(self, exchange: Exchange) -> bytes | None:
         """Return the unique identity of the process that hosts the store; None if it has none."""
-        if self.job.store_type == "file" or not isinstance(exchange, StoreExchange):
+        if self._file is not None or not isinstance(exchange, StoreExchange):
             return None
         return exchange.root(SERVER, ANNOUNCED)
 
@@ -222,18 +215,9 @@ class C10dBackend:
         for a file in which a job has ended.
         """
         assert isinstance(exchange, StoreExchange)
-        if isinstance(exchange.store, PolledFileStore):
-            return self._claim_file(exchange)
+        if self._file is not None:
+            return self._file.claim(exchange, self._claim.identity)
         return self._claim.take(exchange) or self._claim.take_over(exchange)
-
-    def _claim_file(self, exchange: StoreExchange) -> bool:
-        claimant = exchange.replace(CLAIMANT, b"", self._claim.identity)
-        if claimant == self._claim.identity:
-            return True
-        if is_stale(claimant):
-            why = f"the process that coordinated the job in {self._path} is gone: remove that file, or name another one"
-            raise RendezvousClosedError(why)
-        return False
 
     def coordinating(self, exchange: Exchange) -> Exchange:
         """
@@ -247,8 +231,8 @@ class C10dBackend:
         """
         Free the job's id for the next one, in a store that outlives it: this job is over for all.
         """
-        if self.job.store_type == "file" and self._path:
-            Path(self._path).unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.remove()
         elif self.server is None:
             with suppress(RendezvousConnectionError):
                 self._claim.give_up(self._dial_store(_FORGETTING))
@@ -261,7 +245,7 @@ class C10dBackend:
         *tell* gets their names before the wait, if there is any; *gone* ends it. This job is over:
         its id is free.
         """
-        if self.server is None or self.job.store_type == "file":
+        if self.server is None:
             return
 
         def settle(living: list[str]) -> None:
@@ -279,8 +263,8 @@ class C10dBackend:
         if self.listening is not None:
             self.listening.close()
             self.listening = None
-        if self._temporary and self._path:
-            Path(self._path).unlink(missing_ok=True)
+        if self._file is not None and self._file.is_temporary:
+            self._file.remove()
 
     def _taken(self, bound: Taken, addresses: list[Address]) -> RendezvousConnectionError | ConfigError:
         now = monotonic()
@@ -333,24 +317,93 @@ class C10dBackend:
     def _talk(self, addresses: list[Address], timeout: float) -> StoreExchange:
         deadline = monotonic() + timeout
         address, local = probe(self.host, self.port, addresses, timeout)
-        host, port, where = address.host, self.port, spell(self.host, self.port)
         limit = max(deadline - monotonic(), 0.1)
+        exchange = self._connections.open(address.host, self.port, spell(self.host, self.port), limit)
+        self._local = local
+        return exchange
+
+
+@define(eq=False)
+class _TcpConnections:
+    """
+    Connections of job *run_id* to TCPStores.
+
+    torch may never return from a port that accepts connections but is not a store. So each attempt
+    has a thread; a bounded number of them may hang at an address.
+    """
+
+    run_id: str
+    _attempts: dict[tuple[str, int], Limited[StoreExchange]] = field(init=False, factory=dict)
+
+    def open(self, host: str, port: int, where: str, limit: float) -> StoreExchange:
+        """
+        Return a new connection to the store at the numeric address *host*, which errors call
+        *where*; raise `RendezvousConnectionError` if it does not answer within *limit* seconds.
+        """
 
         def clone() -> Store:
             silence = f"the store at {where} does not answer any more"
             return Limited[Store]().run(lambda: _client(host, port, where, CLONE), CLONE, silence)
 
         def talk() -> StoreExchange:
-            exchange = StoreExchange(_client(host, port, where, limit), clone, self.job.run_id, where)
+            exchange = StoreExchange(_client(host, port, where, limit), clone, self.run_id, where)
             announced = exchange.root(SERVES, ANNOUNCED)
             exchange.served_run = None if announced is None else announced.decode(errors="replace")
             return exchange
 
         why = "another program listens there, or the store's process is stopped"
         silence = f"{where} ({host}) answers, but is not a store: {why}"
-        exchange = self._attempts.setdefault((host, port), Limited()).run(talk, limit, silence)
-        self._local = local
-        return exchange
+        return self._attempts.setdefault((host, port), Limited()).run(talk, limit, silence)
+
+
+@define(eq=False)
+class _StoreFile:
+    """The file in which the nodes of job *run_id* meet, all of them processes of one machine."""
+
+    run_id: str
+    path: str | None
+    """None until `open` creates a temporary file."""
+    is_temporary: bool = field(init=False, default=False)
+    """True if this process created the file for itself alone."""
+
+    @classmethod
+    def of(cls, job: NodeJob) -> Self:
+        """Return the file that the job's settings name; raise `ConfigError` for settings that have no meaning."""
+        if not job.endpoint and job.max_nodes > 1:
+            why = "store_type='file' needs the path of a file that all nodes see"
+            raise ConfigError.of_setting("rdzv_endpoint", f"'' names no file: {why}")
+        if job.is_host is not None:
+            raise ConfigError(f"is_host={job.is_host} has no meaning with store_type='file': leave it out")
+        return cls(job.run_id, job.endpoint or None)
+
+    def open(self) -> StoreExchange:
+        """Return a new connection to the store in the file."""
+        if self.path is None:
+            handle, self.path = tempfile.mkstemp(prefix="elasticlib_")
+            os.close(handle)
+            self.is_temporary = True
+
+        path = self.path
+        return StoreExchange(PolledFileStore.open(path), lambda: PolledFileStore.open(path), self.run_id, path)
+
+    def claim(self, exchange: StoreExchange, identity: bytes) -> bool:
+        """
+        Claim the job for the process with this *identity*; return whether it is the first one.
+
+        Raises `RendezvousClosedError` if the process that claimed it is gone.
+        """
+        claimant = exchange.replace(CLAIMANT, b"", identity)
+        if claimant == identity:
+            return True
+        if is_stale(claimant):
+            why = f"the process that coordinated the job in {self.path} is gone: remove that file, or name another one"
+            raise RendezvousClosedError(why)
+        return False
+
+    def remove(self) -> None:
+        """Delete the file, if it exists."""
+        if self.path is not None:
+            Path(self.path).unlink(missing_ok=True)
 
 
 @define(eq=False)
@@ -419,14 +472,6 @@ def _claim_of(job: NodeJob) -> Claim:
         word = b" ".join([sign(), word])
     key = key_of(job.token) if job.token else None
     return Claim(job.run_id, job.heartbeat, word, key)
-
-
-def _check_file_options(job: NodeJob) -> None:
-    if not job.endpoint and job.max_nodes > 1:
-        why = "store_type='file' needs the path of a file that all nodes see"
-        raise ConfigError.of_setting("rdzv_endpoint", f"'' names no file: {why}")
-    if job.is_host is not None:
-        raise ConfigError(f"is_host={job.is_host} has no meaning with store_type='file': leave it out")
 
 
 def _raise_descriptor_limit() -> None:
