@@ -374,4 +374,4 @@ def test_launch_uses_a_plugins_handler_and_names_a_broken_one(tmp_path: Path) ->
 
     assert 0 == done.returncode, done.stderr
     assert ["j1 0 2", "j1 1 2"] == sorted(done.stdout.splitlines())
-    assert 1 == done.stderr.count("rendezvous plug-in 'broken' (alone:absent) is left out")
+    assert 1 == done.stderr.count("rendezvous plug-in 'broken' (alone:absent) is ignored")
