@@ -220,6 +220,50 @@ def _offer(data: bytes) -> tuple[Past, Join]:
     return past, join
 
 
+def end_of_round(node: str, notes: tuple[FailureNote, ...], past: Past, max_restarts: int) -> RoundEnd:
+    """
+    Return the end of the present round by *node*, whose workers failed as in the *notes*; without
+    any, it stopped them itself.
+    """
+    if not notes:
+        return RoundEnd(past.round, f"node {node} stopped its workers", True)
+    # The likeliest root cause: the oldest failure, but for a lost connection.
+    why = describe(node, min(notes, key=lambda note: (note.secondary, -note.age)))
+    if any(note.fatal for note in notes):
+        return RoundEnd(past.round, f"{why}; a restart would fail again", False)
+    if past.restarts >= max_restarts:
+        return RoundEnd(past.round, f"{why}; no restart is left", False)
+    return RoundEnd(past.round, f"{why}; restart {past.restarts + 1} of {max_restarts}", True)
+
+
+@define
+class SuccessCount:
+    """One node's wait, after its own workers succeeded, for those of all other nodes."""
+
+    table: Agreement
+    round: int
+    deadline: float
+    """End of the wait, in seconds of the clock whose time `outcome` gets."""
+    limit: float
+    """Length of the wait in seconds, for the text."""
+    is_complete: bool = False
+    """True once all nodes succeeded."""
+
+    def outcome(self, now: float) -> Final | None:
+        """Return the success of the job once all nodes succeeded, or the time for that is over."""
+        done = self.table.count_done()
+        if done >= self.table.size:
+            self.is_complete = True
+            return Final(True, f"all {done} nodes succeeded", round=self.round)
+
+        if now < self.deadline:
+            return None
+
+        # As after torch's exit barrier: a node that waits in vain ends by its own success.
+        why = f"{done} of {self.table.size} nodes succeeded, and no other reported a failure for {self.limit:g} s"
+        return Final(True, why, round=self.round)
+
+
 @define
 class FailureCollection:
     """One node's collection of failures, from the end of its own workers."""

@@ -28,7 +28,6 @@ from elasticlib.rendezvous._membership import Word
 from elasticlib.rendezvous.node._session_events import CloseSession, Seek
 from elasticlib.rendezvous.protocol._messages import (
     Failed,
-    FailureNote,
     Final,
     Join,
     Leave,
@@ -38,7 +37,7 @@ from elasticlib.rendezvous.protocol._messages import (
     Succeeded,
     WorkerReport,
 )
-from elasticlib.rendezvous.third_party._agreement import Agreement, FailureCollection, Past, describe
+from elasticlib.rendezvous.third_party._agreement import Agreement, FailureCollection, Past, SuccessCount, end_of_round
 from elasticlib.rendezvous.third_party._contract import ThirdPartyNodeInfo, meaning
 
 if TYPE_CHECKING:
@@ -82,6 +81,11 @@ class HandlerCalls:
     """True while the handler is in `next_rendezvous`, which cannot be interrupted."""
     since: float | None = field(init=False, default=None)
     """Start of a call that must return soon; None if there is none."""
+
+    @property
+    def shares_store(self) -> bool:
+        """True if workers may use the store of the handler's round; older handlers do not say so."""
+        return bool(getattr(self.handler, "use_agent_store", False))
 
     def next_rendezvous(self) -> Any:
         """Return the handler's next round, however long that takes."""
@@ -141,8 +145,7 @@ class HandlerRounds:
     _failure_collection: FailureCollection | None = field(init=False, default=None)
     _judges: bool = field(init=False, default=False)
     """True if this node ended the round, so that it decides how the job ended."""
-    _deadline: float = field(init=False, default=0.0)
-    """Deadline of the barrier."""
+    _success_count: SuccessCount | None = field(init=False, default=None)
     _is_decided: bool = field(init=False, default=False)
     """True if the job's end is known to this node, so that the handler must be shut down."""
     _last_end: RoundEnd | None = field(init=False, default=None)
@@ -173,15 +176,15 @@ class HandlerRounds:
             case Seek(slots, role):
                 self._seek(slots, role)
             case Failed(round=number, failures=notes) if self._runs(number) or self._awaits_others(number):
-                self._end(self._end_by(number, notes), spent=1)
+                self._end(end_of_round(self.node, notes, self._past, self.max_restarts), spent=1)
             case Stopped(round=number, failures=notes):
                 if self._runs(number):
-                    self._end(self._end_by(number, notes), spent=bool(notes))
+                    self._end(end_of_round(self.node, notes, self._past, self.max_restarts), spent=bool(notes))
                 self._report_failures(order)
             case Succeeded(round=number) if self._runs(number):
                 self._assigned.count_done(1)
+                self._success_count = SuccessCount(self._assigned, number, self.clock() + self.barrier, self.barrier)
                 self._phase = _Phase.BARRIER
-                self._deadline = self.clock() + self.barrier
                 self._look()
             case Leave(why=why):
                 self._depart(why)
@@ -226,8 +229,7 @@ class HandlerRounds:
         self.tell(assignment)
 
     def _agree(self, info: Any, table: Agreement, slots: int, role: str) -> RankAssignment | None:
-        shares = bool(getattr(self.calls.handler, "use_agent_store", False))
-        join = Join(self.node, self.offer.describe(info, shares=shares, slots=slots, role=role))
+        join = Join(self.node, self.offer.describe(info, shares=self.calls.shares_store, slots=slots, role=role))
         deadline, pause = self.clock() + _PEERS, _SHORTEST
         while self.clock() < deadline:
             assignment = table.meet(join, self._past, self.max_restarts)
@@ -270,17 +272,12 @@ class HandlerRounds:
         Finish if the workers of all nodes succeeded, or the time for that is over; return whether
         the round continues.
         """
-        table = self._assigned
-        done = table.count_done()
-        if done >= table.size:
-            self._conclude(Final(True, f"all {done} nodes succeeded", round=self._past.round))
-            return False
-
-        if self.clock() < self._deadline:
+        assert self._success_count is not None, "no worker here has succeeded yet"
+        final = self._success_count.outcome(self.clock())
+        if final is None:
             return True
-
-        why = f"{done} of {table.size} nodes succeeded, and no other reported a failure for {self.barrier:g} s"
-        self._conclude(Final(True, why, round=self._past.round), linger=0.0)
+        # After the deadline it has waited for the others long enough.
+        self._conclude(final, linger=_LINGER if self._success_count.is_complete else 0.0)
         return False
 
     def _look_for_arrivals(self) -> bool:
@@ -293,16 +290,6 @@ class HandlerRounds:
         return False
 
     # The end of a round.
-
-    def _end_by(self, number: int, notes: tuple[FailureNote, ...]) -> RoundEnd:
-        if not notes:
-            return RoundEnd(number, f"node {self.node} stopped its workers", True)
-        why = describe(self.node, min(notes, key=lambda note: (note.secondary, -note.age)))
-        if any(note.fatal for note in notes):
-            return RoundEnd(number, f"{why}; a restart would fail again", False)
-        if self._past.restarts >= self.max_restarts:
-            return RoundEnd(number, f"{why}; no restart is left", False)
-        return RoundEnd(number, f"{why}; restart {self._past.restarts + 1} of {self.max_restarts}", True)
 
     def _end(self, end: RoundEnd, spent: int = 0) -> None:
         """
