@@ -15,8 +15,7 @@ import pytest
 
 from elasticlib.errors import RendezvousConnectionError, RendezvousStateError
 from elasticlib.rendezvous._node_job import NodeJob
-from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
-from elasticlib.rendezvous.stores._election import Candidate, LeadershipLost, StateLog
+from elasticlib.rendezvous.stores._election import Candidate, CompareAndSetExchange, LeadershipLost, StateLog
 from elasticlib.rendezvous.stores._keys import Keys, RenewedKey
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer

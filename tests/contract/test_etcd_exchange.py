@@ -12,7 +12,7 @@ import pytest
 from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous._node_job import NodeJob
 from elasticlib.rendezvous.protocol._exchange import Exchange, RequestRefusedError
-from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
+from elasticlib.rendezvous.stores._election import CompareAndSetExchange
 from elasticlib.rendezvous.stores._keys import Keys
 from elasticlib.rendezvous.stores.etcd._backend import EtcdBackend
 from elasticlib.rendezvous.stores.etcd._etcd_server import EtcdServer

@@ -12,7 +12,7 @@ from elasticlib.errors import RendezvousConnectionError
 from elasticlib.rendezvous.handlers._c10d_backend import C10dRendezvousBackend
 from elasticlib.rendezvous.handlers._dynamic import ROOT, StateBackend
 from elasticlib.rendezvous.protocol._exchange import Exchange
-from elasticlib.rendezvous.stores._compare_and_set import CompareAndSetExchange
+from elasticlib.rendezvous.stores._election import CompareAndSetExchange
 from elasticlib.rendezvous.stores._state_keys import RendezvousBackend, SharedState, StateKeys
 from tests.contract.test_etcd_election import ElectionContract
 from tests.contract.test_exchange import ExchangeContract

@@ -27,7 +27,7 @@ from elasticlib.rendezvous.protocol._operations import Log
 from elasticlib.rendezvous.stores._keys import KEEP, RenewedKey
 
 SLICE = 20.0
-"""Seconds after which a wait ends and looks again."""
+"""Seconds after which a wait ends and looks again, so that the end of a server is noticed."""
 PAUSE = 0.2
 """Seconds between two attempts to reach a store that is away."""
 _RENEWALS = 3
