@@ -141,6 +141,7 @@ class CoordinatedHandler(RendezvousHandler):
             return False
         with self._turned:
             is_over = self._closed or self._notes.final is not None
+            # Once the job is over, a lost connection is no error any more.
             if not is_over:
                 self._notes.check()
             return is_over

@@ -249,6 +249,7 @@ class C10dBackend:
             return
 
         def settle(living: list[str]) -> None:
+            # A later node with the same job id must not wait for this job's coordinator.
             self.server.set(SERVES, "")
             forget(exchange)
             tell(living)

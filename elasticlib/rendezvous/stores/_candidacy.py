@@ -31,7 +31,7 @@ SLICE = 20.0
 PAUSE = 0.2
 """Seconds between two attempts to reach a store that is away."""
 _RENEWALS = 3
-"""Renewals of a hold within its time to live."""
+"""Renewals of a hold within its time to live: one that is lost does not end the term."""
 
 # Events.
 
@@ -248,6 +248,7 @@ class Candidacy:
 
     def _extend_term(self, hold: RenewedKey, now: float, out: list[Action]) -> Action:
         self.until = self._sent + hold.ttl
+        # An answer that comes too late keeps nothing: the term ends with this step.
         if self._is_leader and now < self.until:
             self._keep_keys(now, out)
         self._is_leader = True
@@ -275,6 +276,7 @@ class Candidacy:
 
         if not self._connected:
             self._connected = True
+            # A holder has no longer than the rest of its term to renew the lease.
             limit = self.ttl if self.hold is None else max(self.until - now, PAUSE)
             out.append(ConnectToStore(limit))
             return

@@ -153,6 +153,7 @@ class Claim:
     def take(self, exchange: StoreExchange) -> bool:
         """Claim the job; return whether this node is the first one to do so."""
         [announcement] = exchange.read([ANNOUNCEMENT])
+        # The job runs, or did, even if a stranger deleted its claim: `take_over` finds out.
         if announcement is not None:
             return False
         if exchange.replace(CLAIMANT, b"", self.identity) != self.identity:

@@ -378,6 +378,7 @@ class StoreExchange(Exchange):
 
 def _read(store: Store, keys: list[str]) -> list[bytes | None]:
     """Return the values. Most requested keys exist: then two round trips are enough for all."""
+    # One or two keys take no more round trips one by one.
     if len(keys) > 2 and store.check(keys):
         values = _read_present(store, keys)
         if values is not None:

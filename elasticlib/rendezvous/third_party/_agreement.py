@@ -50,6 +50,7 @@ _OFFER = re.compile(rb"(-1|[0-9]{1,18}) ([0-9]{1,18}) (.*)", re.DOTALL)
 TIMEOUT = 45.0
 """Seconds that a judge waits until the workers of all nodes are gone: more than a stop takes by default."""
 _GRACE = 15.0
+"""Seconds more that the other nodes wait, until the judge's outcome has reached the store."""
 
 
 @frozen

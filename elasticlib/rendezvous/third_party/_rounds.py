@@ -238,6 +238,7 @@ class HandlerRounds:
             if self.closing.wait(pause):
                 return None
             pause = min(2 * pause, self.interval)
+            # The handler's next call brings in the nodes that wait, or says that the job is closed.
             if self.calls.nodes_waiting() > 0 or self.calls.is_closed():
                 return None
 

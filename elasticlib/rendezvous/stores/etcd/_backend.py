@@ -77,6 +77,7 @@ class EtcdBackend(KeysBackend):
                 continue
 
             for index, address in enumerate(addresses):
+                # The addresses from this one on and the servers after this one share the time.
                 limit = share(len(endpoints) - number + len(addresses) - index - 1)
                 try:
                     keys = self._speak(Site(host, port, address.host, self._tls), limit)
@@ -115,6 +116,7 @@ class EtcdBackend(KeysBackend):
             spoken = ".".join(map(str, version))
             raise ConfigError(f"{line.site.url} is etcd {spoken}, whose v3 API this cannot use: 3.3 or later is needed")
 
+        # etcd 3.3 has the API under its older name alone.
         return V3Keys(line, "/v3" if version >= (3, 4) else "/v3beta", self._keeper)
 
 

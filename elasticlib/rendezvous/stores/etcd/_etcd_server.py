@@ -164,6 +164,7 @@ class EtcdServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL if stderr is None else stderr,
+                # Ctrl-C at the terminal is for the program alone, which may still need the server.
                 start_new_session=True,
             )
 
@@ -184,5 +185,6 @@ class EtcdServer:
 
 
 def _free_ports() -> tuple[int, int]:
+    # Both are open at once, so they differ.
     with socket.create_server((_HOST, 0)) as one, socket.create_server((_HOST, 0)) as other:
         return one.getsockname()[1], other.getsockname()[1]
