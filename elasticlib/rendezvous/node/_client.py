@@ -100,14 +100,13 @@ class NodeClient:
         """The round of the last rank assignment."""
         self.final: messages.Final | None = None
         """The end of this node's part in the job, once `drain` has returned it."""
-        self._dial = dial
         self._offer = offer
         self._clock = clock
         self._on_leave = on_leave
         self.turned = threading.Condition(threading.RLock())
         """Held while a connection is called; notified when there is something to do."""
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._connection: Connection | None = None
+        self._connections = ClientConnections(self, dial)
         identity = NodeIdentity(run_id, node, key, after=after, sent=sent)
         self._session, self._first = Session.begin(identity, limits or Limits(), clock(), terms, where)
 
@@ -234,16 +233,13 @@ class NodeClient:
             if self._session.closed:
                 return
             self.tell(events.CloseSession())
-            connection = self._connection
 
-        if connection is not None:
-            connection.join(_PARTING)
+        self._connections.join(_PARTING)
         # Bound for a round that never came, or whose ranks went to other nodes.
         if (listener := self._offer.listener()) is not None:
             listener.close()
         with self.turned:
-            if connection is not None:
-                connection.abandon()
+            self._connections.abandon()
             os.close(self._ready)
             # No event may write to this number any more: another file may get it soon.
             self._ready = -1
@@ -286,13 +282,7 @@ class NodeClient:
         """
         Return this node's descriptor; raises `RendezvousStateError` if it is not a valid message.
         """
-        descriptor = self._offer.describe(slots, role)
-        join = messages.Join(self.node, descriptor, None)
-        _checked(join)
-        if (size := len(messages.encode(join))) > _LONGEST_JOIN:
-            why = f"the description of node {self.node} has {size:,} bytes, and may have {_LONGEST_JOIN:,}"
-            raise RendezvousStateError(f"{why}: shorten the role or the name of the script")
-        return descriptor
+        return _valid_descriptor(self._offer.describe(slots, role), self.node)
 
     def idle(self) -> float | None:
         """
@@ -319,29 +309,14 @@ class NodeClient:
             except StartError as error:
                 self.tell(events.Refused(None, error))
 
-    def _connect(self, action: events.OpenConnection) -> None:
-        if self._connection is not None:
-            self._connection.abandon()
-        # Each has a number in the session: later reports of an abandoned one are ignored.
-        self._connection = Connection(action.connection, self, self._dial, action.limit)
-        self._connection.start()
-
-    def _ask(self, action: events.Ask) -> None:
-        assert self._connection is not None
-        self._connection.ask(action)
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.end()
-
     def _do(self, action: events.Action) -> None:
         match action:
-            case events.OpenConnection():
-                self._connect(action)
+            case events.OpenConnection(number, limit):
+                self._connections.open(number, limit)
             case events.Ask():
-                self._ask(action)
+                self._connections.ask(action)
             case events.Disconnect():
-                self._disconnect()
+                self._connections.end()
             case Log(level, text):
                 _log.log(logging.getLevelName(level.upper()), text)
             case _:
@@ -359,6 +334,57 @@ def _checked(report: messages.Report) -> messages.Report:
     # An invalid report of this node is its own error, raised at once and only here.
     messages.from_plain(messages.to_plain(report))
     return report
+
+
+def _valid_descriptor(descriptor: messages.Descriptor, node: str) -> messages.Descriptor:
+    join = messages.Join(node, descriptor, None)
+    _checked(join)
+    if (size := len(messages.encode(join))) > _LONGEST_JOIN:
+        why = f"the description of node {node} has {size:,} bytes, and may have {_LONGEST_JOIN:,}"
+        raise RendezvousStateError(f"{why}: shorten the role or the name of the script")
+    return descriptor
+
+
+@define(eq=False)
+class ClientConnections:
+    """
+    The connections of a client to the job's store, one after the other; only the latest one is
+    used. Call all methods but `join` with `turned` held.
+    """
+
+    client: NodeClient
+    dial: Dial
+    _latest: Connection | None = None
+
+    def open(self, number: int, limit: float) -> None:
+        """
+        Give the latest connection up, and start the next one, with *limit* seconds for its attempt
+        to connect. Raises `StartError` when no thread can be started.
+        """
+        self.abandon()
+        # Each has a number in the session: later reports of an abandoned one are ignored.
+        self._latest = Connection(number, self.client, self.dial, limit)
+        self._latest.start()
+
+    def ask(self, ask: events.Ask) -> None:
+        """Perform *ask*, unless the connection was given up."""
+        assert self._latest is not None
+        self._latest.ask(ask)
+
+    def end(self) -> None:
+        """End the connection after the pending requests."""
+        if self._latest is not None:
+            self._latest.end()
+
+    def abandon(self) -> None:
+        """Give the connection up without blocking."""
+        if self._latest is not None:
+            self._latest.abandon()
+
+    def join(self, timeout: float) -> None:
+        """Wait until the connection's threads have ended, at most *timeout* seconds for each."""
+        if self._latest is not None:
+            self._latest.join(timeout)
 
 
 @define(eq=False)

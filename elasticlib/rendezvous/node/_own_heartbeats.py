@@ -101,10 +101,9 @@ class OwnHeartbeats:
     def hears(self, report: HeartbeatsRead | None, *, answered: bool) -> tuple[Self, float | None]:
         """
         Take the coordinator's *report*; return the time at which the last heartbeat it has read
-        was sent.
+        was sent, or None if the report does not show it.
 
-        The time is None if the report does not show it. *answered*: the report was requested after
-        one of these heartbeats.
+        *answered*: the report was requested after one of these heartbeats.
         """
         if answered:
             self = evolve(self, answered=self.answered + 1)

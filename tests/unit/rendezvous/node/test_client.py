@@ -239,7 +239,7 @@ def test_a_thread_that_hears_of_its_own_work_wakes_nobody(
     asked: list[events.Ask] = []
     calls: list[None] = []
     monkeypatch.setattr(member, "_session", Asks(ask))
-    monkeypatch.setattr(member, "_connection", SimpleNamespace(ask=asked.append))
+    monkeypatch.setattr(member._connections, "_latest", SimpleNamespace(ask=asked.append))
     monkeypatch.setattr(member.turned, "notify_all", lambda: calls.append(None))
 
     member.tell(events.OperationDone(connection, 1, None), thread)
