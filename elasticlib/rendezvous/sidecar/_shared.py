@@ -136,7 +136,7 @@ class SharedSidecar(SidecarClient):
             _hosts.give_back(self._host)
             raise
 
-    def _begin(self, program: str, theirs: Channel) -> Process:
+    def _begin(self, theirs: Channel) -> Process:
         self._host.fork(self._backend, theirs)
         # Its number is unknown yet: a handle comes with its first message.
         return Process(0)

@@ -303,4 +303,4 @@ def test_a_member_that_parts_leaves_no_process(start: Start) -> None:
 
     assert time.monotonic() - began < 5.0
     with pytest.raises(ProcessLookupError):
-        os.kill(member._child.pid, 0)
+        os.kill(member._process.child.pid, 0)

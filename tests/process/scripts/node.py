@@ -34,7 +34,7 @@ workers: subprocess.Popen[bytes] | None = None
 
 
 def say(what: str, **facts: object) -> None:
-    print(json.dumps({"what": what, "at": time.monotonic(), "process": member._child.pid, **facts}), flush=True)
+    print(json.dumps({"what": what, "at": time.monotonic(), "process": member._process.child.pid, **facts}), flush=True)
 
 
 def start() -> tuple[subprocess.Popen[bytes], processes.Handle]:

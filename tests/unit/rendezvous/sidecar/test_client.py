@@ -18,6 +18,7 @@ from elasticlib.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
+    StartError,
 )
 from elasticlib.processes._programs import ChildProcess
 from elasticlib.processes._wire import Channel, Message, wait_readable
@@ -363,7 +364,7 @@ def test_a_process_that_dies_with_the_store_leaves_its_place_to_the_next(
     lease, document, listening = received[1]
     with socket.socket(fileno=listening) as endpoint, socket.create_connection(place):
         assert place == endpoint.getsockname()
-    assert os.path.sameopenfile(document, member._kept.descriptors()[0])
+    assert os.path.sameopenfile(document, member._succession.kept.descriptors()[0])
     assert word.why.partition(": ")[2] in caplog.text
     os.close(lease), os.close(document)
     process.end()
@@ -502,6 +503,22 @@ def test_without_a_heartbeat_silence_means_nothing(process: Process, clock: Cloc
     assert (member.drain(), member.poll_timeout()) == ([], None)
     process.end()
     member.close()
+
+
+def test_a_process_that_cannot_be_replaced_ends_the_nodes_part(
+    member: SidecarClient, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> ChildProcess:
+        raise StartError("no more processes")
+
+    monkeypatch.setattr(_sidecar_client, "spawn", refuse)
+    process.end()
+
+    (word,) = taken(member)
+
+    assert isinstance(word, ContactLost)
+    with pytest.raises(StartError, match="no more processes"):
+        member.drain()
 
 
 # The end.
