@@ -96,7 +96,6 @@ PURE = [
     "helpers/_helper_liveness.py",
     "rendezvous/coordinator/_coordinator.py",
     "rendezvous/coordinator/_state.py",
-    "rendezvous/coordinator/_arrivals.py",
     "rendezvous/coordinator/_causes.py",
     "rendezvous/coordinator/_departures.py",
     "rendezvous/coordinator/_replacements.py",
